@@ -1,0 +1,107 @@
+"""Tilewright: a Python tile language for GPU kernels, and its compiler."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# name → where it lives; resolved on first use so that `import tilewright` stays light
+_PUBLIC = {
+    "jit": "tilewright.runtime.jit",
+    "compile": "tilewright.runtime.jit",
+    "par_compile": "tilewright.runtime.jit",
+    "autotune": "tilewright.runtime.tune",
+    "CompiledKernel": "tilewright.runtime.kernel",
+    "PassConfigKey": "tilewright.runtime.configs",
+    "resolve": "tilewright.runtime.backends",
+    "TensorSupplyType": "tilewright.runtime.bench",
+    "Profiler": "tilewright.runtime.bench",
+    "measure": "tilewright.runtime.bench",
+    "Target": "tilewright.ir.target",
+    "Feature": "tilewright.ir.atoms",
+    "TilewrightError": "tilewright.support.errors",
+    "CompileError": "tilewright.support.errors",
+    "LaunchError": "tilewright.support.errors",
+    "RunError": "tilewright.support.errors",
+    "SanitizerError": "tilewright.support.errors",
+    "VerifyError": "tilewright.support.errors",
+}
+_MODULES = ("language", "layout")
+
+__all__ = [
+    "CompileError",
+    "CompiledKernel",
+    "Feature",
+    "LaunchError",
+    "PassConfigKey",
+    "Profiler",
+    "RunError",
+    "SanitizerError",
+    "Target",
+    "TensorSupplyType",
+    "TilewrightError",
+    "VerifyError",
+    "autotune",
+    "cdiv",
+    "compile",
+    "jit",
+    "language",
+    "layout",
+    "measure",
+    "next_power_of_2",
+    "par_compile",
+    "resolve",
+]
+
+if TYPE_CHECKING:
+    from tilewright import language, layout
+    from tilewright.ir.atoms import Feature
+    from tilewright.ir.target import Target
+    from tilewright.runtime.backends import resolve
+    from tilewright.runtime.bench import Profiler, TensorSupplyType, measure
+    from tilewright.runtime.configs import PassConfigKey
+    from tilewright.runtime.jit import compile, jit, par_compile
+    from tilewright.runtime.kernel import CompiledKernel
+    from tilewright.runtime.tune import autotune
+    from tilewright.support.errors import (
+        CompileError,
+        LaunchError,
+        RunError,
+        SanitizerError,
+        TilewrightError,
+        VerifyError,
+    )
+
+
+def cdiv(a: int, b: int) -> int:
+    """⌈a / b⌉.
+
+    >>> cdiv(10, 4)
+    3
+    """
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least `n`.
+
+    >>> next_power_of_2(100)
+    128
+    """
+    return 1 << max(0, n - 1).bit_length()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"tilewright.{name}")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'tilewright' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,5 @@
+"""`python -m tilewright`."""
+
+from tilewright.tools.cli import main
+
+main()

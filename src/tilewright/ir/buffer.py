@@ -1,0 +1,132 @@
+"""Buffers (tensors and tiles), regions of them, and where they live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, TypeAlias
+
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Const, Expr, const, wrap
+from tilewright.support.errors import CompileError
+
+if TYPE_CHECKING:
+    from tilewright.ir.fragment import Fragment
+    from tilewright.ir.layout import ComposedLayout, Layout
+
+AnyLayout: TypeAlias = "Layout | ComposedLayout | Fragment"
+
+
+class Space(str, Enum):
+    """Where a buffer lives, and who sees it.
+
+    GLOBAL: every block. SHARED: a block (and, by `Region.cta`, its cluster). FRAGMENT: one tile
+    spread over the registers of the block's threads, or of the role instance that allocates it.
+    LOCAL: private to a thread (or to an iteration inside `Map`); rank 0 for a scalar variable.
+    BARRIER: counters in shared memory that `Arrive` and `Wait` use. TMEM: Blackwell's matrix
+    memory, reserved.
+    """
+
+    GLOBAL = "global"
+    SHARED = "shared"
+    FRAGMENT = "fragment"
+    LOCAL = "local"
+    BARRIER = "barrier"
+    TMEM = "tmem"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor or a tile. Names are unique within a program.
+
+    `strides` (in elements, global memory only) defaults to row-major. `layout` is None until
+    chosen: shared memory takes a layout from row-major coordinate order to element offset,
+    fragments a `Fragment`.
+    """
+
+    name: str
+    shape: tuple[Expr, ...]
+    dtype: DType
+    space: Space
+    strides: tuple[Expr, ...] | None = None
+    layout: AnyLayout | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @cached_property
+    def static_shape(self) -> tuple[int, ...]:
+        """The shape as integers; an error for sizes known only at launch."""
+        if not self.is_static:
+            raise CompileError(f"{self.name} has sizes that are known only at launch")
+        return tuple(int(s.value) for s in self.shape if isinstance(s, Const))
+
+    @property
+    def is_static(self) -> bool:
+        return all(isinstance(s, Const) for s in self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.storage_bytes(prod(self.static_shape))
+
+    def with_layout(self, layout: AnyLayout | None) -> Buffer:
+        return replace(self, layout=layout)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of a buffer: per dimension a start and an extent.
+
+    `cta`, for shared memory and barriers in a cluster, is the rank of the block that owns it;
+    None means the block itself. Operations that match shapes drop unit extents first.
+    """
+
+    buffer: Buffer
+    starts: tuple[Expr, ...]
+    extents: tuple[Expr, ...]
+    cta: Expr | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.starts) == len(self.extents) == self.buffer.rank:
+            raise CompileError(
+                f"{self.buffer.name} has {self.buffer.rank} dimensions",
+                got=f"{len(self.starts)} starts and {len(self.extents)} extents",
+            )
+
+    @property
+    def tile(self) -> tuple[Expr, ...]:
+        """The extents that are not 1: the shape tile operations see."""
+        return tuple(e for e in self.extents if not (isinstance(e, Const) and e.value == 1))
+
+    @property
+    def static_tile(self) -> tuple[int, ...]:
+        return tuple(int(e) for e in self.tile)
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.dtype
+
+    @property
+    def is_whole(self) -> bool:
+        """Covers the buffer, in the block's own memory."""
+        return (
+            self.cta is None
+            and all(isinstance(s, Const) and s.value == 0 for s in self.starts)
+            and self.extents == self.buffer.shape
+        )
+
+
+def whole(buffer: Buffer) -> Region:
+    """All of `buffer`."""
+    return Region(buffer, tuple(const(0) for _ in buffer.shape), buffer.shape)
+
+
+def element(buffer: Buffer, *indices: Expr | int, cta: Expr | None = None) -> Region:
+    """One element of `buffer` as a region."""
+    return Region(buffer, tuple(wrap(i) for i in indices), tuple(const(1) for _ in indices), cta)

@@ -1,0 +1,570 @@
+"""Expressions: typed, immutable trees over constants, variables and buffer elements.
+
+    Expr = Const | Var | Bin | Cmp | Select | Cast | Call | Load
+
+All but `Load` are pure and interned: two equal expressions are one object, so `is`, `==` and
+dictionary lookups agree and cost nothing. `Load` reads one buffer element at the moment its op
+runs; its indices are expressions too. `Select` evaluates only the chosen side's loads, and
+`and`/`or` evaluate their right side's loads only where the left side does not decide.
+
+Python's operators build expressions and promote types: a Python number takes the type of the
+other side (a float beside an integer expression makes both float32), mixed types follow
+`dtype.promote`, comparisons give bool, `/` on integers gives float32, `//` and `%` round toward
+minus infinity. Arithmetic on 16-bit and narrower floats is computed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakValueDictionary
+
+from tilewright.ir.dtype import BOOL, FLOAT32, INT32, INT64, DType, promote
+from tilewright.support.errors import CompileError, Loc
+
+if TYPE_CHECKING:
+    from tilewright.ir.buffer import Buffer
+
+Number: TypeAlias = int | float | bool
+Operand: TypeAlias = "Expr | int | float | bool"
+
+
+class _Interned(type):
+    """Constructing an equal expression again returns the object that exists."""
+
+    _pool: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        # type names separate 1, 1.0 and True, and -0.0 from 0.0, which compare equal
+        key = (cls, *(_exact(a) for a in args), *sorted(kwargs.items()))
+        found = _Interned._pool.get(key)
+        if found is None:
+            found = super().__call__(*args, **kwargs)
+            _Interned._pool[key] = found
+        return found
+
+
+def _exact(value: Any) -> Any:
+    return (type(value), repr(value)) if isinstance(value, (bool, int, float)) else value
+
+
+class Expr:
+    """A typed value computed at run time."""
+
+    dtype: DType
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return ()
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return self
+
+    def __add__(self, other: Operand) -> Expr:
+        return binary("+", self, other)
+
+    def __radd__(self, other: Operand) -> Expr:
+        return binary("+", other, self)
+
+    def __sub__(self, other: Operand) -> Expr:
+        return binary("-", self, other)
+
+    def __rsub__(self, other: Operand) -> Expr:
+        return binary("-", other, self)
+
+    def __mul__(self, other: Operand) -> Expr:
+        return binary("*", self, other)
+
+    def __rmul__(self, other: Operand) -> Expr:
+        return binary("*", other, self)
+
+    def __truediv__(self, other: Operand) -> Expr:
+        return binary("/", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Expr:
+        return binary("/", other, self)
+
+    def __floordiv__(self, other: Operand) -> Expr:
+        return binary("//", self, other)
+
+    def __rfloordiv__(self, other: Operand) -> Expr:
+        return binary("//", other, self)
+
+    def __mod__(self, other: Operand) -> Expr:
+        return binary("%", self, other)
+
+    def __rmod__(self, other: Operand) -> Expr:
+        return binary("%", other, self)
+
+    def __lshift__(self, other: Operand) -> Expr:
+        return binary("<<", self, other)
+
+    def __rlshift__(self, other: Operand) -> Expr:
+        return binary("<<", other, self)
+
+    def __rshift__(self, other: Operand) -> Expr:
+        return binary(">>", self, other)
+
+    def __rrshift__(self, other: Operand) -> Expr:
+        return binary(">>", other, self)
+
+    def __and__(self, other: Operand) -> Expr:
+        return binary("&", self, other)
+
+    def __rand__(self, other: Operand) -> Expr:
+        return binary("&", other, self)
+
+    def __or__(self, other: Operand) -> Expr:
+        return binary("|", self, other)
+
+    def __ror__(self, other: Operand) -> Expr:
+        return binary("|", other, self)
+
+    def __xor__(self, other: Operand) -> Expr:
+        return binary("^", self, other)
+
+    def __rxor__(self, other: Operand) -> Expr:
+        return binary("^", other, self)
+
+    def __pow__(self, other: Operand) -> Expr:
+        a, b = unify(self, other)
+        return Call("pow", (a, b), a.dtype)
+
+    def __rpow__(self, other: Operand) -> Expr:
+        a, b = unify(other, self)
+        return Call("pow", (a, b), a.dtype)
+
+    def __neg__(self) -> Expr:
+        if isinstance(self, Const) and not self.dtype.is_bool:
+            return const(-self.value, self.dtype)
+        return Call("neg", (self,), INT32 if self.dtype.is_bool else self.dtype)
+
+    def __pos__(self) -> Expr:
+        return self
+
+    def __abs__(self) -> Expr:
+        return Call("abs", (self,), self.dtype)
+
+    def __invert__(self) -> Expr:
+        if self.dtype.is_bool:
+            return logical_not(self)
+        if not self.dtype.is_int:
+            raise CompileError(
+                f"'~' needs an integer or bool, got {self.dtype}", fix="cast it to an integer first"
+            )
+        return Call("invert", (self,), self.dtype)
+
+    def __lt__(self, other: Operand) -> Expr:
+        return compare("<", self, other)
+
+    def __le__(self, other: Operand) -> Expr:
+        return compare("<=", self, other)
+
+    def __gt__(self, other: Operand) -> Expr:
+        return compare(">", self, other)
+
+    def __ge__(self, other: Operand) -> Expr:
+        return compare(">=", self, other)
+
+    # `==` between expressions asks whether they are the same tree, because expressions are keys
+    # everywhere in the compiler. The tracer turns a user's `==` into `compare("==", …)`.
+
+    def __bool__(self) -> bool:
+        raise CompileError(
+            "a run-time value was used where Python needs a plain True or False",
+            got=f"{type(self).__name__.lower()} of type {self.dtype}",
+            fix="decorate the helper that branches on it with @T.macro, or use T.if_then_else",
+        )
+
+    def __index__(self) -> int:
+        if isinstance(self, Const) and isinstance(self.value, int):
+            return int(self.value)
+        raise CompileError(
+            "a run-time value was used where a compile-time integer is needed",
+            got=f"a value of type {self.dtype}",
+            fix="use a constant, or T.const / a factory argument for the size",
+        )
+
+    def __str__(self) -> str:
+        from tilewright.ir.text import print_expr
+
+        return print_expr(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Const(Expr, metaclass=_Interned):
+    """A number. `value` is a bool, int or float that the type can hold exactly."""
+
+    value: Number
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Var(Expr, metaclass=_Interned):
+    """A named scalar: a loop variable, block or thread index, size, `Let` or scalar parameter.
+
+    Names are unique within a program, so equal name and type mean the same variable.
+    """
+
+    name: str
+    dtype: DType = INT32
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bin(Expr, metaclass=_Interned):
+    """`a op b` for op in BIN_OPS, both sides of one type, the result of that type."""
+
+    op: str
+    a: Expr
+    b: Expr
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return self.a.dtype
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return (self.a, self.b)
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return Bin(self.op, *children)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cmp(Expr, metaclass=_Interned):
+    """`a op b` for op in CMP_OPS, both sides of one type, the result bool."""
+
+    op: str
+    a: Expr
+    b: Expr
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return BOOL
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return (self.a, self.b)
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return Cmp(self.op, *children)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Select(Expr, metaclass=_Interned):
+    """`a` where `cond`, else `b`; loads of the side not chosen do not happen."""
+
+    cond: Expr
+    a: Expr
+    b: Expr
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return self.a.dtype
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return (self.cond, self.a, self.b)
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return Select(*children)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cast(Expr, metaclass=_Interned):
+    """Conversion: to nearest even; to integers toward zero, saturating, NaN to 0; to fp8 and
+    narrower saturating to the largest finite value."""
+
+    dtype: DType
+    a: Expr
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return (self.a,)
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return cast(children[0], self.dtype)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Call(Expr, metaclass=_Interned):
+    """A pure function from `intrinsics.FUNCTIONS` applied to expressions."""
+
+    name: str
+    args: tuple[Expr, ...]
+    dtype: DType
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return self.args
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return Call(self.name, children, self.dtype)
+
+
+@dataclass(frozen=True, repr=False)
+class Load(Expr):
+    """One element of a buffer, read when the op that holds it runs.
+
+    Outside a global tensor it reads zero; outside a shared, fragment or local tile it is an
+    error. Equal buffer and indices make loads equal, but not the same: a store may lie between.
+    """
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    loc: Loc | None = field(default=None, compare=False)
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return self.buffer.dtype
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return self.indices
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return Load(self.buffer, children, self.loc)
+
+
+BIN_OPS = ("+", "-", "*", "/", "//", "%", "min", "max", "&", "|", "^", "<<", ">>", "and", "or")
+CMP_OPS = ("<", "<=", "==", "!=", ">", ">=")
+_FOLD: dict[str, Callable[[Any, Any], Any]] = {
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
+    "//": lambda a, b: a // b, "%": lambda a, b: a % b, "min": min, "max": max,
+    "&": lambda a, b: a & b, "|": lambda a, b: a | b, "^": lambda a, b: a ^ b,
+    "<<": lambda a, b: a << b, ">>": lambda a, b: a >> b,
+    "and": lambda a, b: a and b, "or": lambda a, b: a or b,
+    "<": lambda a, b: a < b, "<=": lambda a, b: a <= b, "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
+}  # fmt: skip
+
+TRUE = Const(True, BOOL)
+FALSE = Const(False, BOOL)
+
+
+def const(value: Any, dtype: DType | None = None) -> Const:
+    """A constant, by default int32 (int64 when it needs it), float32 or bool.
+
+    >>> const(3).dtype, const(1 << 40).dtype, const(0.5).dtype
+    (int32, int64, float32)
+    """
+    value = value.item() if hasattr(value, "item") else value
+    if dtype is None:
+        if isinstance(value, bool):
+            dtype = BOOL
+        elif isinstance(value, int):
+            dtype = INT32 if -(1 << 31) <= value < (1 << 31) else INT64
+        else:
+            dtype = FLOAT32
+    if dtype.is_bool:
+        return Const(bool(value), dtype)
+    if dtype.is_int:
+        if not isinstance(value, (int, bool)) and value != int(value):
+            raise CompileError(f"{value} is not an integer, so it is no {dtype} constant")
+        value = int(value)
+        if not dtype.min_value <= value <= dtype.max_value:
+            span = f"{dtype.min_value}…{dtype.max_value}"
+            raise CompileError(f"{value} does not fit {dtype}", expected=f"a value in {span}")
+        return Const(value, dtype)
+    return Const(round_constant(float(value), dtype), dtype)
+
+
+def round_constant(value: float, dtype: DType) -> float:
+    """`value` rounded to `dtype` by the rules of `Cast`."""
+    import numpy as np
+
+    if dtype.bits <= 8 and value == value:
+        value = min(max(value, float(dtype.min_value)), float(dtype.max_value))
+    with np.errstate(all="ignore"):
+        return float(np.float64(value).astype(dtype.numpy))
+
+
+def wrap(value: Operand | Any, like: DType | None = None) -> Expr:
+    """`value` as an expression; a Python number takes type `like` when that can hold it."""
+    if isinstance(value, Expr):
+        return value
+    as_expr = getattr(value, "as_expr", None)
+    if as_expr is not None:
+        expr: Expr = as_expr()
+        return expr
+    if hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, (bool, int, float)):
+        raise CompileError(
+            f"a {type(value).__name__} cannot be used as a value in a kernel",
+            expected="a number or a run-time value",
+            got=repr(value)[:80],
+        )
+    if like is None:
+        return const(value)
+    if isinstance(value, float) and like.is_int:
+        return const(value, FLOAT32)
+    if isinstance(value, bool) and not like.is_bool:
+        value = int(value)
+    if like.is_bool and not isinstance(value, bool):
+        return const(value)
+    if like.is_int and not like.min_value <= value <= like.max_value:
+        return const(value)
+    return const(value, like)
+
+
+def unify(a: Operand, b: Operand) -> tuple[Expr, Expr]:
+    """Both sides as expressions of one type."""
+    x = wrap(a, b.dtype if isinstance(b, Expr) else None)
+    y = wrap(b, x.dtype)
+    x = wrap(a, y.dtype) if not isinstance(a, Expr) else x
+    common = promote(x.dtype, y.dtype)
+    return cast(x, common), cast(y, common)
+
+
+def cast(a: Expr, dtype: DType) -> Expr:
+    """`a` converted; constants and no-op conversions fold."""
+    if a.dtype == dtype:
+        return a
+    if isinstance(a, Const):
+        if dtype.is_float:
+            return const(float(a.value), dtype)
+        if dtype.is_bool:
+            return const(a.value != 0, dtype)
+        if a.value != a.value:
+            return const(0, dtype)
+        low, high = int(dtype.min_value), int(dtype.max_value)
+        if a.dtype.is_float:
+            return const(int(min(max(a.value, low), high)), dtype)
+        return const(_wrap_int(int(a.value), dtype), dtype)
+    return Cast(dtype, a)
+
+
+def _wrap_int(value: int, dtype: DType) -> int:
+    value &= (1 << dtype.bits) - 1
+    return value - (1 << dtype.bits) if value > dtype.max_value else value
+
+
+def binary(op: str, a: Operand, b: Operand) -> Expr:
+    """`a op b`, promoted; integer constants fold."""
+    if op in ("<<", ">>"):
+        x = wrap(a, b.dtype if isinstance(b, Expr) else None)
+        y = cast(wrap(b, x.dtype), x.dtype)
+    else:
+        x, y = unify(a, b)
+    if op in ("and", "or"):
+        x, y = truth(x), truth(y)
+    elif x.dtype.is_bool and op not in ("&", "|", "^"):
+        x, y = cast(x, INT32), cast(y, INT32)
+    if op == "/" and not x.dtype.is_float:
+        x, y = cast(x, FLOAT32), cast(y, FLOAT32)
+    if op in ("&", "|", "^", "<<", ">>") and x.dtype.is_float:
+        raise CompileError(
+            f"'{op}' needs integers, got {x.dtype}",
+            fix='use T.reinterpret("int32", x) for its bits, or T.cast(x, "int32") for its value',
+        )
+    return fold(op, x, y)
+
+
+def fold(op: str, x: Expr, y: Expr) -> Expr:
+    """`x op y` for sides of one type, folded when both are integers and nothing wraps."""
+    if isinstance(x, Const) and isinstance(y, Const) and not x.dtype.is_float:
+        if op in ("//", "%") and y.value == 0:
+            raise CompileError("division by a constant zero", fix="divide by something else")
+        if not (op in ("<<", ">>") and not 0 <= y.value < x.dtype.bits):
+            value = _FOLD[op](x.value, y.value)
+            if op in CMP_OPS or op in ("and", "or"):
+                return TRUE if value else FALSE
+            return const(_wrap_int(int(value), x.dtype), x.dtype)
+    if op in ("+", "-") and isinstance(y, Const) and y.value == 0 and y.dtype.is_int:
+        return x
+    if op == "+" and isinstance(x, Const) and x.value == 0 and x.dtype.is_int:
+        return y
+    if op in ("*", "//") and isinstance(y, Const) and y.value == 1 and y.dtype.is_int:
+        return x
+    if op == "*" and isinstance(x, Const) and x.value == 1 and x.dtype.is_int:
+        return y
+    if op == "and" and isinstance(x, Const):
+        return y if x.value else FALSE
+    if op == "or" and isinstance(x, Const):
+        return TRUE if x.value else y
+    return Cmp(op, x, y) if op in CMP_OPS else Bin(op, x, y)
+
+
+def compare(op: str, a: Operand, b: Operand) -> Expr:
+    return fold(op, *unify(a, b))
+
+
+def select(cond: Operand, a: Operand, b: Operand) -> Expr:
+    c = truth(wrap(cond))
+    x, y = unify(a, b)
+    if isinstance(c, Const):
+        return x if c.value else y
+    return Select(c, x, y)
+
+
+def truth(a: Expr) -> Expr:
+    """`a` as a bool: itself, or `a != 0`."""
+    return a if a.dtype.is_bool else compare("!=", a, const(0, a.dtype))
+
+
+def logical_not(a: Operand) -> Expr:
+    x = truth(wrap(a))
+    if isinstance(x, Const):
+        return FALSE if x.value else TRUE
+    return Call("not", (x,), BOOL)
+
+
+def ceildiv(a: Any, b: Any) -> Any:
+    """⌈a / b⌉ of Python integers or expressions.
+
+    >>> ceildiv(10, 4)
+    3
+    """
+    if isinstance(a, int) and isinstance(b, int):
+        return -(-a // b)
+    return (wrap(a) + (wrap(b) - 1)) // wrap(b)
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """Every node, each once, parents before children."""
+    stack, seen = [expr], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        stack.extend(reversed(node.children))
+
+
+def variables(expr: Expr) -> set[Var]:
+    return {node for node in walk(expr) if isinstance(node, Var)}
+
+
+def loads(expr: Expr) -> list[Load]:
+    """The loads in `expr`, loads inside indices included."""
+    return [node for node in walk(expr) if isinstance(node, Load)]
+
+
+def is_pure(expr: Expr) -> bool:
+    return not loads(expr)
+
+
+def transform(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
+    """Rebuild bottom-up; `rule` sees each node with its new children and may replace it."""
+    memo: dict[int, Expr] = {}
+
+    def go(node: Expr) -> Expr:
+        found = memo.get(id(node))
+        if found is None:
+            children = tuple(go(child) for child in node.children)
+            new = node if _same(children, node.children) else node.rebuild(children)
+            found = memo[id(node)] = rule(new) or new
+        return found
+
+    return go(expr)
+
+
+def _same(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> bool:
+    return all(x is y for x, y in zip(a, b, strict=True))
+
+
+def substitute(expr: Expr, values: dict[Var, Expr]) -> Expr:
+    return transform(expr, lambda node: values.get(node) if isinstance(node, Var) else None)

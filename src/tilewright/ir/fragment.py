@@ -1,0 +1,441 @@
+"""Fragments: which thread holds which element of a tile, in which register.
+
+A fragment is a layout from (thread, value) to the row-major linear index of a tile. Thread modes of
+stride 0 are replication: those threads hold the same elements. Where a tile does not divide among
+the threads, the layout fills a larger box, the cover, and the slots outside the tile are idle.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from tilewright.ir.layout import (
+    AnyLayout,
+    Indices,
+    Layout,
+    LayoutError,
+    format_rows,
+    leaves,
+    make_layout,
+    parse_int_tuple,
+    parse_layout,
+    row_major,
+)
+from tilewright.ir.layout_ops import coalesce, composition, filter
+from tilewright.ir.layout_query import fit_layout
+
+IDLE = -1
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Fragment:
+    """A tile spread over `threads`, `values` registers each: `layout` has a thread mode and a value
+    mode and gives row-major indices of `cover`, a box at least as large as `tile`.
+
+    Both modes are kept coalesced, so equal fragments are equal functions.
+
+    >>> f = spatial(8, 4) * repeat(1, 2)
+    >>> f, f.threads, f.values
+    (frag{tile=(8,8) tv=(32,2):(2,1)}, 32, 2)
+    >>> f.coord(5, 1), f.owner((1, 3))
+    ((1, 3), [(5, 1)])
+    """
+
+    tile: tuple[int, ...]
+    layout: Layout
+    cover: tuple[int, ...]
+
+    def __init__(
+        self, tile: tuple[int, ...], layout: Layout, cover: tuple[int, ...] | None = None
+    ) -> None:
+        tile = leaves(Layout(tuple(tile)).shape)
+        cover = tile if cover is None else leaves(Layout(tuple(cover)).shape)
+        if len(layout) != 2:
+            raise LayoutError(f"fragment of tile {tile}: {layout} is not (thread, value)")
+        if len(cover) != len(tile) or any(c < t for c, t in zip(cover, tile, strict=True)):
+            raise LayoutError(f"fragment: cover {cover} does not contain tile {tile}")
+        if layout.cosize() > math.prod(cover):
+            raise LayoutError(
+                f"fragment: {layout} reaches index {layout.cosize() - 1}, outside the box {cover}"
+            )
+        object.__setattr__(self, "tile", tile)
+        object.__setattr__(self, "layout", coalesce(layout, (1, 1)))
+        object.__setattr__(self, "cover", cover)
+
+    @classmethod
+    def fit(cls, tile: tuple[int, ...], table: Indices) -> Fragment:
+        """The fragment with this `table()`; `LayoutError` when it is not index(thread) +
+        index(value) of layouts.
+
+        >>> Fragment.fit((2, 4), np.array([[0, 4], [2, 6]]))
+        frag{tile=(2,4) tv=(2,2):(2,4)}
+        """
+        if not np.array_equal(table, table[:, :1] + table[:1, :] - table[0, 0]):
+            raise LayoutError(f"fragment of tile {tile}: threads hold different patterns of values")
+        return cls(tile, make_layout(fit_layout(table[:, 0]), fit_layout(table[0])))
+
+    @property
+    def threads(self) -> int:
+        """The number of threads."""
+        return self.layout[0].size()
+
+    @property
+    def values(self) -> int:
+        """The number of registers of each thread."""
+        return self.layout[1].size()
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of the tile."""
+        return math.prod(self.tile)
+
+    def __str__(self) -> str:
+        cover = "" if self.cover == self.tile else f"cover={_box(self.cover)} "
+        return f"frag{{tile={_box(self.tile)} {cover}tv={self.layout}}}"
+
+    __repr__ = __str__
+
+    # Building
+
+    def __mul__(self, inner: Fragment) -> Fragment:
+        """Replace each element of this tile by a tile of `inner`: coordinate = outer * inner.tile +
+        inner, thread = outer * inner.threads + inner, value = outer * inner.values + inner.
+
+        >>> repeat(2, 1) * spatial(4, 8)
+        frag{tile=(8,8) tv=(32,2):(1,32)}
+        """
+        if len(self.tile) != len(inner.tile):
+            raise LayoutError(f"{self} * {inner}: the tiles have different ranks")
+        if inner.cover != inner.tile:
+            raise LayoutError(f"{self} * {inner}: the idle slots of the inner one would overlap")
+        cover = _times(self.cover, inner.tile)
+        strides = leaves(row_major(cover).stride)
+        outer = _restride(self, _times(strides, inner.tile))
+        small = _restride(inner, strides)
+        layout = make_layout(*(make_layout(small[i], outer[i]) for i in (0, 1)))
+        return Fragment(_times(self.tile, inner.tile), layout, cover)
+
+    def replicate(self, count: int) -> Fragment:
+        """`count` copies side by side: thread = copy * threads + thread.
+
+        >>> spatial(4).replicate(2)
+        frag{tile=(4) tv=((4,2),1):((1,0),0)}
+        """
+        thread, value = self.layout
+        copies = make_layout(thread, Layout(count, 0))
+        return Fragment(self.tile, make_layout(copies, value), self.cover)
+
+    def crop(self, *tile: int) -> Fragment:
+        """The same slots over a smaller tile; those outside it become idle.
+
+        >>> f = (spatial(4, 32) * repeat(1, 4)).crop(4, 100)
+        >>> f, f.coord(25, 0), f.is_complete
+        (frag{tile=(4,100) cover=(4,128) tv=(128,4):(4,1)}, None, True)
+        """
+        if len(tile) != len(self.tile) or any(a > b for a, b in zip(tile, self.tile, strict=True)):
+            raise LayoutError(f"{self}: cannot crop to {tile}, which is not smaller")
+        return Fragment(tile, self.layout, self.cover)
+
+    def drop_repeats(self) -> Fragment:
+        """Without the registers that only repeat others of the same thread (stride-0 values)."""
+        thread, value = self.layout
+        return Fragment(self.tile, make_layout(thread, filter(value)), self.cover)
+
+    # Asking
+
+    def along(self, dim: int) -> Layout:
+        """The layout from (thread, value) to the coordinate in one dimension: the coordinate is
+        `along(dim)[0](thread) + along(dim)[1](value)`.
+
+        >>> (spatial(8, 4) * repeat(1, 2)).along(1)
+        ((4,8),2):((2,0),1)
+        """
+        return _restride(self, tuple(int(i == dim) for i in range(len(self.tile))))
+
+    def table(self) -> Indices:
+        """Array [threads, values] of row-major tile indices, -1 in idle slots; read-only."""
+        return _table(self)
+
+    def coord(self, thread: int, value: int) -> tuple[int, ...] | None:
+        """The tile coordinate a thread holds in a register; None for an idle slot."""
+        if not (0 <= thread < self.threads and 0 <= value < self.values):
+            raise LayoutError(f"{self}: no slot (thread {thread}, value {value})")
+        index = int(self.table()[thread, value])
+        return None if index == IDLE else tuple(map(int, np.unravel_index(index, self.tile)))
+
+    def owner(self, coord: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Every (thread, value) that holds a coordinate, in order."""
+        inside = len(coord) == len(self.tile)
+        if not inside or not all(0 <= c < t for c, t in zip(coord, self.tile, strict=True)):
+            raise LayoutError(f"{self}: no element {coord}")
+        index = row_major(self.tile)(tuple(coord))
+        return [(int(t), int(v)) for t, v in np.argwhere(self.table() == index)]
+
+    def locate(self, needed: Indices) -> Indices:
+        """For `needed[thread, k]`, tile indices each thread wants: the register where that thread
+        holds it (the lowest), or -1.
+
+        >>> (spatial(2, 1) * repeat(1, 4)).locate(np.array([[1, 3], [1, 7]]))
+        array([[ 1,  3],
+               [-1,  3]])
+        """
+        if needed.ndim != 2 or len(needed) != self.threads:
+            raise LayoutError(f"{self}: {needed.shape} is not (threads, elements)")
+        held, order = _sorted_slots(self)
+        thread = np.arange(self.threads, dtype=np.int64)[:, None]
+        keys = np.where(needed < 0, -1, thread * self.elements + needed)
+        place = np.minimum(np.searchsorted(held, keys), len(held) - 1)
+        return np.where((held[place] == keys) & (needed < self.elements), order[place], IDLE)
+
+    def holds(self, other: Fragment) -> bool:
+        """Whether every thread holds, in some register, each element it holds in `other`.
+
+        >>> row = spatial(8, 1).replicate(4)
+        >>> row.holds(spatial(8, 1)), row.holds(row)
+        (False, True)
+        """
+        if self.tile != other.tile or self.threads != other.threads:
+            return False
+        wanted = other.table()
+        return self == other or bool(((self.locate(wanted) >= 0) | (wanted == IDLE)).all())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every element of the tile is held somewhere."""
+        return bool((_copies(self) > 0).all())
+
+    @property
+    def is_bijective(self) -> bool:
+        """Whether every element is held exactly once and no slot is idle."""
+        return self.threads * self.values == self.elements and self.is_complete
+
+    def grid(self) -> str:
+        """The first owner of each element of a tile of rank 1 or 2 as `thread:value`, with `xN`
+        where N slots hold it.
+
+        >>> print((spatial(2, 2) * repeat(1, 2)).grid())
+        0:0 0:1 1:0 1:1
+        2:0 2:1 3:0 3:1
+        """
+        if len(self.tile) not in (1, 2):
+            raise LayoutError(f"{self}: a grid needs rank 1 or 2, not {len(self.tile)}")
+        table = self.table().reshape(-1)
+        slots = np.flatnonzero(table >= 0)[::-1]
+        first = np.zeros(self.elements, np.int64)
+        first[table[slots]] = slots  # the lowest slot is written last
+        copies = _copies(self)
+
+        def cell(index: int) -> str:
+            if not copies[index]:
+                return "-"
+            thread, value = divmod(int(first[index]), self.values)
+            return f"{thread}:{value}" + (f"x{copies[index]}" if copies[index] > 1 else "")
+
+        width = self.tile[-1]
+        starts = range(0, self.elements, width)
+        return format_rows([[cell(start + i) for i in range(width)] for start in starts])
+
+
+@lru_cache(maxsize=128)
+def _table(fragment: Fragment) -> Indices:
+    thread, value = fragment.layout
+    result = thread.indices()[:, None] + value.indices()[None, :]
+    if fragment.cover != fragment.tile:
+        place = np.arange(fragment.elements, dtype=np.int64).reshape(fragment.tile)
+        margin = [(0, c - t) for c, t in zip(fragment.cover, fragment.tile, strict=True)]
+        result = np.pad(place, margin, constant_values=IDLE).reshape(-1)[result]
+    result.flags.writeable = False
+    return result
+
+
+@lru_cache(maxsize=32)
+def _sorted_slots(fragment: Fragment) -> tuple[Indices, Indices]:
+    """The keys thread * elements + index of all slots in order, and the value of each."""
+    table = fragment.table()
+    thread = np.arange(fragment.threads, dtype=np.int64)[:, None]
+    # An idle slot gets a key below every element's, so nobody finds it.
+    keys = np.where(table == IDLE, -2, thread * fragment.elements + table).reshape(-1)
+    order = np.argsort(keys, kind="stable")
+    return keys[order], order % fragment.values
+
+
+def _copies(fragment: Fragment) -> Indices:
+    table = fragment.table()
+    return np.bincount(table[table >= 0], minlength=fragment.elements).astype(np.int64, copy=False)
+
+
+def _times(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(x * y for x, y in zip(a, b, strict=True))
+
+
+def _restride(fragment: Fragment, strides: tuple[int, ...]) -> Layout:
+    """The layout from (thread, value) to coordinate times `strides`."""
+    coords = Layout(fragment.cover[::-1], strides[::-1])
+    return composition(coords, fragment.layout)
+
+
+def _box(extents: tuple[int, ...]) -> str:
+    return "(" + ",".join(map(str, extents)) + ")"
+
+
+# Builders
+
+
+def spatial(*shape: int) -> Fragment:
+    """A thread for each element of a tile, in row-major order.
+
+    >>> spatial(8, 4)
+    frag{tile=(8,4) tv=(32,1):(1,0)}
+    """
+    return Fragment(shape, make_layout(Layout(math.prod(shape)), Layout(1, 0)))
+
+
+def repeat(*shape: int) -> Fragment:
+    """One thread with a register for each element of a tile, in row-major order.
+
+    >>> repeat(1, 2)
+    frag{tile=(1,2) tv=(1,2):(0,1)}
+    """
+    return Fragment(shape, make_layout(Layout(1, 0), Layout(math.prod(shape))))
+
+
+def row_of(fragment: Fragment, dim: int, keepdim: bool = False) -> Fragment:
+    """What is left of a fragment when one dimension is reduced: the threads that shared an element
+    of the result all hold it, once each. `keepdim` keeps the dimension, with extent 1.
+
+    >>> row_of(wgmma_accumulator(64, 256), 1)
+    frag{tile=(64) tv=((4,8,4),2):((0,1,16),8)}
+    """
+    if not 0 <= dim < len(fragment.tile):
+        raise LayoutError(f"{fragment}: no dimension {dim} to reduce")
+
+    def without(extents: tuple[int, ...]) -> tuple[int, ...]:
+        return extents[:dim] + ((1,) if keepdim else ()) + extents[dim + 1 :]
+
+    cover = without(fragment.cover)
+    strides = leaves(row_major(cover).stride)
+    rest = strides[dim + 1 :] if keepdim else strides[dim:]
+    layout = _restride(fragment, strides[:dim] + (0,) + rest)
+    return Fragment(without(fragment.tile), layout, cover).drop_repeats()
+
+
+# What matrix instructions hold
+
+
+def _warp_rows(columns: int, pack: int) -> Fragment:
+    """16 rows over a warp: lane = 4 * row + column / pack; registers go along `pack` columns, then
+    8 rows down, then on by the 4 * pack columns of four lanes."""
+    thread = Layout((4, 8), (pack, columns))
+    value = Layout((pack, 2, columns // (4 * pack)), (1, 8 * columns, 4 * pack))
+    return Fragment((16, columns), make_layout(thread, value))
+
+
+def _check(name: str, extent: int, unit: int, most: int | None = None) -> None:
+    if extent < unit or extent % unit or (most is not None and extent > most):
+        limit = "" if most is None else f", at most {most}"
+        raise LayoutError(f"{name} is {extent}, not a multiple of {unit}{limit}")
+
+
+def _pack(elem_bits: int) -> int:
+    if elem_bits not in (8, 16, 32):
+        raise LayoutError(f"matrix operands have 8, 16 or 32 bits, not {elem_bits}")
+    return 32 // elem_bits
+
+
+def mma_accumulator(m: int = 16, n: int = 8) -> Fragment:
+    """The accumulator of `mma.m16n8*` over a warp, repeated over an m×n tile.
+
+    >>> mma_accumulator()
+    frag{tile=(16,8) tv=(32,(2,2)):(2,(1,64))}
+    """
+    _check("mma accumulator: m", m, 16)
+    _check("mma accumulator: n", n, 8)
+    return repeat(m // 16, 1) * _warp_rows(n, 2)
+
+
+def mma_a_operand(m: int = 16, k: int = 16, elem_bits: int = 16) -> Fragment:
+    """The A registers of `mma.m16n8*` (m×k): k16 for 16-bit elements, k32 for 8, k8 for 32.
+
+    >>> mma_a_operand()
+    frag{tile=(16,16) tv=((4,8),(2,2,2)):((2,16),(1,128,8))}
+    """
+    pack = _pack(elem_bits)
+    _check("mma A operand: m", m, 16)
+    _check("mma A operand: k", k, 8 * pack)
+    return repeat(m // 16, 1) * _warp_rows(k, pack)
+
+
+def mma_b_operand(k: int = 16, n: int = 8, elem_bits: int = 16) -> Fragment:
+    """The B registers of `mma.m16n8*` (k×n), k as for A.
+
+    >>> mma_b_operand()
+    frag{tile=(16,8) tv=((4,8),(2,2)):((16,1),(8,64))}
+    """
+    pack = _pack(elem_bits)
+    _check("mma B operand: k", k, 8 * pack)
+    _check("mma B operand: n", n, 8)
+    thread = Layout((4, 8), (pack * 8, 1))
+    value = Layout((pack, k // (4 * pack)), (8, 4 * pack * 8))
+    return repeat(1, n // 8) * Fragment((k, 8), make_layout(thread, value))
+
+
+def wgmma_accumulator(m: int, n: int) -> Fragment:
+    """The accumulator of `wgmma.m64n{n}`: a warpgroup of 128 threads for every 64 rows of m.
+
+    >>> wgmma_accumulator(64, 256)
+    frag{tile=(64,256) tv=((4,8,4),(2,2,32)):((2,256,4096),(1,2048,8))}
+    """
+    _check("wgmma accumulator: m", m, 64)
+    _check("wgmma accumulator: n", n, 8, most=256)
+    return spatial(m // 16, 1) * _warp_rows(n, 2)
+
+
+def wgmma_a_operand(m: int, k: int, elem_bits: int = 16) -> Fragment:
+    """The A registers of `wgmma`, m×k: k in steps of 16 for 16-bit elements, 32 for 8, 8 for 32.
+    For 16 bits it is the accumulator's fragment of the same tile.
+
+    >>> wgmma_a_operand(64, 16) == wgmma_accumulator(64, 16)
+    True
+    """
+    pack = _pack(elem_bits)
+    _check("wgmma A operand: m", m, 64)
+    _check("wgmma A operand: k", k, 8 * pack)
+    return spatial(m // 16, 1) * _warp_rows(k, pack)
+
+
+# Text
+
+_FRAGMENT = re.compile(
+    r"\s*frag\{\s*tile=(?P<tile>\([\d,\s]*\))\s*(cover=(?P<cover>\([\d,\s]*\)))?\s*"
+    r"tv=(?P<tv>[^{}]*)\}\s*"
+)
+
+
+def parse_fragment(text: str) -> Fragment:
+    """Read what `str` writes of a fragment.
+
+    >>> parse_fragment("frag{tile=(8,8) tv=(32,2):(2,1)}") == spatial(8, 4) * repeat(1, 2)
+    True
+    """
+    match = _FRAGMENT.fullmatch(text)
+    if not match:
+        raise LayoutError(f"cannot read {text!r}: expected frag{{tile=(...) tv=shape:stride}}")
+    layout = parse_layout(match["tv"])
+    if not isinstance(layout, Layout):
+        raise LayoutError(f"cannot read {text!r}: a fragment has no swizzle")
+    cover = leaves(parse_int_tuple(match["cover"])) if match["cover"] else None
+    return Fragment(leaves(parse_int_tuple(match["tile"])), layout, cover)
+
+
+def parse_layout_or_fragment(text: str) -> AnyLayout | Fragment:
+    """Read a layout, a swizzled layout or a fragment.
+
+    >>> parse_layout_or_fragment("4:1"), parse_layout_or_fragment("frag{tile=(4) tv=(4,1):(1,0)}")
+    (4:1, frag{tile=(4) tv=(4,1):(1,0)})
+    """
+    return parse_fragment(text) if text.lstrip().startswith("frag") else parse_layout(text)

@@ -1,0 +1,80 @@
+"""Functions and instructions by name: the pure ones that `Call` applies, and those with an effect
+or a meaning across threads that `Intrinsic` runs. What they compute is in the interpreter's
+tables; how they are spelt is in each target's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Function:
+    """A pure scalar function. `domain`: float, int, bool or any. `result`: 'same' as the first
+    argument, 'bool', or 'free' (the `Call`'s own dtype, e.g. reinterpret)."""
+
+    name: str
+    arity: int
+    domain: str = "float"
+    result: str = "same"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """An instruction with an effect. `convergent`: its value depends on other threads, so all
+    threads of the warp must reach it. `opaque`: foreign code that only a GPU target can run."""
+
+    name: str
+    convergent: bool = False
+    opaque: bool = False
+    yields: bool = False
+
+
+_UNARY = (
+    "exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh "
+    "sigmoid erf floor ceil round trunc"
+).split()
+# the fast forms may be off by a few ulp on a GPU; elsewhere they are the accurate ones
+_FAST = "exp exp2 exp10 log log2 log10 sin cos tan".split()
+
+FUNCTIONS: dict[str, Function] = {
+    f.name: f
+    for f in (
+        *(Function(name, 1) for name in _UNARY),
+        *(Function(f"__{name}", 1) for name in _FAST),
+        Function("neg", 1, "any"),
+        Function("abs", 1, "any"),
+        Function("not", 1, "bool", "bool"),
+        Function("invert", 1, "int"),
+        Function("popcount", 1, "int"),
+        Function("clz", 1, "int"),
+        Function("isnan", 1, "float", "bool"),
+        Function("isinf", 1, "float", "bool"),
+        Function("isfinite", 1, "float", "bool"),
+        Function("pow", 2, "any"),
+        Function("fmod", 2, "any"),
+        Function("atan2", 2),
+        Function("copysign", 2),
+        Function("fma", 3),
+        Function("reinterpret", 1, "any", "free"),
+        Function("dp4a", 3, "int", "free"),
+    )
+}
+
+INTRINSICS: dict[str, Effect] = {
+    e.name: e
+    for e in (
+        *(Effect(f"shfl_{kind}", convergent=True, yields=True) for kind in
+          ("sync", "xor", "up", "down")),
+        *(Effect(f"warp_reduce_{op}", convergent=True, yields=True) for op in
+          ("sum", "max", "min", "and", "or")),
+        Effect("ballot", convergent=True, yields=True),
+        Effect("any_sync", convergent=True, yields=True),
+        Effect("all_sync", convergent=True, yields=True),
+        Effect("print"),
+        Effect("device_assert"),
+        Effect("ptx", opaque=True, yields=True),
+        Effect("call_extern", opaque=True, yields=True),
+        Effect("pdl_wait"),
+        Effect("pdl_launch"),
+    )
+}  # fmt: skip

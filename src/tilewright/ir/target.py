@@ -1,0 +1,66 @@
+"""What a kernel is compiled for: a name, an architecture, features and options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tilewright.ir.atoms import Feature
+from tilewright.support.errors import CompileError
+
+_SM80 = frozenset({Feature.MMA, Feature.LDMATRIX, Feature.CP_ASYNC})
+_SM90A = _SM80 | {Feature.BULK_COPY, Feature.WGMMA, Feature.CLUSTER, Feature.REGISTER_MOVE}
+ARCHITECTURES: dict[str, dict[str, frozenset[Feature]]] = {
+    "interp": {"": frozenset(Feature)},
+    "cpu": {"": frozenset({Feature.VECTORS})},
+    "cuda": {"sm_80": _SM80, "sm_90a": _SM90A},
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A compilation target.
+
+    >>> Target.parse("cuda -arch=sm_80").arch
+    'sm_80'
+    >>> Target.parse("interp -sanitize").options
+    frozenset({'sanitize'})
+    """
+
+    kind: str
+    arch: str = ""
+    options: frozenset[str] = frozenset()
+    features: frozenset[Feature] = field(default=frozenset())
+
+    @staticmethod
+    def parse(text: str | Target) -> Target:
+        if isinstance(text, Target):
+            return text
+        kind, *flags = text.split()
+        if kind not in ARCHITECTURES:
+            raise CompileError(
+                f"unknown target {text!r}",
+                expected="'auto', 'cpu', 'interp', 'interp -sanitize', 'cuda', "
+                "'cuda -arch=sm_80' or 'cuda -arch=sm_90a'",
+            )
+        known = ARCHITECTURES[kind]
+        arch = list(known)[-1]
+        options = set()
+        for flag in flags:
+            name, _, value = flag.lstrip("-").partition("=")
+            if name == "arch":
+                arch = value
+            else:
+                options.add(name)
+        if arch not in known:
+            raise CompileError(
+                f"unknown architecture {arch!r} for {kind}", expected="one of " + ", ".join(known)
+            )
+        return Target(kind, arch, frozenset(options), known[arch])
+
+    def without(self, *features: Feature) -> Target:
+        """The same target with some features switched off."""
+        return replace(self, features=self.features - set(features))
+
+    def __str__(self) -> str:
+        arch = f" -arch={self.arch}" if self.arch else ""
+        return self.kind + arch + "".join(f" -{o}" for o in sorted(self.options))

@@ -1,0 +1,235 @@
+"""What may stand in an annotation, and what names an element type."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from tilewright.ir.buffer import Space
+from tilewright.ir.dtype import DTYPES, DType, dtype
+from tilewright.ir.expr import Const, Expr, Var, cast, wrap
+from tilewright.ir.op import Dim
+from tilewright.lang.scalar import Scalar
+from tilewright.support.errors import CompileError
+
+
+class ScalarType(str):
+    """An element type as users name it: `T.float16`.
+
+    It is its own name (a `str`), so it compares and formats like one; called, it casts.
+
+    >>> ScalarType("float") == "float32", ScalarType("float16").bits
+    (True, 16)
+    """
+
+    def __new__(cls, name: Any) -> ScalarType:
+        return super().__new__(cls, dtype(name).name)
+
+    @property
+    def dtype(self) -> DType:
+        return DTYPES[str(self)]
+
+    @property
+    def bits(self) -> int:
+        return self.dtype.bits
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.bytes
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.bytes
+
+    def __call__(self, value: Any = 0) -> Expr:
+        return cast(wrap(value, None if isinstance(value, float) else self.dtype), self.dtype)
+
+    # `A.dtype` is a ScalarType and `(A[0] + 1).dtype` a DType: comparing them silently to False
+    # would choose the wrong branch of a kernel.
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, DType):
+            return self.dtype == other
+        if isinstance(other, str):
+            return str(self) == str(other) or _alias(other) == str(self)
+        if type(other).__module__.split(".")[0] in ("torch", "numpy"):
+            return dtype(other) == self.dtype
+        return NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        equal = self.__eq__(other)
+        return NotImplemented if equal is NotImplemented else not equal
+
+    __hash__ = str.__hash__
+
+    def __repr__(self) -> str:
+        return f"T.{self}"
+
+
+def _alias(name: str) -> str | None:
+    try:
+        return dtype(name).name
+    except CompileError:
+        return None
+
+
+class SymbolicSize(Scalar):
+    """A size known at launch: `T.dynamic("m")`, with its contract."""
+
+    def __init__(self, dim: Dim) -> None:
+        self.dim = dim
+
+    @property
+    def name(self) -> str:
+        return self.dim.var.name
+
+    @property
+    def dtype(self) -> ScalarType:
+        return ScalarType(self.dim.var.dtype)
+
+    def as_expr(self) -> Expr:
+        return self.dim.var
+
+    def __repr__(self) -> str:
+        return f"T.dynamic({self.name!r})"
+
+
+def split_names(names: str) -> list[str]:
+    """'M, N' or 'M N' as names."""
+    found = [name for name in re.split(r"[\s,]+", names.strip()) if name]
+    for name in found:
+        if not name.isidentifier():
+            raise CompileError(f"{name!r} is not a name", fix="write names separated by commas")
+    if not found:
+        raise CompileError("a size needs a name", fix='write T.dynamic("m")')
+    return found
+
+
+def dynamic(
+    name: str,
+    dtype_: Any = "int32",
+    *,
+    dtype: Any = None,
+    min: int = 0,
+    max: int | None = None,
+    multiple_of: int = 1,
+) -> Any:
+    """A size known at launch, or a tuple of them for "m, n".
+
+    `min`, `max` and `multiple_of` are a contract: checked at launch, used by the compiler.
+    """
+    kind = ScalarType(dtype or dtype_).dtype
+    if multiple_of < 1 or (max is not None and max < min):
+        raise CompileError(
+            "an impossible contract", got=f"min={min}, max={max}, multiple_of={multiple_of}"
+        )
+    sizes = tuple(
+        SymbolicSize(Dim(Var(n, kind), min, max, multiple_of)) for n in split_names(name)
+    )
+    return sizes if len(sizes) > 1 else sizes[0]
+
+
+symbolic = dynamic
+
+
+# ── annotations ──────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """`T.Tensor((M, N), dtype)`: a parameter in global memory."""
+
+    shape: tuple[Any, ...]
+    dtype: DType
+    strides: tuple[Any, ...] | None = None
+    space: Space | None = Space.GLOBAL
+
+
+class _Tensor:
+    """`T.Tensor(shape, dtype)` or `T.Tensor[shape, dtype]`; bare, it admits any tensor."""
+
+    def __init__(self, word: str, space: Space | None, strided: bool = False) -> None:
+        self.word, self.space, self.strided = word, space, strided
+
+    def __call__(self, shape: Any, *args: Any, **kwargs: Any) -> TensorType:
+        names = ["strides", "dtype"] if self.strided else ["dtype", "strides"]
+        given = dict(zip(names, args, strict=False))
+        if len(args) > 2 or set(kwargs) - {"dtype", "strides", "scope", "data"}:
+            raise CompileError(
+                f"T.{self.word} got too much", expected=f"T.{self.word}(shape, {', '.join(names)})"
+            )
+        given.update((k, v) for k, v in kwargs.items() if k in names)
+        strides = given.get("strides")
+        if self.strided and strides is None:
+            raise CompileError(
+                "T.StridedTensor needs strides", fix="write T.StridedTensor(shape, strides, dtype)"
+            )
+        return TensorType(
+            shape_tuple(shape),
+            dtype(given.get("dtype", "float32")),
+            None if strides is None else shape_tuple(strides),
+            self.space,
+        )
+
+    def __getitem__(self, key: Any) -> TensorType:
+        if isinstance(key, tuple) and key and isinstance(key[0], (tuple, list)):
+            return self(*key)
+        if isinstance(key, tuple) and len(key) > 1 and _names_type(key[-1]):
+            sizes = key[:-1]
+            return self(sizes[0] if len(sizes) == 1 else sizes, key[-1])
+        return self(key)
+
+    def __repr__(self) -> str:
+        return f"T.{self.word}"
+
+
+def _names_type(value: Any) -> bool:
+    if isinstance(value, (int, Expr, Scalar)):
+        return False
+    return not isinstance(value, str) or _alias(value) is not None
+
+
+Tensor = _Tensor("Tensor", Space.GLOBAL)
+Buffer = _Tensor("Buffer", Space.GLOBAL)
+StridedTensor = _Tensor("StridedTensor", Space.GLOBAL, strided=True)
+SharedBuffer = _Tensor("SharedBuffer", Space.SHARED)
+FragmentBuffer = _Tensor("FragmentBuffer", Space.FRAGMENT)
+LocalBuffer = _Tensor("LocalBuffer", Space.LOCAL)
+
+
+class Ref:
+    """Annotates a macro's parameter that the macro assigns to: an `alloc_var` or an element."""
+
+
+def shape_tuple(shape: Any) -> tuple[Any, ...]:
+    """A shape however it was written: a number, a tuple, a list."""
+    if isinstance(shape, (int, Expr, Scalar)) or hasattr(shape, "__index__"):
+        return (shape,)
+    if isinstance(shape, str) or not hasattr(shape, "__iter__"):
+        raise CompileError(
+            "not a shape", expected="a number, a tuple or a list of sizes", got=repr(shape)[:60]
+        )
+    return tuple(shape)
+
+
+def size_expr(size: Any, what: str) -> Expr:
+    """One extent: a positive integer or a size known at launch."""
+    if isinstance(size, float):
+        raise CompileError(
+            f"{what} must be an integer", got=repr(size), fix="divide with // instead of /"
+        )
+    expr = wrap(size)
+    if not expr.dtype.is_int:
+        raise CompileError(f"{what} must be an integer", got=f"a value of type {expr.dtype}")
+    if isinstance(expr, Const) and expr.value < 1:
+        raise CompileError(f"{what} must be positive", got=str(expr.value))
+    return expr
+
+
+class GemmWarpPolicy(str, Enum):
+    """How `T.gemm` splits its tile over the warps."""
+
+    Square = "square"
+    FullRow = "full_row"
+    FullCol = "full_col"

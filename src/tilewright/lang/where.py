@@ -1,0 +1,95 @@
+"""The user's position while a kernel is traced: the innermost frame of their own code, with the
+call sites that led to it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+
+from tilewright.support.errors import Loc
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+# Code objects made by rewriting a user's function, with the column where each line's first
+# statement starts (Python 3.10 keeps no columns of its own).
+_REWRITTEN: dict[CodeType, dict[int, int]] = {}
+
+
+def register(code: CodeType, columns: dict[int, int]) -> None:
+    """`code` and everything nested in it is a user's code."""
+    _REWRITTEN[code] = columns
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            register(inner, columns)
+
+
+def is_rewritten(code: CodeType) -> bool:
+    return code in _REWRITTEN
+
+
+def _is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(_PACKAGE)
+
+
+def _span(code: CodeType, lasti: int, line: int) -> Loc:
+    column, end = _REWRITTEN.get(code, {}).get(line, 0), None
+    if hasattr(code, "co_positions") and lasti >= 0:
+        position = next(
+            (p for at, p in enumerate(code.co_positions()) if at == lasti // 2), (None,) * 4
+        )
+        first, last, start, stop = position
+        if first == line and start is not None:
+            column, end = start, stop if last == line else None
+    return Loc(code.co_filename, line, column + 1, end + 1 if end is not None else None)
+
+
+def _chain(spans: list[Loc]) -> Loc | None:
+    if not spans:
+        return None
+    kept = [spans[0]]
+    for span in spans[1:]:
+        # a lambda made by the rewriting runs on the line of the frame that calls it
+        if (span.file, span.line) != (kept[-1].file, kept[-1].line):
+            kept.append(span)
+    first = kept[0]
+    return Loc(first.file, first.line, first.column, first.end_column, tuple(kept[1:]))
+
+
+def locate() -> Loc | None:
+    """Where the user's code is now."""
+    frame: FrameType | None = sys._getframe(1)
+    spans: list[Loc] = []
+    depth = 0
+    while frame is not None:
+        code = frame.f_code
+        if code in _REWRITTEN:
+            spans.append(_span(code, frame.f_lasti, frame.f_lineno))
+            depth = len(spans)
+        elif code is _ROOT:
+            break
+        elif not _is_ours(code):
+            spans.append(_span(code, frame.f_lasti, frame.f_lineno))
+        frame = frame.f_back
+    return _chain(spans[:depth] or spans[:1])
+
+
+def locate_traceback(traceback: TracebackType | None) -> tuple[Loc | None, FrameType | None]:
+    """Where the user's code was when an exception left it, and that frame."""
+    spans: list[Loc] = []
+    found: FrameType | None = None
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code in _REWRITTEN or (spans and not _is_ours(code)):
+            spans.insert(0, _span(code, traceback.tb_lasti, traceback.tb_lineno))
+            found = traceback.tb_frame
+        traceback = traceback.tb_next
+    return _chain(spans), found
+
+
+_ROOT: CodeType | None = None
+
+
+def set_root(code: CodeType) -> None:
+    """Frames outside `code`, which runs a traced function, are of no interest."""
+    global _ROOT
+    _ROOT = code

@@ -1,0 +1,79 @@
+"""Which code runs a program, by target; backends are imported when first used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from tilewright.ir.op import Program
+from tilewright.ir.target import Target
+from tilewright.support import env
+from tilewright.support.errors import CompileError
+
+
+class Executable(Protocol):
+    """What a backend returns: call it with checked arrays; `source` is what it generated."""
+
+    source: str
+    trace: list[tuple[str, Program]]
+
+    def __call__(self, args: Mapping[str, Any]) -> None: ...
+
+
+class InterpExecutable:
+    """The program itself, run by the interpreter."""
+
+    def __init__(self, program: Program, target: Target) -> None:
+        from tilewright.ir.text import print_program
+
+        self.program = program
+        self.sanitize = "sanitize" in target.options
+        self.nan = "nan" in target.options or env.SANITIZE_NAN.on()
+        self.source = print_program(program)
+        self.trace = [("tile", program)]
+
+    def __call__(self, args: Mapping[str, Any]) -> None:
+        from tilewright import interp
+
+        interp.run(
+            self.program, dict(args), sanitize=self.sanitize, nan=self.nan, seed=int(env.SEED())
+        )
+
+
+def _interp(program: Program, target: Target) -> Executable:
+    return InterpExecutable(program, target)
+
+
+def _cpu(program: Program, target: Target) -> Executable:
+    from tilewright.targets.cpu.backend import compile_program
+
+    return compile_program(program, target)
+
+
+def _cuda(program: Program, target: Target) -> Executable:
+    raise CompileError(
+        f"this version cannot generate code for {target} yet",
+        fix='use target="cpu" or target="interp"',
+        loc=program.loc,
+    )
+
+
+BACKENDS: dict[str, Callable[[Program, Target], Executable]] = {
+    "interp": _interp,
+    "cpu": _cpu,
+    "cuda": _cuda,
+}
+
+
+def resolve(target: str | Target) -> Target:
+    """'auto' → the best target there is; TILEWRIGHT_SANITIZE=1 sends everything to the
+    checking interpreter."""
+    if env.SANITIZE.on():
+        return Target.parse("interp -sanitize")
+    if target == "auto":
+        target = env.TARGET() or "cpu"
+    return Target.parse(target)
+
+
+def build(program: Program, target: Target) -> Executable:
+    return BACKENDS[target.kind](program, target)

@@ -1,0 +1,253 @@
+"""`@tw.jit`, `tw.compile`, `tw.par_compile`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilewright.ir.target import Target
+from tilewright.lang import PrimFunc, is_direct, trace_direct
+from tilewright.runtime.configs import options_from
+from tilewright.runtime.kernel import CompiledKernel
+from tilewright.support.errors import CompileError, TilewrightError
+
+OutIdx = int | Sequence[int] | None
+
+
+def compile(
+    prim_func: PrimFunc,
+    out_idx: OutIdx = None,
+    target: str | Target = "auto",
+    pass_configs: Mapping[Any, Any] | None = None,
+    compile_flags: Sequence[str] | None = None,
+    verbose: bool = False,
+    **_: Any,
+) -> CompiledKernel:
+    """Compile one `prim_func`.
+
+    >>> kernel = tw.compile(main, out_idx=[-1], target="cpu")   # doctest: +SKIP
+    """
+    if not isinstance(prim_func, PrimFunc):
+        raise CompileError(
+            "tw.compile takes a @T.prim_func",
+            got=type(prim_func).__name__,
+            fix="return the prim_func from the factory, or decorate the factory with @tw.jit",
+        )
+    kernel = CompiledKernel(
+        prim_func.program, target=target, out_idx=out_idx, options=options_from(pass_configs)
+    )
+    if verbose:
+        print(kernel.explain(), file=sys.stderr)
+    return kernel
+
+
+def par_compile(
+    prim_funcs: Iterable[PrimFunc], num_workers: int | None = None, **kwargs: Any
+) -> list[CompiledKernel]:
+    """Compile many at once; the first failure is raised once all have been tried."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(num_workers) as pool:
+        futures = [pool.submit(compile, f, **kwargs) for f in prim_funcs]
+    return [future.result() for future in futures]
+
+
+class Jit:
+    """A jitted function: a factory of a `prim_func`, or a kernel written directly."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        out_idx: OutIdx = None,
+        target: str | Target = "auto",
+        pass_configs: Mapping[Any, Any] | None = None,
+        compile_flags: Sequence[str] | None = None,
+        verbose: bool = False,
+        debug_root_path: str | None = None,
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.out_idx = out_idx
+        self.target = target
+        self.pass_configs = pass_configs
+        self.compile_flags = compile_flags
+        self.verbose = verbose
+        self.debug_root_path = debug_root_path
+        self.direct = is_direct(fn)
+        self.signature = inspect.signature(fn)
+        self._kernels: dict[Any, Any] = {}
+        self._others: dict[str | Target, Jit] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            if self.direct:
+                return self._call_direct(args, kwargs)
+            return self.compile(*args, **kwargs)
+        except TilewrightError as error:
+            raise error.with_traceback(None) from None
+
+    def compile(self, *args: Any, **kwargs: Any) -> CompiledKernel:
+        """The kernel for these arguments, without running it."""
+        if self.direct:
+            return self._direct(self._bind(args, kwargs))[0]
+        bound = self._bind(args, kwargs)
+        key = (_target_key(self.target), _freeze(bound))
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            kernel = self._kernels[key] = self._compile(self.prim_func(*args, **kwargs))
+        return kernel  # type: ignore[no-any-return]
+
+    def on(self, target: str | Target) -> Jit:
+        """The same function for another target.
+
+        >>> softmax.on("interp -sanitize")(64, 128)     # doctest: +SKIP
+        """
+        if target == self.target:
+            return self
+        if target not in self._others:
+            self._others[target] = Jit(
+                self.fn,
+                out_idx=self.out_idx,
+                target=target,
+                pass_configs=self.pass_configs,
+                compile_flags=self.compile_flags,
+                verbose=self.verbose,
+                debug_root_path=self.debug_root_path,
+            )
+        return self._others[target]
+
+    def prim_func(self, *args: Any, **kwargs: Any) -> PrimFunc:
+        """What the factory returns for these arguments, traced but not compiled."""
+        made = self.fn(*args, **kwargs)
+        if not isinstance(made, PrimFunc):
+            raise CompileError(
+                f"{self.fn.__name__} must return a @T.prim_func",
+                got=f"it returned {type(made).__name__}",
+                fix="add `return <the prim_func>` at the end of the factory",
+            )
+        return made
+
+    get_tir = prim_func
+
+    def _compile(self, made: PrimFunc) -> CompiledKernel:
+        kernel = compile(
+            made,
+            out_idx=self.out_idx,
+            target=self.target,
+            pass_configs=self.pass_configs,
+            verbose=self.verbose,
+        )
+        if self.debug_root_path:
+            folder = Path(self.debug_root_path)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{kernel.name}.tw").write_text(kernel.ir())
+            (folder / f"{kernel.name}.source").write_text(kernel.get_kernel_source())
+        return kernel
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise CompileError(
+                f"{self.fn.__name__}: {error}", expected=f"{self.fn.__name__}{self.signature}"
+            ) from None
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def _direct(self, bound: dict[str, Any]) -> tuple[CompiledKernel, tuple[str, ...]]:
+        key = (
+            _target_key(self.target),
+            tuple(
+                (name, tuple(v.shape), str(v.dtype)) if _is_array(v) else (name, _freeze(v))
+                for name, v in bound.items()
+            ),
+        )
+        found = self._kernels.get(key)
+        if found is None:
+            traced = trace_direct(self.fn, (), bound)
+            names = [p.name for p in traced.program.params]
+            kernel = CompiledKernel(
+                traced.program,
+                target=self.target,
+                out_idx=[names.index(o) for o in traced.outputs],
+                options=options_from(self.pass_configs),
+            )
+            found = self._kernels[key] = (kernel, tuple(traced.arguments))
+        return found  # type: ignore[no-any-return]
+
+    def _call_direct(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        bound = self._bind(args, kwargs)
+        kernel, arguments = self._direct(bound)
+        return kernel(*(bound[name] for name in arguments))
+
+    def par_compile(self, configs: Iterable[Any], **kwargs: Any) -> list[CompiledKernel]:
+        """One kernel per configuration (a mapping, or a tuple of positional arguments)."""
+        made = [
+            self.prim_func(**c) if isinstance(c, Mapping) else self.prim_func(*c) for c in configs
+        ]
+        return par_compile(
+            made, out_idx=self.out_idx, target=self.target, pass_configs=self.pass_configs
+        )
+
+
+def jit(
+    fn: Callable[..., Any] | None = None,
+    *,
+    out_idx: OutIdx = None,
+    target: str | Target = "auto",
+    pass_configs: Mapping[Any, Any] | None = None,
+    compile_flags: Sequence[str] | None = None,
+    verbose: bool = False,
+    debug_root_path: str | None = None,
+    **_: Any,
+) -> Any:
+    """Compile a kernel when it is first called, once per distinct arguments.
+
+    On a factory that returns a `prim_func`, calling it gives the compiled kernel; on a function
+    that *is* the kernel (it opens `T.Kernel` itself), calling it runs it and returns what it
+    returns.
+
+    >>> @tw.jit(out_idx=[-1])                   # doctest: +SKIP
+    ... def matmul(M, N, K): ...
+    """
+
+    def decorate(function: Callable[..., Any]) -> Jit:
+        return Jit(
+            function,
+            out_idx=out_idx,
+            target=target,
+            pass_configs=pass_configs,
+            compile_flags=compile_flags,
+            verbose=verbose,
+            debug_root_path=debug_root_path,
+        )
+
+    return decorate(fn) if fn is not None else decorate
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _target_key(target: str | Target) -> Any:
+    from tilewright.runtime.backends import resolve
+
+    return resolve(target)
+
+
+def _freeze(value: Any) -> Any:
+    """A hashable stand-in that differs when the value does; types count (1 is not 1.0)."""
+    if isinstance(value, Mapping):
+        return tuple((k, _freeze(v)) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, tuple(_freeze(v) for v in value))
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return (type(value).__name__, value)

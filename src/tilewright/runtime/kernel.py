@@ -1,0 +1,120 @@
+"""A compiled kernel: call it, look at it, time it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilewright.ir.buffer import Space
+from tilewright.ir.op import Alloc, Program, walk_ops
+from tilewright.ir.target import Target
+from tilewright.ir.text import print_program
+from tilewright.runtime.backends import build, resolve
+from tilewright.runtime.launch import Launcher
+from tilewright.support.errors import CompileError, TilewrightError
+
+if TYPE_CHECKING:
+    from tilewright.runtime.bench import Profiler
+
+
+class CompiledKernel:
+    """What `tw.compile` and a jitted factory return.
+
+    >>> kernel = tw.compile(prim_func)          # doctest: +SKIP
+    >>> kernel(a, b, c)                         # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        target: str | Target = "auto",
+        out_idx: int | Sequence[int] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.program = program
+        self.target = resolve(target)
+        self.options = dict(options or {})
+        indices = [out_idx] if isinstance(out_idx, int) else list(out_idx or [])
+        self.launcher = Launcher(program, indices)
+        self.executable = build(program, self.target)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        try:
+            call = self.launcher.prepare(args, named)
+            self.executable(call.args)
+        except TilewrightError as error:
+            raise error.with_traceback(None) from None
+        for finish in call.after:
+            finish()
+        if not call.results:
+            return None
+        return call.results[0] if len(call.results) == 1 else list(call.results)
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    def get_kernel_source(self) -> str:
+        """The generated source: LLVM IR on the CPU, tile IR in the interpreter."""
+        return self.executable.source
+
+    def ir(self, stage: str = "tile") -> str:
+        """The IR as traced ('tile') or after a pass of that name."""
+        if stage == "tile":
+            return print_program(self.program)
+        for name, program in reversed(self.executable.trace):
+            if name == stage:
+                return print_program(program)
+        known = ", ".join(["tile", *(name for name, _ in self.executable.trace)])
+        raise CompileError(f"no stage {stage!r} for {self.target}", expected=f"one of {known}")
+
+    def explain(self) -> str:
+        """What was decided for this kernel, in words."""
+        lines = [f"{self.name} for {self.target}"]
+        for kernel in self.program.kernels:
+            grid = " × ".join(str(g) for g in kernel.grid) or "1"
+            threads = " × ".join(str(t) for t in kernel.threads)
+            lines.append(f"  kernel {kernel.name}: grid {grid}, {threads} threads")
+            for op in walk_ops(kernel):
+                if isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.FRAGMENT):
+                    b = op.buffer
+                    shape = "×".join(str(s) for s in b.shape)
+                    lines.append(f"    {b.space.value:<9}{b.name}: {b.dtype} {shape}, {b.bytes} B")
+        lines += [f"  pass {name}" for name, _ in self.executable.trace]
+        return "\n".join(lines)
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """Bytes of shared memory and fragments of the largest kernel, threads per block."""
+        found = {"shared_bytes": 0, "fragment_bytes": 0, "threads": 0}
+        for kernel in self.program.kernels:
+            sums = {Space.SHARED: 0, Space.FRAGMENT: 0}
+            for op in walk_ops(kernel):
+                if isinstance(op, Alloc) and op.buffer.space in sums:
+                    sums[op.buffer.space] += op.buffer.bytes
+            threads = 1
+            for extent in kernel.threads:
+                threads *= extent
+            found["shared_bytes"] = max(found["shared_bytes"], sums[Space.SHARED])
+            found["fragment_bytes"] = max(found["fragment_bytes"], sums[Space.FRAGMENT])
+            found["threads"] = max(found["threads"], threads)
+        return found
+
+    @property
+    def ptx(self) -> str:
+        raise self._not_cuda("PTX")
+
+    @property
+    def sass(self) -> str:
+        raise self._not_cuda("SASS")
+
+    def _not_cuda(self, what: str) -> CompileError:
+        return CompileError(
+            f"{what} exists for CUDA targets only; this kernel is for {self.target}"
+        )
+
+    def get_profiler(self, tensor_supply_type: Any = "auto") -> Profiler:
+        from tilewright.runtime.bench import Profiler
+
+        return Profiler(self, tensor_supply_type)

@@ -1,0 +1,71 @@
+"""`@tw.autotune`: try a factory's configurations, keep the fastest that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tilewright.runtime.jit import Jit, _freeze
+from tilewright.runtime.kernel import CompiledKernel
+from tilewright.support.errors import TilewrightError
+
+
+class Autotuned:
+    """A jitted factory whose missing arguments are found by measuring.
+
+    A configuration that does not compile or run is set aside with its reason (`failures`); only
+    when none works is an error raised.
+    """
+
+    def __init__(self, jitted: Jit, configs: Any, warmup: float, rep: float) -> None:
+        self.jitted = jitted
+        self.configs = configs
+        self.warmup, self.rep = warmup, rep
+        self.failures: list[tuple[Mapping[str, Any], TilewrightError]] = []
+        self.timings: list[tuple[Mapping[str, Any], float]] = []
+        self._best: dict[Any, CompiledKernel] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> CompiledKernel:
+        key = (_freeze(args), _freeze(kwargs))
+        if key not in self._best:
+            self._best[key] = self._search(args, kwargs)
+        return self._best[key]
+
+    def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CompiledKernel:
+        configs: Iterable[Mapping[str, Any]] = (
+            self.configs(*args, **kwargs) if callable(self.configs) else self.configs
+        )
+        best: tuple[float, CompiledKernel] | None = None
+        self.failures, self.timings = [], []
+        for config in configs:
+            try:
+                kernel = self.jitted.compile(*args, **{**kwargs, **config})
+                ms = kernel.get_profiler().do_bench(warmup=self.warmup, rep=self.rep)
+            except TilewrightError as error:
+                self.failures.append((config, error))
+                continue
+            self.timings.append((config, ms))
+            if best is None or ms < best[0]:
+                best = (ms, kernel)
+        if best is None:
+            if self.failures:
+                raise self.failures[0][1]
+            raise ValueError("autotune was given no configurations")
+        return best[1]
+
+
+def autotune(
+    fn: Any = None, *, configs: Any = (), warmup: float = 10, rep: float = 30, **_: Any
+) -> Any:
+    """Over a jitted factory: call it without the tuned arguments.
+
+    >>> @tw.autotune(configs=[{"block": 64}, {"block": 128}])   # doctest: +SKIP
+    ... @tw.jit
+    ... def matmul(M, N, K, block): ...
+    """
+
+    def decorate(jitted: Jit | Callable[..., Any]) -> Autotuned:
+        factory = jitted if isinstance(jitted, Jit) else Jit(jitted)
+        return Autotuned(factory, configs, warmup, rep)
+
+    return decorate(fn) if fn is not None else decorate

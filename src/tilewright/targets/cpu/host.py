@@ -1,0 +1,136 @@
+"""The machine kernels run on: its vector width, its registers, and LLVM's view of it."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from tilewright.support.env import NUM_THREADS
+from tilewright.support.errors import CompileError
+
+# One LLVM context serves all compilations, and it is not safe to enter it twice.
+LLVM_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the emitter asks of the machine.
+
+    `lane_fma`: a multiply-add can take one lane of a register as its scalar (NEON), so operands
+    are loaded as vectors; elsewhere a scalar is broadcast from memory for free.
+    """
+
+    vector_bits: int
+    vector_registers: int
+    lane_fma: bool
+
+    def lanes(self, bits: int) -> int:
+        return max(1, self.vector_bits // max(bits, 8))
+
+
+@cache
+def _features() -> dict[str, bool]:
+    return dict(llvm.get_host_cpu_features())
+
+
+@cache
+def host() -> Host:
+    features = _features()
+    if features.get("avx512f") and features.get("avx512vl"):
+        return Host(512, 32, False)
+    if features.get("avx2") and features.get("fma"):
+        return Host(256, 16, False)
+    if features.get("neon") or llvm.get_process_triple().startswith(("aarch64", "arm64")):
+        return Host(128, 32, True)
+    return Host(128, 16, False)
+
+
+@cache
+def target_machine() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    features = llvm.get_host_cpu_features().flatten()
+    if host().vector_bits == 512:
+        features += ",-prefer-256-bit"
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features, opt=3, reloc="pic", codemodel="jitdefault"
+    )
+
+
+@cache
+def _jit() -> Any:
+    return llvm.create_lljit_compiler(target_machine(), use_jit_link=False)
+
+
+@cache
+def _libm() -> Any:
+    name = ctypes.util.find_library("m") or {"win32": "ucrtbase"}.get(sys.platform)
+    return ctypes.CDLL(name)
+
+
+def math_address(symbol: str) -> int:
+    """Where the C library keeps one of its math functions."""
+    function = getattr(_libm(), symbol, None)
+    if function is None:
+        raise CompileError(f"this machine's math library has no {symbol}")
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
+
+
+@dataclass
+class Binary:
+    """Machine code in memory: `address(symbol)` while the object lives."""
+
+    library: Any
+
+    def address(self, symbol: str) -> int:
+        return int(self.library[symbol])
+
+
+_loaded = 0
+
+
+def optimize(ir: str) -> Any:
+    """Parse, check and optimize a module's text."""
+    machine = target_machine()
+    module = llvm.parse_assembly(ir)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=2, size_level=0)
+    # nests are vectors already; the vectorizers would only cost time on what is left
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def load(module: Any, exports: tuple[str, ...], imports: tuple[str, ...]) -> Binary:
+    """Machine code for an optimized module, ready to call."""
+    global _loaded
+    image = target_machine().emit_object(module)
+    library = llvm.JITLibraryBuilder().add_object_img(image)
+    for symbol in exports:
+        library = library.export_symbol(symbol)
+    for symbol in imports:
+        library = library.import_symbol(symbol, math_address(symbol))
+    _loaded += 1
+    return Binary(library.add_current_process().link(_jit(), f"tilewright_{_loaded}"))
+
+
+def thread_count() -> int:
+    """Worker threads, the caller included."""
+    text = NUM_THREADS()
+    if text:
+        return max(1, int(text))
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return max(1, os.cpu_count() or 1)

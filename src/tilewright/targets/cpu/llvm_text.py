@@ -1,0 +1,160 @@
+"""LLVM IR as text: a module, functions, and the few shapes of control flow the emitter needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_PLAIN = re.compile(r"[^A-Za-z0-9_.]")
+
+
+def plain(name: str) -> str:
+    """`name` with nothing in it that LLVM would want quoted."""
+    return _PLAIN.sub("_", name) or "v"
+
+
+class Module:
+    """Declarations, constants and functions, printed in the order they came."""
+
+    def __init__(self, header: str) -> None:
+        self.header = header
+        self.declarations: dict[str, str] = {}
+        self.globals: dict[str, str] = {}
+        self.functions: dict[str, str] = {}
+        self.imports: set[str] = set()
+
+    def declare(self, name: str, result: str, *args: str) -> str:
+        self.declarations[name] = f"declare {result} @{name}({', '.join(args)})"
+        return name
+
+    def text(self) -> str:
+        parts = [
+            "\n".join(f"; {line}" for line in self.header.splitlines()),
+            "\n".join(self.globals.values()),
+            "\n".join(self.declarations.values()),
+            *self.functions.values(),
+        ]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+
+class Function:
+    """One function under construction. `value` appends an instruction and names its result."""
+
+    def __init__(self, module: Module, signature: str, attributes: str = "") -> None:
+        self.module = module
+        self.signature = signature
+        self.attributes = attributes
+        self.lines: list[str] = []
+        self.stack: list[str] = []
+        self.count = 0
+        self.block = "entry"
+        self.ended = False
+        self.note: str = ""
+
+    def name(self, hint: str = "v") -> str:
+        self.count += 1
+        return f"%{plain(hint)}.{self.count}"
+
+    def line(self, text: str) -> None:
+        if self.note:
+            self.lines.append(f"  ; {self.note}")
+            self.note = ""
+        self.lines.append("  " + text)
+
+    def value(self, text: str, hint: str = "v") -> str:
+        name = self.name(hint)
+        self.line(f"{name} = {text}")
+        return name
+
+    def alloca(self, type_: str, hint: str = "slot", align: int = 0) -> str:
+        """Stack memory, taken at the function's entry so that it is taken once."""
+        name = self.name(hint)
+        aligned = f", align {align}" if align else ""
+        self.stack.append(f"  {name} = alloca {type_}{aligned}")
+        return name
+
+    def label(self, hint: str) -> str:
+        self.count += 1
+        return f"{plain(hint)}.{self.count}"
+
+    def start(self, label: str) -> None:
+        if not self.ended:
+            self.line(f"br label %{label}")
+        self.lines.append(f"{label}:")
+        self.block = label
+        self.ended = False
+
+    def jump(self, label: str) -> None:
+        if not self.ended:
+            self.line(f"br label %{label}")
+        self.ended = True
+
+    def branch(self, condition: str, then: str, orelse: str) -> None:
+        self.line(f"br i1 {condition}, label %{then}, label %{orelse}")
+        self.ended = True
+
+    def ret(self, text: str = "void") -> None:
+        self.line(f"ret {text}")
+        self.ended = True
+
+    def call(self, result: str, name: str, *args: tuple[str, str], hint: str = "v") -> str:
+        """Call a declared function; args are (type, value) pairs."""
+        text = f"call {result} @{name}({', '.join(f'{t} {v}' for t, v in args)})"
+        if result == "void":
+            self.line(text)
+            return ""
+        return self.value(text, hint)
+
+    def intrinsic(self, stem: str, result: str, *args: tuple[str, str], hint: str = "v") -> str:
+        """Call `llvm.stem` overloaded as its (already complete) name says."""
+        self.module.declare(stem, result, *(t for t, _ in args))
+        return self.call(result, stem, *args, hint=hint)
+
+    @contextmanager
+    def loop(
+        self, start: str, stop: str, step: str = "1", hint: str = "i", latch: str | None = None
+    ) -> Iterator[tuple[str, str, str]]:
+        """`for i in range(start, stop, step)` over i64, step > 0.
+
+        Yields (i, label that goes on, label that leaves).
+        """
+        before = self.label(f"{hint}.before")
+        header, body = self.label(f"{hint}.loop"), self.label(f"{hint}.body")
+        latch, after = latch or self.label(f"{hint}.next"), self.label(f"{hint}.done")
+        index, following = self.name(hint), self.name(hint)
+        self.start(before)
+        self.start(header)
+        self.line(f"{index} = phi i64 [ {start}, %{before} ], [ {following}, %{latch} ]")
+        self.branch(self.value(f"icmp slt i64 {index}, {stop}"), body, after)
+        self.start(body)
+        yield index, latch, after
+        self.start(latch)
+        self.line(f"{following} = add nsw i64 {index}, {step}")
+        self.jump(header)
+        self.start(after)
+
+    @contextmanager
+    def when(self, condition: str, hint: str = "if") -> Iterator[None]:
+        """What is emitted inside runs only where `condition` (an i1) holds."""
+        then, after = self.label(f"{hint}.then"), self.label(f"{hint}.end")
+        self.branch(condition, then, after)
+        self.start(then)
+        yield
+        self.start(after)
+
+    def choose(self, condition: str, then: Callable[[], None], orelse: Callable[[], None]) -> None:
+        yes, no, after = self.label("if.then"), self.label("if.else"), self.label("if.end")
+        self.branch(condition, yes, no)
+        self.start(yes)
+        then()
+        self.jump(after)
+        self.start(no)
+        orelse()
+        self.start(after)
+
+    def finish(self) -> None:
+        """Add the function to its module."""
+        name = self.signature.split("@", 1)[1].split("(", 1)[0]
+        text = [f"define {self.signature} {self.attributes} {{", "entry:", *self.stack, *self.lines]
+        self.module.functions[name] = "\n".join([*text, "}"])

@@ -1,0 +1,130 @@
+"""Factories, the direct style, compile-once, profiling and tuning."""
+
+import warnings
+
+import numpy as np
+import pytest
+import tilewright.language as T
+
+import tilewright as tw
+
+
+@tw.jit(target="interp")
+def scale(N, factor=2.0, block=32):
+    @T.prim_func
+    def main(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
+        with T.Kernel(T.ceildiv(N, block), threads=32) as bx:
+            for j in T.Parallel(block):
+                Y[bx * block + j] = X[bx * block + j] * factor
+
+    return main
+
+
+@tw.jit(target="interp")
+def rms_norm(A, blk_m, eps=1e-6):
+    M, N = T.const("M, N")
+    A: T.Tensor((M, N), "float32")
+    B = T.empty((M, N), "float32")
+    with T.Kernel(T.ceildiv(M, blk_m), threads=128) as bx:
+        x = T.alloc_fragment((blk_m, N), "float32")
+        s = T.alloc_fragment((blk_m,), "float32")
+        T.copy(A[bx * blk_m, 0], x)
+        for i, j in T.Parallel(blk_m, N):
+            x[i, j] = x[i, j] * x[i, j]
+        T.reduce_sum(x, s, dim=1)
+        for i in T.Parallel(blk_m):
+            s[i] = T.rsqrt(s[i] / N + eps)
+        T.copy(A[bx * blk_m, 0], x)
+        for i, j in T.Parallel(blk_m, N):
+            x[i, j] = x[i, j] * s[i]
+        T.copy(x, B[bx * blk_m, 0])
+    return B
+
+
+def test_compiled_once_per_distinct_arguments():
+    assert scale(64) is scale(64, 2.0)
+    assert scale(64) is not scale(64, 3.0)
+    assert scale(64, 2.0) is not scale(64, 2)
+
+
+def test_direct_style_binds_sizes_by_name_and_makes_its_output():
+    for shape in [(8, 64), (5, 33)]:
+        x = np.random.default_rng(0).standard_normal(shape, np.float32)
+        y = rms_norm(x, blk_m=4)
+        want = x / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-6)
+        np.testing.assert_allclose(y, want, rtol=1e-5)
+    assert len(rms_norm._kernels) == 2
+
+
+def test_factory_that_returns_nothing():
+    @tw.jit
+    def empty(N):
+        pass
+
+    with pytest.raises(tw.CompileError, match=r"must return a @T\.prim_func"):
+        empty(3)
+
+
+def test_wrong_factory_arguments():
+    with pytest.raises(tw.CompileError, match="factor"):
+        scale()
+
+
+def test_unknown_target():
+    with pytest.raises(tw.CompileError, match="unknown target"):
+        scale.on("vulkan")(32)
+
+
+def test_cuda_is_refused_where_it_cannot_run():
+    with pytest.raises(tw.CompileError, match="cuda"):
+        scale.on("cuda")(32)
+
+
+def test_sanitizer_by_environment(monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_SANITIZE", "1")
+    assert str(scale.on("cpu")(32).target) == "interp -sanitize"
+
+
+def test_profiler():
+    kernel = scale(1000)
+    profiler = kernel.get_profiler(tensor_supply_type=tw.TensorSupplyType.Randn)
+    profiler.assert_allclose(lambda x: x * 2, rtol=1e-6, atol=1e-6)
+    with pytest.raises(AssertionError, match="differs in"):
+        profiler.assert_allclose(lambda x: x * 3)
+    assert profiler.do_bench(warmup=1, rep=2) > 0
+
+
+def test_pass_configs_warn_once_about_what_means_nothing_here():
+    configs = {tw.PassConfigKey.TL_ENABLE_FAST_MATH: True, "tl.no_such_thing": 1}
+    main = scale.prim_func(32)
+    with pytest.warns(UserWarning, match="no_such_thing"):
+        kernel = tw.compile(main, target="interp", pass_configs=configs)
+    assert kernel.options == {"fast_math": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tw.compile(main, target="interp", pass_configs=configs)
+
+
+def test_autotune_sets_aside_configurations_that_fail():
+    tuned = tw.autotune(configs=[{"block": 16}, {"block": -1}, {"block": 64}])(scale)
+    kernel = tuned(256)
+    assert len(tuned.timings) == 2 and len(tuned.failures) == 1
+    x, y = np.ones(256, np.float32), np.zeros(256, np.float32)
+    kernel(x, y)
+    assert (y == 2).all() and tuned(256) is kernel
+
+
+def test_looking_at_a_kernel():
+    kernel = rms_norm.compile(np.zeros((8, 64), np.float32), blk_m=4)
+    assert "reduce sum" in kernel.ir("tile")
+    assert kernel.resources["fragment_bytes"] == (4 * 64 + 4) * 4
+    assert "fragment" in kernel.explain()
+    with pytest.raises(tw.CompileError, match="no stage"):
+        kernel.ir("nowhere")
+    with pytest.raises(tw.CompileError, match="CUDA"):
+        _ = kernel.ptx
+
+
+def test_par_compile():
+    kernels = tw.par_compile([scale.prim_func(n) for n in (32, 64)], target="interp")
+    assert [k.program.params[0].static_shape for k in kernels] == [(32,), (64,)]

@@ -1,0 +1,1 @@
+"""Kernels people use, each with its reference, its test and its benchmark."""

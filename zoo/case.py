@@ -1,0 +1,38 @@
+"""One runnable case of a kernel: inputs, the kernel, the reference, and the same work in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Case:
+    """`run(target)` returns the kernel's result, `reference()` the fp64 truth.
+
+    `numpy()` does the same work the way a NumPy user would write it, for comparison of speed.
+    `bound` is the error allowed, relative to the largest value of the reference.
+    """
+
+    name: str
+    shape: str
+    build: Callable[[str], Callable[[], np.ndarray]]
+    reference: Callable[[], np.ndarray]
+    numpy: Callable[[], np.ndarray]
+    bound: float
+    work: str = ""
+    notes: tuple[Any, ...] = ()
+
+    def error(self, got: np.ndarray) -> float:
+        """Largest difference from the reference, relative to its largest value."""
+        want = self.reference()
+        scale = max(float(np.max(np.abs(want))), 1e-30)
+        return float(np.max(np.abs(got.astype(np.float64) - want))) / scale
+
+
+def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng([seed, *shape])
+    return rng.standard_normal(shape, np.float32).astype(dtype)

@@ -1,0 +1,50 @@
+"""`make demo`: compile and run four kernels, check each against its reference, show a table."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+import tilewright as tw
+from zoo.cases import demo_cases
+
+
+def main(target: str = "auto") -> int:
+    console = Console()
+    resolved = tw.resolve(target)
+    table = Table(title=f"Tilewright on {resolved}", title_justify="left")
+    for head in ("kernel", "shape", "error", "allowed", "compile", "time", "NumPy", "speed-up"):
+        table.add_column(head, justify="left" if head in ("kernel", "shape") else "right")
+    failed = 0
+    for case in demo_cases():
+        with console.status(f"{case.name} {case.shape}"):
+            begin = time.perf_counter()
+            run = case.build(target)
+            compiled = time.perf_counter() - begin
+            error = case.error(run())
+            taken = tw.measure({"ours": run, "numpy": case.numpy}, rounds=10, budget=1.5)
+        ours, numpy = (statistics.median(taken[k]) for k in ("ours", "numpy"))
+        good = error <= case.bound
+        failed += not good
+        table.add_row(
+            case.name,
+            case.shape,
+            f"{error:.1e}" if good else f"[red]{error:.1e}[/red]",
+            f"{case.bound:.0e}",
+            f"{compiled:.2f} s",
+            f"{ours * 1e3:.2f} ms",
+            f"{numpy * 1e3:.2f} ms",
+            f"{numpy / ours:.2f}×",
+        )
+    console.print(table)
+    if failed:
+        console.print(f"[red]{failed} of the kernels disagree with their reference[/red]")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
