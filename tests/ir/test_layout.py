@@ -339,7 +339,7 @@ def test_logical_product_repeats_without_overlap(a, b):
 @given(layouts(), layouts())
 def test_ranked_products(a, b):
     assume(len(a) == len(b))
-    tile, rest = admissible(logical_product, a, b)
+    tile, rest = admissible(logical_product, make_layout(*a), make_layout(*b))
     blocked, raked = blocked_product(a, b), raked_product(a, b)
     for i in range(len(a)):
         assert same(blocked[i], make_layout(tile[i], rest[i]))

@@ -36,8 +36,13 @@ class _Interned(type):
     _pool: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        # one key however it is written: Var("i"), Var("i", INT32) and Var("i", dtype=INT32)
+        for name in cls.__match_args__[len(args) :]:  # type: ignore[attr-defined]
+            if name not in kwargs and not hasattr(cls, name):
+                break
+            args += (kwargs.pop(name) if name in kwargs else getattr(cls, name),)
         # type names separate 1, 1.0 and True, and -0.0 from 0.0, which compare equal
-        key = (cls, *(_exact(a) for a in args), *sorted(kwargs.items()))
+        key = (cls, *(_exact(a) for a in args))
         found = _Interned._pool.get(key)
         if found is None:
             found = super().__call__(*args, **kwargs)
@@ -556,7 +561,8 @@ def transform(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
         if found is None:
             children = tuple(go(child) for child in node.children)
             new = node if _same(children, node.children) else node.rebuild(children)
-            found = memo[id(node)] = rule(new) or new
+            replaced = rule(new)
+            found = memo[id(node)] = new if replaced is None else replaced
         return found
 
     return go(expr)

@@ -218,9 +218,7 @@ def _compose(left: Layout, right: Tiler) -> Layout:
 def _complement_modes(layout: Layout, cotarget: int) -> list[Mode]:
     result: list[Mode] = []
     filled = 1
-    for extent, stride in sorted(filter(layout).modes(), key=lambda mode: (mode[1], mode[0])):
-        if extent == 1:
-            continue
+    for stride, extent, _ in _by_stride(layout):
         if stride < filled:
             raise LayoutError(
                 f"complement({layout}, {cotarget}): mode {extent}:{stride} starts inside the"
@@ -243,24 +241,29 @@ def complement(layout: Layout, cotarget: IntTuple = 1) -> Layout:
     return _from_modes(_merged(_complement_modes(layout, size(cotarget))))
 
 
+def _by_stride(layout: Layout) -> list[tuple[int, int, int]]:
+    """(stride, extent, its step in the linear coordinate) of the modes that move, sorted."""
+    placed: list[tuple[int, int, int]] = []
+    position = 1
+    for extent, stride in layout.modes():
+        if extent > 1 and stride:
+            placed.append((stride, extent, position))
+        position *= extent
+    return sorted(placed)
+
+
 def right_inverse(layout: Layout) -> Layout:
     """R, as long as the strides allow, with `layout(R(i)) == i` for every i of R.
 
     >>> right_inverse(Layout((4, 8), (8, 1))), right_inverse(Layout((4, 8), (1, 10)))
     ((8,4):(4,1), 4:1)
     """
-    placed: list[tuple[int, int, int]] = []
-    before = 1
-    for extent, stride in layout.modes():
-        placed.append((stride, extent, before))
-        before *= extent
     result: list[Mode] = []
     reached = 1
-    for stride, extent, position in sorted(placed):
-        if extent == 1 or stride != reached:
-            continue
-        result.append((extent, position))
-        reached *= extent
+    for stride, extent, position in _by_stride(layout):
+        if stride == reached:
+            result.append((extent, position))
+            reached *= extent
     return _from_modes(_merged(result))
 
 
@@ -273,23 +276,16 @@ def left_inverse(layout: Layout) -> Layout:
     >>> left_inverse(Layout((4, 8), (8, 1))), left_inverse(Layout(4, 2))
     ((8,4):(4,1), (2,4):(0,1))
     """
-    placed: list[tuple[int, int, int]] = []
-    before = 1
-    for extent, stride in layout.modes():
-        if extent > 1 and stride:
-            placed.append((stride, extent, before))
-        before *= extent
     result: list[Mode] = []
-    below, position = 1, 0
-    span = 1
-    for stride, extent, next_position in sorted(placed):
+    below, span, position = 1, 1, 0
+    for stride, extent, next_position in _by_stride(layout):
         if stride % below or stride < span:
             raise LayoutError(
                 f"left_inverse({layout}): stride {stride} is not a multiple of stride {below} below"
                 f" it, or less than the {span} indices spanned there"
             )
         result.append((stride // below, position))
-        below, position, span = stride, next_position, extent * stride
+        below, span, position = stride, extent * stride, next_position
     result.append((span // below, position))
     return _from_modes(_merged(result))
 

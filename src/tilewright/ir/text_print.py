@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region
@@ -162,7 +161,6 @@ def _word(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
-@cache
 def _float_text(value: float, dtype: DType) -> str:
     """The shortest usual decimal that the type reads back as `value`."""
     if value != value:
@@ -198,10 +196,8 @@ class _Printer:
 
     def _find_natural(self, e: Expr) -> DType | None:
         if isinstance(e, Const):
-            return None if e.dtype is BOOL else natural_dtype(e.value)
-        if isinstance(e, Bin) and e.op not in ("and", "or"):
-            parts = [self.natural(e.a), self.natural(e.b)]
-        elif isinstance(e, Select):
+            return None if e.dtype.is_bool else natural_dtype(e.value)
+        if isinstance(e, Select) or (isinstance(e, Bin) and e.op not in ("and", "or")):
             parts = [self.natural(e.a), self.natural(e.b)]
         else:
             return None
@@ -344,7 +340,7 @@ class _Printer:
         if kind == "indices":
             return self.indices(value)
         if kind == "str":
-            return _word(value)
+            return _word(value) if hole.default != "" else json.dumps(value, ensure_ascii=False)
         if kind == "layout":
             return json.dumps(str(value))
         if kind == "vars":
@@ -370,8 +366,7 @@ class _Printer:
                 out.append(literal)
                 continue
             value = getattr(op, hole.name)
-            if hole.optional and value == hole.default:
-                out.append(literal.rstrip() if i == 0 else "")
+            if i > 0 and hole.optional and value == hole.default:
                 continue
             if hole.kind == "body":
                 self._extras(op, extras)

@@ -43,8 +43,14 @@ class ScalarType(str):
     def itemsize(self) -> int:
         return self.dtype.bytes
 
+    def as_torch(self) -> Any:
+        """The PyTorch type of the same name."""
+        import torch
+
+        return getattr(torch, str(self))
+
     def __call__(self, value: Any = 0) -> Expr:
-        return cast(wrap(value, None if isinstance(value, float) else self.dtype), self.dtype)
+        return cast(wrap(value, self.dtype), self.dtype)
 
     # `A.dtype` is a ScalarType and `(A[0] + 1).dtype` a DType: comparing them silently to False
     # would choose the wrong branch of a kernel.

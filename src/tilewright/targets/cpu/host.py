@@ -103,7 +103,7 @@ def optimize(ir: str) -> Any:
     machine = target_machine()
     module = llvm.parse_assembly(ir)
     module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=2, size_level=0)
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
     # nests are vectors already; the vectorizers would only cost time on what is left
     options.loop_vectorization = False
     options.slp_vectorization = False

@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_PLAIN = re.compile(r"[^A-Za-z0-9_.]")
+_PLAIN = re.compile(r"[^A-Za-z0-9_]")
 
 
 def plain(name: str) -> str:
-    """`name` with nothing in it that LLVM would want quoted."""
-    return _PLAIN.sub("_", name) or "v"
+    """`name` with nothing in it that LLVM would want quoted; different names stay different."""
+    return _PLAIN.sub(lambda found: f"u{ord(found[0]):x}" if found[0] != "." else ".", name)
 
 
 class Module:

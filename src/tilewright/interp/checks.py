@@ -1,0 +1,70 @@
+"""Checks on values that the sanitizer builds into expressions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.support.errors import SanitizerError
+
+if TYPE_CHECKING:
+    from tilewright.interp.lanes import Frame
+    from tilewright.ir.expr import Expr
+
+_EXACT: dict[str, Any] = {"+": np.add, "-": np.subtract, "*": np.multiply}
+
+
+def _any_active(fr: Frame, wrong: Any) -> bool:
+    if not np.any(wrong):
+        return False
+    return fr.mask is None or bool(np.any(wrong & fr.mask))
+
+
+def divides(fr: Frame, divisor: Any) -> None:
+    """No active lane divides by zero."""
+    if _any_active(fr, divisor == 0):
+        raise SanitizerError(
+            "division-by-zero",
+            "an integer is divided by zero",
+            loc=fr.loc(),
+            fix="guard the division, e.g. T.if_then_else(d != 0, n // d, 0)",
+        )
+
+
+def fits(fr: Frame, op: str, a: Any, b: Any) -> None:
+    """`a op b` stays inside int32 in every active lane."""
+    exact = _EXACT[op](a.astype(np.int64), b.astype(np.int64))
+    wrong = (exact < -(1 << 31)) | (exact >= 1 << 31)
+    if _any_active(fr, wrong):
+        worst = int(np.max(np.where(wrong, exact, 0))) or int(np.min(np.where(wrong, exact, 0)))
+        raise SanitizerError(
+            "index-overflow",
+            f"an index computed in int32 overflows: '{op}' gives {worst}",
+            loc=fr.loc(),
+            fix='compute it in int64: T.cast(i, "int64")',
+        )
+
+
+def born_nan(fr: Frame, node: Expr, result: Any, args: tuple[Any, ...]) -> None:
+    """A NaN in the result comes from a NaN in an operand."""
+    new = _nan(result)
+    if not new.any():
+        return
+    for arg in args:
+        new = new & ~_nan(arg)
+    if _any_active(fr, new):
+        raise SanitizerError(
+            "nan", f"NaN is born in {_short(node)} though no operand is NaN", loc=fr.loc()
+        )
+
+
+def _nan(x: Any) -> Any:
+    return np.isnan(np.asarray(x).astype(np.float64))
+
+
+def _short(node: Expr) -> str:
+    try:
+        return str(node)
+    except ImportError:
+        return f"a {type(node).__name__.lower()} of type {node.dtype}"

@@ -1,0 +1,434 @@
+"""Running a program: kernels in order, blocks in some order, the agents of a block interleaved.
+
+A block is run by *agents*. Where a kernel has roles, each outermost role instance is one agent, a
+coroutine over the whole kernel body that passes over the roles of others; warps in no role form
+agents too. Otherwise the block is one agent. The blocks of a cluster run together.
+
+Block order is shuffled by the seed, except where results may depend on it: kernels with float
+atomics or atomics with results run their blocks in linear order, which is what atomics mean.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tilewright.interp import events, flow, ops, threads  # noqa: F401  (fill the table)
+from tilewright.interp.evaluate import Evaluator
+from tilewright.interp.hazards import Clocks, HazardWatch
+from tilewright.interp.lanes import Frame, Watch
+from tilewright.interp.meaning import Builder, Run
+from tilewright.interp.memory import Array, Memory, allocate
+from tilewright.interp.sanitizer import BlockRaces, Sanitizer
+from tilewright.ir.atoms import ATOMS
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.op import (
+    Arrive,
+    Atomic,
+    BarrierInit,
+    Body,
+    Commit,
+    Copy,
+    Gemm,
+    Kernel,
+    Op,
+    Role,
+    Sync,
+    Wait,
+    WaitGroup,
+    bodies,
+    walk_ops,
+)
+from tilewright.support.errors import RunError
+
+WARP = 32
+
+
+@dataclass
+class Blocked:
+    """Why an agent waits, and whether it still has to."""
+
+    ready: Callable[[], bool]
+    why: Callable[[], str]
+
+
+@dataclass(frozen=True)
+class Options:
+    sanitize: bool = False
+    nan: bool = False
+    seed: int = 0
+    explicit: bool | None = None
+
+
+# ── what is known about a kernel before it runs ──────────────────────────────────────────────
+
+
+def is_scheduled(kernel: Kernel) -> bool:
+    """The kernel places asynchronous operations or roles itself."""
+    return any(_schedules(op) for op in walk_ops(kernel))
+
+
+def _schedules(op: Op) -> bool:
+    if isinstance(op, (Role, BarrierInit, Arrive, Wait, Commit, WaitGroup)):
+        return True
+    if isinstance(op, Sync):
+        return op.scope == "named"
+    atom = getattr(op, "atom", None)
+    return atom in ATOMS and ATOMS[atom].is_async
+
+
+def is_explicit(kernel: Kernel) -> bool:
+    """Every instruction is chosen, so every synchronisation must be there too."""
+    tiles = [op for op in walk_ops(kernel) if isinstance(op, (Copy, Gemm))]
+    return all(op.atom is not None for op in tiles)
+
+
+def outer_roles(body: Body) -> Iterator[Role]:
+    for op in body:
+        if isinstance(op, Role):
+            yield op
+        else:
+            for inner in bodies(op):
+                yield from outer_roles(inner)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The warps of one agent, and what to call it."""
+
+    first: int
+    warps: int
+    name: str
+
+
+def find_crews(kernel: Kernel) -> list[Crew]:
+    """The block's warps, cut wherever an outermost role or one of its instances begins or ends."""
+    total = -(-prod(kernel.threads) // WARP)
+    roles = list(outer_roles(kernel.body))
+    cuts = {0, total}
+    for role in roles:
+        if role.first + role.warps > total:
+            raise RunError(
+                f"role {role.name} uses warps up to {role.first + role.warps - 1}",
+                loc=role.loc,
+                got=f"a kernel of {total} warps",
+            )
+        share = max(role.warps // role.instances, 1)
+        cuts |= {role.first + k * share for k in range(role.instances + 1)}
+    edges = sorted(cuts)
+    crews = []
+    for first, last in zip(edges, edges[1:], strict=False):
+        names = []
+        for role in roles:
+            if role.first <= first < role.first + role.warps:
+                share = role.warps // role.instances
+                if last - first < share:
+                    raise RunError(
+                        f"role {role.name} is cut in two by another role's warps",
+                        loc=role.loc,
+                        fix="let roles cover equal or disjoint ranges of warps",
+                    )
+                number = (first - role.first) // share
+                label = role.name if role.instances == 1 else f"{role.name}[{number}]"
+                names += [label] if label not in names else []
+        crews.append(Crew(first, last - first, "/".join(names) or "warps outside roles"))
+    return crews
+
+
+def needs_block_order(kernel: Kernel) -> bool:
+    for op in walk_ops(kernel):
+        if isinstance(op, Atomic) and (op.result is not None or op.dst.buffer.dtype.is_float):
+            return True
+        if isinstance(op, Copy) and op.reduce is not None and op.dst.buffer.dtype.is_float:
+            return True
+    return False
+
+
+class CompiledKernel:
+    """A kernel with its ops turned into steps."""
+
+    def __init__(self, kernel: Kernel, options: Options) -> None:
+        self.kernel = kernel
+        self.scheduled = is_scheduled(kernel) or prod(kernel.cluster) > 1
+        explicit = options.explicit
+        if explicit is None:
+            explicit = self.scheduled and is_explicit(kernel)
+        self.explicit = explicit
+        self.scheduled = self.scheduled or explicit
+        self.evaluate = Evaluator(sanitize=options.sanitize, nan=options.nan)
+        builder = Builder(kernel, self.evaluate, explicit=explicit)
+        self.grid = [self.evaluate(g) for g in kernel.grid]
+        self.body: Run = builder.body(kernel.body)
+        self.crews = find_crews(kernel)
+        self.in_order = needs_block_order(kernel)
+        self.families = builder.families
+
+
+# ── what runs ────────────────────────────────────────────────────────────────────────────────
+
+
+class Agent:
+    """One coroutine over the kernel's body: a role instance, or a whole block."""
+
+    def __init__(self, block: Block, crew: Crew, sanitize: bool) -> None:
+        self.block = block
+        self.crew = crew
+        self.sanitize = sanitize
+        self.first_warp = crew.first
+        self.last_warp = crew.first + crew.warps - 1
+        total = prod(block.cluster.compiled.kernel.threads)
+        self.ids = np.arange(
+            crew.first * WARP, min((crew.first + crew.warps) * WARP, total), dtype=np.int32
+        )
+        self.blocked: Blocked | None = None
+        self.clocks = Clocks(self)
+        self.frame = Frame(self, (self.ids.size,))
+        self._time = 0
+        self.flow: Iterator[Any] = iter(())
+        self.done = False
+
+    def tick(self) -> int:
+        """A moment later than all before, in this agent's life."""
+        self._time += 1
+        return self._time
+
+    def lane_ids(self, fr: Frame) -> Array:
+        if fr.in_map:
+            return np.arange(prod(fr.lanes)).reshape(fr.lanes)
+        ids = self.ids.reshape(self.ids.shape + (1,) * (len(fr.lanes) - 1))
+        return np.broadcast_to(ids, fr.lanes)
+
+    def peer_memory(self, fr: Frame, rank: int, name: str) -> Memory:
+        return self.block.cluster.block(rank, fr).existing(name, fr)
+
+    def __str__(self) -> str:
+        return f"{self.crew.name} of block {self.block.index}"
+
+
+class Block:
+    """One block: its shared memory and its agents."""
+
+    def __init__(self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int) -> None:
+        self.cluster = cluster
+        self.index = index
+        self.rank = rank
+        self.linear = linear
+        self.shared: dict[str, Memory] = {}
+        self.cells: dict[tuple[str, tuple[int, ...]], events.Cell] = {}
+        self.meetings: dict[Any, events.Meeting] = {}
+        self.incoming: list[Any] = []
+        self.exited = False
+        self.agents: list[Agent] = []
+
+    def shared_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
+        found = self.shared.get(buffer.name)
+        if found is None:
+            found = self.shared[buffer.name] = make()
+            found.storage.owner = self
+        return found
+
+    def existing(self, name: str, fr: Frame) -> Memory:
+        if name not in self.shared:
+            raise RunError(
+                f"{name} does not exist yet in block {self.index}", loc=fr.loc(),
+                fix="synchronise the cluster before using another block's memory",
+            )  # fmt: skip
+        return self.shared[name]
+
+
+class Cluster:
+    """Blocks that run together; a cluster of one where the kernel has none."""
+
+    def __init__(self, launch: Launch, compiled: CompiledKernel) -> None:
+        self.launch = launch
+        self.compiled = compiled
+        self.blocks: list[Block] = []
+        self.pending: list[events.Transfer] = []
+        self.meetings: dict[Any, events.Meeting] = {}
+
+    def block(self, rank: int, fr: Frame) -> Block:
+        if not 0 <= rank < len(self.blocks):
+            raise RunError(
+                f"there is no block {rank} in a cluster of {len(self.blocks)}", loc=fr.loc()
+            )
+        return self.blocks[rank]
+
+    def run(self, rng: random.Random) -> None:
+        """Interleave the agents until all are done."""
+        live = [agent for block in self.blocks for agent in block.agents]
+        if len(live) == 1 and not self.compiled.scheduled:
+            agent = live[0]
+            for why in agent.flow:
+                if why is not None and not why.ready():
+                    raise self.deadlock(live)
+            return
+        while live:
+            ready = [a for a in live if a.blocked is None or a.blocked.ready()]
+            # mostly as late as the waits allow, so that nothing works by luck
+            if self.pending and (not ready or rng.random() < 0.1):
+                events.complete(self.pending[rng.randrange(len(self.pending))])
+                continue
+            if not ready:
+                raise self.deadlock(live)
+            agent = ready[rng.randrange(len(ready))] if len(ready) > 1 else ready[0]
+            agent.blocked = None
+            try:
+                agent.blocked = next(agent.flow)
+            except StopIteration:
+                agent.done = True
+                live.remove(agent)
+                events.agent_exits(agent)
+        while self.pending:
+            events.complete(self.pending[0])
+
+    def deadlock(self, live: list[Agent]) -> RunError:
+        notes = []
+        for agent in live:
+            op = agent.frame.op
+            what = type(op).__name__ if op is not None else "?"
+            where = f" at {op.loc}" if op is not None and op.loc is not None else ""
+            why = agent.blocked.why() if agent.blocked is not None else "nothing"
+            notes.append(f"{agent} stands in {what}{where}, waiting for {why}")
+        first = live[0].frame.op
+        return RunError(
+            "deadlock: no agent can go on",
+            loc=first.loc if first is not None else None,
+            notes=tuple(notes),
+        )
+
+
+@dataclass
+class Launch:
+    """One run of a program."""
+
+    memories: dict[str, Memory]
+    values: dict[str, Any]
+    options: Options
+    say: Callable[[str], None]
+    races: BlockRaces | None = None
+    made: dict[str, Memory] = field(default_factory=dict)
+
+    def global_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
+        if buffer.name not in self.made:
+            self.made[buffer.name] = make()
+        return self.made[buffer.name]
+
+    def run(self, compiled: CompiledKernel, rng: random.Random) -> None:
+        probe = Frame(_NOBODY, ())
+        probe.vars = dict(self.values)
+        grid = tuple(int(g(probe)) for g in compiled.grid)
+        if any(n <= 0 for n in grid):
+            return
+        shape = compiled.kernel.cluster or (1,) * len(grid)
+        shape = shape + (1,) * (len(grid) - len(shape))
+        if any(n % c for n, c in zip(grid, shape, strict=False)):
+            raise RunError(
+                f"a grid of {grid} does not divide into clusters of {shape}",
+                loc=compiled.kernel.loc,
+            )
+        counts = tuple(n // c for n, c in zip(grid, shape, strict=False))
+        order = list(range(prod(counts)))
+        if not compiled.in_order:
+            rng.shuffle(order)
+        if self.options.sanitize:
+            self.races = BlockRaces()
+        for number in order:
+            corner = unravel(number, counts)
+            self.cluster(compiled, corner, shape[: len(grid)], grid).run(rng)
+
+    def cluster(
+        self, compiled: CompiledKernel, corner: tuple[int, ...], shape: tuple[int, ...],
+        grid: tuple[int, ...],
+    ) -> Cluster:  # fmt: skip
+        cluster = Cluster(self, compiled)
+        for rank in range(prod(shape)):
+            inner = unravel(rank, shape)
+            index = tuple(c * s + i for c, s, i in zip(corner, shape, inner, strict=True))
+            linear = ravel(index, grid)
+            block = Block(cluster, index, rank, linear)
+            cluster.blocks.append(block)
+            block.agents = [Agent(block, c, self.options.sanitize) for c in compiled.crews]
+            for agent in block.agents:
+                self.prepare(agent, compiled)
+        return cluster
+
+    def prepare(self, agent: Agent, compiled: CompiledKernel) -> None:
+        kernel, block, fr = compiled.kernel, agent.block, agent.frame
+        fr.vars.update(self.values)
+        for var, i in zip(kernel.blocks, block.index, strict=True):
+            fr.vars[var.name] = var.dtype.numpy.type(i)
+        rest = agent.ids
+        for var, n in zip(kernel.thread_vars, kernel.threads, strict=True):
+            fr.vars[var.name] = (rest % n).astype(var.dtype.numpy)
+            rest = rest // n
+        if kernel.rank is not None:
+            fr.vars[kernel.rank.name] = kernel.rank.dtype.numpy.type(block.rank)
+        fr.bufs.update(self.memories)
+        watches: list[Watch] = []
+        if compiled.scheduled:
+            watches.append(HazardWatch(agent, strict=compiled.explicit))
+        if self.options.sanitize and self.races is not None:
+            watches.append(Sanitizer(agent, self.races, threads=not compiled.scheduled))
+        if watches:
+            fr.watch = watches[0] if len(watches) == 1 else Both(watches)
+        agent.flow = compiled.body(fr)
+
+
+class Both(Watch):
+    """Several watchers at once."""
+
+    def __init__(self, watches: list[Watch]) -> None:
+        self.watches = watches
+        self.exact = any(w.exact for w in watches)
+
+    def read(self, *args: Any) -> None:
+        for w in self.watches:
+            w.read(*args)
+
+    def write(self, *args: Any) -> None:
+        for w in self.watches:
+            w.write(*args)
+
+    def atomic(self, *args: Any) -> None:
+        for w in self.watches:
+            w.atomic(*args)
+
+    def enter_map(self, fr: Frame) -> None:
+        for w in self.watches:
+            w.enter_map(fr)
+
+    def leave_map(self, fr: Frame) -> None:
+        for w in self.watches:
+            w.leave_map(fr)
+
+    def synced(self, fr: Frame, scope: str) -> None:
+        for w in self.watches:
+            w.synced(fr, scope)
+
+
+_NOBODY: Any = None
+
+
+def unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The coordinates of a linear number, axis 0 fastest."""
+    out = []
+    for n in shape:
+        out.append(number % n)
+        number //= n
+    return tuple(out)
+
+
+def ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    number = 0
+    for i, n in zip(reversed(index), reversed(shape), strict=True):
+        number = number * n + i
+    return number
+
+
+def scratch_memory(buffer: Buffer, shape: tuple[int, ...], options: Options) -> Memory:
+    return allocate(buffer, shape, track=options.sanitize)

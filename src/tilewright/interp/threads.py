@@ -1,0 +1,206 @@
+"""Meaning of `Intrinsic`: what has an effect, or a value that depends on other threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilewright.interp.lanes import Frame, TileRegion, gather, locate, read_box
+from tilewright.interp.meaning import Builder, Step, meaning
+from tilewright.interp.memory import Array
+from tilewright.interp.numbers import Value, bin_fn
+from tilewright.ir.buffer import Region
+from tilewright.ir.dtype import DType
+from tilewright.ir.intrinsics import INTRINSICS
+from tilewright.ir.op import Intrinsic
+from tilewright.support.errors import RunError
+
+WARP = 32
+
+
+def _threads(fr: Frame, value: Value) -> Array:
+    if fr.in_map:
+        raise RunError("threads do not exist inside an elementwise nest", loc=fr.loc())
+    return np.array(np.broadcast_to(value, fr.lanes))
+
+
+def _source(kind: str, fr: Frame, by: Value, width: int) -> Array:
+    """The thread each thread reads from, itself where there is none."""
+    me = np.arange(fr.lanes[0])
+    lane = me % WARP
+    base = lane // width * width
+    by = _threads(fr, by).astype(np.int64)
+    target = {
+        "sync": base + by % width,
+        "xor": lane ^ by,
+        "up": lane - by,
+        "down": lane + by,
+    }[kind]
+    inside = (target >= base) & (target < base + width)
+    other = me - lane + target
+    return np.where(inside & (other < fr.lanes[0]), other, me)
+
+
+def shuffle(kind: str) -> Callable[..., Value]:
+    def run(fr: Frame, op: Intrinsic, value: Value, by: Value) -> Value:
+        values = _threads(fr, value)
+        return values[_source(kind, fr, by, op.width or WARP)]
+
+    return run
+
+
+def _warps(fr: Frame, value: Value, idle: Any) -> Array:
+    """Values by warp, threads that are not active (or do not exist) replaced by `idle`."""
+    values = _threads(fr, value)
+    values[~fr.active(fr.lanes)] = idle
+    rows = -(-values.size // WARP)
+    out = np.full(rows * WARP, idle, values.dtype)
+    out[: values.size] = values
+    return out.reshape(rows, WARP)
+
+
+def _spread(fr: Frame, by_warp: Array) -> Array:
+    return np.repeat(by_warp, WARP)[: fr.lanes[0]]
+
+
+def ballot(fr: Frame, op: Intrinsic, pred: Value) -> Value:
+    bits = _warps(fr, pred != 0, False).astype(np.uint64)
+    word = (bits << np.arange(WARP, dtype=np.uint64)).sum(axis=1)
+    return _spread(fr, word.astype(np.uint32))
+
+
+def any_sync(fr: Frame, op: Intrinsic, pred: Value) -> Value:
+    return _spread(fr, _warps(fr, pred != 0, False).any(axis=1))
+
+
+def all_sync(fr: Frame, op: Intrinsic, pred: Value) -> Value:
+    return _spread(fr, _warps(fr, pred != 0, True).all(axis=1))
+
+
+def warp_reduce(name: str) -> Callable[..., Value]:
+    symbol = {"sum": "+", "max": "max", "min": "min", "and": "&", "or": "|"}[name]
+
+    def run(fr: Frame, op: Intrinsic, value: Value) -> Value:
+        arg = op.args[0]
+        dtype: DType = arg.buffer.dtype if isinstance(arg, Region) else arg.dtype
+        fn = bin_fn(symbol, dtype)
+        values, active = _threads(fr, value), fr.active(fr.lanes)
+        width, out = op.width or WARP, values.copy()
+        for first in range(0, values.size, width):
+            group = np.flatnonzero(active[first : first + width]) + first
+            if group.size:
+                # the butterfly's order, so that targets can agree bit for bit
+                parts = [values[g] for g in group]
+                while len(parts) > 1:
+                    half = (len(parts) + 1) // 2
+                    parts = [
+                        fn(parts[k], parts[k + half]) if k + half < len(parts) else parts[k]
+                        for k in range(half)
+                    ]
+                out[group] = parts[0]
+        return out
+
+    return run
+
+
+_VALUES: dict[str, Callable[..., Value]] = {
+    **{f"shfl_{kind}": shuffle(kind) for kind in ("sync", "xor", "up", "down")},
+    **{f"warp_reduce_{name}": warp_reduce(name) for name in ("sum", "max", "min", "and", "or")},
+    "ballot": ballot,
+    "any_sync": any_sync,
+    "all_sync": all_sync,
+}
+
+
+@meaning(Intrinsic)
+def run_intrinsic(b: Builder, op: Intrinsic) -> Step:
+    effect = INTRINSICS.get(op.name)
+    if effect is None:
+        raise RunError(f"unknown intrinsic {op.name!r}", loc=op.loc)
+    if effect.opaque:
+        # an opaque instruction that is never reached does no harm
+        def refuse(fr: Frame) -> None:
+            raise RunError(
+                f"{op.name} is foreign code, which the interpreter cannot run",
+                loc=op.loc,
+                fix='compile for a GPU: target="cuda"',
+            )
+
+        return Step(op, refuse)
+    args: list[Any] = [
+        b.evaluate.region(a) if isinstance(a, Region) else b.evaluate(a) for a in op.args
+    ]
+    if op.name in ("pdl_wait", "pdl_launch"):
+        return Step(op, lambda fr: None)
+    if op.name == "print":
+        return Step(op, lambda fr: run_print(fr, op, args))
+    if op.name == "device_assert":
+        return Step(op, lambda fr: run_assert(fr, op, args))
+    fn, result = _VALUES[op.name], op.result
+
+    def run(fr: Frame) -> None:
+        values = [_element(fr, a) if isinstance(a, TileRegion) else a(fr) for a in args]
+        got = fn(fr, op, *values[: fn_arity(op.name)])
+        if result is not None:
+            fr.vars[result.name] = got.astype(result.dtype.numpy)
+
+    return Step(op, run)
+
+
+def fn_arity(name: str) -> int:
+    return 2 if name.startswith("shfl_") else 1
+
+
+def _element(fr: Frame, tile: TileRegion) -> Value:
+    return gather(fr, fr.memory(tile.region.buffer.name), tuple(s(fr) for s in tile.starts), None)
+
+
+def run_print(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
+    """One line per block for uniform values and tiles, one per active thread otherwise."""
+    where = "block " + str(tuple(fr.agent.block.index))
+    shown: list[Any] = []
+    for arg in args:
+        if isinstance(arg, TileRegion):
+            box = locate(fr, arg)
+            name = arg.region.buffer.name
+            if box is not None and not box.mem.lead:
+                shown.append(f"{name} = {np.array2string(read_box(box), threshold=4096)}")
+            else:
+                shown.append(_element(fr, arg))
+        else:
+            shown.append(arg(fr))
+    lanes = fr.in_map or fr.mask is not None or any(getattr(v, "ndim", 0) for v in shown)
+    say = fr.agent.block.cluster.launch.say
+    if not lanes:
+        say(_line(where, op.text, shown))
+        return
+    word = "at" if fr.in_map else "thread"
+    ids = np.broadcast_to(fr.agent.lane_ids(fr), fr.lanes)
+    columns = [np.broadcast_to(v, fr.lanes) if not isinstance(v, str) else v for v in shown]
+    for place in zip(*np.nonzero(fr.active(fr.lanes)), strict=True):
+        spot = str(tuple(map(int, place))) if fr.in_map else str(int(ids[place]))
+        row = [c if isinstance(c, str) else c[place] for c in columns]
+        say(_line(f"{where} {word} {spot}", op.text, row))
+
+
+def _line(where: str, text: str, values: list[Any]) -> str:
+    return f"{where}: " + " ".join([*([text] if text else []), *map(str, values)])
+
+
+def run_assert(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
+    value = args[0](fr) if not isinstance(args[0], TileRegion) else _element(fr, args[0])
+    holds = np.broadcast_to(value, fr.lanes if value.ndim else ()) != 0
+    wrong = ~holds & fr.active(holds.shape) if holds.ndim else ~holds
+    if wrong.any():
+        who = ""
+        if holds.ndim and not fr.in_map:
+            first = int(fr.agent.lane_ids(fr)[wrong.reshape(fr.lanes)][0])
+            who = f" in thread {first}"
+        raise RunError(
+            f"device_assert failed in block {tuple(fr.agent.block.index)}{who}"
+            + (f": {op.text}" if op.text else ""),
+            loc=op.loc,
+        )
+

@@ -1,0 +1,129 @@
+"""What is known where: the `Ranges` that hold at each op of a kernel.
+
+    ranges = entry(kernel, program.dims)
+    for op in kernel.body:
+        …                              # `ranges` hold here
+        inside(op, "body", ranges)     # … and these within one of its bodies
+        ranges = after(op, ranges)     # … and these behind it
+
+`walk_ranges` does this for a whole kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from tilewright.ir.bounds import Ranges
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.expr import Cmp, Const, Expr, Var, const, loads
+from tilewright.ir.op import (
+    Body,
+    Break,
+    Continue,
+    Dim,
+    For,
+    Hint,
+    If,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Role,
+    While,
+    expressions,
+    marked,
+    operands,
+    walk_ops,
+)
+
+
+def entry(kernel: Kernel, dims: Iterable[Dim] = ()) -> Ranges:
+    """At the kernel's first op: contracts of sizes, block, thread and cluster indices.
+
+    Sizes of tensors are never negative, whether or not their contract is at hand.
+    """
+    ranges = Ranges()
+    for dim in dims:
+        ranges = ranges.where(dim.var, dim.min, dim.max, dim.multiple_of)
+    for size in _sizes(kernel):
+        if isinstance(size, Var):
+            ranges = ranges.where(size, 0)
+        elif not isinstance(size, Const):
+            ranges = ranges.given(Cmp(">=", size, const(0, size.dtype)), index=True)
+    for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
+        ranges = counted(ranges, var, extent)
+    for var, count in zip(kernel.thread_vars, kernel.threads, strict=False):
+        ranges = ranges.where(var, 0, count - 1)
+    if kernel.rank is not None:
+        ranges = ranges.where(kernel.rank, 0, prod(kernel.cluster) - 1)
+    return ranges
+
+
+def counted(ranges: Ranges, var: Var, extent: Expr) -> Ranges:
+    """`ranges`, and var in 0 … extent - 1."""
+    return ranges.loop(var, const(0, var.dtype), extent, const(1, var.dtype))
+
+
+def inside(op: Op, field: str, ranges: Ranges) -> Ranges:
+    """Within the body `field` of `op`, given what holds before it."""
+    match op:
+        case For():
+            return ranges.loop(op.var, op.start, op.stop, op.step)
+        case Map():
+            for var, extent in zip(op.vars, op.extents, strict=True):
+                ranges = counted(ranges, var, extent)
+        case If():
+            return ranges.given(op.cond, field == "then")
+        case While():
+            return ranges.given(op.cond)
+        case Role() if op.var is not None:
+            return ranges.where(op.var, 0, op.instances - 1)
+    return ranges
+
+
+def after(op: Op, ranges: Ranges) -> Ranges:
+    """Behind `op`, in the rest of its body, given what holds before it."""
+    match op:
+        case Let():
+            return ranges.let(op.var, op.value)
+        case Hint(name="assume") if op.value is not None:
+            return ranges.given(op.value)
+        case If() if _leaves(op.then) and not _leaves(op.orelse):
+            return ranges.given(op.cond, False)
+        case If() if _leaves(op.orelse) and not _leaves(op.then):
+            return ranges.given(op.cond)
+    return ranges
+
+
+def walk_ranges(kernel: Kernel, dims: Iterable[Dim] = ()) -> Iterator[tuple[Op, Ranges]]:
+    """Every op of the kernel's body, in text order, with what holds when it runs."""
+
+    def go(body: Body, ranges: Ranges) -> Iterator[tuple[Op, Ranges]]:
+        for op in body:
+            yield op, ranges
+            for f in marked(op, "body"):
+                yield from go(getattr(op, f.name), inside(op, f.name, ranges))
+            ranges = after(op, ranges)
+
+    yield from go(kernel.body, entry(kernel, dims))
+
+
+def _leaves(body: Body) -> bool:
+    """Control never goes on behind `body`."""
+    return bool(body) and isinstance(body[-1], (Break, Continue))
+
+
+def _sizes(kernel: Kernel) -> list[Expr]:
+    found: dict[Expr, None] = {}
+    for op in walk_ops(kernel):
+        buffers = [
+            x.buffer if isinstance(x, Region) else x
+            for x in operands(op)
+            if isinstance(x, (Region, Buffer))
+        ]
+        buffers += [load.buffer for expr in expressions(op) for load in loads(expr)]
+        for buffer in buffers:
+            if buffer.space is Space.GLOBAL:
+                found.update(dict.fromkeys(buffer.shape))
+    return list(found)

@@ -1,0 +1,241 @@
+"""Atomics on global and shared memory, and reducers built on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.ir.buffer import Region, Space
+from tilewright.ir.expr import Expr, Var, const, wrap
+from tilewright.ir.op import Atomic, Copy, Fill
+from tilewright.lang.alloc import REDUCERS
+from tilewright.lang.builder import current
+from tilewright.lang.check import check_copy
+from tilewright.lang.handles import Access, Done, Tile, Tiles, describe, fitting, region_of
+from tilewright.lang.move import from_corner
+from tilewright.support.errors import CompileError
+
+_ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
+
+
+def _order(order: str | None, default: str = "relaxed") -> str:
+    if order is None:
+        return default
+    if order not in _ORDERS:
+        raise CompileError("unknown memory order", expected=", ".join(_ORDERS), got=repr(order))
+    return order
+
+
+def _target(dst: Any, word: str) -> Region:
+    region = region_of(dst, word)
+    if region.buffer.space not in (Space.GLOBAL, Space.SHARED):
+        raise CompileError(
+            f"T.{word}: {region.buffer.name} lives in {region.buffer.space.value} memory",
+            expected="global or shared memory",
+            fix="only memory that several threads see needs an atomic; store directly",
+        )
+    if region.dtype.packed or region.dtype.bits < 16:
+        raise CompileError(
+            f"T.{word}: {region.dtype} elements have no atomics",
+            fix="keep the counter in int32 or float32",
+        )
+    return region
+
+
+def _atomic(
+    op: str, dst: Any, value: Any, order: str | None, return_prev: bool, word: str
+) -> Var | None:
+    builder = current(word)
+    builder.require_kernel(word)
+    to = _target(dst, word)
+    if isinstance(value, (Tile, Tiles)):
+        builder.require_block(word)
+        src = region_of(value, word)
+        if isinstance(dst, Access):
+            to = from_corner(dst, src, word)
+        check_copy(src, to)
+        if return_prev:
+            raise CompileError(f"T.{word}: a tile has no single previous value")
+        builder.emit(Atomic(op, to, src=src, order=_order(order)))
+        return None
+    if to.tile:
+        raise CompileError(
+            f"T.{word}: one value for a tile of {to.buffer.name}",
+            expected="an element, or a tile of values",
+            got=describe(value),
+        )
+    result = builder.var(builder.hint, to.dtype, "old") if return_prev else None
+    if op in ("and", "or", "xor") and not to.dtype.is_int:
+        raise CompileError(f"T.{word} works on integers", got=str(to.dtype))
+    builder.emit(Atomic(op, to, fitting(value, to.buffer), result=result, order=_order(order)))
+    return result
+
+
+def atomic_add(
+    dst: Any,
+    value: Any,
+    memory_order: str | None = None,
+    return_prev: bool = False,
+    use_tma: bool = False,
+) -> Any:
+    """dst += value in one step, for an element or a tile."""
+    if use_tma:
+        builder = current("atomic_add")
+        builder.require_block("atomic_add")
+        src = region_of(value, "atomic_add")
+        to = from_corner(dst, src, "atomic_add") if isinstance(dst, Access) else region_of(
+            dst, "atomic_add"
+        )  # fmt: skip
+        check_copy(src, to)
+        builder.emit(Copy(src, to, prefer="tma", reduce="add"))
+        return None
+    return _atomic("add", dst, value, memory_order, return_prev, "atomic_add")
+
+
+def atomic_max(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
+) -> Any:
+    """dst = max(dst, value) in one step."""
+    return _atomic("max", dst, value, memory_order, return_prev, "atomic_max")
+
+
+def atomic_min(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
+) -> Any:
+    """dst = min(dst, value) in one step."""
+    return _atomic("min", dst, value, memory_order, return_prev, "atomic_min")
+
+
+def atomic_or(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
+) -> Any:
+    """dst |= value in one step."""
+    return _atomic("or", dst, value, memory_order, return_prev, "atomic_or")
+
+
+def atomic_and(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
+) -> Any:
+    """dst &= value in one step."""
+    return _atomic("and", dst, value, memory_order, return_prev, "atomic_and")
+
+
+def atomic_xor(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
+) -> Any:
+    """dst ^= value in one step."""
+    return _atomic("xor", dst, value, memory_order, return_prev, "atomic_xor")
+
+
+def atomic_exch(dst: Any, value: Any, memory_order: str | None = None) -> Any:
+    """dst = value in one step; gives the old value."""
+    return _atomic("exch", dst, value, memory_order, True, "atomic_exch")
+
+
+def atomic_load(src: Any, memory_order: str | None = None) -> Var:
+    """The element's value, read in one step."""
+    builder = current("atomic_load")
+    builder.require_kernel("atomic_load")
+    region = _target(src, "atomic_load")
+    if region.tile:
+        raise CompileError("T.atomic_load reads one element", got=describe(src))
+    result = builder.var(builder.hint, region.dtype, "loaded")
+    builder.emit(Atomic("load", region, result=result, order=_order(memory_order, "seq_cst")))
+    return result
+
+
+def atomic_store(dst: Any, value: Any, memory_order: str | None = None) -> None:
+    """The element = value, written in one step."""
+    _atomic("store", dst, value, memory_order or "seq_cst", False, "atomic_store")
+
+
+def _several(count: int, dst: Any, value: Any, word: str) -> None:
+    """`count` neighbouring elements."""
+    if not isinstance(dst, Access) or not isinstance(value, Access):
+        raise CompileError(f"T.{word} needs two elements", got=describe(dst))
+    for at in range(count):
+        to, frm = (
+            x.tile[(*x.indices[:-1], x.indices[-1] + at)] for x in (dst, value)
+        )
+        _atomic("add", to, frm, None, False, word)
+
+
+def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
+    """`atomic_add` of two neighbouring elements."""
+    _several(2, dst, value, "atomic_addx2")
+
+
+def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
+    """`atomic_add` of four neighbouring elements."""
+    _several(4, dst, value, "atomic_addx4")
+
+
+# ── reducers ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _reducer(value: Any, word: str) -> str:
+    tile = value.tile if isinstance(value, Access) else value
+    op = getattr(tile, "reducer", None)
+    if op is None:
+        raise CompileError(
+            f"T.{word} needs a reducer", got=describe(value), fix="make it with T.alloc_reducer"
+        )
+    return str(op)
+
+
+def _identity(op: str, region: Region) -> Expr:
+    kind = region.dtype
+    infinite = float("inf") if kind.is_float and kind.bits >= 16 else None
+    low = -infinite if infinite is not None else kind.min_value
+    high = infinite if infinite is not None else kind.max_value
+    return const(
+        {"sum": 0, "max": low, "min": high, "bitand": -1 if kind.kind == "int" else kind.max_value,
+         "bitor": 0, "bitxor": 0}[op],
+        kind,
+    )  # fmt: skip
+
+
+def reducer_init(reducer: Any, init: Any = None) -> None:
+    """Every element = the neutral value of the reducer's op, or `init`."""
+    op = _reducer(reducer, "reducer_init")
+    builder = current("reducer_init")
+    builder.require_block("reducer_init")
+    to = region_of(reducer, "reducer_init")
+    value = _identity(op, to) if init is None else fitting(init, to.buffer)
+    builder.emit(Fill(to, value))
+
+
+def reducer_step(target: Access, op: str, value: Any) -> Done:
+    """acc[i] op= value, for iterations that may meet at one element."""
+    wanted = _reducer(target, "reducer_update")
+    if op != wanted:
+        raise CompileError(
+            f"{target.name} is a reducer of kind {wanted!r}", got=f"an update of kind {op!r}"
+        )
+    current("reducer_update").emit(
+        Atomic(REDUCERS[op], region_of(target, "reducer_update"), fitting(value, target.buffer))
+    )
+    return Done()
+
+
+def reducer_update(target: Any, value: Any) -> None:
+    """Fold `value` into one element of a reducer."""
+    op = _reducer(target, "reducer_update")
+    if not isinstance(target, Access):
+        raise CompileError("T.reducer_update needs an element", got=describe(target))
+    reducer_step(target, op, value)
+
+
+def finalize_reducer(reducer: Any, dst: Any = None, batch: int = 1) -> None:
+    """dst = what the reducer holds; without `dst` it becomes an ordinary tile."""
+    _reducer(reducer, "finalize_reducer")
+    builder = current("finalize_reducer")
+    builder.require_block("finalize_reducer")
+    if dst is None:
+        reducer.reducer = None
+        return
+    src, to = region_of(reducer, "finalize_reducer"), region_of(dst, "finalize_reducer")
+    check_copy(src, to)
+    builder.emit(Copy(src, to))
+
+
+__all__ = ["atomic_add", "wrap"]

@@ -1,0 +1,252 @@
+"""What a trace has built so far: ops in nested bodies, names, parameters, kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.dtype import INT32, DType
+from tilewright.ir.expr import Const, Expr, Var, is_pure, variables, walk, wrap
+from tilewright.ir.op import (
+    Alloc,
+    Arrive,
+    Body,
+    Dim,
+    If,
+    Kernel,
+    Let,
+    Op,
+    Param,
+    Program,
+    View,
+    Wait,
+    walk_ops,
+)
+from tilewright.lang.where import locate
+from tilewright.support.errors import CompileError, Loc
+
+# A pure expression larger than this is named once instead of being copied to each use.
+LARGE = 32
+
+
+@dataclass
+class KernelState:
+    """The kernel being built."""
+
+    name: str
+    blocks: tuple[Var, ...]
+    grid: tuple[Expr, ...]
+    thread_vars: tuple[Var, ...]
+    threads: tuple[int, ...]
+    cluster: tuple[int, ...]
+    rank: Var | None
+    loc: Loc | None
+    placed: list[tuple[int, ...]] = field(default_factory=list)
+    guards: list[Expr] = field(default_factory=list)
+    wgmma_open: bool = False
+
+    @property
+    def num_threads(self) -> int:
+        total = 1
+        for extent in self.threads:
+            total *= extent
+        return total
+
+
+class Builder:
+    """Collects one program."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.loc: Loc | None = None
+        self.params: list[Param] = []
+        self.outputs: list[str] = []
+        self.dims: dict[Var, Dim] = {}
+        self.scratch: list[Buffer] = []
+        self.sources: list[str] = []
+        self.kernels: list[Kernel] = []
+        self.kernel: KernelState | None = None
+        self.consts: dict[str, int] = {}
+        self.arguments: dict[str, Any] = {}
+        self.declared: list[str] = []
+        self.hint: str | None = None
+        self.maps = 0
+        self._names: set[str] = set()
+        self._bodies: list[list[Op]] = []
+        self.emitted = 0
+
+    # ── names ──
+
+    def fresh(self, name: str | None, default: str = "v") -> str:
+        """`name`, or `name_1`, … when it is taken."""
+        base = "".join(c if c.isalnum() or c == "_" else "_" for c in name or default)
+        if base == "_" or not base:
+            base = default
+        found, count = base, 0
+        while found in self._names:
+            count += 1
+            found = f"{base}_{count}"
+        self._names.add(found)
+        return found
+
+    def var(self, name: str | None, dtype: DType = INT32, default: str = "v") -> Var:
+        return Var(self.fresh(name, default), dtype)
+
+    # ── ops ──
+
+    def emit(self, op: Op) -> None:
+        if not self._bodies:
+            raise CompileError(
+                f"{word_of(op)} outside a kernel",
+                fix="put it inside `with T.Kernel(...) as ...:`",
+            )
+        if op.loc is None:
+            op = replace(op, loc=locate())
+        self._bodies[-1].append(op)
+        self.emitted += 1
+
+    def open(self) -> None:
+        self._bodies.append([])
+
+    def close(self) -> Body:
+        return tuple(self._bodies.pop())
+
+    def let(self, value: Expr, name: str | None = None) -> Var:
+        """Name a value now."""
+        var = self.var(name, value.dtype)
+        self.emit(Let(var, value))
+        return var
+
+    def snapshot(self, value: Any, name: str | None = None) -> Expr:
+        """The value as it is now: loads are taken, large trees named."""
+        expr = wrap(value)
+        if is_pure(expr) and sum(1 for _ in walk(expr)) <= LARGE:
+            return expr
+        return self.let(expr, name)
+
+    def require_kernel(self, word: str) -> KernelState:
+        if self.kernel is None:
+            raise CompileError(
+                f"T.{word} outside a kernel",
+                fix="put it inside `with T.Kernel(...) as ...:`",
+            )
+        return self.kernel
+
+    def require_block(self, word: str) -> KernelState:
+        """The kernel, for words that all threads run together."""
+        kernel = self.require_kernel(word)
+        if self.maps:
+            raise CompileError(
+                f"T.{word} inside T.Parallel: it works on whole tiles, with all threads together",
+                fix="move it out of the T.Parallel loop, or use T.serial around it",
+            )
+        return kernel
+
+    # ── kernels ──
+
+    @contextmanager
+    def in_kernel(self, state: KernelState) -> Iterator[None]:
+        if self.kernel is not None:
+            raise CompileError(
+                "T.Kernel inside T.Kernel",
+                fix="close the first one; several kernels in one function run in order",
+            )
+        self.kernel = state
+        self.open()
+        yield
+        from tilewright.lang.roles import place
+
+        body = place(self.close(), state)
+        self.kernel = None
+        rank = state.rank if state.cluster else None
+        self.kernels.append(
+            Kernel(
+                state.name, state.blocks, state.grid, state.thread_vars, state.threads, body,
+                state.cluster, rank, loc=state.loc,
+            )
+        )  # fmt: skip
+
+    def finish(self) -> Program:
+        if not self.kernels:
+            raise CompileError(
+                f"{self.name} has no kernel",
+                loc=self.loc,
+                fix="open one: `with T.Kernel(...) as ...:`",
+            )
+        used = {v for p in self.params if isinstance(p, Buffer) for s in p.shape + (p.strides or ())
+                for v in variables(s)}  # fmt: skip
+        return Program(
+            self.name,
+            tuple(self.params),
+            tuple(self.kernels),
+            tuple(dim for var, dim in self.dims.items() if var in used),
+            tuple(self.scratch),
+            tuple(self.sources),
+            loc=self.loc,
+        )
+
+
+def word_of(op: Op) -> str:
+    return {"Let": "reading a tensor", "Store": "a store"}.get(
+        type(op).__name__, f"T.{type(op).__name__.lower()}"
+    )
+
+
+_CURRENT: ContextVar[Builder | None] = ContextVar("builder", default=None)
+
+
+def current(word: str) -> Builder:
+    """The builder of the running trace; `word` is what needs it."""
+    builder = _CURRENT.get()
+    if builder is None:
+        raise CompileError(
+            f"T.{word} outside a kernel function",
+            fix="use it in a function decorated with @T.prim_func, @T.macro or @tw.jit",
+        )
+    return builder
+
+
+@contextmanager
+def building(builder: Builder) -> Iterator[Builder]:
+    token = _CURRENT.set(builder)
+    try:
+        yield builder
+    finally:
+        _CURRENT.reset(token)
+
+
+def static_int(value: Any, what: str, least: int | None = None) -> int:
+    """`value` as a compile-time integer."""
+    expr = value if isinstance(value, Expr) else None
+    if isinstance(expr, Const):
+        value = expr.value
+    if isinstance(value, bool) or not hasattr(value, "__index__") or (
+        expr is not None and not isinstance(expr, Const)
+    ):  # fmt: skip
+        raise CompileError(
+            f"{what} must be a compile-time integer",
+            got="a run-time value" if expr is not None else repr(value)[:60],
+        )
+    number = int(value.__index__())
+    if least is not None and number < least:
+        raise CompileError(f"{what} must be at least {least}", got=str(number))
+    return number
+
+
+__all__ = [
+    "Alloc",
+    "Arrive",
+    "Builder",
+    "If",
+    "KernelState",
+    "View",
+    "Wait",
+    "building",
+    "current",
+    "static_int",
+    "walk_ops",
+]

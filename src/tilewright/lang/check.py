@@ -1,0 +1,193 @@
+"""Type and shape rules of the tile words. Each error says what was expected, what came, and what
+to do."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from tilewright.ir.buffer import Region, Space
+from tilewright.ir.expr import Const, Expr
+from tilewright.ir.op import Program
+from tilewright.lang.affine import same
+from tilewright.support.errors import CompileError
+
+
+def shape_text(shape: Sequence[Expr | int]) -> str:
+    inner = ", ".join(str(s.value) if isinstance(s, Const) else str(s) for s in shape)
+    return f"({inner}{',' if len(shape) == 1 else ''})"
+
+
+def fits(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
+    """Equal shapes."""
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def check_copy(src: Region, dst: Region) -> None:
+    """Shapes match after unit dimensions drop; barriers are no data."""
+    if not fits(src.tile, dst.tile):
+        raise CompileError(
+            f"T.copy: {src.buffer.name} and {dst.buffer.name} have different shapes",
+            expected=f"{shape_text(src.tile)}, the shape read from {src.buffer.name}",
+            got=f"{shape_text(dst.tile)}, the shape written to {dst.buffer.name}",
+            fix="copy a region: A[i0:i1, :], or give a corner A[i, j] and let the tile's shape decide",
+        )
+    for region in (src, dst):
+        check_data(region, "copy")
+        check_inside(region, "copy")
+
+
+def check_data(region: Region, word: str) -> None:
+    if region.buffer.space is Space.BARRIER:
+        raise CompileError(
+            f"T.{word}: {region.buffer.name} is a barrier, not data",
+            fix="use T.barrier_arrive and T.barrier_wait",
+        )
+
+
+def check_inside(region: Region, word: str) -> None:
+    """A constant region of a tile lies inside it."""
+    if region.buffer.space is Space.GLOBAL:
+        return
+    for axis, (start, extent, size) in enumerate(
+        zip(region.starts, region.extents, region.buffer.shape, strict=True)
+    ):
+        if not (isinstance(extent, Const) and isinstance(size, Const)):
+            continue
+        low = int(start.value) if isinstance(start, Const) else 0
+        if low < 0 or low + extent.value > size.value:
+            raise CompileError(
+                f"T.{word} leaves {region.buffer.name} in dimension {axis}",
+                expected=f"0 … {size.value}",
+                got=f"{low} … {low + extent.value}",
+                fix="make the tile larger or the region smaller",
+            )
+
+
+def check_static(region: Region, word: str) -> tuple[int, ...]:
+    """The region's shape, which must be known at compile time."""
+    for extent in region.tile:
+        if not isinstance(extent, Const):
+            raise CompileError(
+                f"T.{word} needs a tile of compile-time shape",
+                got=f"{shape_text(region.tile)} of {region.buffer.name}",
+                fix="copy a tile of fixed size into shared memory or a fragment first",
+            )
+    return region.static_tile
+
+
+def check_gemm(
+    a: Region, b: Region, c: Region, transpose_a: bool, transpose_b: bool, sparse: bool = False
+) -> tuple[int, int, int]:
+    """Operands are matrices that multiply; the sizes M, N, K."""
+    for region, name in ((a, "A"), (b, "B"), (c, "C")):
+        check_data(region, "gemm")
+        check_inside(region, "gemm")
+        if region.buffer.space in (Space.GLOBAL, Space.LOCAL):
+            raise CompileError(
+                f"T.gemm: {name} ({region.buffer.name}) lives in {region.buffer.space.value} memory",
+                expected="a fragment" if name == "C" else "shared memory or a fragment",
+                fix=f"T.copy it into a tile first: T.alloc_{'fragment' if name == 'C' else 'shared'}",
+            )
+    (ar, ac), (br, bc), (m, n) = (_matrix(r, n) for r, n in ((a, "A"), (b, "B"), (c, "C")))
+    am, ak = (ac, ar) if transpose_a else (ar, ac)
+    bk, bn = (bc, br) if transpose_b else (br, bc)
+    ak = ak * 2 if sparse else ak
+    if (am, bn) != (m, n) or ak != bk:
+        raise CompileError(
+            "T.gemm: the shapes do not multiply",
+            expected=f"A {m}×K, B K×{n} for C {m}×{n}",
+            got=f"{a.buffer.name} {am}×{ak}{' (transposed)' * transpose_a}, "
+            f"{b.buffer.name} {bk}×{bn}{' (transposed)' * transpose_b}",
+            fix="check transpose_A / transpose_B and the tiles' shapes",
+        )
+    _check_gemm_types(a, b, c)
+    return m, n, ak
+
+
+def _matrix(region: Region, name: str) -> tuple[int, int]:
+    shape = check_static(region, "gemm")
+    if len(shape) != 2:
+        # unit extents drop, but a matrix with one row keeps its own dimensions
+        full = tuple(int(e) for e in region.extents)
+        while len(full) > 2 and full[0] == 1:
+            full = full[1:]
+        shape = full
+    if len(shape) != 2:
+        raise CompileError(
+            f"T.gemm: {name} ({region.buffer.name}) must be a matrix",
+            expected="two dimensions",
+            got=shape_text(region.tile),
+        )
+    return shape[0], shape[1]
+
+
+def _check_gemm_types(a: Region, b: Region, c: Region) -> None:
+    x, y, z = a.dtype, b.dtype, c.dtype
+    eight_bit = x.is_float and y.is_float and x.bits == y.bits == 8
+    mixed_sign = x.is_int and y.is_int and x.bits == y.bits
+    if x != y and not eight_bit and not mixed_sign:
+        raise CompileError(
+            "T.gemm: A and B have different types",
+            expected="one type",
+            got=f"{a.buffer.name} {x}, {b.buffer.name} {y}",
+            fix="copy one of them into a tile of the other's type: T.copy casts",
+        )
+    if x.is_bool or z.is_bool or x.is_float != z.is_float or z.bits < min(x.bits, 32) and z.bits < 16:
+        raise CompileError(
+            "T.gemm: C cannot accumulate these products",
+            expected="a float C for float operands, an int32 C for integers",
+            got=f"{x} · {y} → {z}",
+            fix='allocate C with T.alloc_fragment(shape, "float32") (or "int32")',
+        )
+
+
+def check_dim(dim: int, rank: int, word: str, name: str) -> int:
+    """A dimension, negative ones counted from the end."""
+    if not -rank <= dim < rank:
+        raise CompileError(
+            f"T.{word}: {name} has no dimension {dim}",
+            expected=f"{-rank} … {rank - 1}",
+            got=str(dim),
+        )
+    return dim % rank
+
+
+def check_reduce(src: Region, dst: Region, dim: int, word: str) -> None:
+    """dst is src without dimension `dim`, or with it as 1."""
+    shape = list(src.extents)
+    rest = [e for at, e in enumerate(shape) if at != dim]
+    kept = [e for e in rest if not (isinstance(e, Const) and e.value == 1)]
+    if not fits(kept, dst.tile):
+        raise CompileError(
+            f"T.{word}: {dst.buffer.name} does not fit {src.buffer.name} reduced over {dim}",
+            expected=shape_text(rest) + " (or with that dimension as 1)",
+            got=shape_text(dst.extents),
+        )
+    for region in (src, dst):
+        check_data(region, word)
+        check_inside(region, word)
+        if region.buffer.space is Space.GLOBAL:
+            raise CompileError(
+                f"T.{word}: {region.buffer.name} lives in global memory",
+                expected="tiles in fragments or shared memory",
+                fix="T.copy it into a tile first",
+            )
+
+
+def check_program(program: Program) -> None:
+    """What needs the whole program: uniform scalars where tiles need them, and the IR's rules."""
+    uniform = _optional("tilewright.ir.uniform")
+    if uniform is not None:
+        for kernel in program.kernels:
+            uniform.check_uniform(kernel)
+    verify = _optional("tilewright.ir.verify")
+    if verify is not None:
+        verify.verify(program, verify.Stage.TILE)
+
+
+def _optional(name: str):  # type: ignore[no-untyped-def]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None

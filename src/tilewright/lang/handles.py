@@ -1,0 +1,479 @@
+"""What a name in a kernel stands for: a buffer, one element of it, a region, a variable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.ir.buffer import Buffer, Region, Space, whole
+from tilewright.ir.expr import Const, Expr, Load, cast, const, wrap
+from tilewright.ir.op import Atomic, Copy, Fill, Store
+from tilewright.lang.affine import difference
+from tilewright.lang.builder import KernelState, current
+from tilewright.lang.scalar import Scalar
+from tilewright.lang.types import ScalarType
+from tilewright.lang.where import locate
+from tilewright.support.errors import CompileError
+
+
+def plain(expr: Expr) -> Any:
+    """A constant as its number, anything else as it is."""
+    return expr.value if isinstance(expr, Const) else expr
+
+
+class Tile:
+    """A tensor or a tile: `T.copy(tile, …)`, `tile[i, j]`, `tile[i0:i1, :]`, `tile.shape`."""
+
+    def __init__(self, buffer: Buffer, reducer: str | None = None) -> None:
+        self.buffer = buffer
+        self.reducer = reducer
+        self.kernel: KernelState | None = None
+
+    name = property(lambda self: self.buffer.name)
+    dtype = property(lambda self: ScalarType(self.buffer.dtype))
+    shape = property(lambda self: tuple(plain(s) for s in self.buffer.shape))
+    ndim = property(lambda self: self.buffer.rank)
+
+    @property
+    def strides(self) -> tuple[Any, ...]:
+        """In elements, row-major unless declared."""
+        if self.buffer.strides is not None:
+            return tuple(plain(s) for s in self.buffer.strides)
+        found: list[Expr] = [const(1)]
+        for size in reversed(self.buffer.shape[1:]):
+            found.insert(0, found[0] * size)
+        return tuple(plain(s) for s in found[: self.buffer.rank])
+
+    def scope(self) -> str:
+        return self.buffer.space.value
+
+    def __len__(self) -> int:
+        return int(self.buffer.shape[0])
+
+    def __iter__(self) -> Any:
+        raise CompileError(
+            f"{self.name} is a tile: it cannot be iterated",
+            fix="loop over its indices with T.Parallel or T.serial",
+        )
+
+    def __bool__(self) -> bool:
+        raise CompileError(
+            f"{self.name} is a tile, not a condition", fix="test an element, or use T.any_of(tile)"
+        )
+
+    def __getitem__(self, key: Any) -> Access | Tiles:
+        keys = expand_key(self.buffer, key)
+        if any(isinstance(k, slice) for k in keys):
+            return Tiles(self, keys)
+        return Access(self, tuple(index_expr(self.buffer, axis, k) for axis, k in enumerate(keys)))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(value, Done):
+            return
+        target = self[key]
+        if isinstance(target, Access):
+            store(target, value)
+        elif isinstance(value, (Tile, Tiles)):
+            from tilewright.lang.move import copy
+
+            copy(value, target)
+        else:
+            from tilewright.lang.move import fill
+
+            fill(target, value)
+
+    def __repr__(self) -> str:
+        return f"<{self.buffer.space.value} {self.name}{list(self.shape)} {self.dtype}>"
+
+
+def _no_operator(self: Any, *_: Any) -> Any:
+    raise CompileError(
+        f"{self.name} is a whole tile: arithmetic works on its elements",
+        fix=f"loop over it: `for i in T.Parallel(...)`, and use {self.name}[i]",
+    )
+
+
+for _operator in (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and rand or "
+    "ror xor rxor lshift rlshift rshift rrshift neg abs invert lt le gt ge iadd isub imul "
+    "itruediv float int index"
+).split():
+    setattr(Tile, f"__{_operator}__", _no_operator)
+
+
+class Access(Scalar):
+    """`A[i, j]`: the element as a number, and the corner of a tile for `T.copy` and its kin."""
+
+    def __init__(self, tile: Tile, indices: tuple[Expr, ...]) -> None:
+        self.tile, self.indices = tile, indices
+        self.loc = locate()
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.tile.buffer
+
+    @property
+    def dtype(self) -> ScalarType:
+        return ScalarType(self.buffer.dtype)
+
+    @property
+    def name(self) -> str:
+        return self.buffer.name
+
+    def as_expr(self) -> Expr:
+        if self.buffer.space is Space.BARRIER:
+            raise CompileError(
+                f"{self.name} is a barrier: it has no value", fix="use T.barrier_wait(bar, parity)"
+            )
+        usable(self.tile)
+        return Load(self.buffer, self.indices, self.loc)
+
+    def corner(self, extents: tuple[Expr, ...]) -> Region:
+        """The region that starts here."""
+        return Region(self.buffer, self.indices, extents)
+
+    def _update(self, op: str, other: Any) -> Any:
+        from tilewright.lang.atomics import reducer_step
+
+        return reducer_step(self, op, other)
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._update("sum", other) if self.tile.reducer else self.as_expr() + other
+
+    def __getitem__(self, key: Any) -> Any:
+        raise CompileError(
+            f"{self.name} has {self.buffer.rank} dimensions and {len(self.indices)} are indexed",
+            fix="remove the extra index",
+        )
+
+    def __repr__(self) -> str:
+        return f"<element of {self.tile!r}>"
+
+
+class Done:
+    """What an update that has already been emitted leaves to store: nothing."""
+
+
+class Tiles:
+    """`A[b, i0:i1, :]`: a region."""
+
+    def __init__(self, tile: Tile, keys: list[Any]) -> None:
+        self.tile = tile
+        buffer = tile.buffer
+        starts, extents, kept = [], [], []
+        for axis, key in enumerate(keys):
+            if isinstance(key, slice):
+                start, extent = slice_bounds(buffer, axis, key)
+                kept.append(axis)
+            else:
+                start, extent = index_expr(buffer, axis, key), const(1)
+            starts.append(start)
+            extents.append(extent)
+        self.region = Region(buffer, tuple(starts), tuple(extents))
+        self.kept = tuple(kept)
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.tile.buffer
+
+    @property
+    def name(self) -> str:
+        return self.buffer.name
+
+    @property
+    def dtype(self) -> ScalarType:
+        return ScalarType(self.buffer.dtype)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return tuple(plain(self.region.extents[axis]) for axis in self.kept)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Indices within the region."""
+        given = list(key) if isinstance(key, tuple) else [key]
+        if len(given) > len(self.kept):
+            raise CompileError(
+                f"this region of {self.name} has {len(self.kept)} dimensions",
+                got=f"{len(given)} indices",
+            )
+        keys: list[Any] = list(self.region.starts)
+        for axis, start, extent in zip(
+            self.kept,
+            (self.region.starts[a] for a in self.kept),
+            (self.region.extents[a] for a in self.kept),
+            strict=True,
+        ):
+            inner = given.pop(0) if given else slice(None)
+            if isinstance(inner, slice):
+                low = start if inner.start is None else start + inner.start
+                high = start + (extent if inner.stop is None else inner.stop)
+                keys[axis] = slice(low, high, inner.step)
+            else:
+                keys[axis] = start + inner
+        return self.tile[tuple(keys)]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        target = self[key]
+        if isinstance(target, Access):
+            store(target, value)
+        else:
+            self.tile[_key_of(target)] = value
+
+    def __repr__(self) -> str:
+        return f"<region {list(self.shape)} of {self.tile!r}>"
+
+
+def _key_of(region: Tiles) -> tuple[Any, ...]:
+    return tuple(
+        slice(s, s + e) if axis in region.kept else s
+        for axis, (s, e) in enumerate(
+            zip(region.region.starts, region.region.extents, strict=True)
+        )
+    )
+
+
+for _operator in (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod neg lt le gt ge"
+).split():
+    setattr(Tiles, f"__{_operator}__", _no_operator)
+
+
+class Variable(Scalar):
+    """`T.alloc_var`: reading gives its value at that moment, `x = v` and `x += v` store."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        self.named = False
+
+    name = property(lambda self: self.buffer.name)
+    dtype = property(lambda self: ScalarType(self.buffer.dtype))
+    shape = property(lambda self: (1,))
+
+    def as_expr(self) -> Expr:
+        return Load(self.buffer, (), locate())
+
+    def assign(self, value: Any) -> None:
+        builder = current("alloc_var")
+        builder.emit(Store(self.buffer, (), fitting(value, self.buffer)))
+
+    def _is_whole(self, key: Any) -> None:
+        if not (isinstance(key, (int, Const)) and int(key) == 0):
+            raise CompileError(
+                f"{self.name} is a single variable", expected=f"{self.name} or {self.name}[0]"
+            )
+
+    def __getitem__(self, key: Any) -> Variable:
+        self._is_whole(key)
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._is_whole(key)
+        if value is not self:
+            self.assign(value)
+
+    def _step(self, value: Any) -> Variable:
+        self.assign(value)
+        return self
+
+    def __iadd__(self, other: Any) -> Variable:
+        return self._step(self.as_expr() + other)
+
+    def __isub__(self, other: Any) -> Variable:
+        return self._step(self.as_expr() - other)
+
+    def __imul__(self, other: Any) -> Variable:
+        return self._step(self.as_expr() * other)
+
+    def __itruediv__(self, other: Any) -> Variable:
+        return self._step(self.as_expr() / other)
+
+    def __ifloordiv__(self, other: Any) -> Variable:
+        return self._step(self.as_expr() // other)
+
+    def __imod__(self, other: Any) -> Variable:
+        return self._step(self.as_expr() % other)
+
+    def __iand__(self, other: Any) -> Variable:
+        return self._step(self.as_expr() & other)
+
+    def __ior__(self, other: Any) -> Variable:
+        return self._step(self.as_expr() | other)
+
+    def __ixor__(self, other: Any) -> Variable:
+        return self._step(self.as_expr() ^ other)
+
+    def __ilshift__(self, other: Any) -> Variable:
+        return self._step(self.as_expr() << other)
+
+    def __irshift__(self, other: Any) -> Variable:
+        return self._step(self.as_expr() >> other)
+
+    def __repr__(self) -> str:
+        return f"<variable {self.name} {self.dtype}>"
+
+
+# ── indices ──────────────────────────────────────────────────────────────────────────────────
+
+
+def expand_key(buffer: Buffer, key: Any) -> list[Any]:
+    """One index or slice per dimension."""
+    given = list(key) if isinstance(key, (tuple, list)) else [key]
+    if any(k is Ellipsis for k in given):
+        at = next(i for i, k in enumerate(given) if k is Ellipsis)
+        given[at : at + 1] = [slice(None)] * (buffer.rank - len(given) + 1)
+    if len(given) > buffer.rank:
+        raise CompileError(
+            f"{buffer.name} has {buffer.rank} dimension{'s' * (buffer.rank != 1)}",
+            expected=f"at most {buffer.rank} indices",
+            got=str(len(given)),
+        )
+    return given + [slice(None)] * (buffer.rank - len(given))
+
+
+def index_expr(buffer: Buffer, axis: int, key: Any) -> Expr:
+    """An index as an expression; inside a tile a constant one must be in range."""
+    if isinstance(key, (Tile, Tiles)):
+        raise CompileError(
+            f"{key.name} is a tile and cannot be an index of {buffer.name}",
+            fix=f"index with one of its elements: {key.name}[i]",
+        )
+    expr = wrap(key)
+    if not expr.dtype.is_int and not expr.dtype.is_bool:
+        raise CompileError(
+            f"an index of {buffer.name} must be an integer",
+            got=f"a value of type {expr.dtype}",
+            fix="divide with // instead of /, or cast with T.int32(...)",
+        )
+    if buffer.space is not Space.GLOBAL:
+        in_range(buffer, axis, expr, const(1))
+    return expr
+
+
+def in_range(buffer: Buffer, axis: int, start: Expr, extent: Expr) -> None:
+    """A constant place in a tile must be inside it."""
+    size = buffer.shape[axis]
+    if not all(isinstance(e, Const) for e in (start, extent, size)):
+        if not (isinstance(start, Const) and start.value < 0):
+            return
+    low, limit = int(start) if isinstance(start, Const) else 0, plain(size)
+    high = low + int(extent) if isinstance(extent, Const) else low
+    if low < 0 or (isinstance(limit, int) and high > limit):
+        what = f"index {low}" if high == low + 1 else f"{low}:{high}"
+        raise CompileError(
+            f"{what} is outside dimension {axis} of {buffer.name}",
+            expected=f"0 … {limit}" if high != low + 1 else f"0 … {limit - 1}",
+            got=what,
+            fix="negative indices do not wrap" if low < 0 else "",
+        )
+
+
+def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
+    """Start and extent of `i0:i1`."""
+    if key.step is not None and plain(wrap(key.step)) != 1:
+        raise CompileError(
+            f"a slice of {buffer.name} with a step",
+            got=f"step {plain(wrap(key.step))}",
+            fix="copy element by element with T.Parallel",
+        )
+    size = buffer.shape[axis]
+    start = const(0) if key.start is None else index_expr_unchecked(buffer, key.start)
+    stop = size if key.stop is None else index_expr_unchecked(buffer, key.stop)
+    extent = difference(stop, start)
+    if isinstance(extent, Const) and extent.value <= 0:
+        raise CompileError(
+            f"an empty slice of {buffer.name}",
+            got=f"{extent.value} elements in dimension {axis}",
+            fix="negative indices do not wrap" if extent.value < 0 else "",
+        )
+    if buffer.space is not Space.GLOBAL:
+        in_range(buffer, axis, start, extent)
+    return start, extent
+
+
+def index_expr_unchecked(buffer: Buffer, key: Any) -> Expr:
+    expr = wrap(key)
+    if not expr.dtype.is_int:
+        raise CompileError(
+            f"a slice of {buffer.name} needs integers", got=f"a value of type {expr.dtype}"
+        )
+    return expr
+
+
+# ── stores ───────────────────────────────────────────────────────────────────────────────────
+
+
+def usable(tile: Tile) -> None:
+    """A tile belongs to the kernel that allocated it."""
+    if tile.kernel is not None and tile.kernel is not current("Kernel").kernel:
+        raise CompileError(
+            f"{tile.name} belongs to another kernel of this function",
+            fix="pass data between kernels through T.alloc_global",
+        )
+
+
+def fitting(value: Any, buffer: Buffer) -> Expr:
+    """`value` as the buffer's type."""
+    if isinstance(value, (Tile, Tiles)):
+        raise CompileError(
+            f"{value.name} is a whole tile and cannot be stored in one element of {buffer.name}",
+            fix=f"store an element of it, or use T.copy({value.name}, …)",
+        )
+    return cast(wrap(value, buffer.dtype), buffer.dtype)
+
+
+def store(target: Access, value: Any) -> None:
+    """target = value."""
+    builder = current("store")
+    usable(target.tile)
+    if target.buffer.space is Space.BARRIER:
+        raise CompileError(f"{target.name} is a barrier: it cannot be stored to")
+    if target.tile.reducer is not None:
+        raise CompileError(
+            f"{target.name} is a reducer: it is updated, not stored to",
+            fix="use T.reducer_update(acc[i], value)",
+        )
+    builder.require_kernel("Kernel")
+    builder.emit(Store(target.buffer, target.indices, fitting(value, target.buffer)))
+
+
+def region_of(value: Any, word: str) -> Region:
+    """A tile or region as a `Region`; an element is a region of one."""
+    if isinstance(value, Tile):
+        usable(value)
+        return whole(value.buffer)
+    if isinstance(value, Tiles):
+        usable(value.tile)
+        return value.region
+    if isinstance(value, Access):
+        usable(value.tile)
+        return value.corner(tuple(const(1) for _ in value.indices))
+    if isinstance(value, Variable):
+        return whole(value.buffer)
+    raise CompileError(
+        f"T.{word} needs a tensor, a tile or a region of one",
+        got=describe(value),
+        fix="" if not isinstance(value, Expr) else
+        "a name bound to an element holds its value; write the element itself, A[i, j]",
+    )  # fmt: skip
+
+
+def describe(value: Any) -> str:
+    if isinstance(value, (Tile, Tiles, Access, Variable)):
+        return repr(value)
+    if isinstance(value, Expr):
+        return f"a value of type {value.dtype}"
+    return f"{type(value).__name__}: {value!r}"[:80]
+
+
+__all__ = [
+    "Access",
+    "Atomic",
+    "Copy",
+    "Fill",
+    "Tile",
+    "Tiles",
+    "Variable",
+    "describe",
+    "fitting",
+    "region_of",
+    "store",
+]

@@ -1,0 +1,161 @@
+"""Hints: advice to the compiler that never changes results."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tilewright.ir.buffer import AnyLayout, Space
+from tilewright.ir.expr import Const, truth, wrap
+from tilewright.ir.fragment import Fragment as _Fragment
+from tilewright.ir.layout import Layout as _Layout
+from tilewright.ir.layout_ops import make_swizzled_layout as _make_swizzled_layout
+from tilewright.ir.op import Hint
+from tilewright.lang.builder import current, static_int
+from tilewright.lang.handles import Tile, describe, usable
+from tilewright.lang.types import shape_tuple
+from tilewright.support.errors import CompileError
+
+Fragment = _Fragment
+
+
+def Layout(shape: Any, stride: Any = None) -> AnyLayout | None:
+    """A layout of shape and strides. Given a function of the coordinates instead of strides, the
+    strides that compute it are found; one that no strides compute is dropped with a warning."""
+    if not callable(stride):
+        return _Layout(shape, stride)
+    sizes = tuple(int(s) for s in shape_tuple(shape))
+    fitted = _strides(sizes, stride)
+    if fitted is None:
+        warnings.warn(
+            "this layout function has no strides; the hint is ignored", UserWarning, stacklevel=2
+        )
+        return None
+    return _Layout(sizes, fitted)
+
+
+def _strides(sizes: tuple[int, ...], function: Callable[..., Any]) -> tuple[int, ...] | None:
+    """The strides of a linear function of the coordinates that gives one index."""
+
+    def at(*coord: int) -> int | None:
+        value = function(*coord)
+        parts = list(value) if isinstance(value, (tuple, list)) else [value]
+        return int(parts[0]) if len(parts) == 1 else None
+
+    if at(*(0 for _ in sizes)) != 0:
+        return None
+    units = []
+    for axis in range(len(sizes)):
+        step = at(*(int(i == axis and sizes[i] > 1) for i in range(len(sizes))))
+        if step is None:
+            return None
+        units.append(step)
+    import itertools
+
+    for coord in itertools.product(*(range(min(s, 64)) for s in sizes)):
+        if at(*coord) != sum(c * u for c, u in zip(coord, units, strict=True)):
+            return None
+    return tuple(units)
+
+
+def make_swizzled_layout(buffer: Any, **_: Any) -> AnyLayout:
+    """The layout of a shared tile that its matrix instructions read without bank conflicts."""
+    if not isinstance(buffer, Tile):
+        raise CompileError("T.layout.make_swizzled_layout needs a tile", got=describe(buffer))
+    return _make_swizzled_layout(buffer.buffer.static_shape, buffer.buffer.dtype.bits)
+
+
+class layout:
+    """`T.layout`: layouts for `annotate_layout`."""
+
+    make_swizzled_layout = staticmethod(make_swizzled_layout)
+    Layout = staticmethod(Layout)
+    Fragment = Fragment
+
+
+def _each(given: Any, word: str) -> list[tuple[Tile, Any]]:
+    builder = current(word)
+    builder.require_block(word)
+    if not isinstance(given, Mapping):
+        raise CompileError(
+            f"T.{word} takes a dictionary from buffers", got=f"{type(given).__name__}"
+        )
+    for tile in given:
+        if not isinstance(tile, Tile):
+            raise CompileError(f"T.{word}: a key is no buffer", got=describe(tile))
+        usable(tile)
+    return list(given.items())
+
+
+def annotate_layout(layouts: Mapping[Tile, Any]) -> None:
+    """Pin the layouts of tiles."""
+    builder = current("annotate_layout")
+    for tile, given in _each(layouts, "annotate_layout"):
+        if given is None:
+            continue
+        if tile.buffer.space is Space.GLOBAL:
+            warnings.warn(
+                f"the layout of {tile.name} in global memory is its strides; the hint is ignored",
+                UserWarning,
+                stacklevel=2,
+            )
+            continue
+        is_fragment = isinstance(given, Fragment)
+        if is_fragment != (tile.buffer.space is Space.FRAGMENT):
+            raise CompileError(
+                f"T.annotate_layout: this layout is not for {tile.name}",
+                expected="a T.Fragment for a fragment, a T.Layout for shared memory",
+                got=f"{type(given).__name__} for {tile.buffer.space.value} memory",
+            )
+        builder.emit(Hint("layout", tile.buffer, layout=given))
+
+
+def annotate_padding(paddings: Mapping[Tile, int]) -> None:
+    """Add elements to each row of shared tiles."""
+    builder = current("annotate_padding")
+    for tile, padding in _each(paddings, "annotate_padding"):
+        amount = static_int(padding, "padding", 0)
+        builder.emit(Hint("padding", tile.buffer, detail=(amount,)))
+
+
+def annotate_l2_hit_ratio(ratios: Mapping[Tile, float]) -> None:
+    """How much of a tensor should stay in the L2 cache, 0 … 1."""
+    builder = current("annotate_l2_hit_ratio")
+    for tile, ratio in _each(ratios, "annotate_l2_hit_ratio"):
+        if not 0 <= float(ratio) <= 1:
+            raise CompileError("an L2 hit ratio is between 0 and 1", got=str(ratio))
+        builder.emit(Hint("l2_hit_ratio", tile.buffer, detail=(float(ratio),)))
+
+
+def annotate_safe_value(values: Mapping[Tile, Any]) -> None:
+    """Accepted for porting: reads outside a tensor give zero."""
+    for tile, value in _each(values, "annotate_safe_value"):
+        if wrap(value) is not wrap(0) and wrap(value) is not wrap(0.0):
+            raise CompileError(
+                f"reads outside {tile.name} give zero here", got=f"safe value {value}",
+                fix="select the value yourself: T.if_then_else(i < n, A[i], value)",
+            )  # fmt: skip
+
+
+def annotate_min_blocks_per_sm(count: int) -> None:
+    """How many blocks should fit on a multiprocessor at once."""
+    builder = current("annotate_min_blocks_per_sm")
+    builder.require_block("annotate_min_blocks_per_sm")
+    builder.emit(Hint("min_blocks", detail=(static_int(count, "the count", 1),)))
+
+
+def annotate_restrict_buffers(*buffers: Any) -> None:
+    """Accepted for porting: a written parameter never overlaps another here."""
+
+
+def assume(cond: Any) -> None:
+    """A fact the compiler may use; the sanitizer checks it."""
+    builder = current("assume")
+    test = truth(wrap(cond))
+    if isinstance(test, Const):
+        if not test.value:
+            raise CompileError("this assumption never holds")
+        return
+    builder.require_kernel("assume")
+    builder.emit(Hint("assume", value=test))

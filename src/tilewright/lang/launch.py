@@ -1,0 +1,229 @@
+"""Launching: `Kernel`, block and thread indices, block order."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tilewright.ir.dtype import INT32
+from tilewright.ir.expr import Expr, Var, ceildiv, const, wrap
+from tilewright.ir.op import Hint
+from tilewright.lang.builder import KernelState, current, static_int
+from tilewright.lang.types import shape_tuple
+from tilewright.lang.where import locate
+from tilewright.support.errors import CompileError
+
+_AXES = "xyz"
+
+
+class KernelScope(AbstractContextManager[Any]):
+    """`with T.Kernel(...) as (bx, by)`."""
+
+    def __init__(
+        self, grid: tuple[Any, ...], threads: tuple[int, ...], cluster: tuple[int, ...]
+    ) -> None:
+        self.grid, self.threads, self.cluster = grid, threads, cluster
+        self.tilewright_names: tuple[str, ...] = ()
+
+    def __enter__(self) -> Any:
+        builder = current("Kernel")
+        grid = tuple(_extent(g, at) for at, g in enumerate(self.grid)) or (const(1),)
+        names = self.tilewright_names
+        if len(names) > 1 and len(names) != len(self.grid):
+            raise CompileError(
+                "T.Kernel's names do not fit its grid",
+                expected=f"{len(self.grid)} name{'s' * (len(self.grid) != 1)}",
+                got=", ".join(names),
+            )
+        if len(names) == 1 and len(grid) > 1:
+            names = tuple(f"{names[0]}_{_AXES[at]}" for at in range(len(grid)))
+        names = tuple(
+            (names[at] if at < len(names) and names[at] != "_" else f"b{_AXES[at]}")
+            for at in range(len(grid))
+        )
+        self.state = KernelState(
+            builder.name if not builder.kernels else f"{builder.name}_{len(builder.kernels)}",
+            tuple(builder.var(name) for name in names),
+            grid,
+            tuple(builder.var(f"t{_AXES[at]}") for at in range(len(self.threads))),
+            self.threads,
+            self.cluster,
+            builder.var("cluster_rank") if self.cluster else None,
+            locate(),
+        )
+        self.scope = builder.in_kernel(self.state)
+        self.scope.__enter__()
+        if not self.grid:
+            return ()
+        return self.state.blocks if len(grid) > 1 else self.state.blocks[0]
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is None:
+            self.scope.__exit__(None, None, None)
+        else:
+            current("Kernel").kernel = None
+
+
+def _extent(value: Any, at: int) -> Expr:
+    expr = wrap(value)
+    if isinstance(value, float) or not expr.dtype.is_int:
+        raise CompileError(
+            f"grid axis {at} of T.Kernel must be an integer",
+            got=repr(value) if isinstance(value, float) else f"a value of type {expr.dtype}",
+            fix="use T.ceildiv(n, block)",
+        )
+    number = getattr(expr, "value", None)
+    if number is not None and number < 1:
+        raise CompileError(f"grid axis {at} of T.Kernel is empty", got=str(number))
+    return expr
+
+
+def Kernel(
+    *grid: Any,
+    threads: Any = 128,
+    cluster_dims: Any = None,
+    is_cpu: bool = False,
+    prelude: str | None = None,
+) -> KernelScope:
+    """A launch of a grid of blocks of `threads` threads; gives the block's indices."""
+    if len(grid) > 3:
+        raise CompileError("T.Kernel takes at most three grid axes", got=str(len(grid)))
+    counts = tuple(
+        static_int(t, "threads of T.Kernel", 1)
+        for t in shape_tuple(128 if threads is None else threads)
+    )
+    if len(counts) > 3:
+        raise CompileError("T.Kernel takes at most three thread axes", got=str(len(counts)))
+    total = 1
+    for count in counts:
+        total *= count
+    if total > 1024:
+        raise CompileError("a block has at most 1024 threads", got=f"threads={threads}")
+    cluster: tuple[int, ...] = ()
+    if cluster_dims is not None:
+        cluster = tuple(static_int(c, "cluster_dims", 1) for c in shape_tuple(cluster_dims))
+        cluster = cluster if any(c > 1 for c in cluster) else ()
+    if prelude is not None:
+        current("Kernel").sources.append(prelude)
+    return KernelScope(grid, counts, cluster)
+
+
+def ClusterKernel(*grid: Any, cluster_dims: Any, threads: Any = 128) -> KernelScope:
+    """`T.Kernel` with clusters."""
+    return Kernel(*grid, threads=threads, cluster_dims=cluster_dims)
+
+
+def use_swizzle(panel_size: int = 10, order: str = "row", enable: bool = True) -> None:
+    """Run blocks in panels, for the L2 cache. Never changes results."""
+    builder = current("use_swizzle")
+    builder.require_block("use_swizzle")
+    size = static_int(panel_size, "panel_size of T.use_swizzle", 1)
+    # spellings of the same orders in other dialects
+    order = {"column": "col", "rasterization2DRow": "row", "rasterization2DColumn": "col"}.get(
+        order, order
+    )
+    if order not in ("row", "col"):
+        raise CompileError(
+            "T.use_swizzle: unknown order", expected="'row' or 'col'", got=repr(order)
+        )
+    if enable:
+        builder.emit(Hint("swizzle", detail=(size, order)))
+
+
+def _axis(dim: int, vars: tuple[Any, ...], what: str) -> Any:
+    at = static_int(dim, f"the axis of {what}")
+    if not 0 <= at < len(vars):
+        raise CompileError(
+            f"this kernel has no {what} axis {at}",
+            expected=f"0 … {len(vars) - 1}",
+            got=str(at),
+        )
+    return vars[at]
+
+
+def get_thread_binding(dim: int = 0) -> Var:
+    """The thread's index along an axis."""
+    kernel = current("get_thread_binding").require_kernel("get_thread_binding")
+    return _axis(dim, kernel.thread_vars, "thread")  # type: ignore[no-any-return]
+
+
+def get_thread_bindings() -> tuple[Var, ...]:
+    """The thread's indices."""
+    return current("get_thread_bindings").require_kernel("get_thread_bindings").thread_vars
+
+
+def get_thread_extent(dim: int = 0) -> int:
+    """The number of threads along an axis."""
+    kernel = current("get_thread_extent").require_kernel("get_thread_extent")
+    return _axis(dim, kernel.threads, "thread")  # type: ignore[no-any-return]
+
+
+def get_thread_extents() -> tuple[int, ...]:
+    """The number of threads along each axis."""
+    return current("get_thread_extents").require_kernel("get_thread_extents").threads
+
+
+def get_block_binding(dim: int = 0) -> Var:
+    """The block's index along an axis."""
+    kernel = current("get_block_binding").require_kernel("get_block_binding")
+    return _axis(dim, kernel.blocks, "block")  # type: ignore[no-any-return]
+
+
+def get_block_bindings() -> tuple[Var, ...]:
+    """The block's indices."""
+    return current("get_block_bindings").require_kernel("get_block_bindings").blocks
+
+
+def get_block_extent(dim: int = 0) -> Any:
+    """The number of blocks along an axis."""
+    kernel = current("get_block_extent").require_kernel("get_block_extent")
+    found = _axis(dim, kernel.grid, "block")
+    return getattr(found, "value", found)
+
+
+def get_block_extents() -> tuple[Any, ...]:
+    """The number of blocks along each axis."""
+    kernel = current("get_block_extents").require_kernel("get_block_extents")
+    return tuple(getattr(g, "value", g) for g in kernel.grid)
+
+
+def linear_thread() -> Expr:
+    """tx + ty·nx + tz·nx·ny."""
+    kernel = current("thread indices").require_kernel("get_thread_binding")
+    total: Expr = const(0)
+    stride = 1
+    for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
+        total = total + var * stride
+        stride *= extent
+    return total
+
+
+def get_lane_idx(warp_size: int | None = None) -> Expr:
+    """The thread's place in its warp."""
+    return linear_thread() % (warp_size or 32)
+
+
+def get_warp_idx(warp_size: int | None = None) -> Expr:
+    """The number of the thread's warp."""
+    return linear_thread() // (warp_size or 32)
+
+
+get_warp_idx_sync = get_warp_idx
+
+
+def get_warp_group_idx(warp_size: int | None = None, warps_per_group: int | None = None) -> Expr:
+    """The number of the thread's warpgroup."""
+    return linear_thread() // ((warp_size or 32) * (warps_per_group or 4))
+
+
+def block_rank_in_cluster() -> Var:
+    """The block's place in its cluster."""
+    kernel = current("block_rank_in_cluster").require_kernel("block_rank_in_cluster")
+    if kernel.rank is None:
+        raise CompileError(
+            "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
+        )
+    return kernel.rank
+
+
+__all__ = ["INT32", "Kernel", "ceildiv", "use_swizzle"]

@@ -1,0 +1,419 @@
+"""Loops: `Parallel`, `Pipelined`, `serial`, `unroll`, `vectorized`, `grid`, `Persistent`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.ir.buffer import AnyLayout
+from tilewright.ir.dtype import INT32, DType, promote
+from tilewright.ir.expr import Bin, Const, Expr, Var, cast, ceildiv, const, is_pure, variables, wrap
+from tilewright.ir.op import Body, Break, For, If, Let, Map, read_buffers, walk_ops, written_buffers
+from tilewright.lang.builder import Builder, current, static_int
+from tilewright.lang.scalar import is_runtime
+from tilewright.lang.types import shape_tuple
+from tilewright.lang.where import locate
+from tilewright.support.errors import CompileError
+
+
+class Loop:
+    """What a `T` loop word returns; only a rewritten `for` can run it."""
+
+    is_map = False
+
+    @property
+    def names_needed(self) -> tuple[str, ...]:
+        return ("i",)
+
+    def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        raise CompileError(
+            "this loop runs on the device and can only be written as a `for` in a kernel",
+            fix="decorate the function that holds the loop with @T.macro",
+        )
+
+
+def _bound(value: Any, what: str) -> Expr:
+    if isinstance(value, float):
+        raise CompileError(f"{what} must be an integer", got=repr(value), fix="divide with //")
+    expr = wrap(value)
+    if not expr.dtype.is_int:
+        raise CompileError(f"{what} must be an integer", got=f"a value of type {expr.dtype}")
+    return expr
+
+
+def _index_type(*exprs: Expr) -> DType:
+    found = INT32
+    for expr in exprs:
+        if expr.dtype.bits > 32 or not isinstance(expr, Const):
+            wider = promote(found, expr.dtype)
+            found = wider if wider.bits >= 32 else found
+    return found
+
+
+@dataclass
+class ForLoop(Loop):
+    """A sequential loop of any kind."""
+
+    start: Any
+    stop: Any
+    step: Any = 1
+    kind: str = "serial"
+    stages: int = 0
+    order: tuple[int, ...] | None = None
+    stage: tuple[int, ...] | None = None
+
+    def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
+        loc = locate()
+        builder.require_kernel(self.kind)
+        if self.kind == "pipelined":
+            builder.require_block("Pipelined")
+        # the bounds are read once, before the loop
+        start, stop, step = (
+            builder.snapshot(_bound(value, f"the {what} of a loop"))
+            for value, what in ((self.start, "start"), (self.stop, "end"), (self.step, "step"))
+        )
+        if isinstance(step, Const) and step.value == 0:
+            raise CompileError("a loop with step 0", loc=loc)
+        down = isinstance(step, Const) and step.value < 0
+        kind = _index_type(start, stop, step)
+        start, stop, step = (cast(e, kind) for e in (start, stop, step))
+        var = builder.var(names[0] if names else None, kind, "i")
+        value: Expr = var
+        if down:
+            # loops count upwards in the IR
+            value = start + var * step
+            start, stop, step = (
+                const(0, kind),
+                cast(wrap(ceildiv(start - stop, -step)), kind),
+                const(1, kind),
+            )
+        builder.open()
+        yield value
+        builder.emit(
+            For(
+                var, start, stop, builder.close(), step, self.kind, self.stages, self.order,
+                self.stage, loc=loc,
+            )
+        )  # fmt: skip
+
+
+@dataclass
+class GridLoop(Loop):
+    """Nested sequential loops, the last index fastest."""
+
+    extents: tuple[Any, ...]
+
+    @property
+    def names_needed(self) -> tuple[str, ...]:
+        return tuple("ijklmn"[: len(self.extents)])
+
+    def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
+        loc = locate()
+        builder.require_kernel("grid")
+        extents = [builder.snapshot(_bound(e, "an extent of T.grid")) for e in self.extents]
+        vars = _loop_vars(builder, names, extents)
+        for _ in vars:
+            builder.open()
+        yield vars if len(vars) > 1 else vars[0]
+        for var, extent in zip(reversed(vars), reversed(extents), strict=True):
+            body = builder.close()
+            builder.emit(For(var, const(0, extent.dtype), extent, body, loc=loc))
+
+
+def _loop_vars(builder: Builder, names: tuple[str, ...], extents: list[Expr]) -> tuple[Var, ...]:
+    if len(names) == 1 and len(extents) > 1:
+        names = tuple(f"{names[0]}_{at}" for at in range(len(extents)))
+    if names and len(names) != len(extents):
+        raise CompileError(
+            "the loop's names do not fit its extents",
+            expected=f"{len(extents)} name{'s' * (len(extents) != 1)}",
+            got=f"{len(names)}: {', '.join(names)}",
+        )
+    padded = names or tuple("ijklmn")
+    return tuple(
+        builder.var(name, _index_type(extent), "i")
+        for name, extent in zip(padded, extents, strict=False)
+    )
+
+
+@dataclass
+class ParallelLoop(Loop):
+    """`T.Parallel`: an elementwise nest."""
+
+    extents: tuple[Any, ...]
+    layout: AnyLayout | None = None
+    is_map = True
+
+    @property
+    def names_needed(self) -> tuple[str, ...]:
+        return tuple("ijklmn"[: len(self.extents)])
+
+    def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
+        loc = locate()
+        builder.require_kernel("Parallel")
+        extents = [builder.snapshot(_bound(e, "an extent of T.Parallel")) for e in self.extents]
+        vars = _loop_vars(builder, names, extents)
+        builder.open()
+        builder.maps += 1
+        yield vars if len(vars) > 1 else vars[0]
+        builder.maps -= 1
+        op = Map(vars, tuple(extents), builder.close(), self.layout, loc=loc)
+        builder.emit(_one_nest(op))
+
+
+def _one_nest(outer: Map) -> Map:
+    """Nested `Parallel` is one nest. What stands between two levels moves inside when it only
+    names values; otherwise the inner level runs as a loop of each outer iteration."""
+    *before, last = outer.body if outer.body else (None,)
+    if isinstance(last, Map) and all(_movable(op, last) for op in before):
+        free = {v for e in last.extents for v in variables(e)}
+        named = {op.var for op in before if isinstance(op, Let)}
+        if not free & ({*outer.vars} | named) and all(is_pure(e) for e in last.extents):
+            return Map(
+                outer.vars + last.vars,
+                outer.extents + last.extents,
+                (*(op for op in before if op is not None), *last.body),
+                outer.layout or last.layout,
+                loc=outer.loc,
+            )
+    return Map(outer.vars, outer.extents, _sequential(outer.body), outer.layout, loc=outer.loc)
+
+
+def _movable(op: Any, inner: Map) -> bool:
+    if not isinstance(op, Let):
+        return False
+    written = {b for each in walk_ops(inner) for b in written_buffers(each)}
+    return not written & set(read_buffers(op))
+
+
+def _sequential(body: Body) -> Body:
+    """Maps in `body`, at any depth, as loops of one iteration."""
+    from dataclasses import replace
+
+    found = []
+    for op in body:
+        if isinstance(op, Map):
+            inner = _sequential(op.body)
+            for var, extent in zip(reversed(op.vars), reversed(op.extents), strict=True):
+                inner = (For(var, const(0, extent.dtype), extent, inner, loc=op.loc),)
+            found += inner
+        elif isinstance(op, For):
+            found.append(replace(op, body=_sequential(op.body)))
+        elif isinstance(op, If):
+            found.append(
+                replace(op, then=_sequential(op.then), orelse=_sequential(op.orelse))
+            )
+        else:
+            found.append(op)
+    return tuple(found)
+
+
+@dataclass
+class PersistentLoop(Loop):
+    """`T.Persistent`: this block's share of a grid of tiles, wave after wave."""
+
+    domain: tuple[Any, ...]
+    wave_size: Any
+    index: Any
+    group_size: Any
+
+    @property
+    def names_needed(self) -> tuple[str, ...]:
+        return tuple("ijklmn"[: len(self.domain)])
+
+    def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
+        loc = locate()
+        builder.require_block("Persistent")
+        domain = [builder.snapshot(_bound(e, "an extent of T.Persistent")) for e in self.domain]
+        wave = builder.snapshot(_bound(self.wave_size, "wave_size"))
+        index = builder.snapshot(_bound(self.index, "index"))
+        last = domain[-1]
+        group = wrap(self.group_size)
+        group = _fold_max(const(1), _fold_min(cast(group, last.dtype), last))
+        # tiles run group by group of the last index: [last/group, the others…, group]
+        order = [wrap(ceildiv(last, group)), *domain[:-1], group]
+        total = order[0]
+        for extent in order[1:]:
+            total = total * extent
+        waves = wrap(ceildiv(total, wave))
+        wave_var = builder.var(None, waves.dtype, "wave")
+        builder.open()
+        linear = builder.snapshot(wave_var * wave + index)
+        places: list[Expr] = []
+        rest = linear
+        for extent in reversed(order[1:]):
+            places.insert(0, rest % extent)
+            rest = rest // extent
+        coords = [*places[:-1], rest * group + places[-1]]
+        vars = []
+        for name, coord in zip(names or names_default(len(domain)), coords, strict=True):
+            vars.append(builder.let(coord, name))
+        inside = linear < total
+        exact = isinstance(last, Const) and isinstance(group, Const) and last.value % group.value == 0
+        builder.emit(If(linear >= total, (Break(loc=loc),), loc=loc))
+        if not exact:
+            builder.open()
+        yield tuple(vars) if len(vars) > 1 else vars[0]
+        if not exact:
+            body = builder.close()
+            builder.emit(If(vars[-1] < last, body, loc=loc))
+        del inside
+        builder.emit(
+            For(wave_var, const(0, waves.dtype), waves, builder.close(), kind="persistent", loc=loc)
+        )
+
+
+def names_default(count: int) -> tuple[str, ...]:
+    return tuple("ijklmn"[:count])
+
+
+def _fold_min(a: Expr, b: Expr) -> Expr:
+    if isinstance(a, Const) and isinstance(b, Const):
+        return a if a.value <= b.value else b
+    return Bin("min", a, b)
+
+
+def _fold_max(a: Expr, b: Expr) -> Expr:
+    if isinstance(a, Const) and isinstance(b, Const):
+        return b if b.value >= a.value else a
+    return Bin("max", cast(a, b.dtype), b)
+
+
+@dataclass
+class ThreadLoop(Loop):
+    """`T.thread_binding`: the body once, in every thread, the name being its index."""
+
+    extent: Any
+    thread: str
+
+    def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
+        kernel = builder.require_kernel("thread_binding")
+        unit, _, axis = self.thread.partition(".")
+        at = "xyz".find(axis or "?")
+        vars, extents = {
+            "threadIdx": (kernel.thread_vars, tuple(const(e) for e in kernel.threads)),
+            "blockIdx": (kernel.blocks, kernel.grid),
+        }.get(unit, ((), ()))
+        if at < 0 or at >= len(vars):
+            raise CompileError(
+                f"this kernel has no {self.thread}",
+                expected="threadIdx.x … or blockIdx.x … that T.Kernel declares",
+            )
+        if wrap(self.extent) is not extents[at]:
+            raise CompileError(
+                f"{self.thread} has another extent in T.Kernel",
+                expected=str(getattr(extents[at], "value", extents[at])),
+                got=str(getattr(self.extent, "value", self.extent)),
+            )
+        yield vars[at]
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────
+
+
+def Parallel(
+    *extents: Any,
+    coalesced_width: int | None = None,
+    loop_layout: AnyLayout | None = None,
+    prefer_async: bool | None = None,
+) -> ParallelLoop:
+    """An elementwise nest: iterations are independent and run in no order."""
+    if len(extents) == 1 and isinstance(extents[0], (tuple, list)):
+        extents = tuple(extents[0])
+    if not extents:
+        raise CompileError("T.Parallel needs at least one extent", fix="write T.Parallel(n)")
+    return ParallelLoop(extents, loop_layout)
+
+
+def Pipelined(
+    start: Any,
+    stop: Any = None,
+    num_stages: int = 0,
+    order: Any = None,
+    stage: Any = None,
+    sync: Any = None,
+    group: Any = None,
+) -> ForLoop:
+    """A sequential loop whose copies run ahead, `num_stages` deep. Means the same as `serial`."""
+    stages = static_int(num_stages, "num_stages of T.Pipelined", 0)
+    low, high = (0, start) if stop is None else (start, stop)
+    pins = [
+        tuple(static_int(x, f"{what} of T.Pipelined") for x in pin) if pin else None
+        for pin, what in ((order, "order"), (stage, "stage"))
+    ]
+    if (pins[0] is None) != (pins[1] is None) or (
+        pins[0] and pins[1] and len(pins[0]) != len(pins[1])
+    ):
+        raise CompileError(
+            "T.Pipelined: order and stage pin the schedule together",
+            expected="both, with one entry per statement of the body",
+            got=f"order={order}, stage={stage}",
+        )
+    return ForLoop(low, high, 1, "pipelined", stages, pins[0], pins[1])
+
+
+def serial(start: Any, stop: Any = None, step: Any = None) -> ForLoop:
+    """A sequential loop: `serial(n)`, `serial(start, stop, step)`."""
+    low, high = (0, start) if stop is None else (start, stop)
+    return ForLoop(low, high, 1 if step is None else step)
+
+
+def unroll(
+    start: Any,
+    stop: Any = None,
+    step: Any = None,
+    *,
+    explicit: bool = False,
+    unroll_factor: int | None = None,
+) -> ForLoop:
+    """A sequential loop that the compiler unrolls."""
+    low, high = (0, start) if stop is None else (start, stop)
+    return ForLoop(low, high, 1 if step is None else step, "unroll")
+
+
+def vectorized(start: Any, stop: Any = None) -> ForLoop:
+    """A loop whose iterations become lanes of vector accesses where they can."""
+    low, high = (0, start) if stop is None else (start, stop)
+    for value in (low, high):
+        if is_runtime(value):
+            raise CompileError(
+                "T.vectorized needs compile-time bounds", fix="use T.serial for run-time ones"
+            )
+    return ForLoop(low, high, 1, "vectorized")
+
+
+def grid(*extents: Any) -> GridLoop:
+    """Nested sequential loops."""
+    if not extents:
+        raise CompileError("T.grid needs at least one extent", fix="write T.grid(m, n)")
+    return GridLoop(extents)
+
+
+def Persistent(domain: Any, wave_size: Any, index: Any, group_size: Any = 8) -> PersistentLoop:
+    """The tiles of `domain` that fall to block `index` of `wave_size`, one per wave."""
+    sizes = shape_tuple(domain)
+    if not sizes:
+        raise CompileError("T.Persistent needs a domain", fix="write [tiles_m, tiles_n]")
+    return PersistentLoop(sizes, wave_size, index, 8 if group_size is None else group_size)
+
+
+def thread_binding(start: Any, stop: Any = None, thread: Any = None) -> ThreadLoop:
+    """`for tx in T.thread_binding(128, "threadIdx.x")`: `tx` is the thread's index."""
+    if isinstance(stop, str):
+        stop, thread = None, stop
+    extent = start if stop is None else stop
+    if not isinstance(thread, str):
+        raise CompileError('T.thread_binding needs thread="threadIdx.x"')
+    return ThreadLoop(extent, thread)
+
+
+def loop_break() -> None:
+    """`break` of the innermost loop."""
+    current("loop_break").emit(Break())
+
+
+Serial, Unroll, Vectorized = serial, unroll, vectorized

@@ -1,0 +1,333 @@
+"""Movement: copies, fills, and other views of the same memory."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.ir.expr import Const, Expr, Load, cast, const, wrap
+from tilewright.ir.op import Arrive, Commit, Copy, Fill, For, Map, Store, View
+from tilewright.lang.builder import Builder, current
+from tilewright.lang.check import check_copy, check_data, check_inside, fits, shape_text
+from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe, region_of, usable
+from tilewright.lang.scalar import is_runtime
+from tilewright.lang.types import shape_tuple
+from tilewright.support.errors import CompileError
+
+# how other dialects call them → ours
+_CACHE = {
+    "evict_first": "evict_first", "evict_last": "evict_last", "evict_normal": None, None: None,
+    "first": "evict_first", "last": "evict_last", "normal": None, "no_allocate": "no_allocate",
+}  # fmt: skip
+_PREFER = {
+    "tma": "tma", "cp_async": "cp_async", "sync": "sync", None: None, "cp.async": "cp_async",
+    "normal": "sync",
+}  # fmt: skip
+
+
+def tiles(src: Any, dst: Any, word: str) -> tuple[Region, Region]:
+    """Both sides as regions: a corner takes the other side's extents."""
+    for side in (src, dst):
+        if isinstance(side, Access):
+            usable(side.tile)
+    if isinstance(src, Access) and not isinstance(dst, Access):
+        to = region_of(dst, word)
+        return from_corner(src, to, word), to
+    if isinstance(dst, Access) and not isinstance(src, Access):
+        frm = region_of(src, word)
+        return frm, from_corner(dst, frm, word)
+    return region_of(src, word), region_of(dst, word)
+
+
+def from_corner(corner: Access, other: Region, word: str) -> Region:
+    """The region that starts at `corner` with the shape of `other`, aligned at the last
+    dimensions."""
+    shape = list(other.extents)
+    while len(shape) > corner.buffer.rank:
+        unit = next(
+            (i for i, e in enumerate(shape) if isinstance(e, Const) and e.value == 1), None
+        )
+        if unit is None:
+            raise CompileError(
+                f"T.{word}: {corner.name} has {corner.buffer.rank} dimensions",
+                expected=f"room for a tile of shape {shape_text(other.tile)}",
+                fix=f"index {corner.name} with slices to say which dimensions the tile covers",
+            )
+        del shape[unit]
+    shape = [const(1)] * (corner.buffer.rank - len(shape)) + shape
+    return corner.corner(tuple(shape))
+
+
+def copy(
+    src: Any,
+    dst: Any,
+    coalesced_width: int | None = None,
+    disable_tma: bool = False,
+    eviction_policy: str | None = None,
+    prefer_instruction: str | None = None,
+    *,
+    cache: str | None = None,
+    multicast: Any = None,
+    prefer: str | None = None,
+    loop_layout: Any = None,
+) -> None:
+    """dst = src, between any two places, cast when types differ.
+
+    `A[i, j]` is a tile's corner and the other side gives the extent; `A[i0:i1, :]` is a region.
+    """
+    _copy(
+        src, dst, "copy",
+        cache=_option(cache or eviction_policy, _CACHE, "cache"),
+        prefer=_option(
+            prefer or prefer_instruction or ("sync" if disable_tma else None), _PREFER, "prefer"
+        ),
+        multicast=multicast,
+    )  # fmt: skip
+
+
+def _option(value: str | None, known: dict[str | None, str | None], name: str) -> str | None:
+    if value not in known:
+        raise CompileError(
+            f"T.copy: unknown {name}",
+            expected=", ".join(repr(k) for k in known if k),
+            got=repr(value),
+        )
+    return known[value]
+
+
+def _copy(src: Any, dst: Any, word: str, *, multicast: Any = None, **options: Any) -> None:
+    builder = current(word)
+    builder.require_kernel(word)
+    frm, to = tiles(src, dst, word)
+    check_copy(frm, to)
+    if getattr(getattr(dst, "tile", dst), "reducer", None):
+        raise CompileError(
+            f"T.{word} into a reducer", fix="use T.reducer_init and T.reducer_update"
+        )
+    if Space.LOCAL in (frm.buffer.space, to.buffer.space):
+        _by_thread(builder, to, lambda at: _element(frm, to, at))
+        return
+    builder.require_block(word)
+    mask = None if multicast is None else wrap(multicast)
+    builder.emit(Copy(frm, to, multicast=mask, **options))
+
+
+def _places(region: Region, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Where point `indices` of the region's tile lies in the buffer."""
+    rest = list(indices)
+    return tuple(
+        start if isinstance(extent, Const) and extent.value == 1 else start + rest.pop(0)
+        for start, extent in zip(region.starts, region.extents, strict=True)
+    )
+
+
+def _element(frm: Region, to: Region, at: tuple[Expr, ...]) -> Expr:
+    return cast(Load(frm.buffer, _places(frm, at)), to.dtype)
+
+
+def _by_thread(builder: Builder, to: Region, value: Any) -> None:
+    """A copy or fill of thread-local memory: each thread does its own."""
+    vars = [builder.var(None, e.dtype, "e") for e in to.tile]
+    ops: tuple[Any, ...] = (Store(to.buffer, _places(to, tuple(vars)), value(tuple(vars))),)
+    for var, extent in zip(reversed(vars), reversed(to.tile), strict=True):
+        ops = (For(var, const(0, extent.dtype), extent, ops, kind="unroll"),)
+    for op in ops:
+        builder.emit(op)
+
+
+def async_copy(src: Any, dst: Any, coalesced_width: int | None = None, **_: Any) -> None:
+    """`copy` by `cp.async` where the target has it; synchronous in meaning."""
+    _copy(src, dst, "async_copy", prefer="cp_async")
+
+
+def tma_copy(
+    src: Any,
+    dst: Any,
+    *,
+    barrier: Any = None,
+    cluster_mask: Any = None,
+    multicast: Any = None,
+    eviction_policy: str | None = None,
+    cache: str | None = None,
+    leader_scope_threads: int | None = None,
+) -> None:
+    """A bulk copy. Into shared memory with a `barrier`: it completes there, control is yours."""
+    builder = current("tma_copy")
+    builder.require_block("tma_copy")
+    mask = multicast if multicast is not None else cluster_mask
+    kept = _option(cache or eviction_policy, _CACHE, "cache")
+    if barrier is None:
+        _copy(src, dst, "tma_copy", prefer="tma", cache=kept, multicast=mask)
+        return
+    from tilewright.lang.roles import barrier_region
+
+    frm, to = tiles(src, dst, "tma_copy")
+    check_copy(frm, to)
+    bar = barrier_region(barrier, "tma_copy")
+    if to.buffer.space is not Space.SHARED:
+        raise CompileError(
+            "T.tma_copy with a barrier fills shared memory",
+            got=f"{to.buffer.name} in {to.buffer.space.value} memory",
+        )
+    moved = to.dtype.storage_bytes(prod(to.static_tile))
+    builder.emit(Arrive(bar, bytes=const(moved), count=const(0)))
+    builder.emit(
+        Copy(
+            frm, to, barrier=bar, multicast=None if mask is None else wrap(mask),
+            atom="bulk_load", cache=kept,
+        )
+    )  # fmt: skip
+
+
+def tma_store_arrive() -> None:
+    """Close the group of bulk stores issued so far."""
+    current("tma_store_arrive").emit(Commit("bulk"))
+
+
+def copy_cluster(
+    src: Any,
+    dst: Any,
+    *,
+    dst_block: Any = None,
+    cluster_mask: Any = None,
+    remote_barrier: Any = None,
+    eviction_policy: str | None = None,
+    coalesced_width: int | None = None,
+) -> None:
+    """A copy into another block's shared memory (`dst_block`), or from global memory into the
+    same tile of several blocks (`cluster_mask`)."""
+    builder = current("copy_cluster")
+    kernel = builder.require_block("copy_cluster")
+    if not kernel.cluster:
+        raise CompileError(
+            "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
+        )
+    if dst_block is None:
+        _copy(
+            src, dst, "copy_cluster", multicast=cluster_mask, prefer="tma",
+            cache=_option(eviction_policy, _CACHE, "cache"),
+        )  # fmt: skip
+        return
+    from tilewright.lang.roles import barrier_region
+
+    frm, to = tiles(src, dst, "copy_cluster")
+    check_copy(frm, to)
+    block = wrap(dst_block)
+    bar = None
+    if remote_barrier is not None:
+        local = barrier_region(remote_barrier, "copy_cluster")
+        bar = Region(local.buffer, local.starts, local.extents, block)
+    builder.emit(
+        Copy(
+            frm, Region(to.buffer, to.starts, to.extents, block), barrier=bar,
+            atom="remote_store" if bar is not None else None,
+        )
+    )  # fmt: skip
+
+
+def fill(buffer: Any, value: Any) -> None:
+    """Every element of a tile or region = value."""
+    builder = current("fill")
+    builder.require_kernel("fill")
+    if isinstance(buffer, Variable):
+        buffer.assign(value)
+        return
+    to = region_of(buffer, "fill")
+    check_data(to, "fill")
+    check_inside(to, "fill")
+    if isinstance(value, (Tile, Tiles)):
+        raise CompileError(
+            "T.fill needs one value", got=describe(value), fix="use T.copy for a whole tile"
+        )
+    number = cast(wrap(value, to.dtype), to.dtype)
+    if to.buffer.space is Space.LOCAL:
+        _by_thread(builder, to, lambda _: number)
+        return
+    builder.require_block("fill")
+    builder.emit(Fill(to, number))
+
+
+def clear(buffer: Any) -> None:
+    """Every element of a tile or region = 0."""
+    fill(buffer, 0)
+
+
+def transpose(src: Any, dst: Any) -> None:
+    """dst[j, i] = src[i, j]."""
+    builder = current("transpose")
+    builder.require_block("transpose")
+    frm, to = region_of(src, "transpose"), region_of(dst, "transpose")
+    if len(frm.tile) != 2 or not fits(frm.tile[::-1], to.tile):
+        raise CompileError(
+            "T.transpose: the shapes do not fit",
+            expected=f"{shape_text(frm.tile[::-1])} for a source of shape {shape_text(frm.tile)}",
+            got=shape_text(to.tile),
+        )
+    for region in (frm, to):
+        check_data(region, "transpose")
+        check_inside(region, "transpose")
+    i, j = (builder.var(None, e.dtype, n) for e, n in zip(frm.tile, "ij", strict=True))
+    value = cast(Load(frm.buffer, _places(frm, (i, j))), to.dtype)
+    builder.emit(Map((i, j), frm.tile, (Store(to.buffer, _places(to, (j, i)), value),)))
+
+
+# ── views ────────────────────────────────────────────────────────────────────────────────────
+
+
+def reshape(src: Any, *shape: Any) -> Tile:
+    """The same elements under another shape, row-major."""
+    sizes = shape_tuple(shape[0]) if len(shape) == 1 else shape
+    return view(src, sizes, word="reshape")
+
+
+def view(src: Any, shape: Any = None, dtype: Any = None, *, word: str = "view") -> Tile:
+    """The same memory under another shape or type, row-major."""
+    builder = current(word)
+    if not isinstance(src, Tile):
+        raise CompileError(f"T.{word} needs a whole buffer", got=describe(src))
+    usable(src)
+    source = src.buffer
+    kind = source.dtype if dtype is None else find_dtype(dtype)
+    sizes = source.shape if shape is None else tuple(wrap(s) for s in shape_tuple(shape))
+    if shape is None and kind.bits != source.dtype.bits:
+        inner = sizes[-1] * source.dtype.bits // kind.bits
+        sizes = (*sizes[:-1], wrap(inner))
+    sizes = _infer(sizes, source, kind.bits)
+    _check_view(source, sizes, kind.bits, word)
+    buffer = Buffer(builder.fresh(builder.hint, f"{source.name}_view"), sizes, kind, source.space)
+    builder.emit(View(buffer, source))
+    tile = Tile(buffer)
+    tile.kernel = builder.kernel
+    return tile
+
+
+def _infer(sizes: tuple[Expr, ...], source: Buffer, bits: int) -> tuple[Expr, ...]:
+    """One size may be -1."""
+    holes = [i for i, s in enumerate(sizes) if isinstance(s, Const) and s.value == -1]
+    if len(holes) != 1 or not source.is_static:
+        return sizes
+    known = prod(int(s) for i, s in enumerate(sizes) if i != holes[0])
+    total = prod(source.static_shape) * source.dtype.bits // bits
+    return tuple(const(total // known) if i == holes[0] else s for i, s in enumerate(sizes))
+
+
+def _check_view(source: Buffer, sizes: tuple[Expr, ...], bits: int, word: str) -> None:
+    if source.strides is not None:
+        raise CompileError(
+            f"T.{word}: {source.name} has strides of its own", fix="copy it into a tile first"
+        )
+    if not source.is_static or not all(isinstance(s, Const) for s in sizes):
+        return
+    have = prod(source.static_shape) * source.dtype.bits
+    want = prod(int(s) for s in sizes) * bits
+    if have != want:
+        raise CompileError(
+            f"T.{word} of {source.name} changes its size",
+            expected=f"{have // 8} bytes, as {shape_text(source.shape)} {source.dtype}",
+            got=f"{want // 8} bytes, as {shape_text(sizes)}",
+        )
+
+
+__all__ = ["is_runtime", "copy", "fill"]

@@ -1,0 +1,176 @@
+"""Parameters: what a signature, a direct-style declaration or `T.empty` adds to a program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import Expr, Var, wrap
+from tilewright.ir.op import Dim
+from tilewright.lang.builder import Builder, current
+from tilewright.lang.handles import Tile
+from tilewright.lang.types import (
+    ScalarType,
+    SymbolicSize,
+    TensorType,
+    shape_tuple,
+    size_expr,
+    split_names,
+)
+from tilewright.support.errors import CompileError
+
+
+def sizes(builder: Builder, shape: tuple[Any, ...], name: str) -> tuple[Expr, ...]:
+    """A shape as expressions; sizes known at launch are noted with their contract."""
+    found = []
+    for axis, size in enumerate(shape):
+        if isinstance(size, SymbolicSize):
+            known = builder.dims.get(size.dim.var)
+            builder.dims[size.dim.var] = _meet(known, size.dim)
+            builder.fresh(size.name) if known is None else None
+        elif isinstance(size, str):
+            raise CompileError(
+                f"dimension {axis} of {name} is a string", fix=f"write T.dynamic({size!r})"
+            )
+        found.append(size_expr(size, f"dimension {axis} of {name}"))
+    return tuple(found)
+
+
+def _meet(a: Dim | None, b: Dim) -> Dim:
+    """Both contracts."""
+    if a is None:
+        return b
+    highs = [m for m in (a.max, b.max) if m is not None]
+    return Dim(
+        b.var,
+        max(a.min, b.min),
+        min(highs) if highs else None,
+        a.multiple_of * b.multiple_of // _gcd(a.multiple_of, b.multiple_of),
+    )
+
+
+def _gcd(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return a
+
+
+def check_packed(buffer: Buffer) -> None:
+    """4-bit tensors are packed along the innermost dimension."""
+    if not buffer.dtype.packed or not buffer.shape:
+        return
+    inner = getattr(buffer.shape[-1], "value", None)
+    per_byte = 8 // buffer.dtype.bits if 8 % buffer.dtype.bits == 0 else 4
+    if isinstance(inner, int) and inner % per_byte:
+        raise CompileError(
+            f"{buffer.name} packs {per_byte} {buffer.dtype} elements into a byte",
+            expected=f"an innermost extent that is a multiple of {per_byte}",
+            got=str(inner),
+        )
+
+
+def add_tensor(builder: Builder, name: str, kind: TensorType) -> Tile:
+    """A tensor parameter."""
+    buffer = Buffer(
+        builder.fresh(name),
+        sizes(builder, kind.shape, name),
+        kind.dtype,
+        Space.GLOBAL,
+        None if kind.strides is None else tuple(wrap(s) for s in kind.strides),
+    )
+    if buffer.strides is not None and len(buffer.strides) != buffer.rank:
+        raise CompileError(
+            f"{name} has {buffer.rank} dimensions", got=f"{len(buffer.strides)} strides"
+        )
+    check_packed(buffer)
+    builder.params.append(buffer)
+    return Tile(buffer)
+
+
+def add_scalar(builder: Builder, name: str, kind: ScalarType) -> Var:
+    """A scalar parameter."""
+    var = Var(builder.fresh(name), kind.dtype)
+    builder.params.append(var)
+    return var
+
+
+def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
+    """What a parameter of a `prim_func` stands for."""
+    if isinstance(annotation, TensorType):
+        if annotation.space is not Space.GLOBAL:
+            raise CompileError(
+                f"parameter {name!r} must be a tensor in global memory",
+                fix="T.SharedBuffer and T.FragmentBuffer annotate the parameters of macros",
+            )
+        return add_tensor(builder, name, annotation)
+    if isinstance(annotation, SymbolicSize):
+        raise CompileError(
+            f"parameter {name!r} is annotated with a size",
+            fix="sizes come from the shapes of tensors; annotate a number with T.int32",
+        )
+    if not isinstance(annotation, ScalarType):
+        try:
+            annotation = ScalarType(annotation)
+        except CompileError:
+            raise CompileError(
+                f"parameter {name!r} has no usable annotation",
+                expected="T.Tensor(shape, dtype) or a scalar type such as T.int32",
+                got=repr(annotation)[:60],
+            ) from None
+    return add_scalar(builder, name, annotation)
+
+
+# ── direct style ─────────────────────────────────────────────────────────────────────────────
+
+
+def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
+    """`A: T.Tensor((M, N), dtype)` in the body, for an array that was passed as `A`."""
+    arguments = builder.arguments
+    if name not in arguments:
+        raise CompileError(
+            f"{name!r} is not a parameter of this function",
+            expected="one of " + (", ".join(arguments) or "its array arguments"),
+            fix="use T.empty for an output, T.alloc_* for a tile",
+        )
+    tile = add_tensor(builder, name, kind)
+    came = tuple(arguments[name].shape)
+    if len(came) != tile.buffer.rank:
+        raise CompileError(
+            f"{name} is declared with {tile.buffer.rank} dimensions",
+            got=f"an array of shape {tuple(int(s) for s in came)}",
+        )
+    builder.declared.append(name)
+    return tile
+
+
+def empty(*shape: Any, dtype: Any = None) -> Tile:
+    """An output tensor that the call allocates and the function returns."""
+    builder = current("empty")
+    if builder.kernel is not None:
+        raise CompileError("T.empty inside a kernel", fix="call it before `with T.Kernel`")
+    if len(shape) == 2 and dtype is None and isinstance(shape[0], (tuple, list)):
+        shape, dtype = (shape[0],), shape[1]
+    sizes_ = shape_tuple(shape[0]) if len(shape) == 1 else shape
+    if len(sizes_) > 1 and dtype is None and isinstance(sizes_[-1], str):
+        sizes_, dtype = sizes_[:-1], sizes_[-1]
+    from tilewright.ir.dtype import dtype as find
+
+    kind = TensorType(tuple(sizes_), find("float32" if dtype is None else dtype))
+    tile = add_tensor(builder, builder.hint or "out", kind)
+    builder.outputs.append(tile.name)
+    return tile
+
+
+def const(names: str, dtype: Any = None) -> Any:
+    """Compile-time sizes, bound by name to the shapes of the arguments."""
+    builder = current("const")
+    found = []
+    for name in split_names(names):
+        if name not in builder.consts:
+            raise CompileError(
+                f"nothing determines the size {name!r}",
+                expected=f"an argument declared with {name} as one of its sizes",
+                fix=f"declare one: A: T.Tensor(({name}, …), dtype); or pass {name} as an argument",
+            )
+        found.append(builder.consts[name])
+    return tuple(found) if len(found) > 1 else found[0]

@@ -1,0 +1,226 @@
+"""Reductions and scans over tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.ir.buffer import Buffer, Region, Space, whole
+from tilewright.ir.dtype import BOOL
+from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Load, Var, binary, const, truth, wrap
+from tilewright.ir.op import Alloc, Intrinsic, Map, Reduce, Scan, Store
+from tilewright.lang.builder import current, static_int
+from tilewright.lang.check import (
+    check_data,
+    check_dim,
+    check_inside,
+    check_reduce,
+    fits,
+    shape_text,
+)
+from tilewright.lang.handles import Tiles, region_of
+from tilewright.support.errors import CompileError
+
+# how the words and `T.reduce(…, kind)` name the IR's reductions
+KINDS = {
+    "sum": "sum", "max": "max", "min": "min", "abssum": "abssum", "absmax": "absmax",
+    "bitand": "and", "bitor": "or", "bitxor": "xor", "and": "and", "or": "or", "xor": "xor",
+    "any": "any", "all": "all",
+}  # fmt: skip
+
+
+def reduce(
+    src: Any,
+    dst: Any,
+    kind: str,
+    dim: int = -1,
+    clear: bool = True,
+    batch: int = 1,
+    nan_propagate: bool = True,
+    *,
+    word: str = "reduce",
+) -> None:
+    """dst = `kind` over dimension `dim` of src; folds into dst when not `clear`. Keeps NaN."""
+    builder = current(word)
+    builder.require_block(word)
+    if kind not in KINDS:
+        raise CompileError(
+            f"T.{word}: unknown kind", expected=", ".join(sorted(KINDS)), got=repr(kind)
+        )
+    frm, to = region_of(src, word), region_of(dst, word)
+    axes = src.kept if isinstance(src, Tiles) else tuple(range(frm.buffer.rank))
+    at = axes[check_dim(static_int(dim, f"dim of T.{word}"), len(axes), word, frm.buffer.name)]
+    check_reduce(frm, to, at, word)
+    if KINDS[kind] in ("and", "or", "xor") and not (frm.dtype.is_int or frm.dtype.is_bool):
+        raise CompileError(
+            f"T.{word} works on integers",
+            got=f"{frm.buffer.name} of type {frm.dtype}",
+        )
+    # the IR counts dimensions of the tile it sees, without the indexed ones
+    seen = [i for i, e in enumerate(frm.extents) if not _is_unit(e) or i == at]
+    if len(seen) == len(frm.tile):
+        builder.emit(Reduce(KINDS[kind], frm, to, seen.index(at), bool(clear)))
+    else:
+        builder.emit(Reduce(KINDS[kind], frm, to, at, bool(clear)))
+
+
+def _is_unit(extent: Expr) -> bool:
+    return isinstance(extent, Const) and extent.value == 1
+
+
+def _kind(kind: str):  # type: ignore[no-untyped-def]
+    def word(
+        src: Any,
+        dst: Any,
+        dim: int = -1,
+        clear: bool = True,
+        batch: int = 1,
+        nan_propagate: bool = True,
+    ) -> None:
+        reduce(src, dst, kind, dim, clear, word=f"reduce_{kind}")
+
+    word.__name__ = word.__qualname__ = f"reduce_{kind}"
+    word.__doc__ = f"dst = {kind} over dimension `dim` of src; folds into dst when not `clear`."
+    return word
+
+
+reduce_sum = _kind("sum")
+reduce_max = _kind("max")
+reduce_min = _kind("min")
+reduce_abssum = _kind("abssum")
+reduce_absmax = _kind("absmax")
+reduce_bitand = _kind("bitand")
+reduce_bitor = _kind("bitor")
+reduce_bitxor = _kind("bitxor")
+
+
+def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
+    word = f"cum{kind}"
+    builder = current(word)
+    builder.require_block(word)
+    frm = region_of(src, word)
+    to = frm if dst is None else region_of(dst, word)
+    axis = check_dim(
+        static_int(dim, f"dim of T.{word}"), max(1, len(frm.tile)), word, frm.buffer.name
+    )
+    if not fits(frm.tile, to.tile):
+        raise CompileError(
+            f"T.{word}: {to.buffer.name} has another shape than {frm.buffer.name}",
+            expected=shape_text(frm.tile),
+            got=shape_text(to.tile),
+        )
+    for region in (frm, to):
+        check_data(region, word)
+        check_inside(region, word)
+    builder.emit(Scan(kind, frm, to, axis, bool(reverse)))
+
+
+def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> None:
+    """Inclusive prefix sum along `dim`; in place without `dst`."""
+    _scan("sum", src, dst, dim, reverse)
+
+
+def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> None:
+    """Inclusive prefix maximum along `dim`; in place without `dst`."""
+    _scan("max", src, dst, dim, reverse)
+
+
+def _whole_tile(kind: str, src: Any) -> Expr:
+    """Whether any (all) elements are true, as one bool for the block."""
+    word = f"{kind}_of"
+    builder = current(word)
+    builder.require_kernel(word)
+    frm = region_of(src, word)
+    check_data(frm, word)
+    extents = [int(e) for e in frm.extents]
+    if frm.buffer.space is Space.LOCAL or builder.maps:
+        return _elementwise(kind, frm, extents)
+    kernel = builder.require_block(word)
+    del kernel
+    # one flag per element first, so that every type and rank reduces the same way
+    flags = Buffer(builder.fresh(None, f"{word}_flags"), (const(_size(extents)),), BOOL, Space.SHARED)
+    found = Buffer(builder.fresh(None, word), (const(1),), BOOL, Space.SHARED)
+    builder.emit(Alloc(flags))
+    builder.emit(Alloc(found))
+    vars = tuple(builder.var(None, default="i") for e in extents if e != 1)
+    sizes = tuple(const(e) for e in extents if e != 1)
+    linear: Expr = const(0)
+    for var, size in zip(vars, sizes, strict=True):
+        linear = linear * size + var
+    if vars:
+        store = Store(flags, (linear,), truth(Load(frm.buffer, _at(frm, vars))))
+        builder.emit(Map(vars, sizes, (store,)))
+    else:
+        builder.emit(Store(flags, (const(0),), truth(Load(frm.buffer, frm.starts))))
+    builder.emit(Reduce(kind, whole(flags), whole(found), 0))
+    return builder.let(Load(found, (const(0),)), word)
+
+
+def _size(extents: list[int]) -> int:
+    total = 1
+    for extent in extents:
+        total *= extent
+    return total
+
+
+def _at(region: Region, vars: tuple[Var, ...]) -> tuple[Expr, ...]:
+    rest = list(vars)
+    return tuple(
+        s if _is_unit(e) else s + rest.pop(0)
+        for s, e in zip(region.starts, region.extents, strict=True)
+    )
+
+
+def _elementwise(kind: str, region: Region, extents: list[int]) -> Expr:
+    from itertools import product
+
+    result: Expr = FALSE if kind == "any" else TRUE
+    for point in product(*(range(e) for e in extents)):
+        place = tuple(s + p for s, p in zip(region.starts, point, strict=True))
+        test = truth(Load(region.buffer, place))
+        result = binary("or" if kind == "any" else "and", result, test)
+    return result
+
+
+def any_of(src: Any) -> Expr:
+    """Whether any element of a tile is true (not zero)."""
+    return _whole_tile("any", src)
+
+
+def all_of(src: Any) -> Expr:
+    """Whether all elements of a tile are true (not zero)."""
+    return _whole_tile("all", src)
+
+
+def _warp(kind: str, value: Any) -> Var:
+    word = f"warp_reduce_{kind}"
+    builder = current(word)
+    builder.require_kernel(word)
+    expr = builder.snapshot(wrap(value))
+    result = builder.var(None, expr.dtype, f"warp_{kind}")
+    builder.emit(Intrinsic(word, (expr,), result))
+    return result
+
+
+def warp_reduce_sum(value: Any) -> Var:
+    """The sum of `value` over the warp, in every lane."""
+    return _warp("sum", value)
+
+
+def warp_reduce_max(value: Any) -> Var:
+    """The maximum of `value` over the warp, in every lane."""
+    return _warp("max", value)
+
+
+def warp_reduce_min(value: Any) -> Var:
+    """The minimum of `value` over the warp, in every lane."""
+    return _warp("min", value)
+
+
+def warp_reduce_bitand(value: Any) -> Var:
+    """The bitwise and of `value` over the warp, in every lane."""
+    return _warp("and", value)
+
+
+def warp_reduce_bitor(value: Any) -> Var:
+    """The bitwise or of `value` over the warp, in every lane."""
+    return _warp("or", value)

@@ -1,0 +1,511 @@
+"""A kernel's text → the same function with control flow and assignments turned into calls of
+`Env`. Line and column numbers stay those of the user's file."""
+
+from __future__ import annotations
+
+import __future__
+
+import ast
+import linecache
+from collections.abc import Callable
+from functools import lru_cache
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from tilewright.lang.where import register
+from tilewright.support.errors import CompileError, Loc
+
+ENV = "_tw_env"
+ENTER = "_tw_enter"
+_OPS: dict[type, str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
+    ast.Pow: "**", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<",
+    ast.RShift: ">>", ast.MatMult: "@", ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=",
+    ast.Gt: ">", ast.GtE: ">=", ast.In: "in", ast.NotIn: "not in", ast.Is: "is",
+    ast.IsNot: "is not",
+}  # fmt: skip
+_REFUSED = {
+    ast.Try: ("`try`", "check with an `if` instead"),
+    ast.Global: ("`global`", "return the value instead"),
+    ast.Nonlocal: ("`nonlocal`", "return the value instead"),
+    ast.Delete: ("`del`", "leave the name alone"),
+    ast.ClassDef: ("a class", "define it outside the kernel"),
+    ast.AsyncFunctionDef: ("`async`", "use a plain function"),
+    ast.AsyncFor: ("`async for`", "use `for`"),
+    ast.AsyncWith: ("`async with`", "use `with`"),
+    ast.Yield: ("`yield`", "return a value instead"),
+    ast.YieldFrom: ("`yield from`", "return a value instead"),
+    ast.Await: ("`await`", "call a plain function"),
+}
+
+
+@lru_cache(maxsize=64)
+def _parse(text: str, filename: str) -> ast.Module:
+    return ast.parse(text, filename)
+
+
+def find_definition(function: FunctionType) -> ast.FunctionDef:
+    """The `def` of a function, with the line and column numbers of its file."""
+    code = function.__code__
+    lines = linecache.getlines(code.co_filename, function.__globals__)
+    if not lines:
+        linecache.checkcache(code.co_filename)
+        lines = linecache.getlines(code.co_filename, function.__globals__)
+    if not lines:
+        raise CompileError(
+            f"the source of {function.__name__} is not at hand",
+            loc=Loc(code.co_filename, code.co_firstlineno),
+            fix="define the kernel in a file",
+        )
+    for node in ast.walk(_parse("".join(lines), code.co_filename)):
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
+            if first == code.co_firstlineno:
+                return node
+    raise CompileError(
+        f"the source of {function.__name__} has changed since it was loaded",
+        loc=Loc(code.co_filename, code.co_firstlineno),
+        fix="restart Python",
+    )
+
+
+def location(node: ast.AST, filename: str) -> Loc:
+    line = getattr(node, "lineno", 1)
+    end = getattr(node, "end_col_offset", None)
+    same_line = getattr(node, "end_lineno", None) == line
+    return Loc(
+        filename,
+        line,
+        getattr(node, "col_offset", 0) + 1,
+        end + 1 if end is not None and same_line else None,
+    )
+
+
+def _copy(node: Any) -> Any:
+    """A private copy of a tree that others keep."""
+    if isinstance(node, ast.AST):
+        fields = {name: _copy(value) for name, value in ast.iter_fields(node)}
+        new = type(node)(**fields)
+        return ast.copy_location(new, node)
+    if isinstance(node, list):
+        return [_copy(item) for item in node]
+    return node
+
+
+def assigned_names(body: list[ast.stmt]) -> list[str]:
+    """Names that statements bind in this function, in order, nested functions left out."""
+    found: dict[str, None] = {}
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found[node.name] = None
+            return
+        if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            return
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found[node.id] = None
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    for statement in body:
+        visit(statement)
+    return list(found)
+
+
+class Rewriter(ast.NodeTransformer):
+    """Statements and expressions over run-time values become calls."""
+
+    def __init__(self, filename: str) -> None:
+        self.filename = filename
+        self.temporaries = 0
+        self.columns: dict[int, int] = {}
+
+    # ── making nodes ──
+
+    def _call(self, at: ast.AST, method: str, *args: ast.expr) -> ast.Call:
+        owner = ast.Name(ENV, ast.Load())
+        return _locate(at, ast.Call(ast.Attribute(owner, method, ast.Load()), list(args), []))
+
+    def _text(self, at: ast.AST, value: Any) -> ast.Constant:
+        return _locate(at, ast.Constant(value))
+
+    def _thunk(self, at: ast.expr) -> ast.Lambda:
+        empty = ast.arguments([], [], None, [], [], None, [])
+        return _locate(at, ast.Lambda(empty, at))
+
+    def _temporary(self) -> str:
+        self.temporaries += 1
+        return f"_tw_{self.temporaries}"
+
+    def _assign(self, at: ast.AST, name: str, value: ast.expr) -> ast.Assign:
+        return _locate(at, ast.Assign([ast.Name(name, ast.Store())], value))
+
+    def _do(self, at: ast.AST, value: ast.expr) -> ast.Expr:
+        return _locate(at, ast.Expr(value))
+
+    def _load(self, at: ast.AST, name: str) -> ast.Name:
+        return _locate(at, ast.Name(name, ast.Load()))
+
+    def _refuse(self, node: ast.AST, what: str, fix: str) -> Any:
+        raise CompileError(
+            f"{what} is not part of the kernel language", loc=location(node, self.filename), fix=fix
+        )
+
+    # ── statements ──
+
+    def visit(self, node: ast.AST) -> Any:
+        refused = _REFUSED.get(type(node))
+        if refused or type(node).__name__ in ("TryStar", "Match"):
+            what, fix = refused or (f"`{type(node).__name__.lower()}`", "use `if`")
+            self._refuse(node, what, fix)
+        if isinstance(node, ast.stmt):
+            self.columns.setdefault(node.lineno, node.col_offset)
+        return super().visit(node)
+
+    def body(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        done: list[ast.stmt] = []
+        for statement in statements:
+            result = self.visit(statement)
+            done += result if isinstance(result, list) else [result]
+        return done
+
+    def _after(self, node: ast.AST, names: list[str]) -> list[ast.stmt]:
+        """Names that a run-time scope bound are lost after it."""
+        return [
+            _locate(
+                node,
+                ast.If(
+                    self._call(node, "lost", self._text(node, name)),
+                    [self._assign(node, name, self._call(node, "lost_value", self._text(node, name)))],
+                    [],
+                ),
+            )
+            for name in names
+        ]  # fmt: skip
+
+    def visit_If(self, node: ast.If) -> list[ast.stmt]:
+        names = assigned_names([*node.body, *node.orelse])
+        branch = self._temporary()
+
+        def method(word: str) -> ast.Call:
+            owner = ast.Attribute(ast.Name(branch, ast.Load()), word, ast.Load())
+            return _locate(node, ast.Call(owner, [], []))
+
+        # the header's own position: errors about the condition point at it
+        cond = self.visit(node.test)
+        done: list[ast.stmt] = [self._assign(node.test, branch, self._call(node.test, "branch", cond))]
+        done.append(
+            _locate(
+                node,
+                ast.If(method("then"), [*self.body(node.body), self._do(node, method("end_then"))], []),
+            )
+        )  # fmt: skip
+        if node.orelse:
+            done += self._after(node, names)
+            done.append(_locate(node, ast.If(method("orelse"), self.body(node.orelse), [])))
+        done.append(self._do(node.test, method("end")))
+        return done + self._after(node, names)
+
+    def visit_For(self, node: ast.For) -> list[ast.stmt]:
+        names = [n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)]
+        iterable = node.iter
+        if (
+            isinstance(iterable, ast.Call)
+            and isinstance(iterable.func, ast.Name)
+            and iterable.func.id == "range"
+        ):
+            args = [self.visit(a) for a in iterable.args]
+            call = self._call(iterable, "call_range", self._load(iterable, "range"), *args)
+            call.keywords = [self.visit(k) for k in iterable.keywords]
+            source: ast.expr = call
+        else:
+            source = self.visit(iterable)
+        hint = _locate(node, ast.Tuple([self._text(node, n) for n in names], ast.Load()))
+        target, first = self._target(node.target)
+        inner = [*first, *self.body(node.body)]
+        loop = ast.For(target, self._call(iterable, "loop", source, hint), inner, [], None)
+        if node.orelse:
+            loop.orelse = [
+                self._do(node, self._call(node, "check_else")), *self.body(node.orelse)
+            ]  # fmt: skip
+        after = self._after(node, assigned_names([node]))
+        return [_locate(node, loop), *after]
+
+    def _target(self, target: ast.expr) -> tuple[ast.expr, list[ast.stmt]]:
+        """A `for`/`with` target, and the statements that make its names known."""
+        names = [n for n in ast.walk(target) if isinstance(n, ast.Name)]
+        for each in ast.walk(target):
+            if isinstance(each, (ast.Subscript, ast.Attribute)):
+                self._refuse(each, "a loop target that is not a name", "bind a name")
+        return target, [
+            self._assign(n, n.id, self._call(n, "target", self._text(n, n.id), self._load(n, n.id)))
+            for n in names
+        ]
+
+    def visit_While(self, node: ast.While) -> list[ast.stmt]:
+        cond = self._thunk(self.visit(node.test))
+        if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node.test)):
+            self._refuse(node.test, "`:=` in the condition of a while", "assign before and at the end")
+        loop = ast.For(
+            _locate(node, ast.Name(self._temporary(), ast.Store())),
+            self._call(node.test, "while_loop", cond),
+            self.body(node.body),
+            [],
+            None,
+        )
+        if node.orelse:
+            loop.orelse = [
+                self._do(node, self._call(node, "check_else")), *self.body(node.orelse)
+            ]  # fmt: skip
+        return [_locate(node, loop), *self._after(node, assigned_names(node.body))]
+
+    def _leave(self, node: ast.Break | ast.Continue, word: str) -> ast.If:
+        return _locate(node, ast.If(self._call(node, "leave", self._text(node, word)), [node], []))
+
+    def visit_Break(self, node: ast.Break) -> ast.If:
+        return self._leave(node, "break")
+
+    def visit_Continue(self, node: ast.Continue) -> ast.If:
+        return self._leave(node, "continue")
+
+    def visit_Return(self, node: ast.Return) -> ast.Return:
+        value = self.visit(node.value) if node.value else self._text(node, None)
+        return _locate(node, ast.Return(self._call(node, "returned", value)))
+
+    def visit_Raise(self, node: ast.Raise) -> list[ast.stmt]:
+        return [self._do(node, self._call(node, "raising")), node]
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Expr:
+        message = self.visit(node.msg) if node.msg else self._text(node, "")
+        return self._do(
+            node, self._call(node, "assertion", self.visit(node.test), self._thunk(message))
+        )
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        if isinstance(node.value, ast.Constant):
+            return node
+        return _locate(node, ast.Expr(self._call(node.value, "expression", self.visit(node.value))))
+
+    def visit_With(self, node: ast.With) -> list[ast.stmt]:
+        items, first = [], []
+        for item in node.items:
+            names: list[str] = []
+            target = None
+            if item.optional_vars is not None:
+                names = [n.id for n in ast.walk(item.optional_vars) if isinstance(n, ast.Name)]
+                target, known = self._target(item.optional_vars)
+                first += known
+            hint = _locate(node, ast.Tuple([self._text(node, n) for n in names], ast.Load()))
+            manager = self._call(item.context_expr, "entering", self.visit(item.context_expr), hint)
+            items.append(ast.withitem(manager, target))
+        return [_locate(node, ast.With(items, [*first, *self.body(node.body)], None))]
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> list[ast.stmt]:
+        name = self._text(node, node.name)
+        bind = self._call(node, "target", name, self._load(node, node.name))
+        return [node, self._assign(node, node.name, bind)]
+
+    # ── assignment ──
+
+    def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
+        if len(node.targets) == 1:
+            return self._assign_to(node, node.targets[0], self.visit(node.value))
+        shared = self._temporary()
+        done: list[ast.stmt] = [
+            self._assign(node, shared, self._call(node, "held", self.visit(node.value)))
+        ]
+        for target in node.targets:
+            done += self._assign_to(node, target, self._load(node, shared))
+        return done
+
+    def _assign_to(self, node: ast.stmt, target: ast.expr, value: ast.expr) -> list[ast.stmt]:
+        if isinstance(target, ast.Name):
+            name = self._call(target, "name", self._text(target, target.id))
+            return [self._assign(node, target.id, self._call(node, "bind", name, value))]
+        if isinstance(target, (ast.Tuple, ast.List)):
+            return self._unpack(node, target.elts, value)
+        if isinstance(target, ast.Attribute):
+            name = self._text(target, target.attr)
+            owner = self.visit(target.value)
+            return [self._do(node, self._call(node, "set_attribute", owner, name, value))]
+        if isinstance(target, ast.Subscript):
+            # the right side is evaluated before the target, as in Python
+            part = self._temporary()
+            done: list[ast.stmt] = [self._assign(node, part, value)]
+            done += self._storing(target)
+            place = _locate(
+                target,
+                ast.Subscript(self.visit(target.value), self.visit(target.slice), ast.Store()),
+            )
+            done.append(_locate(node, ast.Assign([place], self._load(node, part))))
+            return done
+        return self._refuse(target, "this assignment", "assign to a name, an element or a tuple")  # type: ignore[no-any-return]
+
+    def _storing(self, target: ast.Subscript) -> list[ast.stmt]:
+        if not isinstance(target.value, ast.Name):
+            return []
+        name = target.value.id
+        check = self._call(target, "storing", self._text(target, name), self._load(target, name))
+        return [self._do(target, check)]
+
+    def _unpack(self, node: ast.stmt, targets: list[ast.expr], value: ast.expr) -> list[ast.stmt]:
+        star = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
+        parts = self._temporary()
+        call = self._call(
+            node, "unpack", value, self._text(node, len(targets)), self._text(node, star is not None)
+        )
+        done: list[ast.stmt] = [self._assign(node, parts, call)]
+        for at, target in enumerate(targets):
+            if star is not None and at == star:
+                stop = at - len(targets) + 1
+                key: ast.expr = ast.Slice(
+                    self._text(node, at), self._text(node, stop) if stop else None, None
+                )
+                assert isinstance(target, ast.Starred)
+                target = target.value
+            else:
+                key = self._text(node, at if star is None or at < star else at - len(targets))
+            part = _locate(node, ast.Subscript(self._load(node, parts), _locate(node, key), ast.Load()))
+            done += self._assign_to(node, target, part)
+        return done
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> list[ast.stmt]:
+        annotation = self.visit(node.annotation)
+        if not isinstance(node.target, ast.Name):
+            if node.value is None:
+                self._refuse(node, "an annotation of something that is no name", "remove it")
+            assert node.value is not None
+            return self._assign_to(node, node.target, self.visit(node.value))
+        name = node.target.id
+        if node.value is None:
+            call = self._call(node, "declare", self._text(node, name), annotation)
+            return [self._assign(node, name, call)]
+        said = self._call(node.target, "name", self._text(node.target, name))
+        call = self._call(node, "bind", said, self.visit(node.value), annotation)
+        return [self._assign(node, name, call)]
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> list[ast.stmt]:
+        if isinstance(node.target, ast.Name):
+            name = node.target.id
+            call = self._call(
+                node, "augment", self._text(node, name), self._load(node, name),
+                self._text(node, _OPS[type(node.op)]), self.visit(node.value),
+            )  # fmt: skip
+            return [self._assign(node, name, call)]
+        checks = self._storing(node.target) if isinstance(node.target, ast.Subscript) else []
+        node.target = self.visit(node.target)
+        node.value = self.visit(node.value)
+        return [*checks, node]
+
+    # ── expressions ──
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.NamedExpr:
+        said = self._call(node, "name", self._text(node, node.target.id))
+        node.value = self._call(node, "bind", said, self.visit(node.value))
+        return node
+
+    def _no_walrus(self, node: ast.expr) -> None:
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.NamedExpr):
+                self._refuse(inner, "`:=` inside `and`, `or` or a ternary", "assign on its own line")
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.Call:
+        self._no_walrus(node.body)
+        self._no_walrus(node.orelse)
+        return self._call(
+            node, "if_expression", self.visit(node.test),
+            self._thunk(self.visit(node.body)), self._thunk(self.visit(node.orelse)),
+        )  # fmt: skip
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.Call:
+        self._no_walrus(node)
+        op = "and" if isinstance(node.op, ast.And) else "or"
+        sides = [self._thunk(self.visit(value)) for value in node.values]
+        return self._call(node, "boolean", self._text(node, op), *sides)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        operand = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            return self._call(node, "negate", operand)
+        node.operand = operand
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.Call:
+        self._no_walrus(node)
+        ops = _locate(
+            node, ast.Tuple([self._text(node, _OPS[type(op)]) for op in node.ops], ast.Load())
+        )
+        sides = [self._thunk(self.visit(side)) for side in (node.left, *node.comparators)]
+        return self._call(node, "compare", ops, *sides)
+
+
+def _locate(at: ast.AST, node: Any) -> Any:
+    """`node` and its unplaced children at the place of `at`."""
+    ast.copy_location(node, at)
+    for child in ast.walk(node):
+        if isinstance(child, (ast.expr, ast.stmt)) and not hasattr(child, "lineno"):
+            ast.copy_location(child, at)
+    return node
+
+
+def rewrite(function: FunctionType) -> Callable[[Any], FunctionType]:
+    """The function that, given how to start an `Env`, is `function` rewritten."""
+    node = _copy(find_definition(function))
+    code = function.__code__
+    rewriter = Rewriter(code.co_filename)
+    params = [a.arg for a in _arguments(node.args)]
+    known = ast.Dict(
+        [_locate(node, ast.Constant(p)) for p in params],
+        [_locate(node, ast.Name(p, ast.Load())) for p in params],
+    )
+    start = _locate(
+        node.body[0],
+        ast.Assign(
+            [ast.Name(ENV, ast.Store())],
+            ast.Call(ast.Name(ENTER, ast.Load()), [known], []),
+        ),
+    )
+    node.body = [start, *rewriter.body(node.body)]
+    node.decorator_list, node.returns = [], None
+    node.args.defaults = []
+    node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
+    for argument in _arguments(node.args):
+        argument.annotation = None
+    free = [*code.co_freevars, ENTER]
+    outer = ast.FunctionDef(
+        name="_tw_outer",
+        args=ast.arguments([], [ast.arg(n, None) for n in free], None, [], [], None, []),
+        body=[node, ast.Return(ast.Name(node.name, ast.Load()))],
+        decorator_list=[],
+    )
+    module = ast.Module([outer], [])
+    for each in ast.walk(outer):
+        if isinstance(each, (ast.expr, ast.stmt, ast.arg)) and not hasattr(each, "lineno"):
+            ast.copy_location(each, node)
+    ast.fix_missing_locations(module)
+    compiled = compile(
+        module, code.co_filename, "exec", code.co_flags & _FUTURE, dont_inherit=True
+    )
+    new = _nested(_nested(compiled, "_tw_outer"), node.name)
+    register(new, rewriter.columns)
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+
+    def make(enter: Any) -> FunctionType:
+        closure = tuple(CellType(enter) if n == ENTER else cells[n] for n in new.co_freevars)
+        made = FunctionType(new, function.__globals__, function.__name__, None, closure)
+        made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        return made
+
+    return make
+
+
+_FUTURE = __future__.annotations.compiler_flag
+
+
+def _arguments(args: ast.arguments) -> list[ast.arg]:
+    extra = [a for a in (args.vararg, args.kwarg) if a is not None]
+    return [*args.posonlyargs, *args.args, *args.kwonlyargs, *extra]
+
+
+def _nested(code: CodeType, name: str) -> CodeType:
+    return next(c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name)

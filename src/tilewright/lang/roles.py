@@ -1,0 +1,355 @@
+"""Roles: statements placed on warpgroups, and explicit barriers."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from tilewright.ir.buffer import Region, Space
+from tilewright.ir.dtype import INT32
+from tilewright.ir.expr import Const, Expr, cast, const, is_pure, substitute, variables, wrap
+from tilewright.ir.op import (
+    Alloc,
+    Arrive,
+    BarrierInit,
+    Body,
+    Break,
+    Continue,
+    Copy,
+    Fence,
+    Fill,
+    For,
+    Gemm,
+    Hint,
+    If,
+    Intrinsic,
+    Let,
+    Map,
+    Op,
+    Reduce,
+    Relayout,
+    Role,
+    Scan,
+    Sync,
+    View,
+    Wait,
+    WaitGroup,
+    While,
+    body,
+    attr,
+    walk_ops,
+)
+from tilewright.lang.builder import KernelState, current, static_int
+from tilewright.lang.handles import Access, Tile, describe, usable
+from tilewright.lang.where import locate
+from tilewright.support.errors import CompileError
+
+WARP, GROUP = 32, 128
+
+
+@dataclass(frozen=True)
+class Placed(Op):
+    """Statements under `T.ws`, until the kernel's end shows who controls their order."""
+
+    syntax = "placed {ids} {body}"
+    ids: tuple[int, ...] = attr()
+    body: Body = body()
+
+
+class Placement(AbstractContextManager[None]):
+    """`with T.ws(i, …):`"""
+
+    def __init__(self, ids: tuple[int, ...]) -> None:
+        self.ids = ids
+        self.tilewright_names: tuple[str, ...] = ()
+
+    def __enter__(self) -> None:
+        builder = current("ws")
+        kernel = builder.require_block("ws")
+        groups = kernel.num_threads // GROUP
+        for at in self.ids:
+            if not 0 <= at < max(1, groups):
+                raise CompileError(
+                    f"T.ws({at}): this kernel has {groups} warpgroup{'s' * (groups != 1)}",
+                    expected=f"0 … {max(0, groups - 1)}",
+                    fix=f"T.Kernel(..., threads={(at + 1) * GROUP})",
+                )
+        if kernel.placed:
+            raise CompileError("T.ws inside T.ws", fix="place statements once")
+        self.loc = locate()
+        kernel.placed.append(self.ids)
+        builder.open()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is not None:
+            return
+        builder = current("ws")
+        kernel = builder.require_kernel("ws")
+        kernel.placed.pop()
+        builder.emit(Placed(self.ids, builder.close(), loc=self.loc))
+
+
+def ws(*warpgroups: int) -> Placement:
+    """Place statements on warpgroups. Their meaning stays sequential; with explicit barriers
+    inside, each placement runs on its own and control is yours."""
+    if not warpgroups:
+        raise CompileError("T.ws needs a warpgroup", fix="write T.ws(0)")
+    return Placement(tuple(static_int(w, "a warpgroup of T.ws", 0) for w in warpgroups))
+
+
+WarpSpecialize = ws
+
+_TILE_OPS = (Copy, Fill, Gemm, Reduce, Scan, Relayout, Map)
+_EXPLICIT = (Arrive, Wait)
+
+
+def place(ops: Body, kernel: KernelState) -> Body:
+    """Placements as roles when the kernel's own barriers order them, as hints otherwise."""
+    placements = [op for op in walk_ops(ops) if isinstance(op, Placed)]
+    if not placements:
+        return ops
+    explicit = any(isinstance(o, _EXPLICIT) for p in placements for o in walk_ops(p.body))
+    if not explicit:
+        return _as_hints(ops)
+    return _as_roles(ops, kernel)
+
+
+def _inside(op: Op, change: Any) -> Op:
+    if isinstance(op, If):
+        return replace(op, then=change(op.then), orelse=change(op.orelse))
+    if isinstance(op, (For, While, Placed, Map, Role)):
+        return replace(op, body=change(op.body))
+    return op
+
+
+def _as_hints(ops: Body) -> Body:
+    found: list[Op] = []
+    for op in ops:
+        if isinstance(op, Placed):
+            found += [Hint("ws", detail=op.ids, loc=op.loc), *op.body, Hint("ws", loc=op.loc)]
+        else:
+            found.append(_inside(op, _as_hints))
+    return tuple(found)
+
+
+def _as_roles(ops: Body, kernel: KernelState) -> Body:
+    found: list[Op] = []
+    for op in ops:
+        if isinstance(op, Placed):
+            found.append(_role(op))
+        elif any(isinstance(o, Placed) for o in walk_ops(op)):
+            found.append(_inside(op, lambda inner: _as_roles(inner, kernel)))
+        elif any(isinstance(o, _TILE_OPS) for o in walk_ops(op)):
+            warps = -(-kernel.num_threads // WARP)
+            last = found[-1] if found else None
+            if isinstance(last, Role) and last.name == "all":
+                found[-1] = replace(last, body=(*last.body, op))
+            else:
+                found.append(Role("all", 0, warps, (op,), loc=op.loc))
+        else:
+            found.append(op)
+    return tuple(found)
+
+
+def _role(op: Placed) -> Role:
+    ids = sorted(op.ids)
+    if ids != list(range(ids[0], ids[-1] + 1)):
+        raise CompileError(
+            "T.ws with explicit barriers needs neighbouring warpgroups", loc=op.loc, got=str(op.ids)
+        )
+    name = "ws" + "_".join(str(i) for i in ids)
+    registers = [
+        int(h.detail[0])
+        for h in op.body
+        if isinstance(h, Hint) and h.name == "max_nreg" and h.detail
+    ]
+    kept = tuple(
+        o for o in op.body if not (registers and isinstance(o, Hint) and o.name == "max_nreg")
+    )
+    return Role(
+        name, ids[0] * 4, len(ids) * 4, kept, registers=registers[0] if registers else None,
+        loc=op.loc,
+    )  # fmt: skip
+
+
+# ── barriers ─────────────────────────────────────────────────────────────────────────────────
+
+
+def barrier_region(bar: Any, word: str) -> Region:
+    """One barrier."""
+    if isinstance(bar, Tile) and bar.buffer.space is Space.BARRIER:
+        if bar.shape != (1,):
+            raise CompileError(
+                f"T.{word}: {bar.name} holds {bar.shape[0]} barriers",
+                fix=f"say which: {bar.name}[i]",
+            )
+        bar = bar[0]
+    if not isinstance(bar, Access) or bar.buffer.space is not Space.BARRIER:
+        raise CompileError(
+            f"T.{word} needs a barrier", got=describe(bar), fix="make one with T.alloc_barrier"
+        )
+    usable(bar.tile)
+    return bar.corner((const(1),))
+
+
+def _arrivals(kernel: KernelState) -> int:
+    """How many threads run this place: barriers count threads."""
+    first, count = 0, kernel.num_threads
+    if kernel.placed:
+        ids = kernel.placed[-1]
+        first, count = ids[0] * GROUP, len(ids) * GROUP
+    threads = set(kernel.thread_vars)
+    guards = [g for g in kernel.guards if variables(g) & threads]
+    if not guards:
+        return count
+    if not all(is_pure(g) and variables(g) <= threads for g in guards):
+        raise CompileError(
+            "arriving under a condition that mixes threads with other values",
+            fix="test the thread index in an `if` of its own",
+        )
+    found = 0
+    for place in product(*(range(e) for e in reversed(kernel.threads))):
+        values = {
+            v: const(i) for v, i in zip(kernel.thread_vars, reversed(place), strict=True)
+        }
+        linear, stride = 0, 1
+        for index, extent in zip(reversed(place), kernel.threads, strict=True):
+            linear, stride = linear + index * stride, stride * extent
+        if not first <= linear < first + count:
+            continue
+        tests = [substitute(g, dict(values)) for g in guards]
+        found += all(isinstance(t, Const) and bool(t.value) for t in (_fold(t) for t in tests))
+    return found
+
+
+def _fold(test: Expr) -> Expr:
+    from tilewright.ir.expr import Call, logical_not, transform
+
+    return transform(
+        test,
+        lambda e: logical_not(e.args[0])
+        if isinstance(e, Call) and e.name == "not" and isinstance(e.args[0], Const)
+        else None,
+    )
+
+
+def barrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
+    """Every thread that comes here arrives on the barrier."""
+    builder = current("barrier_arrive")
+    kernel = builder.require_block("barrier_arrive")
+    bar = barrier_region(mbarrier, "barrier_arrive")
+    if cta_id is not None:
+        bar = Region(bar.buffer, bar.starts, bar.extents, wrap(cta_id))
+    builder.emit(Arrive(bar, count=const(_arrivals(kernel))))
+
+
+def barrier_wait(mbarrier: Any, parity: Any = 0) -> None:
+    """Until the barrier's phase of that parity has completed."""
+    builder = current("barrier_wait")
+    builder.require_block("barrier_wait")
+    phase = cast(wrap(parity), INT32)
+    builder.emit(Wait(barrier_region(mbarrier, "barrier_wait"), phase))
+
+
+def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
+    """`barrier_arrive`."""
+    barrier_arrive(mbarrier, cta_id)
+
+
+def mbarrier_wait_parity(mbarrier: Any, parity: Any = 0) -> None:
+    """`barrier_wait`."""
+    barrier_wait(mbarrier, parity)
+
+
+def mbarrier_expect_tx(mbarrier: Any, tx: Any) -> None:
+    """The barrier's phase also waits for `tx` bytes of bulk copies."""
+    builder = current("mbarrier_expect_tx")
+    builder.require_block("mbarrier_expect_tx")
+    bar = barrier_region(mbarrier, "mbarrier_expect_tx")
+    builder.emit(Arrive(bar, bytes=cast(wrap(tx), INT32), count=const(0)))
+
+
+def mbarrier_arrive_expect_tx(mbarrier: Any, tx: Any) -> None:
+    """`mbarrier_expect_tx`, then `mbarrier_arrive`."""
+    builder = current("mbarrier_arrive_expect_tx")
+    kernel = builder.require_block("mbarrier_arrive_expect_tx")
+    bar = barrier_region(mbarrier, "mbarrier_arrive_expect_tx")
+    builder.emit(Arrive(bar, bytes=cast(wrap(tx), INT32), count=const(_arrivals(kernel))))
+
+
+def set_max_nreg(count: int, is_inc: int | bool = True) -> None:
+    """Registers per thread of this role from here on."""
+    builder = current("set_max_nreg")
+    builder.require_block("set_max_nreg")
+    registers = static_int(count, "the count of T.set_max_nreg", 24)
+    if registers > 256 or registers % 8:
+        raise CompileError(
+            "T.set_max_nreg takes a multiple of 8 up to 256", got=str(registers)
+        )
+    builder.emit(Hint("max_nreg", detail=(registers, bool(is_inc))))
+
+
+def inc_max_nreg(count: int) -> None:
+    """`set_max_nreg(count, 1)`."""
+    set_max_nreg(count, 1)
+
+
+def dec_max_nreg(count: int) -> None:
+    """`set_max_nreg(count, 0)`."""
+    set_max_nreg(count, 0)
+
+
+def no_set_max_nreg() -> None:
+    """Keep the compiler from moving registers between roles."""
+    builder = current("no_set_max_nreg")
+    builder.require_block("no_set_max_nreg")
+    builder.emit(Hint("no_max_nreg"))
+
+
+disable_warp_group_reg_alloc = no_set_max_nreg
+
+
+def fence_proxy_async() -> None:
+    """Ordinary writes to shared memory become visible to bulk copies and matrix instructions."""
+    builder = current("fence_proxy_async")
+    builder.require_block("fence_proxy_async")
+    builder.emit(Fence("proxy_async"))
+
+
+def cluster_sync() -> None:
+    """Until all threads of the cluster have come here."""
+    builder = current("cluster_sync")
+    kernel = builder.require_block("cluster_sync")
+    if not kernel.cluster:
+        raise CompileError(
+            "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
+        )
+    builder.emit(Sync("cluster"))
+
+
+def tma_store_wait(count: int = 0, read: bool = True) -> None:
+    """Until at most `count` groups of bulk stores are open."""
+    builder = current("tma_store_wait")
+    builder.require_block("tma_store_wait")
+    builder.emit(WaitGroup("bulk", static_int(count, "the count", 0), bool(read)))
+
+
+def pdl_wait() -> None:
+    """Until the kernel launched before this one has let its dependents go on."""
+    builder = current("pdl_wait")
+    builder.require_block("pdl_wait")
+    builder.emit(Intrinsic("pdl_wait"))
+
+
+def pdl_launch() -> None:
+    """Let the kernel launched after this one start."""
+    builder = current("pdl_launch")
+    builder.require_block("pdl_launch")
+    builder.emit(Intrinsic("pdl_launch"))
+
+
+pdl_sync, pdl_trigger = pdl_wait, pdl_launch
+
+__all__ = ["Alloc", "BarrierInit", "Break", "Continue", "Let", "View"]

@@ -1,0 +1,491 @@
+"""Running a rewritten function once, to build its program."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import difflib
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType, FunctionType
+from typing import Any
+
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.op import Program
+from tilewright.lang.builder import Builder, building, current
+from tilewright.lang.check import check_program
+from tilewright.lang.env import Binding, Env, Lost
+from tilewright.lang.handles import Access, Tile, Tiles, Variable
+from tilewright.lang.params import add_parameter
+from tilewright.lang.rewrite import find_definition, location, rewrite
+from tilewright.lang.scalar import is_runtime
+from tilewright.lang.types import Ref, ScalarType, TensorType, split_names
+from tilewright.lang.where import is_rewritten, locate, locate_traceback, set_root
+from tilewright.support.errors import CompileError, Loc, TilewrightError, locating
+
+
+@dataclass(frozen=True)
+class PrimFunc:
+    """A traced kernel function."""
+
+    name: str
+    program: Program
+    fn: Callable[..., Any] = field(compare=False)
+    outputs: tuple[str, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise CompileError(
+            f"{self.name} is a prim_func: it is compiled, then called",
+            fix="return it from a function under @tw.jit, or tw.compile(it)",
+        )
+
+    def __str__(self) -> str:
+        from tilewright.ir.text import print_program
+
+        return print_program(self.program)
+
+    def script(self) -> str:
+        """The program as text."""
+        return str(self)
+
+
+@dataclass(frozen=True)
+class DirectTrace:
+    """A direct-style function traced for given arguments.
+
+    `arguments` names the parameters that the call's own arguments fill, in the program's order;
+    `outputs` the `T.empty` tensors it returns, in order.
+    """
+
+    program: Program
+    arguments: tuple[str, ...]
+    outputs: tuple[str, ...]
+    single: bool = True
+
+
+def prim_func(function: Any = None, **_: Any) -> Any:
+    """Trace a kernel function whose parameters are annotated with tensors and scalars."""
+    if function is None:
+        return prim_func
+    frame = sys._getframe(1)
+    return _prim_func(function, _visible(frame))
+
+
+def _visible(frame: FrameType | None) -> dict[str, Any]:
+    """Names an annotation written as a string may mean."""
+    found: dict[str, Any] = {}
+    while frame is not None and not found:
+        found = dict(frame.f_locals) if not _is_module(frame) else {}
+        frame = frame.f_back if _is_module(frame) and frame.f_back is not None else None
+    return found
+
+
+def _is_module(frame: FrameType) -> bool:
+    return frame.f_locals is frame.f_globals
+
+
+def _prim_func(function: FunctionType, names: dict[str, Any]) -> PrimFunc:
+    builder = Builder(function.__name__)
+    builder.loc = _definition_loc(function)
+    annotations = _annotations(function, names)
+
+    def call(run: FunctionType) -> Any:
+        given = {}
+        for name in _parameter_names(function):
+            with locating(lambda: builder.loc):
+                if name not in annotations:
+                    raise CompileError(
+                        f"parameter {name!r} of {function.__name__} has no annotation",
+                        expected="T.Tensor(shape, dtype) or a scalar type such as T.int32",
+                    )
+                given[name] = add_parameter(builder, name, annotations[name])
+        return run(**given)
+
+    returned = _run(function, builder, call, "prim_func")
+    outputs = _outputs(builder, returned)
+    program = builder.finish()
+    check_program(program)
+    return PrimFunc(builder.name, program, function, outputs)
+
+
+def _parameter_names(function: FunctionType) -> tuple[str, ...]:
+    code = function.__code__
+    if code.co_flags & 0x0C:
+        raise CompileError(
+            f"{function.__name__} takes *args or **kwargs",
+            loc=_definition_loc(function),
+            fix="name every parameter",
+        )
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _annotations(function: FunctionType, names: dict[str, Any]) -> dict[str, Any]:
+    """The signature's annotations, evaluated when the file keeps them as strings."""
+    scope = dict(names)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            scope[name] = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    found = {}
+    for name, value in function.__annotations__.items():
+        if isinstance(value, str) and not isinstance(value, ScalarType) and name != "return":
+            try:
+                value = eval(value, function.__globals__, scope)
+            except Exception as error:
+                try:
+                    value = ScalarType(value)
+                except CompileError:
+                    raise CompileError(
+                        f"the annotation of {name!r} does not evaluate: {error}",
+                        loc=_definition_loc(function),
+                        got=value,
+                    ) from error
+        found[name] = value
+    return found
+
+
+def _definition_loc(function: FunctionType) -> Loc:
+    code = function.__code__
+    try:
+        node = find_definition(function)
+    except TilewrightError:
+        return Loc(code.co_filename, code.co_firstlineno)
+    return location(ast.Name(lineno=node.lineno, col_offset=node.col_offset), code.co_filename)
+
+
+# ── running ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _run(
+    function: FunctionType, builder: Builder, call: Callable[[FunctionType], Any], word: str
+) -> Any:
+    make = rewrite(function)
+    with building(builder), locating(locate):
+        return _guarded(call, make(_enter(builder, word)))
+
+
+def _guarded(call: Callable[[FunctionType], Any], function: FunctionType) -> Any:
+    try:
+        return call(function)
+    except TilewrightError:
+        raise
+    except RecursionError as error:
+        loc, _ = locate_traceback(error.__traceback__)
+        raise CompileError("the kernel recurses without end", loc=loc) from error
+    except Exception as error:
+        raise _explained(error) from error
+
+
+set_root(_guarded.__code__)
+
+
+def _enter(builder: Builder, word: str) -> Callable[[dict[str, Any]], Env]:
+    def enter(parameters: dict[str, Any]) -> Env:
+        env = Env(builder, word)
+        env.parameters(parameters)
+        return env
+
+    return enter
+
+
+def _explained(error: Exception) -> CompileError:
+    """A Python error in the user's compile-time code, at its place."""
+    loc, frame = locate_traceback(error.__traceback__)
+    name = getattr(error, "name", None)
+    fix = ""
+    if isinstance(error, NameError) and name and frame is not None:
+        known = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
+        fix = _suggest(name, [k for k in known if not k.startswith("_tw_")])
+    elif isinstance(error, AttributeError) and name:
+        fix = _suggest(name, dir(getattr(error, "obj", None)))
+    return CompileError(f"{type(error).__name__}: {error}", loc=loc, fix=fix)
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def _outputs(builder: Builder, returned: Any) -> tuple[str, ...]:
+    parts = returned if isinstance(returned, (tuple, list)) else (returned,)
+    names = []
+    for part in parts:
+        if part is None:
+            continue
+        if not (isinstance(part, Tile) and part.name in builder.outputs):
+            raise CompileError(
+                f"{builder.name} returns something that is no output",
+                loc=builder.loc,
+                expected="tensors made by T.empty",
+                got=repr(part)[:60],
+            )
+        names.append(part.name)
+    for name in builder.outputs:
+        if name not in names:
+            raise CompileError(
+                f"{name} comes from T.empty but is not returned",
+                loc=builder.loc,
+                fix=f"return {name}, or use T.alloc_global for scratch",
+            )
+    return tuple(names)
+
+
+# ── macros ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Macro:
+    """A function whose body is rewritten and inlined where it is called."""
+
+    def __init__(self, function: FunctionType, names: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.names = names
+        self._make: Callable[[Any], FunctionType] | None = None
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        builder = current(self.function.__name__)
+        if self._make is None:
+            self._make = rewrite(self.function)
+        hint, builder.hint = builder.hint, None
+        annotations = _annotations(self.function, self.names)
+        made: list[Env] = []
+
+        def enter(parameters: dict[str, Any]) -> Env:
+            env = Env(builder, "macro")
+            made.append(env)
+            for name, value in parameters.items():
+                _check_argument(self.function.__name__, name, value, annotations.get(name))
+            env.parameters(parameters)
+            return env
+
+        result = self._make(enter)(
+            *(_argument(builder, a) for a in args),
+            **{name: _argument(builder, a) for name, a in kwargs.items()},
+        )
+        builder.hint = hint
+        for env in made:
+            _release(result, env)
+        return result
+
+
+def _argument(builder: Builder, value: Any) -> Any:
+    """Arguments are read once, where the macro is called."""
+    if isinstance(value, Lost):
+        value._fail()
+    return builder.snapshot(value) if is_runtime(value) and not _is_place(value) else value
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, (Access, Variable))
+
+
+def _release(result: Any, env: Env) -> None:
+    """A variable that a macro made and returns may take a new name."""
+    own = [b.value for b in env.bindings.values() if isinstance(b, Binding) and b.loc is not None]
+    for part in result if isinstance(result, (tuple, list)) else (result,):
+        if isinstance(part, Variable) and any(part is v for v in own):
+            part.named = False
+
+
+def _check_argument(macro_name: str, name: str, value: Any, annotation: Any) -> None:
+    if annotation is None:
+        return
+    wanted = annotation.space if isinstance(annotation, TensorType) else None
+    bare = getattr(annotation, "space", None) if not isinstance(annotation, TensorType) else None
+    if annotation is Ref and not isinstance(value, (Variable, Access)):
+        raise CompileError(
+            f"{name!r} of {macro_name} is assigned to by the macro",
+            expected="an alloc_var or an element of a buffer",
+            got=repr(value)[:60],
+        )
+    space = wanted or bare
+    if space is None or not isinstance(value, (Tile, Tiles)):
+        if space is not None:
+            raise CompileError(
+                f"{name!r} of {macro_name} must be a {space.value} buffer", got=repr(value)[:60]
+            )
+        return
+    if value.buffer.space is not space:
+        raise CompileError(
+            f"{name!r} of {macro_name} must be a {space.value} buffer", got=repr(value)
+        )
+
+
+def macro(function: Any = None, **_: Any) -> Any:
+    """A helper whose body is part of the kernel: it is inlined where it is called."""
+    if function is None:
+        return macro
+    return Macro(function, _visible(sys._getframe(1)))
+
+
+# ── direct style ─────────────────────────────────────────────────────────────────────────────
+
+_DIRECT_WORDS = {"Kernel", "const", "empty"}
+
+
+def is_direct(function: Any) -> bool:
+    """Whether a function is itself a kernel's text, rather than a factory of `prim_func`s."""
+    function = getattr(function, "__wrapped__", function)
+    if isinstance(function, (PrimFunc, Macro)) or not isinstance(function, FunctionType):
+        return False
+    try:
+        node = find_definition(function)
+    except TilewrightError:
+        return False
+    stack: list[ast.AST] = list(node.body)
+    while stack:
+        each = stack.pop()
+        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        if isinstance(each, ast.Call):
+            called = each.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name in _DIRECT_WORDS and _is_word(function, called):
+                return True
+        stack.extend(ast.iter_child_nodes(each))
+    return False
+
+
+def _is_word(function: FunctionType, called: ast.expr) -> bool:
+    """`T.Kernel` of our `T`, however it was imported."""
+    if not isinstance(called, ast.Attribute) or not isinstance(called.value, ast.Name):
+        return True
+    owner = function.__globals__.get(called.value.id)
+    return owner is None or getattr(owner, "__name__", "").endswith("language")
+
+
+def trace_direct(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> DirectTrace:
+    """Trace a direct-style function for the arguments of a call."""
+    import inspect
+
+    bound = inspect.signature(function).bind(*args, **(kwargs or {}))
+    bound.apply_defaults()
+    annotations = _annotations(function, {})
+    builder = Builder(function.__name__)
+    builder.loc = _definition_loc(function)
+    arrays = {n: v for n, v in bound.arguments.items() if _is_array(v)}
+    builder.arguments = arrays
+    builder.consts = _match_sizes(function, arrays)
+
+    def call(run: FunctionType) -> Any:
+        given = {}
+        for name, value in bound.arguments.items():
+            annotation = annotations.get(name)
+            if isinstance(annotation, (TensorType, ScalarType)):
+                given[name] = add_parameter(builder, name, annotation)
+                builder.declared.append(name)
+            else:
+                given[name] = Undeclared(name) if name in arrays else value
+        return run(**given)
+
+    returned = _run(function, builder, call, "jit")
+    outputs = _outputs(builder, returned)
+    order = [n for n in bound.arguments if n in builder.declared]
+    by_name = {p.name: p for p in builder.params}
+    builder.params = [by_name[n] for n in order] + [
+        p for p in builder.params if p.name not in order
+    ]
+    program = builder.finish()
+    check_program(program)
+    return DirectTrace(program, tuple(order), outputs, not isinstance(returned, (tuple, list)))
+
+
+class Undeclared:
+    """An array argument before its declaration."""
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["_name"] = name
+
+    def _fail(self, *_: Any) -> Any:
+        raise CompileError(
+            f"array argument {self._name!r} is used before it is declared",
+            fix=f'declare it first: {self._name}: T.Tensor((M, N), "float32")',
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            return object.__getattribute__(self, name)
+        return self._fail()
+
+    __getitem__ = __setitem__ = __add__ = __mul__ = __sub__ = _fail
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _match_sizes(function: FunctionType, arrays: dict[str, Any]) -> dict[str, int]:
+    """The sizes that `T.const` names, from the shapes declared in the body."""
+    node = find_definition(function)
+    names: dict[str, str] = {}
+    for each in ast.walk(node):
+        if not (isinstance(each, ast.Assign) and isinstance(each.value, ast.Call)):
+            continue
+        called = each.value.func
+        word = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        if word != "const" or not each.value.args or len(each.targets) != 1:
+            continue
+        text = each.value.args[0]
+        if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
+            continue
+        target = each.targets[0]
+        parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+        for part, name in zip(parts, split_names(text.value), strict=False):
+            if isinstance(part, ast.Name):
+                names[part.id] = name
+    found: dict[str, tuple[int, str]] = {}
+    for each in ast.walk(node):
+        if not (isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)):
+            continue
+        array = arrays.get(each.target.id)
+        sizes = _declared_sizes(each.annotation)
+        if array is None or each.value is not None or sizes is None:
+            continue
+        if len(sizes) != len(array.shape):
+            raise CompileError(
+                f"{each.target.id} is declared with {len(sizes)} dimensions",
+                loc=location(each, function.__code__.co_filename),
+                got=f"an array of shape {tuple(int(s) for s in array.shape)}",
+            )
+        for axis, (size, value) in enumerate(zip(sizes, array.shape, strict=True)):
+            if not (isinstance(size, ast.Name) and size.id in names):
+                continue
+            name, where = names[size.id], f"dimension {axis} of {each.target.id}"
+            if name in found and found[name][0] != int(value):
+                raise CompileError(
+                    f"{where} and {found[name][1]} are both {name} but differ",
+                    loc=location(each, function.__code__.co_filename),
+                    expected=f"{name} = {found[name][0]}",
+                    got=f"{name} = {int(value)}",
+                )
+            found[name] = (int(value), where)
+    return {name: value for name, (value, _) in found.items()}
+
+
+def _declared_sizes(annotation: ast.expr) -> list[ast.expr] | None:
+    """The sizes in `T.Tensor((M, N), …)` or `T.Tensor[(M, N), …]`."""
+    if isinstance(annotation, ast.Call):
+        shape = annotation.args[0] if annotation.args else None
+        for keyword in annotation.keywords:
+            shape = keyword.value if keyword.arg == "shape" else shape
+    elif isinstance(annotation, ast.Subscript):
+        key = annotation.slice
+        shape = key.elts[0] if isinstance(key, ast.Tuple) and key.elts else key
+        if isinstance(key, ast.Tuple) and not isinstance(shape, (ast.Tuple, ast.List)):
+            return key.elts[:-1]
+    else:
+        return None
+    if isinstance(shape, (ast.Tuple, ast.List)):
+        return shape.elts
+    return [shape] if shape is not None else None
+
+
+__all__ = ["Buffer", "DirectTrace", "Macro", "PrimFunc", "is_rewritten", "macro", "prim_func"]

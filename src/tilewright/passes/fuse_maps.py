@@ -1,0 +1,122 @@
+"""Neighbouring elementwise nests over one box become one nest: fewer trips through memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import Expr, Load, Var
+from tilewright.ir.op import (
+    Alloc,
+    Atomic,
+    Body,
+    Hint,
+    Intrinsic,
+    Kernel,
+    Map,
+    Op,
+    Store,
+    View,
+    op_loads,
+    walk_ops,
+)
+from tilewright.ir.target import Target
+from tilewright.passes.expand_copies import rebuild
+from tilewright.passes.substitute_vars import substitute_body
+
+Place = tuple[Expr, ...]
+
+
+def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
+    """Fuse where every element that one nest writes is met by the other at the same point."""
+    viewed = {
+        name
+        for op in walk_ops(kernel)
+        if isinstance(op, View)
+        for name in (op.buffer.name, op.source.name)
+    }
+
+    def fuse(body: Body) -> Body:
+        done: list[Op] = []
+        last: int | None = None  # the nest that the next one may join
+        for op in body:
+            if isinstance(op, Map) and last is not None:
+                first = done[last]
+                assert isinstance(first, Map)
+                joined = _join(first, op, viewed)
+                if joined is not None:
+                    # what stood between only brings memory into being
+                    done.pop(last)
+                    done.append(joined)
+                    last = len(done) - 1
+                    continue
+            done.append(op)
+            if isinstance(op, Map):
+                last = len(done) - 1
+            elif not isinstance(op, Hint) and not (isinstance(op, Alloc) and op.init is None):
+                last = None
+        return tuple(done) if len(done) != len(body) else body
+
+    def visit(op: Op) -> Body:
+        inner = {
+            name: fuse(value)
+            for name in ("body", "then", "orelse")
+            if isinstance(value := getattr(op, name, None), tuple) and not isinstance(op, Map)
+        }
+        return (replace(op, **inner) if any(inner.values()) else op,)
+
+    return replace(kernel, body=fuse(rebuild(kernel.body, visit)))
+
+
+def _join(first: Map, second: Map, viewed: set[str]) -> Map | None:
+    if first.extents != second.extents:
+        return None
+    if any(isinstance(op, Intrinsic) for op in walk_ops((first, second))):
+        return None
+    names: dict[Var, Expr] = dict(zip(second.vars, first.vars, strict=True))
+    moved = substitute_body(second.body, names)
+    if not _meet(_accesses(first.body), _accesses(moved), viewed):
+        return None
+    return replace(first, body=first.body + moved, layout=None)
+
+
+def _accesses(body: Body) -> tuple[dict[str, set[Place]], dict[str, set[Place]]]:
+    """(reads, writes): the places touched, per buffer that others can see."""
+    reads: dict[str, set[Place]] = {}
+    writes: dict[str, set[Place]] = {}
+
+    def note(table: dict[str, set[Place]], buffer: Buffer, at: Place) -> None:
+        if buffer.space is not Space.LOCAL:
+            table.setdefault(buffer.name, set()).add(at)
+
+    for op in walk_ops(body):
+        for load in op_loads(op):
+            note(reads, load.buffer, load.indices)
+        if isinstance(op, Store):
+            note(writes, op.buffer, op.indices)
+        elif isinstance(op, Atomic):
+            note(writes, op.dst.buffer, op.dst.starts)
+    return reads, writes
+
+
+def _meet(
+    a: tuple[dict[str, set[Place]], dict[str, set[Place]]],
+    b: tuple[dict[str, set[Place]], dict[str, set[Place]]],
+    viewed: set[str],
+) -> bool:
+    """Wherever one side writes what the other touches, both do so at one and the same place."""
+    for (_, writes), (others_r, others_w) in ((a, b), (b, a)):
+        for name, places in writes.items():
+            touched = others_r.get(name, set()) | others_w.get(name, set())
+            if touched and len(places | touched) != 1:
+                return False
+            if touched and any(_depends_on_memory(p) for p in places):
+                return False
+            if name in viewed and any(n in viewed for n in (*others_r, *others_w)):
+                return False
+    return True
+
+
+def _depends_on_memory(place: Place) -> bool:
+    return any(isinstance(node, Load) for e in place for node in (e, *e.children))
+

@@ -1,0 +1,455 @@
+"""Kernels as LLVM IR: control flow, scalars, memory; nests and tile operations come by
+inheritance. The emitter decides nothing that the passes could have: it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from tilewright.ir.bounds import Ranges
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.dtype import BOOL, INT64
+from tilewright.ir.expr import TRUE, Const, Expr, Var, binary, const
+from tilewright.ir.op import (
+    Alloc,
+    Atomic,
+    Body,
+    Break,
+    Commit,
+    Continue,
+    Fence,
+    For,
+    Gemm,
+    Hint,
+    If,
+    Intrinsic,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Program,
+    Reduce,
+    Scan,
+    Store,
+    View,
+    WaitGroup,
+    While,
+    walk_ops,
+)
+from tilewright.support.errors import CompileError
+from tilewright.targets.cpu.emit_expr import Mem, Size, row_major
+from tilewright.targets.cpu.emit_nest import conjuncts
+from tilewright.targets.cpu.emit_tile import TileEmitter
+from tilewright.targets.cpu.llvm_text import Function, Module, plain
+from tilewright.targets.cpu.numbers import Val, item_bytes, memory_type, type_of
+
+ARENA_ALIGN = 64
+
+
+@dataclass
+class Watch:
+    """A `print` or `device_assert`: what the runtime needs to report it."""
+
+    op: Intrinsic
+    arguments: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Layout:
+    """Where a kernel finds things: argument slots (8 bytes each) and arena offsets."""
+
+    slots: dict[str, int]
+    arena: dict[str, int]
+    arena_bytes: int
+
+
+def argument_slots(program: Program) -> dict[str, int]:
+    names = [p.name for p in program.params] + [s.name for s in program.scratch]
+    names += [d.var.name for d in program.dims]
+    return {name: i for i, name in enumerate(names)}
+
+
+def emit_module(program: Program, host_note: str) -> tuple[Module, list[Layout], list[Watch]]:
+    """The program's kernels, one entry function each: `<kernel>(args, arena, first, last)` runs a
+    range of blocks and `<kernel>.blocks(args)` counts them."""
+    module = Module(f"{program.name}\n{host_note}")
+    watches: list[Watch] = []
+    layouts = [
+        KernelEmitter(program, kernel, module, watches).emit() for kernel in program.kernels
+    ]
+    return module, layouts, watches
+
+
+class KernelEmitter(TileEmitter):
+    """One kernel."""
+
+    def __init__(
+        self, program: Program, kernel: Kernel, module: Module, watches: list[Watch]
+    ) -> None:
+        self.program = program
+        self.kernel = kernel
+        self.symbol = plain(kernel.name)
+        self.watches = watches
+        self.slots = argument_slots(program)
+        self.loops: list[tuple[str, str]] = []
+        super().__init__(module, Function(module, "void @unused()"), Ranges())
+        self.arena: dict[str, int] = {}
+        self.arena_bytes = 0
+        self.tiles = self._tiles()
+        self.handlers: dict[type[Op], Callable[[Any], None]] = {
+            For: self._for, While: self._while, If: self._if, Break: self._break,
+            Continue: self._continue, Let: self._let, Alloc: self._alloc, View: self._view,
+            Store: self._store, Atomic: self.atomic, Map: self.map, Reduce: self.reduce,
+            Scan: self.scan, Gemm: self.gemm, Intrinsic: self._intrinsic, Hint: self._nothing,
+            Fence: self._nothing, Commit: self._nothing, WaitGroup: self._nothing,
+        }  # fmt: skip
+
+    # ── functions ────────────────────────────────────────────────────────────────────────────
+
+    def _tiles(self) -> list[Buffer]:
+        """Tiles of the block, each with its own place in the arena."""
+        found: dict[str, Buffer] = {}
+        for op in walk_ops(self.kernel.body):
+            if isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.FRAGMENT):
+                found[op.buffer.name] = op.buffer
+        for buffer in found.values():
+            if not buffer.is_static:
+                raise CompileError(
+                    f"tile {buffer.name} has a size known only at launch",
+                    fix="give tiles constant sizes",
+                )
+            self.reserve(buffer.name, prod(buffer.static_shape) * item_bytes(buffer.dtype))
+        return list(found.values())
+
+    def reserve(self, name: str, size: int) -> None:
+        """Arena space under `name`; a second, larger request replaces the first."""
+        self.arena[name] = self.arena_bytes
+        self.arena_bytes += -(-max(size, 1) // ARENA_ALIGN) * ARENA_ALIGN
+
+    def emit(self) -> Layout:
+        kernel = self.kernel
+        if len(kernel.cluster) and prod(kernel.cluster) > 1 and kernel.rank is not None:
+            raise CompileError(
+                "the CPU target runs blocks one at a time: clusters cannot talk to each other",
+                loc=kernel.loc,
+                fix="run it with target='interp' or on a GPU",
+            )
+        tensors = [*self.program.tensors, *self.program.scratch]
+        params = [f"ptr noalias align {item_bytes(t.dtype)} %{plain(t.name)}" for t in tensors]
+        params += [f"{type_of(s.dtype)} %{plain(s.name)}" for s in self.program.scalars]
+        params += [f"i64 %{plain(d.var.name)}" for d in self.program.dims]
+        blocks = [f"i64 %{plain(v.name)}" for v in kernel.blocks]
+        # scratch for panels is reserved while the body is emitted, so the arena stays one pointer
+        tiles = [f"ptr noalias align 64 %{plain(t.name)}" for t in self.tiles]
+        head = ", ".join([*params, *tiles, "ptr noalias align 64 %tw.work", "ptr %tw.status", *blocks])
+        self.fn = Function(
+            self.module, f"internal void @{self.symbol}.block({head})", "noinline nounwind"
+        )
+        self._bind_arguments(tensors)
+        ranges = Ranges()
+        for dim in self.program.dims:
+            ranges = ranges.where(dim.var, dim.min, dim.max, dim.multiple_of)
+        for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
+            self.counters[var] = f"%{plain(var.name)}"
+            ranges = ranges.loop(var, const(0, var.dtype), extent, const(1, var.dtype))
+        self.ranges = ranges
+        for tile in self.tiles:
+            self.mems[tile.name] = Mem(
+                tile, f"%{plain(tile.name)}", row_major(tile.static_shape)
+            )
+        self.ops(kernel.body)
+        self.fn.ret()
+        self.fn.finish()
+        self.reserve("%work", self._work_bytes)
+        self._emit_entry(tensors)
+        self._emit_count()
+        return Layout(self.slots, self.arena, self.arena_bytes)
+
+    def _bind_arguments(self, tensors: list[Buffer]) -> None:
+        for dim in self.program.dims:
+            self.counters[dim.var] = f"%{plain(dim.var.name)}"
+        for scalar in self.program.scalars:
+            self.vars[scalar] = Val(f"%{plain(scalar.name)}", scalar.dtype)
+        for tensor in tensors:
+            self.mems[tensor.name] = Mem(
+                tensor, f"%{plain(tensor.name)}", self._strides(tensor), is_global=True
+            )
+
+    def _strides(self, tensor: Buffer) -> tuple[Size, ...]:
+        if tensor.strides is not None:
+            exprs = list(tensor.strides)
+        else:
+            exprs, step = [], const(1)
+            for size in reversed(tensor.shape):
+                exprs.append(step)
+                # past 2^31 elements an outer stride needs 64 bits, which `index` gives it
+                step = binary("*", step, size) if step.dtype == size.dtype else step
+            exprs.reverse()
+        return tuple(int(e.value) if isinstance(e, Const) else self.index(e) for e in exprs)
+
+    def _slot(self, fn: Function, name: str, type_: str) -> str:
+        at = fn.value(f"getelementptr i64, ptr %args, i64 {self.slots[name]}")
+        return fn.value(f"load {type_}, ptr {at}", name)
+
+    def _load_scalars(self, fn: Function) -> list[tuple[str, str]]:
+        found = []
+        for scalar in self.program.scalars:
+            ref = self._slot(fn, scalar.name, memory_type(scalar.dtype))
+            if scalar.dtype.is_bool:
+                ref = fn.value(f"icmp ne i8 {ref}, 0")
+            found.append((type_of(scalar.dtype), ref))
+        found += [("i64", self._slot(fn, d.var.name, "i64")) for d in self.program.dims]
+        return found
+
+    def _grid(self, fn: Function, scalars: list[tuple[str, str]]) -> list[str]:
+        """The grid's extents, in a function that has only the arguments."""
+        inner = TileEmitter(self.module, fn, Ranges())
+        names = [*self.program.scalars, *(d.var for d in self.program.dims)]
+        for var, (type_, ref) in zip(names, scalars, strict=True):
+            if type_ == "i64" and var not in self.program.scalars:
+                inner.counters[var] = ref
+            else:
+                inner.vars[var] = Val(ref, var.dtype)
+        return [inner.index(e) for e in self.kernel.grid]
+
+    def _emit_entry(self, tensors: list[Buffer]) -> None:
+        fn = Function(
+            self.module,
+            f"void @{self.symbol}(ptr %args, ptr %arena, i64 %first, i64 %last)",
+            "nounwind",
+        )
+        arguments = [("ptr", self._slot(fn, t.name, "ptr")) for t in tensors]
+        scalars = self._load_scalars(fn)
+        arguments += scalars
+        for tile in self.tiles:
+            offset = self.arena[tile.name]
+            arguments.append(("ptr", fn.value(f"getelementptr i8, ptr %arena, i64 {offset}")))
+        work = self.arena["%work"]
+        arguments.append(("ptr", fn.value(f"getelementptr i8, ptr %arena, i64 {work}")))
+        status = fn.value(f"getelementptr i64, ptr %args, i64 {len(self.slots)}")
+        arguments.append(("ptr", status))
+        grid = self._grid(fn, scalars)
+        with fn.loop("%first", "%last", hint="block") as (at, _, _):
+            places, rest = [], at
+            for i, extent in enumerate(grid):
+                if i == len(grid) - 1:
+                    places.append(("i64", rest))
+                    break
+                places.append(("i64", fn.value(f"urem i64 {rest}, {extent}")))
+                rest = fn.value(f"udiv i64 {rest}, {extent}")
+            fn.call("void", f"{self.symbol}.block", *arguments, *places)
+        fn.ret()
+        fn.finish()
+
+    def _emit_count(self) -> None:
+        fn = Function(self.module, f"i64 @{self.symbol}.blocks(ptr %args)", "nounwind")
+        total = "1"
+        for extent in self._grid(fn, self._load_scalars(fn)):
+            extent = fn.intrinsic("llvm.smax.i64", "i64", ("i64", extent), ("i64", "0"))
+            total = fn.value(f"mul i64 {total}, {extent}")
+        fn.ret(f"i64 {total}")
+        fn.finish()
+
+    # ── statements ───────────────────────────────────────────────────────────────────────────
+
+    def ops(self, body: Body) -> None:
+        for op in body:
+            handler = self.handlers.get(type(op))
+            if handler is None:
+                raise CompileError(
+                    f"the CPU target has no {type(op).__name__}: it runs sequential programs",
+                    loc=op.loc,
+                    expected="tile operations, loops, thread-level code with sync_threads",
+                    fix="run a scheduled program with target='interp', or compile it for cuda",
+                )
+            self.at_op = {}
+            if op.loc is not None:
+                self.fn.note = f"{type(op).__name__} at {op.loc}"
+            try:
+                handler(op)
+            except CompileError as error:
+                if error.loc is None and op.loc is not None:
+                    d = error.diagnostic
+                    raise type(error)(
+                        d.message, loc=op.loc, expected=d.expected, got=d.got, fix=d.fix
+                    ) from error
+                raise
+            if self.fn.ended:
+                # what follows a break is never reached, but text must stay well formed
+                self.fn.start(self.fn.label("unreached"))
+
+    def _nothing(self, op: Op) -> None:
+        pass
+
+    def _for(self, op: For) -> None:
+        start, stop, step = (self.index(e) for e in (op.start, op.stop, op.step))
+        with self.fn.loop(start, stop, step, op.var.name) as (at, again, leave):
+            with self.scope(self.ranges.loop(op.var, op.start, op.stop, op.step)):
+                self.counters[op.var] = at
+                self.loops.append((again, leave))
+                self.ops(op.body)
+                self.loops.pop()
+
+    def _while(self, op: While) -> None:
+        head, body, done = (self.fn.label(f"while.{p}") for p in ("head", "body", "done"))
+        self.fn.start(head)
+        with self.scope():
+            cond = self.nonzero(self.scalar(op.cond))
+            self.fn.branch(cond.ref, body, done)
+            self.fn.start(body)
+            with self.scope(self.ranges.given(op.cond)):
+                self.loops.append((head, done))
+                self.ops(op.body)
+                self.loops.pop()
+            self.fn.jump(head)
+        self.fn.start(done)
+
+    def _break(self, op: Break) -> None:
+        self.fn.jump(self.loops[-1][1])
+
+    def _continue(self, op: Continue) -> None:
+        self.fn.jump(self.loops[-1][0])
+
+    def _if(self, op: If) -> None:
+        parts = [c for c in conjuncts(op.cond) if c not in self.holds or self.lanes is None]
+        cond = TRUE
+        for part in parts:
+            cond = binary("and", cond, part)
+        if cond is TRUE:
+            with self.scope(self.ranges.given(op.cond)):
+                self.ops(op.then)
+            return
+        value = self.nonzero(self.expr(cond))
+        if value.lanes > 1 or (self.mask is not None and self.lanes is not None):
+            self._masked(op, value)
+            return
+
+        def run(body: Body, holds: bool) -> None:
+            with self.scope(self.ranges.given(op.cond, holds)):
+                self.ops(body)
+
+        self.fn.choose(value.ref, lambda: run(op.then, True), lambda: run(op.orelse, False))
+
+    def _masked(self, op: If, cond: Val) -> None:
+        assert self.lanes is not None
+        cond = self.splat(cond, self.lanes.count)
+        opposite = self.instruction("xor", cond, self.constant(True, BOOL, cond.lanes))
+        for body, part, holds in ((op.then, cond, True), (op.orelse, opposite, False)):
+            if not body:
+                continue
+            mask = part if self.mask is None else self.instruction("and", part, self.mask)
+            type_ = type_of(BOOL, mask.lanes)
+            name = f"llvm.vector.reduce.or.v{mask.lanes}i1"
+            wanted = self.fn.intrinsic(name, "i1", (type_, mask.ref))
+            with self.fn.when(wanted, "any"), self.scope(self.ranges.given(op.cond, holds)):
+                self.mask, self.lazy = mask, True
+                self.ops(body)
+
+    def _let(self, op: Let) -> None:
+        self.vars[op.var] = self.as_type(op.value, op.var.dtype)
+        self.ranges = self.ranges.let(op.var, op.value)
+
+    def _store(self, op: Store) -> None:
+        self.store(op.buffer, op.indices, self.expr(op.value))
+
+    def _alloc(self, op: Alloc) -> None:
+        buffer = op.buffer
+        if buffer.space in (Space.BARRIER, Space.TMEM):
+            raise CompileError(
+                f"the CPU target has no {buffer.space.value} memory ({buffer.name})",
+                loc=op.loc,
+                fix="run a scheduled program with target='interp', or compile it for cuda",
+            )
+        if buffer.space is Space.LOCAL and buffer.name not in self.mems:
+            shape = buffer.static_shape
+            slot = self.fn.alloca(
+                f"[{prod(shape)} x {memory_type(buffer.dtype)}]", buffer.name, align=16
+            )
+            self.mems[buffer.name] = Mem(buffer, slot, row_major(shape))
+        if op.init is not None:
+            self.store(buffer, tuple(const(0) for _ in buffer.shape), self.expr(op.init))
+
+    def _view(self, op: View) -> None:
+        source = self.memory(op.source)
+        if (op.buffer.dtype.packed or source.dtype.packed) and op.buffer.dtype.bits != source.dtype.bits:
+            raise CompileError(
+                f"{op.buffer.name} views {source.dtype} as {op.buffer.dtype}: the CPU target keeps "
+                "sub-byte elements unpacked",
+                loc=op.loc,
+                fix="cast the elements instead of viewing them",
+            )
+        if source.lanes > 1 and op.buffer.dtype.bits != source.dtype.bits:
+            raise CompileError(f"{op.buffer.name} views a local buffer as another width", loc=op.loc)
+        offset = self.index(op.offset)
+        pointer = source.pointer
+        if offset != "0":
+            size = item_bytes(op.buffer.dtype) * max(source.lanes, 1)
+            scaled = self.fn.value(f"mul nsw i64 {offset}, {size}")
+            pointer = self.fn.value(f"getelementptr i8, ptr {pointer}, i64 {scaled}", op.buffer.name)
+        strides = self._strides(op.buffer)
+        self.mems[op.buffer.name] = Mem(
+            op.buffer, pointer, strides, source.is_global, source.lanes
+        )
+
+    # ── what the runtime hears of ────────────────────────────────────────────────────────────
+
+    def _intrinsic(self, op: Intrinsic) -> None:
+        if op.name in ("pdl_wait", "pdl_launch"):
+            return
+        if op.name == "device_assert":
+            self._assert(op)
+            return
+        if op.name == "print":
+            self._print(op)
+            return
+        raise CompileError(
+            f"the CPU target cannot run {op.name}",
+            loc=op.loc,
+            expected="operations every target has",
+            fix="compile it for target='cuda'",
+        )
+
+    def _assert(self, op: Intrinsic) -> None:
+        self.watches.append(Watch(op))
+        condition = self.nonzero(self.scalar(_expression(op.args[0])))
+        failed = self.fn.value(f"xor i1 {condition.ref}, true")
+        with self.fn.when(failed, "assert"):
+            self.fn.line(
+                f"%ignored.{self.fn.label('x').replace('.', '')} = cmpxchg ptr %tw.status, i64 0, "
+                f"i64 {len(self.watches)} monotonic monotonic"
+            )
+
+    def _print(self, op: Intrinsic) -> None:
+        """Hands the values, as bytes, to the runtime's callback in the argument block."""
+        watch = Watch(op)
+        self.watches.append(watch)
+        parts: list[tuple[str, int]] = []  # (pointer, bytes)
+        for argument in op.args:
+            if isinstance(argument, Region):
+                mem = self.memory(argument.buffer)
+                shape = argument.buffer.static_shape
+                parts.append((mem.pointer, prod(shape) * item_bytes(mem.dtype)))
+                watch.arguments.append((argument.buffer.name, mem.dtype, shape))
+            else:
+                value = self.scalar(argument)
+                slot = self.fn.alloca(memory_type(value.dtype), "shown")
+                self.write(value, slot)
+                parts.append((slot, item_bytes(value.dtype)))
+                watch.arguments.append(("", value.dtype, ()))
+        at = self.fn.value("getelementptr i64, ptr %tw.status, i64 1")
+        callback = self.fn.value(f"load ptr, ptr {at}")
+        table = self.fn.alloca(f"[{max(len(parts), 1)} x ptr]", "shown")
+        for i, (pointer, _) in enumerate(parts):
+            place = self.fn.value(f"getelementptr ptr, ptr {table}, i64 {i}")
+            self.fn.line(f"store ptr {pointer}, ptr {place}")
+        self.fn.line(f"call void {callback}(i64 {len(self.watches) - 1}, ptr {table})")
+
+
+def _expression(value: Expr | Region) -> Expr:
+    if isinstance(value, Region):
+        raise CompileError("expected a value, got a region")
+    return value
+
+

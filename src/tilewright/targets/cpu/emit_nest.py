@@ -1,0 +1,401 @@
+"""Elementwise nests: loops around explicit vectors.
+
+The innermost loop runs over the variable that most accesses are contiguous in. Guards and
+conditions that are linear in it (`0 <= base + v < size`, `v < n - base`) become a range of `v`
+worked out once per row: inside it vectors run without a check, the few elements outside it run
+one by one with all checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tilewright.ir.bounds import Ranges, stride_of
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import Bin, Cmp, Const, Expr, Load, Select, Var, const, is_pure, variables
+from tilewright.ir.expr import substitute
+from tilewright.ir.op import (
+    Alloc,
+    Atomic,
+    Body,
+    For,
+    Hint,
+    If,
+    Let,
+    Map,
+    Op,
+    Store,
+    View,
+    expressions,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.targets.cpu.emit_expr import ExprEmitter, Lanes, Mem, row_major
+from tilewright.targets.cpu.host import host
+from tilewright.targets.cpu.numbers import memory_type
+
+_VECTOR_OPS = (Store, Let, If, For, Alloc, Atomic, Hint)
+
+
+@dataclass(frozen=True)
+class _Touch:
+    """One element access in a nest's body, and what is known where it stands."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    ranges: Ranges
+    lazy: bool
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A condition `v < limit` (or `v >= limit` for `low`), limit = sign · value + add."""
+
+    low: bool
+    value: Expr
+    sign: int
+    add: int
+    size: Expr | None = None
+
+
+def conjuncts(cond: Expr) -> Iterator[Expr]:
+    if isinstance(cond, Bin) and cond.op == "and":
+        yield from conjuncts(cond.a)
+        yield from conjuncts(cond.b)
+    else:
+        yield cond
+
+
+class NestEmitter(ExprEmitter):
+    """`Map`, for bodies of statements that `ops` can emit."""
+
+    holds: frozenset[Expr] = frozenset()
+    locals_in_nest: bool = False
+
+    def ops(self, body: Body) -> None:
+        raise NotImplementedError
+
+    def map(self, op: Map) -> None:
+        ranges = self.ranges
+        for var, extent in zip(op.vars, op.extents, strict=True):
+            ranges = ranges.loop(var, const(0, var.dtype), extent, const(1, var.dtype))
+        touches = list(self._touches(op.body, ranges, False))
+        axis, lanes = self._plan(op, touches, ranges)
+        order = [i for i in range(len(op.vars)) if i != axis] + [axis]
+        private = self._private(op.body)
+
+        def nest(level: int) -> None:
+            var, extent = op.vars[order[level]], op.extents[order[level]]
+            if level == len(order) - 1:
+                self._innermost(op, var, extent, lanes, touches, private)
+                return
+            with self.fn.loop("0", self.index(extent), hint=var.name) as (at, _, _), self.scope():
+                self.counters[var] = at
+                nest(level + 1)
+
+        with self.scope(ranges):
+            if op.vars:
+                nest(0)
+            else:
+                self._body(op, None, private)
+
+    # ── choosing ─────────────────────────────────────────────────────────────────────────────
+
+    def _touches(self, body: Body, ranges: Ranges, lazy: bool) -> Iterator[_Touch]:
+        for op in body:
+            for e in expressions(op):
+                yield from self._loads(e, ranges, lazy)
+            match op:
+                case Store():
+                    yield _Touch(op.buffer, op.indices, ranges, lazy)
+                case Atomic():
+                    yield _Touch(op.dst.buffer, op.dst.starts, ranges, lazy)
+                case Let():
+                    ranges = ranges.let(op.var, op.value)
+                case For():
+                    inner = ranges.loop(op.var, op.start, op.stop, op.step)
+                    yield from self._touches(op.body, inner, lazy)
+                case If():
+                    yield from self._touches(op.then, ranges.given(op.cond), True)
+                    yield from self._touches(op.orelse, ranges.given(op.cond, False), True)
+                case Map():
+                    inner = ranges
+                    for var, extent in zip(op.vars, op.extents, strict=True):
+                        inner = inner.loop(var, const(0), extent, const(1))
+                    yield from self._touches(op.body, inner, lazy)
+
+    def _loads(self, e: Expr, ranges: Ranges, lazy: bool) -> Iterator[_Touch]:
+        if isinstance(e, Load):
+            yield _Touch(e.buffer, e.indices, ranges, lazy)
+        first, *rest = e.children or (None,)
+        if first is not None:
+            yield from self._loads(first, ranges, lazy)
+        later = lazy or isinstance(e, Select) or (isinstance(e, Bin) and e.op in ("and", "or"))
+        for child in rest:
+            if child is not None:
+                yield from self._loads(child, ranges, later)
+
+    def _plan(self, op: Map, touches: list[_Touch], ranges: Ranges) -> tuple[int, int]:
+        """The vector axis and how many lanes it gets (1: none)."""
+        last = len(op.vars) - 1
+        best, best_score = last, 0.0
+        for axis in range(last, -1, -1):
+            score = self._score(op.vars[axis], touches)
+            if score > best_score or (axis == last and score == best_score):
+                best, best_score = axis, score
+            if axis == last and all(score_ == 1 for score_ in self._kinds(op.vars[axis], touches)):
+                break
+        if best_score <= 0 or not self._vectorizable(op.body, op.vars[best]):
+            return last, 1
+        bits = max([t.buffer.dtype.bits for t in touches] + [8])
+        return best, self._lane_count(op.extents[best], bits)
+
+    def _kinds(self, var: Var, touches: list[_Touch]) -> Iterator[float]:
+        """Per varying access: 1 for a contiguous one, less for a gathered one."""
+        for touch in touches:
+            if touch.buffer.space is Space.LOCAL:
+                continue
+            steps = [stride_of(i, var, touch.ranges) for i in touch.indices]
+            if all(step == 0 for step in steps):
+                continue
+            yield 1.0 if steps[-1] == 1 and not any(steps[:-1]) else -0.5
+
+    def _score(self, var: Var, touches: list[_Touch]) -> float:
+        return sum(self._kinds(var, touches))
+
+    def _lane_count(self, extent: Expr, bits: int) -> int:
+        native = host().lanes(min(bits, 64))
+        if not isinstance(extent, Const):
+            return 2 * native
+        size = int(extent.value)
+        choices = [n for n in (2 * native, native, native // 2) if 2 <= n <= size]
+        return next((n for n in choices if size % n == 0), choices[0] if choices else 1)
+
+    def _vectorizable(self, body: Body, var: Var) -> bool:
+        """Straight-line code and loops whose bounds all lanes share."""
+        tainted = {var}
+        private = {b.name for b in self._private(body)}
+
+        def taints(e: Expr) -> bool:
+            if isinstance(e, Var):
+                return e in tainted
+            if isinstance(e, Load) and e.buffer.name in private:
+                return True
+            return any(map(taints, e.children))
+
+        for op in walk_ops(body):
+            if not isinstance(op, _VECTOR_OPS):
+                return False
+            if isinstance(op, Alloc) and op.buffer.space is not Space.LOCAL:
+                return False
+            if isinstance(op, For) and any(taints(e) for e in (op.start, op.stop, op.step)):
+                return False
+            if isinstance(op, Let) and taints(op.value):
+                tainted.add(op.var)
+            if isinstance(op, Atomic) and op.result is not None:
+                tainted.add(op.result)
+        return True
+
+    def _private(self, body: Body) -> list[Buffer]:
+        """Local buffers the body writes: each iteration has its own."""
+        found: dict[str, Buffer] = {}
+        for op in walk_ops(body):
+            for buffer in (*written_buffers(op), *([op.buffer] if isinstance(op, Alloc) else [])):
+                if buffer.space is Space.LOCAL:
+                    found[buffer.name] = buffer
+            if isinstance(op, View) and op.source.space is Space.LOCAL:
+                found[op.source.name] = op.source
+        return list(found.values())
+
+    # ── ranges of the innermost variable ─────────────────────────────────────────────────────
+
+    def _limits(
+        self, op: Map, var: Var, touches: list[_Touch]
+    ) -> tuple[list[_Bound], frozenset[tuple[Expr, Expr]], frozenset[Expr]]:
+        """Bounds on `var` that make guards idle, which guards, and which conditions."""
+        bounds: dict[_Bound, None] = {}
+        assured: set[tuple[Expr, Expr]] = set()
+        holds: set[Expr] = set()
+        for touch in touches:
+            if touch.buffer.space is Space.LOCAL:
+                continue
+            if touch.buffer.space is not Space.GLOBAL and not touch.lazy:
+                continue
+            for idx, size in zip(touch.indices, touch.buffer.shape, strict=True):
+                step = stride_of(idx, var, touch.ranges)
+                if step not in (1, -1) or (idx, size) in assured:
+                    continue
+                kept, self.ranges = self.ranges, touch.ranges
+                low, high = self.in_range(idx, size)
+                self.ranges = kept
+                at = self._hoisted(idx, var, touch.ranges)
+                if (low and high) or at is None or not self._hoistable(size):
+                    continue
+                assured.add((idx, size))
+                if step == 1:
+                    new = [_Bound(True, at, -1, 0)] * (not low)
+                    new += [_Bound(False, at, -1, 0, size)] * (not high)
+                else:
+                    new = [_Bound(False, at, 1, 1)] * (not low)
+                    new += [_Bound(True, at, 1, 1, size)] * (not high)
+                bounds.update(dict.fromkeys(new))
+        ranges = self.ranges
+        for inner in op.body:
+            if isinstance(inner, Let):
+                ranges = ranges.let(inner.var, inner.value)
+            if not isinstance(inner, If):
+                continue
+            for cond in conjuncts(inner.cond):
+                bound = self._condition_bound(cond, var, ranges)
+                if bound is not None:
+                    bounds[bound] = None
+                    holds.add(cond)
+        return list(bounds), frozenset(assured), frozenset(holds)
+
+    def _hoistable(self, e: Expr) -> bool:
+        return is_pure(e) and all(v in self.vars or v in self.counters for v in variables(e))
+
+    def _hoisted(self, e: Expr, var: Var, ranges: Ranges) -> Expr | None:
+        """`e` at var = 0, when it can be computed before the loop."""
+        resolved = ranges.resolve(e, var)
+        if resolved is None:
+            return None
+        first = substitute(resolved, {var: const(0, var.dtype)})
+        return first if self._hoistable(first) else None
+
+    def _condition_bound(self, cond: Expr, var: Var, ranges: Ranges) -> _Bound | None:
+        if not isinstance(cond, Cmp) or cond.op not in ("<", "<=", ">", ">="):
+            return None
+        if cond.a.dtype.kind != "int":
+            return None
+        diff = cond.a - cond.b
+        step = stride_of(diff, var, ranges)
+        if step not in (1, -1):
+            return None
+        at = self._hoisted(diff, var, ranges)
+        if at is None:
+            return None
+        # step·v + at  op  0
+        if step == 1:
+            low, add = {"<": (False, 0), "<=": (False, 1), ">": (True, 1), ">=": (True, 0)}[cond.op]
+            return _Bound(low, at, -1, add)
+        low, add = {"<": (True, 1), "<=": (True, 0), ">": (False, 0), ">=": (False, 1)}[cond.op]
+        return _Bound(low, at, 1, add)
+
+    def _range(self, bounds: list[_Bound], extent: str) -> tuple[str, str]:
+        low, high = "0", extent
+        for b in bounds:
+            limit = self.index(b.value)
+            if b.sign < 0:
+                limit = self.fn.value(f"sub nsw i64 0, {limit}")
+            if b.add:
+                limit = self.fn.value(f"add nsw i64 {limit}, {b.add}")
+            if b.size is not None:
+                name = "sub" if b.low else "add"
+                limit = self.fn.value(f"{name} nsw i64 {limit}, {self.index(b.size)}")
+            if b.low:
+                low = self.fn.intrinsic("llvm.smax.i64", "i64", ("i64", low), ("i64", limit))
+            else:
+                high = self.fn.intrinsic("llvm.smin.i64", "i64", ("i64", high), ("i64", limit))
+        return low, high
+
+    # ── emitting ─────────────────────────────────────────────────────────────────────────────
+
+    def _innermost(
+        self,
+        op: Map,
+        var: Var,
+        extent: Expr,
+        lanes: int,
+        touches: list[_Touch],
+        private: list[Buffer],
+    ) -> None:
+        stop = self.index(extent)
+        if lanes == 1:
+            with self.fn.loop("0", stop, hint=var.name) as (at, _, _), self.scope():
+                self.counters[var] = at
+                self._body(op, None, private)
+            return
+        bounds, assured, holds = self._limits(op, var, touches)
+        low, high = self._range(bounds, stop)
+        whole = isinstance(extent, Const) and int(extent.value) % lanes == 0 and not bounds
+
+        def vector(first: str) -> None:
+            with self.scope():
+                self.lanes = Lanes(var, lanes, first, assured)
+                was, self.holds = self.holds, self.holds | holds
+                self._body(op, self.lanes, private)
+                self.holds = was
+
+        def single(at: str) -> None:
+            with self.scope():
+                self.counters[var] = at
+                self._body(op, None, private)
+
+        if whole:
+            with self.fn.loop("0", stop, str(lanes), hint=var.name) as (at, _, _):
+                vector(at)
+            return
+        self._split_loop(var, stop, low, high, lanes, vector, single)
+
+    def _split_loop(
+        self,
+        var: Var,
+        stop: str,
+        low: str,
+        high: str,
+        lanes: int,
+        vector: Callable[[str], None],
+        single: Callable[[str], None],
+    ) -> None:
+        """Vectors while v … v + lanes - 1 lie in low … high - 1, single elements otherwise."""
+        fn, name = self.fn, var.name
+        before, head, pick = (fn.label(f"{name}.{p}") for p in ("before", "head", "pick"))
+        fast, slow, done = (fn.label(f"{name}.{p}") for p in ("vectors", "single", "done"))
+        fast_end, slow_end = fn.label(f"{name}.vectors.end"), fn.label(f"{name}.single.end")
+        at, wide, after_wide, after_one = (fn.name(name) for _ in range(4))
+        fn.start(before)
+        fn.start(head)
+        fn.line(
+            f"{at} = phi i64 [ 0, %{before} ], [ {after_wide}, %{fast_end} ], "
+            f"[ {after_one}, %{slow_end} ]"
+        )
+        fn.branch(fn.value(f"icmp slt i64 {at}, {stop}"), pick, done)
+        fn.start(pick)
+        end = fn.value(f"add nsw i64 {at}, {lanes}")
+        fits = fn.value(f"icmp sle i64 {end}, {high}")
+        if low != "0":
+            fits = fn.value(f"and i1 {fits}, {fn.value(f'icmp sge i64 {at}, {low}')}")
+        fn.branch(fits, fast, slow)
+        fn.start(fast)
+        fn.line(f"{wide} = phi i64 [ {at}, %{pick} ], [ {after_wide}, %{fast_end} ]")
+        vector(wide)
+        fn.start(fast_end)
+        fn.line(f"{after_wide} = add nsw i64 {wide}, {lanes}")
+        again = fn.value(f"add nsw i64 {after_wide}, {lanes}")
+        fn.branch(fn.value(f"icmp sle i64 {again}, {high}"), fast, head)
+        fn.start(slow)
+        single(at)
+        fn.start(slow_end)
+        fn.line(f"{after_one} = add nsw i64 {at}, 1")
+        fn.jump(head)
+        fn.start(done)
+
+    def _body(self, op: Map, lanes: Lanes | None, private: list[Buffer]) -> None:
+        for buffer in private:
+            self.mems[buffer.name] = self.private_memory(buffer, lanes.count if lanes else 1)
+        was, self.locals_in_nest = self.locals_in_nest, True
+        self.ops(op.body)
+        self.locals_in_nest = was
+
+    def private_memory(self, buffer: Buffer, lanes: int) -> Mem:
+        """Stack memory for a local buffer, every element `lanes` wide."""
+        shape = buffer.static_shape
+        count = lanes
+        for size in shape:
+            count *= size
+        type_ = f"[{count} x {memory_type(buffer.dtype)}]"
+        slot = self.fn.alloca(type_, buffer.name, align=16)
+        return Mem(buffer, slot, row_major(shape), lanes=lanes)
+

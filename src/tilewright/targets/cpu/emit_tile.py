@@ -1,0 +1,396 @@
+"""Reductions, scans and atomics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.ir.buffer import Region
+from tilewright.ir.dtype import BOOL, DTYPES, DType
+from tilewright.ir.expr import Const
+from tilewright.ir.op import Atomic, Reduce, Scan
+from tilewright.support.errors import CompileError
+from tilewright.targets.cpu.emit_expr import Mem
+from tilewright.targets.cpu.gemm import GemmEmitter
+from tilewright.targets.cpu.host import host
+from tilewright.targets.cpu.numbers import FLOAT64, Val, element_type, memory_type, type_of
+
+_ORDERS = {
+    "relaxed": "monotonic",
+    "acquire": "acquire",
+    "release": "release",
+    "acq_rel": "acq_rel",
+    "seq_cst": "seq_cst",
+}
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A region under loops: its first element and, per tile dimension, extent and stride."""
+
+    mem: Mem
+    pointer: str
+    extents: tuple[int, ...]
+    strides: tuple[int | str, ...]
+
+    def kept(self, dims: Sequence[int]) -> _Side:
+        extents = tuple(self.extents[d] for d in dims)
+        return _Side(self.mem, self.pointer, extents, tuple(self.strides[d] for d in dims))
+
+
+def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
+
+
+class TileEmitter(GemmEmitter):
+    """`Reduce`, `Scan`, `Atomic`."""
+
+    def _side(self, region: Region) -> _Side:
+        mem = self.memory(region.buffer)
+        if region.cta is not None or mem.lanes > 1:
+            raise CompileError(f"{region.buffer.name} cannot be reached by a tile operation here")
+        if not all(isinstance(e, Const) for e in region.extents):
+            raise CompileError(
+                f"the extents of {region.buffer.name} are known only at launch",
+                fix="give tiles constant sizes",
+            )
+        if mem.is_global:
+            for start, extent, size in zip(
+                region.starts, region.extents, region.buffer.shape, strict=True
+            ):
+                inside = self.in_range(start, size)[0], self.in_range(start + extent - 1, size)[1]
+                if not all(inside):
+                    raise CompileError(
+                        f"this reads {region.buffer.name} in global memory, maybe outside it",
+                        fix="copy the tile to a fragment first",
+                    )
+        offset = self.flat(mem, [self.index(s) for s in region.starts])
+        sizes = tuple(int(e) for e in region.extents)
+        return _Side(mem, self.element(mem, offset), sizes, mem.strides)
+
+    def _place(self, side: _Side, at: Sequence[str]) -> str:
+        offset = self.flat_of(at, side.strides)
+        if offset == "0":
+            return side.pointer
+        type_ = memory_type(side.mem.dtype)
+        return self.fn.value(f"getelementptr {type_}, ptr {side.pointer}, i64 {offset}", "p")
+
+    def flat_of(self, at: Sequence[str], strides: Sequence[int | str]) -> str:
+        total = "0"
+        for index, stride in zip(at, strides, strict=True):
+            if index == "0":
+                continue
+            term = index if stride == 1 else self.fn.value(f"mul nsw i64 {index}, {stride}")
+            total = term if total == "0" else self.fn.value(f"add nsw i64 {total}, {term}")
+        return total
+
+    # ── reductions ───────────────────────────────────────────────────────────────────────────
+
+    def _reduced_axis(self, op: Reduce, src: _Side, dst: _Side) -> tuple[_Side, int]:
+        """`dim` counts all dimensions of a whole buffer, else those that are not 1; the reading
+        that fits dst's shape wins where only one does."""
+        short = src.kept([d for d, n in enumerate(src.extents) if n != 1])
+        full = (src, op.dim % max(len(src.extents), 1))
+        readings = [full, (short, op.dim)]
+        for side, axis in readings if op.src.is_whole else reversed(readings):
+            if axis < len(side.extents):
+                left = side.extents[:axis] + side.extents[axis + 1 :]
+                if _squeezed(left) == _squeezed(dst.extents):
+                    return side, axis
+        raise CompileError(
+            f"reducing dimension {op.dim} of a tile {src.extents} does not give {dst.extents}"
+        )
+
+    def _wide(self, src: DType, dst: DType) -> DType:
+        """Sums run in the wider of the two types, narrow floats in float32."""
+        if src.is_float or dst.is_float:
+            return FLOAT64 if 64 in (src.bits * src.is_float, dst.bits * dst.is_float) else DTYPES["float32"]
+        if src.kind == dst.kind and src.is_int:
+            return DTYPES[f"{src.kind}{max(32, src.bits, dst.bits)}"]
+        return DTYPES["int64"]
+
+    def _combiner(self, op: str, wide: DType) -> tuple[DType, Callable[[Val], Val], Callable[[Val, Val], Val], float | int]:
+        """(accumulator type, what is done to each element, how two meet, neutral element)."""
+        low = -float("inf") if wide.is_float else wide.min_value
+        high = float("inf") if wide.is_float else wide.max_value
+
+        def same(x: Val) -> Val:
+            return x
+
+        match op:
+            case "sum":
+                return wide, same, lambda a, b: self.binary("+", a, b), 0
+            case "abssum":
+                return wide, self.absolute, lambda a, b: self.binary("+", a, b), 0
+            case "max":
+                return wide, same, lambda a, b: self.keep_nan("max", a, b), low
+            case "absmax":
+                return wide, self.absolute, lambda a, b: self.keep_nan("max", a, b), 0
+            case "min":
+                return wide, same, lambda a, b: self.keep_nan("min", a, b), high
+            case "and":
+                return wide, same, lambda a, b: self.binary("&", a, b), -1 if wide.kind == "int" else wide.max_value
+            case "or":
+                return wide, same, lambda a, b: self.binary("|", a, b), 0
+            case "xor":
+                return wide, same, lambda a, b: self.binary("^", a, b), 0
+            case "any":
+                return BOOL, self.nonzero, lambda a, b: self.binary("or", a, b), 0
+            case "all":
+                return BOOL, self.nonzero, lambda a, b: self.binary("and", a, b), 1
+        raise CompileError(f"unknown reduction {op!r}")
+
+    def reduce(self, op: Reduce) -> None:
+        src, dst = self._side(op.src), self._side(op.dst)
+        src, axis = self._reduced_axis(op, src, dst)
+        wide = self._wide(src.mem.dtype, dst.mem.dtype)
+        acc, prepare, combine, neutral = self._combiner(op.op, wide)
+        others = [d for d in range(len(src.extents)) if d != axis and src.extents[d] != 1]
+        outs = dst.kept([d for d, n in enumerate(dst.extents) if n != 1])
+        size = src.extents[axis]
+
+        def element(at: list[str], r: str, lanes: int) -> Val:
+            place = [*at, r]
+            side = src.kept([*others, axis])
+            x = self.read(src.mem.dtype, self._place(side, place), lanes)
+            return prepare(self.cast(x, wide) if acc is not BOOL else x)
+
+        def finish(at: list[str], total: Val) -> None:
+            place = self._place(outs, at)
+            if not op.clear:
+                old = self.read(dst.mem.dtype, place, total.lanes)
+                old = self.nonzero(old) if acc is BOOL else self.cast(old, acc)
+                total = combine(total, old)
+            self.write(self.cast(total, dst.mem.dtype), place)
+
+        if src.strides[axis] == 1 or not others or src.strides[others[-1]] != 1:
+            with ExitStack() as stack:
+                at = [
+                    stack.enter_context(self.fn.loop("0", str(src.extents[d]), hint="row"))[0]
+                    for d in others
+                ]
+                finish(at, self._fold_row(acc, combine, neutral, size, src, axis, at, element))
+            return
+        native = host().lanes(acc.bits if acc is not BOOL else 8)
+        inner = src.extents[others[-1]]
+        lanes = next((n for n in (4 * native, 2 * native, native) if inner >= n), 1)
+        with ExitStack() as stack:
+            at = [
+                stack.enter_context(self.fn.loop("0", str(src.extents[d]), hint="row"))[0]
+                for d in others[:-1]
+            ]
+
+            def column(j: str, count: int) -> None:
+                slot = self._accumulator(acc, neutral, count)
+                with self.fn.loop("0", str(size), hint="r") as (r, _, _):
+                    self._update(slot, acc, count, lambda old: combine(old, element([*at, j], r, count)))
+                finish([*at, j], self._current(slot, acc, count))
+
+            self._along(inner, lanes, column)
+
+    def _accumulator(self, acc: DType, neutral: float | int, lanes: int) -> str:
+        slot = self.fn.alloca(type_of(acc, lanes), "acc")
+        first = self.constant(neutral, acc, lanes)
+        self.fn.line(f"store {type_of(acc, lanes)} {first.ref}, ptr {slot}")
+        return slot
+
+    def _current(self, slot: str, acc: DType, lanes: int) -> Val:
+        return Val(self.fn.value(f"load {type_of(acc, lanes)}, ptr {slot}"), acc, lanes)
+
+    def _update(self, slot: str, acc: DType, lanes: int, fn: Callable[[Val], Val]) -> None:
+        new = fn(self._current(slot, acc, lanes))
+        self.fn.line(f"store {type_of(acc, lanes)} {new.ref}, ptr {slot}")
+
+    def _fold_row(
+        self,
+        acc: DType,
+        combine: Callable[[Val, Val], Val],
+        neutral: float | int,
+        size: int,
+        src: _Side,
+        axis: int,
+        at: list[str],
+        element: Callable[[list[str], str, int], Val],
+    ) -> Val:
+        """One row to one value: four accumulators' worth of lanes, then halves onto halves."""
+        native = host().lanes(acc.bits if acc is not BOOL else 8)
+        lanes = 1
+        if src.strides[axis] == 1:
+            lanes = next((n for n in (4 * native, native) if 1 < n <= size), 1)
+        whole = size - size % lanes if lanes > 1 else 0
+        single = self._accumulator(acc, neutral, 1)
+        if whole:
+            slot = self._accumulator(acc, neutral, lanes)
+            with self.fn.loop("0", str(whole), str(lanes), hint="r") as (r, _, _):
+                self._update(slot, acc, lanes, lambda old: combine(old, element(at, r, lanes)))
+            total = self._current(slot, acc, lanes)
+            while total.lanes > 1:
+                half = total.lanes // 2
+                low = self._shuffle(total, total, list(range(half)))
+                high = self._shuffle(total, total, list(range(half, total.lanes)))
+                if half == 1:
+                    low, high = self.lane(total, 0), self.lane(total, 1)
+                total = combine(low, high)
+            self.fn.line(f"store {type_of(acc)} {total.ref}, ptr {single}")
+        if size - whole:
+            with self.fn.loop(str(whole), str(size), hint="r") as (r, _, _):
+                self._update(single, acc, 1, lambda old: combine(old, element(at, r, 1)))
+        return self._current(single, acc, 1)
+
+    # ── scans ────────────────────────────────────────────────────────────────────────────────
+
+    def scan(self, op: Scan) -> None:
+        src, dst = self._side(op.src), self._side(op.dst)
+        axis = op.dim % len(src.extents)
+        short = [d for d, n in enumerate(src.extents) if n != 1]
+        if not op.src.is_whole and op.dim < len(short):
+            axis = short[op.dim]
+        if _squeezed(src.extents) != _squeezed(dst.extents):
+            raise CompileError("the shapes of a scan do not match")
+        size = src.extents[axis]
+        rank = short.index(axis) if axis in short else None
+        goals = dst.kept([d for d, n in enumerate(dst.extents) if n != 1])
+        source = src.kept(short)
+        wide = self._wide(src.mem.dtype, dst.mem.dtype)
+        acc, prepare, combine, neutral = self._combiner(op.op, wide)
+        others = [d for d in range(len(short)) if d != rank]
+
+        def along(at: dict[int, str], lanes: int) -> None:
+            slot = self._accumulator(acc, neutral, lanes)
+            with self.fn.loop("0", str(size), hint="r") as (r, _, _):
+                where = self.fn.value(f"sub nsw i64 {size - 1}, {r}") if op.reverse else r
+                place = [where if d == rank else at[d] for d in range(len(short))]
+                x = self.read(src.mem.dtype, self._place(source, place), lanes)
+                value = prepare(self.cast(x, wide))
+                self._update(slot, acc, lanes, lambda old: combine(old, value))
+                total = self.cast(self._current(slot, acc, lanes), dst.mem.dtype)
+                self.write(total, self._place(goals, place))
+
+        inner = others[-1] if others else None
+        vector = inner is not None and source.strides[inner] == 1 and goals.strides[inner] == 1
+        with ExitStack() as stack:
+            at = {
+                d: stack.enter_context(self.fn.loop("0", str(source.extents[d]), hint="row"))[0]
+                for d in (others[:-1] if vector else others)
+            }
+            if not vector or inner is None:
+                along(at, 1)
+                return
+            lanes = 2 * host().lanes(acc.bits)
+            self._along(source.extents[inner], lanes, lambda j, n: along({**at, inner: j}, n))
+
+    # ── atomics ──────────────────────────────────────────────────────────────────────────────
+
+    def atomic(self, op: Atomic) -> None:
+        """One element per lane; tiles have become nests before."""
+        mem = self.memory(op.dst.buffer)
+        if op.src is not None or prod(int(e) for e in op.dst.extents) != 1:
+            raise CompileError("an atomic on a tile must be expanded first", loc=op.loc)
+        if mem.dtype.packed:
+            raise CompileError(f"{mem.dtype} is packed and has no atomics", loc=op.loc)
+        value = None if op.value is None else self.as_type(op.value, mem.dtype)
+        lanes = self.lanes.count if self.lanes else 1
+        if mem.lanes:
+            raise CompileError(f"an atomic on {mem.buffer.name}, which no other thread sees")
+        found = self.access(mem, op.dst.starts)
+        pointers, valid = found.pointers, found.valid
+        if len(pointers) < lanes:
+            step = 1 if found.contiguous else 0
+            type_ = memory_type(mem.dtype)
+            pointers = [
+                self.fn.value(f"getelementptr {type_}, ptr {pointers[0]}, i64 {i * step}", "p")
+                for i in range(lanes)
+            ]
+            valid = valid * lanes
+        old: list[Val] = []
+        for i, (pointer, ok) in enumerate(zip(pointers, valid, strict=True)):
+            if self.mask is not None:
+                wanted = self.lane(self.mask, i).ref
+                ok = wanted if ok is None else self.fn.value(f"and i1 {ok}, {wanted}")
+            slot = self.fn.alloca(memory_type(mem.dtype), "old")
+            if op.result is not None:
+                self.write(self.constant(0, mem.dtype), slot)
+            part = None if value is None else self.lane(value, i)
+            if ok is None:
+                self._atomic_element(op, mem, pointer, part, slot)
+            else:
+                with self.fn.when(ok, "inside"):
+                    self._atomic_element(op, mem, pointer, part, slot)
+            if op.result is not None:
+                old.append(self.read(mem.dtype, slot))
+        if op.result is not None:
+            self.vars[op.result] = old[0] if len(old) == 1 else self.gather(old)
+
+    def _atomic_element(
+        self, op: Atomic, mem: Mem, pointer: str, value: Val | None, slot: str
+    ) -> None:
+        order = _ORDERS.get(op.order, "seq_cst")
+        dtype, align = mem.dtype, max(8, mem.dtype.bits) // 8
+        bits = f"i{max(8, dtype.bits)}"
+        if not mem.is_global:
+            # a block's threads take turns, so its own memory needs no bus lock
+            old = self.read(dtype, pointer)
+            if op.op != "load":
+                self.write(self._meet(op.op, old, value), pointer)
+            self.write(old, slot)
+            return
+        if op.op == "load":
+            order = order if order != "release" else "seq_cst"
+            ref = self.fn.value(f"load atomic {bits}, ptr {pointer} {order}, align {align}")
+            self.fn.line(f"store {bits} {ref}, ptr {slot}")
+            return
+        assert value is not None
+        if op.op == "store":
+            order = order if order not in ("acquire", "acq_rel") else "seq_cst"
+            word = self._word(value, bits)
+            self.fn.line(f"store atomic {bits} {word}, ptr {pointer} {order}, align {align}")
+            return
+        name = self._native_atomic(op.op, dtype)
+        if name is not None:
+            type_ = element_type(dtype)
+            ref = self.fn.value(f"atomicrmw {name} ptr {pointer}, {type_} {value.ref} {order}")
+            self.fn.line(f"store {type_} {ref}, ptr {slot}")
+            return
+        self._compare_and_swap(op.op, dtype, pointer, value, slot, order, bits)
+
+    def _native_atomic(self, op: str, dtype: DType) -> str | None:
+        if dtype.is_int and dtype.bits >= 8:
+            signed = "" if dtype.kind == "int" else "u"
+            names = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exch": "xchg",
+                     "max": f"{signed}max", "min": f"{signed}min"}  # fmt: skip
+            return names.get(op)
+        if dtype.name in ("float32", "float64"):
+            return {"add": "fadd", "exch": "xchg"}.get(op)
+        return None
+
+    def _word(self, value: Val, bits: str) -> str:
+        type_ = element_type(value.dtype)
+        if value.dtype.is_bool:
+            return self.fn.value(f"zext i1 {value.ref} to {bits}")
+        return value.ref if type_ == bits else self.fn.value(f"bitcast {type_} {value.ref} to {bits}")
+
+    def _meet(self, op: str, old: Val, value: Val | None) -> Val:
+        assert value is not None
+        if op in ("exch", "store"):
+            return value
+        names = {"add": "+", "and": "&", "or": "|", "xor": "^"}
+        return self.binary(names.get(op, op), old, value)
+
+    def _compare_and_swap(
+        self, op: str, dtype: DType, pointer: str, value: Val, slot: str, order: str, bits: str
+    ) -> None:
+        again, done = self.fn.label("again"), self.fn.label("swapped")
+        first = self.fn.value(f"load atomic {bits}, ptr {pointer} monotonic, align {max(8, dtype.bits) // 8}")
+        self.fn.line(f"store {bits} {first}, ptr {slot}")
+        self.fn.start(again)
+        expected = self.fn.value(f"load {bits}, ptr {slot}")
+        new = self._word(self._meet(op, self.read(dtype, slot), value), bits)
+        failure = "acquire" if order in ("acquire", "acq_rel") else "monotonic"
+        failure = "seq_cst" if order == "seq_cst" else failure
+        pair = self.fn.value(f"cmpxchg ptr {pointer}, {bits} {expected}, {bits} {new} {order} {failure}")
+        seen = self.fn.value(f"extractvalue {{ {bits}, i1 }} {pair}, 0")
+        self.fn.line(f"store {bits} {seen}, ptr {slot}")
+        self.fn.branch(self.fn.value(f"extractvalue {{ {bits}, i1 }} {pair}, 1"), done, again)
+        self.fn.start(done)

@@ -1,0 +1,420 @@
+"""Elementary functions on vectors.
+
+float32 functions are polynomials, fitted (weighted minimax) on the reduced range and right to
+about 2 ulp; they are branchless, so one text serves scalars and vectors and gives both the same
+bits. float64 calls the C library lane by lane. Narrower floats compute in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log, log2, log10
+
+from tilewright.ir.dtype import BOOL, FLOAT32, INT32, DType
+from tilewright.support.errors import CompileError
+from tilewright.targets.cpu.llvm_text import Function
+from tilewright.targets.cpu.numbers import FLOAT64, UINT32, Numbers, Val, type_of
+
+# 1.5·2^23: adding it rounds a small float to an integer, which then sits in the low bits
+_MAGIC = 12582912.0
+_MAGIC_BITS = 0x4B400000
+
+_EXP = (0.0013950601, 0.00836895406, 0.041666206, 0.166665182, 0.5)
+_LOG = (0.0691521913, -0.11789754, 0.11873015, -0.123843603, 0.142186552, -0.166692495,
+        0.200022265, -0.249999866, 0.333333105)  # fmt: skip
+_TANH = (0.00214753486, -0.00818267185, 0.0217029657, -0.0539472029, 0.133332103, -0.333333313)
+_ERF = (-9.68013865e-06, 0.000112705457, -0.000848471187, 0.00522107491, -0.0268654451,
+        0.112837829, -0.376126379, 0.128379166)  # fmt: skip
+_ERFC = (2.32076241e-06, -3.69670524e-05, 0.00023444723, -0.000572092715, -0.00168029219,
+         0.021101743, -0.104053132, -0.63614583, -1.12845576)  # fmt: skip
+_SIN = (2.71823706e-06, -0.000198393274, 0.00833332911, -0.166666672)
+_COS = (2.44377279e-05, -0.00138873619, 0.0416666456)
+
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440054690583e-4
+_LOG10_2_HIGH, _LOG10_2_LOW = 0.30102539063, 4.6050389811952137e-06
+_HALF_PI_HIGH, _HALF_PI_LOW = 1.5707963267341256, 6.077100506506192e-11
+
+
+class Math(Numbers):
+    """`Numbers` with the functions of `ir.intrinsics.FUNCTIONS`."""
+
+    def f32(self, value: float) -> Val:
+        return self.constant(value, FLOAT32)
+
+    def polynomial(self, x: Val, coefficients: tuple[float, ...]) -> Val:
+        total = self.f32(coefficients[0])
+        for c in coefficients[1:]:
+            total = self.fma(self.splat(total, x.lanes), x, self.f32(c))
+        return total
+
+    def mul(self, a: Val, b: Val) -> Val:
+        return self.instruction("fmul", a, b)
+
+    def add(self, a: Val, b: Val) -> Val:
+        return self.instruction("fadd", a, b)
+
+    def sub(self, a: Val, b: Val) -> Val:
+        return self.instruction("fsub", a, b)
+
+    def clamp_ordered(self, x: Val, low: float, high: float) -> Val:
+        """Into [low, high], NaN kept."""
+        above = self.instruction("fcmp ogt", x, self.f32(high), BOOL)
+        x = self.choose_lanes(above, self.f32(high), x)
+        below = self.instruction("fcmp olt", x, self.f32(low), BOOL)
+        return self.choose_lanes(below, self.f32(low), x)
+
+    def _nearest(self, x: Val, factor: float) -> tuple[Val, Val]:
+        """rint(x · factor) as a float and as an integer."""
+        shifted = self.fma(x, self.f32(factor), self.f32(_MAGIC))
+        whole = self.instruction(
+            "sub", self.bits_of(shifted, INT32), self.constant(_MAGIC_BITS, INT32)
+        )
+        return self.sub(shifted, self.f32(_MAGIC)), whole
+
+    def _scale(self, y: Val, n: Val) -> Val:
+        """y · 2^n in two steps, so that the result may overflow or be subnormal."""
+        half = self.instruction("ashr", n, self.constant(1, INT32))
+        for part in (half, self.instruction("sub", n, half)):
+            biased = self.instruction("add", part, self.constant(127, INT32))
+            power = self.bits_of(self.instruction("shl", biased, self.constant(23, INT32)), FLOAT32)
+            y = self.mul(y, power)
+        return y
+
+    def _exp_reduced(self, r: Val, n: Val) -> Val:
+        y = self.fma(self.polynomial(r, _EXP), self.mul(r, r), r)
+        return self._scale(self.add(y, self.f32(1.0)), n)
+
+    def exp(self, x: Val) -> Val:
+        x = self.clamp_ordered(x, -104.0, 89.0)
+        n, whole = self._nearest(x, 1 / log(2))
+        r = self.fma(n, self.f32(-_LN2_HIGH), x)
+        return self._exp_reduced(self.fma(n, self.f32(-_LN2_LOW), r), whole)
+
+    def exp2(self, x: Val) -> Val:
+        x = self.clamp_ordered(x, -150.0, 129.0)
+        n, whole = self._nearest(x, 1.0)
+        return self._exp_reduced(self.mul(self.sub(x, n), self.f32(log(2))), whole)
+
+    def exp10(self, x: Val) -> Val:
+        x = self.clamp_ordered(x, -46.0, 39.0)
+        n, whole = self._nearest(x, log2(10))
+        r = self.fma(n, self.f32(-_LOG10_2_HIGH), x)
+        r = self.fma(n, self.f32(-_LOG10_2_LOW), r)
+        return self._exp_reduced(self.mul(r, self.f32(log(10))), whole)
+
+    def _log_parts(self, x: Val) -> tuple[Val, Val, Callable[[Val], Val]]:
+        """(exponent, log of the mantissa, what to do for special operands)."""
+        tiny = self.instruction("fcmp olt", x, self.f32(2.0**-126), BOOL)
+        scaled = self.choose_lanes(tiny, self.mul(x, self.f32(2.0**24)), x)
+        bits = self.bits_of(scaled, INT32)
+        # mantissa into [√½, √2): the exponent changes where the bits of √½ are passed
+        moved = self.instruction("sub", bits, self.constant(0x3F3504F3, INT32))
+        exponent = self.instruction("ashr", moved, self.constant(23, INT32))
+        mantissa = self.instruction(
+            "sub", bits, self.instruction("shl", exponent, self.constant(23, INT32))
+        )
+        lift = self.choose_lanes(tiny, self.f32(-24.0), self.f32(0.0))
+        e = self.add(self.convert("sitofp", exponent, FLOAT32), lift)
+        f = self.sub(self.bits_of(mantissa, FLOAT32), self.f32(1.0))
+        square = self.mul(f, f)
+        tail = self.fma(square, self.f32(-0.5), self.mul(self.mul(self.polynomial(f, _LOG), f), square))
+        value = Val(f.ref, f.dtype, f.lanes)
+
+        def special(result: Val) -> Val:
+            infinity = self.f32(float("inf"))
+            big = self.instruction("fcmp uge", x, infinity, BOOL)
+            result = self.choose_lanes(big, x, result)
+            negative = self.instruction("fcmp olt", x, self.f32(0.0), BOOL)
+            result = self.choose_lanes(negative, self.f32(float("nan")), result)
+            zero = self.instruction("fcmp oeq", x, self.f32(0.0), BOOL)
+            return self.choose_lanes(zero, self.f32(float("-inf")), result)
+
+        self._log_tail = tail
+        return e, value, special
+
+    def log(self, x: Val) -> Val:
+        e, f, special = self._log_parts(x)
+        low = self.fma(e, self.f32(_LN2_LOW), self._log_tail)
+        return special(self.fma(e, self.f32(_LN2_HIGH), self.add(f, low)))
+
+    def log2(self, x: Val) -> Val:
+        e, f, special = self._log_parts(x)
+        # log2(e) = 1.4375 + rest, so that the large part of the product is exact enough
+        rest = self.f32(1 / log(2) - 1.4375)
+        low = self.fma(self._log_tail, rest, self.mul(f, rest))
+        low = self.fma(self._log_tail, self.f32(1.4375), low)
+        return special(self.add(self.fma(f, self.f32(1.4375), low), e))
+
+    def log10(self, x: Val) -> Val:
+        e, f, special = self._log_parts(x)
+        m = self.mul(self.add(f, self._log_tail), self.f32(1 / log(10)))
+        low = self.fma(e, self.f32(log10(2) - _LOG10_2_HIGH), m)
+        return special(self.fma(e, self.f32(_LOG10_2_HIGH), low))
+
+    def sigmoid(self, x: Val) -> Val:
+        return self.instruction(
+            "fdiv", self.f32(1.0), self.add(self.f32(1.0), self.exp(self.negate(x)))
+        )
+
+    def tanh(self, x: Val) -> Val:
+        size = self.overloaded("fabs", x)
+        z = self.mul(x, x)
+        near = self.fma(self.mul(self.polynomial(z, _TANH), z), x, x)
+        grown = self.exp(self.add(size, size))
+        far = self.sub(
+            self.f32(1.0),
+            self.instruction("fdiv", self.f32(2.0), self.add(grown, self.f32(1.0))),
+        )
+        small = self.instruction("fcmp olt", size, self.f32(0.625), BOOL)
+        return self.choose_lanes(small, near, self.overloaded("copysign", far, x))
+
+    def erf(self, x: Val) -> Val:
+        size = self.overloaded("fabs", x)
+        near = self.fma(self.polynomial(self.mul(x, x), _ERF), x, x)
+        capped = self.clamp_ordered(size, 0.0, 4.0)
+        far = self.sub(self.f32(1.0), self.exp(self.mul(self.polynomial(capped, _ERFC), capped)))
+        small = self.instruction("fcmp olt", size, self.f32(1.0), BOOL)
+        return self.choose_lanes(small, near, self.overloaded("copysign", far, x))
+
+    def sin(self, x: Val) -> Val:
+        return self._circular(x, 0)
+
+    def cos(self, x: Val) -> Val:
+        return self._circular(x, 1)
+
+    def _circular(self, x: Val, quadrant: int) -> Val:
+        """Reduction by π/2 in float64: right to float32 up to 2^30; the caller sees to the rest."""
+        wide = self.convert("fpext", x, FLOAT64)
+        scaled = self.instruction("fmul", wide, self.constant(0.6366197723675814, FLOAT64))
+        n = self.overloaded("rint", scaled)
+        r = self.fma(n, self.constant(-_HALF_PI_HIGH, FLOAT64), wide)
+        r = self.fma(n, self.constant(-_HALF_PI_LOW, FLOAT64), r)
+        y = self.convert("fptrunc", r, FLOAT32)
+        turn = self.to_int(self.convert("fptrunc", self._mod4(n), FLOAT32), INT32)
+        turn = self.instruction("add", turn, self.constant(quadrant, INT32))
+        z = self.mul(y, y)
+        sine = self.fma(self.mul(self.polynomial(z, _SIN), z), y, y)
+        half = self.fma(z, self.f32(-0.5), self.f32(1.0))
+        cosine = self.fma(self.mul(self.polynomial(z, _COS), z), z, half)
+        odd = self.nonzero(self._and(turn, 1))
+        value = self.choose_lanes(odd, cosine, sine)
+        sign = self.instruction("shl", self._and(turn, 2), self.constant(30, INT32))
+        bits = self.instruction("xor", self.bits_of(value, INT32), sign)
+        return self.bits_of(bits, FLOAT32)
+
+    def _mod4(self, n: Val) -> Val:
+        quarter = self.instruction("fmul", n, self.constant(0.25, FLOAT64))
+        return self.fma(self.overloaded("floor", quarter), self.constant(-4.0, FLOAT64), n)
+
+    # ── calls ────────────────────────────────────────────────────────────────────────────────
+
+    def function(self, name: str, args: list[Val], dtype: DType) -> Val:
+        """`name(args)` for a name of `FUNCTIONS`, of type `dtype`."""
+        name = name.removeprefix("__")
+        first = args[0]
+        if name in _DIRECT:
+            return _DIRECT[name](self, args, dtype)
+        if not first.dtype.is_float:
+            return self._integer_function(name, args)
+        wide = [self.widen(a) for a in self.even(*args)]
+        if name in _INSTRUCTIONS:
+            result = self.overloaded(_INSTRUCTIONS[name], *wide)
+        elif name == "rsqrt":
+            one = self.constant(1.0, wide[0].dtype)
+            result = self.instruction("fdiv", one, self.overloaded("sqrt", wide[0]))
+        elif name in _POLYNOMIAL and wide[0].dtype.bits == 32:
+            result = self._shared(name, wide[0])
+        elif name == "sigmoid":
+            one = self.constant(1.0, FLOAT64)
+            grown = self.libm("exp", self.negate(wide[0]))
+            result = self.instruction("fdiv", one, self.instruction("fadd", one, grown))
+        elif name == "exp10":
+            result = self.libm("pow", self.constant(10.0, FLOAT64, wide[0].lanes), wide[0])
+        elif name in _LIBM:
+            result = self.libm(name, *wide)
+        else:
+            raise CompileError(f"the CPU target has no function {name!r}")
+        return self.narrow(result, dtype)
+
+    def _shared(self, name: str, x: Val) -> Val:
+        """Call the module's own copy of a polynomial function for this number of lanes."""
+        symbol = f"tilewright.{name}.v{x.lanes}"
+        type_ = type_of(FLOAT32, x.lanes)
+        module = self.fn.module
+        if symbol not in module.functions:
+            module.functions[symbol] = ""
+            circular = name in ("sin", "cos")
+            fn = Function(
+                module,
+                f"internal {type_} @{symbol}({type_} %x)",
+                "nounwind" if circular else "alwaysinline nounwind",
+            )
+            inner = Math()
+            inner.fn = fn
+            argument = Val("%x", FLOAT32, x.lanes)
+            result = _POLYNOMIAL[name](inner, argument)
+            if circular:
+                result = inner._far_lanes(name, argument, result)
+            fn.ret(f"{type_} {result.ref}")
+            fn.finish()
+        return Val(self.fn.call(type_, symbol, (type_, x.ref)), FLOAT32, x.lanes)
+
+    def _far_lanes(self, name: str, x: Val, near: Val) -> Val:
+        """Where an angle is beyond 2^30 the C library reduces it."""
+        size = self.overloaded("fabs", x)
+        far = self.instruction("fcmp oge", size, self.f32(2.0**30), BOOL)
+        slot = self.fn.alloca(type_of(FLOAT32, x.lanes))
+        type_ = type_of(FLOAT32, x.lanes)
+        self.fn.line(f"store {type_} {near.ref}, ptr {slot}")
+        any_far = far.ref
+        if x.lanes > 1:
+            mask = type_of(BOOL, x.lanes)
+            any_far = self.fn.intrinsic(f"llvm.vector.reduce.or.v{x.lanes}i1", "i1", (mask, far.ref))
+        with self.fn.when(any_far, "far"):
+            exact = self.choose_lanes(far, self.libm(name, x), near)
+            self.fn.line(f"store {type_} {exact.ref}, ptr {slot}")
+        return Val(self.fn.value(f"load {type_}, ptr {slot}"), FLOAT32, x.lanes)
+
+    def _integer_function(self, name: str, args: list[Val]) -> Val:
+        a = args[0]
+        if name in ("floor", "ceil", "round", "trunc"):
+            return a
+        if name == "fmod":
+            a, b = self.even(*args)
+            zero, one = self.constant(0, a.dtype), self.constant(1, a.dtype)
+            signed = a.dtype.kind == "int"
+            bad = self.instruction("icmp eq", b, zero, BOOL)
+            if signed:
+                minus = self.instruction("icmp eq", b, self.constant(-1, a.dtype), BOOL)
+                bad = self.instruction("or", bad, minus)
+            return self.instruction("srem" if signed else "urem", a, self.choose_lanes(bad, one, b))
+        if name == "pow":
+            return self._integer_power(*self.even(*args))
+        raise CompileError(f"{name} needs a float, got {a.dtype}", fix="cast the operand first")
+
+    def _integer_power(self, a: Val, b: Val) -> Val:
+        """By squaring, over every bit an exponent that does not overflow can have."""
+        result = self.constant(1, a.dtype, a.lanes)
+        one, zero = self.constant(1, a.dtype), self.constant(0, a.dtype)
+        for _ in range(a.dtype.bits.bit_length()):
+            odd = self.instruction("icmp ne", self.instruction("and", b, one), zero, BOOL)
+            result = self.choose_lanes(odd, self.instruction("mul", result, a), result)
+            a = self.instruction("mul", a, a)
+            b = self.instruction("lshr", b, one)
+        return self.wrap(result)
+
+
+def _isinf(m: Math, args: list[Val], dtype: DType) -> Val:
+    size = m.overloaded("fabs", m.widen(args[0]))
+    return m.instruction("fcmp oeq", size, m.constant(float("inf"), size.dtype), BOOL)
+
+
+def _isfinite(m: Math, args: list[Val], dtype: DType) -> Val:
+    size = m.overloaded("fabs", m.widen(args[0]))
+    return m.instruction("fcmp olt", size, m.constant(float("inf"), size.dtype), BOOL)
+
+
+def _isnan(m: Math, args: list[Val], dtype: DType) -> Val:
+    wide = m.widen(args[0])
+    return m.instruction("fcmp uno", wide, wide, BOOL)
+
+
+def _not(m: Math, args: list[Val], dtype: DType) -> Val:
+    return m.instruction("xor", args[0], m.constant(True, BOOL, args[0].lanes))
+
+
+def _invert(m: Math, args: list[Val], dtype: DType) -> Val:
+    return m.wrap(m.instruction("xor", args[0], m.constant(-1, args[0].dtype)))
+
+
+def _popcount(m: Math, args: list[Val], dtype: DType) -> Val:
+    a = args[0]
+    if a.dtype.bits < 8:
+        mask = m.constant((1 << a.dtype.bits) - 1, a.dtype)
+        a = m.instruction("and", a, mask)
+    return m.resize(m.overloaded("ctpop", a), dtype)
+
+
+def _clz(m: Math, args: list[Val], dtype: DType) -> Val:
+    a = args[0]
+    if a.dtype.bits < 8:
+        a = m.instruction("and", a, m.constant((1 << a.dtype.bits) - 1, a.dtype))
+    type_ = type_of(a.dtype, a.lanes)
+    name = f"llvm.ctlz.{type_of(a.dtype) if a.lanes == 1 else f'v{a.lanes}{type_of(a.dtype)}'}"
+    ref = m.fn.intrinsic(name, type_, (type_, a.ref), ("i1", "false"))
+    found = Val(ref, a.dtype, a.lanes)
+    if a.dtype.bits < 8:
+        found = m.instruction("sub", found, m.constant(8 - a.dtype.bits, a.dtype))
+    return m.resize(found, dtype)
+
+
+def _reinterpret(m: Math, args: list[Val], dtype: DType) -> Val:
+    a = args[0]
+    if a.dtype.is_bool:
+        a = m.convert("zext", a, _UINT8)
+    if dtype.is_bool:
+        return m.nonzero(Val(a.ref, _UINT8, a.lanes))
+    return m.bits_of(a, dtype)
+
+
+def _dp4a(m: Math, args: list[Val], dtype: DType) -> Val:
+    a, b, c = m.even(*args)
+    total = m.resize(c, dtype)
+    for byte in range(4):
+        left = m.constant(24 - 8 * byte, a.dtype)
+        right = m.constant(24, a.dtype)
+        parts = []
+        for x in (a, b):
+            down = "ashr" if x.dtype.kind == "int" else "lshr"
+            parts.append(m.instruction(down, m.instruction("shl", x, left), right))
+        total = m.instruction("add", total, m.instruction("mul", *(m.resize(p, dtype) for p in parts)))
+    return total
+
+
+def _fma(m: Math, args: list[Val], dtype: DType) -> Val:
+    if not args[0].dtype.is_float:
+        return m.binary("+", m.binary("*", args[0], args[1]), args[2])
+    return m.narrow(m.overloaded("fma", *(m.widen(a) for a in m.even(*args))), dtype)
+
+
+_UINT8 = DType("uint8", "uint", 8)
+_DIRECT: dict[str, Callable[[Math, list[Val], DType], Val]] = {
+    "neg": lambda m, args, dtype: m.negate(m.cast(args[0], dtype)),
+    "abs": lambda m, args, dtype: m.absolute(args[0]),
+    "not": _not,
+    "invert": _invert,
+    "popcount": _popcount,
+    "clz": _clz,
+    "isnan": _isnan,
+    "isinf": _isinf,
+    "isfinite": _isfinite,
+    "reinterpret": _reinterpret,
+    "dp4a": _dp4a,
+    "fma": _fma,
+}
+_INSTRUCTIONS = {
+    "sqrt": "sqrt",
+    "floor": "floor",
+    "ceil": "ceil",
+    "trunc": "trunc",
+    "round": "roundeven",
+    "copysign": "copysign",
+}
+_POLYNOMIAL: dict[str, Callable[[Math, Val], Val]] = {
+    "exp": Math.exp,
+    "exp2": Math.exp2,
+    "exp10": Math.exp10,
+    "log": Math.log,
+    "log2": Math.log2,
+    "log10": Math.log10,
+    "sigmoid": Math.sigmoid,
+    "tanh": Math.tanh,
+    "erf": Math.erf,
+    "sin": Math.sin,
+    "cos": Math.cos,
+}
+_LIBM = frozenset(
+    "exp exp2 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf pow fmod "
+    "atan2".split()
+)
+assert UINT32.bits == 32
