@@ -210,6 +210,7 @@ from tilewright.lang.roles import (
     ws,
 )
 from tilewright.lang.threads import (
+    access_ptr,
     address_of,
     all_sync,
     any_sync,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +11,7 @@ import numpy as np
 
 from tilewright.interp.hazards import Knowledge, learn
 from tilewright.interp.lanes import Frame, TileRegion, extents_of, uniform_int
-from tilewright.interp.meaning import Builder, Flow, Step, meaning
+from tilewright.interp.meaning import Blocked, Builder, Flow, Step, meaning
 from tilewright.ir.op import Arrive, BarrierInit, Op, Sync, Wait
 from tilewright.support.errors import RunError, SanitizerError
 
@@ -88,10 +90,10 @@ class Cell:
                     fix="wait for the barrier's last phase, or synchronise the cluster, first",
                 )
 
-    def state(self) -> str:
+    def awaited(self, parity: int) -> str:
         return (
-            f"{self.phase} phases complete; the next lacks {self.pending} of {self.count} arrivals"
-            f" and {self.bytes} bytes"
+            f"phase {parity} of {self} ({self.phase} phases complete; the next lacks "
+            f"{self.pending} of {self.count} arrivals and {self.bytes} bytes)"
         )
 
     def __str__(self) -> str:
@@ -118,21 +120,21 @@ def _name(tile: TileRegion, place: tuple[int, ...]) -> str:
     return tile.region.buffer.name + (f"[{', '.join(map(str, place))}]" if place else "")
 
 
-def find_cell(b: Builder, fr: Frame, tile: TileRegion, block: Block) -> Flow:
+def find_cells(
+    b: Builder, fr: Frame, tile: TileRegion, block: Block
+) -> Generator[Blocked | None, None, list[Cell]]:
     """The barriers of a region; waits for their initialisation where the compiler orders it."""
-    from tilewright.interp.machine import Blocked
-
     if block.exited:
         raise RunError(
             f"{tile.region.buffer.name} is in block {block.index}, which has ended",
             loc=fr.loc(),
             fix="keep the block alive: synchronise the cluster, or drain its barriers, at the end",
         )
-    cells = []
+    cells: list[Cell] = []
     for place in _places(fr, tile):
         key = (tile.region.buffer.name, place)
         if key not in block.cells and not b.explicit:
-            yield Blocked(lambda key=key: key in block.cells, lambda: "a barrier's initialisation")
+            yield Blocked(partial(block.cells.__contains__, key), lambda: "its initialisation")
         if key not in block.cells:
             raise RunError(
                 f"barrier {_name(tile, place)} is used before anything initialised it",
@@ -197,7 +199,7 @@ def run_arrive(b: Builder, op: Arrive) -> Step:
     def run(fr: Frame) -> Flow:
         clocks, home = fr.agent.clocks, _home(fr, barrier)
         remote = home is not fr.agent.block
-        cells = yield from find_cell(b, fr, barrier, home)
+        cells = yield from find_cells(b, fr, barrier, home)
         for cell in cells:
             require_initialised(b, cell, clocks.known, fr, fenced=remote)
             if remote:
@@ -218,10 +220,8 @@ def run_wait(b: Builder, op: Wait) -> Step:
     barrier, phase = b.evaluate.region(op.barrier), b.evaluate(op.phase)
 
     def run(fr: Frame) -> Flow:
-        from tilewright.interp.machine import Blocked
-
         clocks = fr.agent.clocks
-        cells = yield from find_cell(b, fr, barrier, _home(fr, barrier))
+        cells = yield from find_cells(b, fr, barrier, _home(fr, barrier))
         parity = uniform_int(fr, phase(fr), "a phase")
         if parity not in (0, 1):
             raise RunError("a phase is 0 or 1", loc=op.loc, got=str(parity))
@@ -229,11 +229,12 @@ def run_wait(b: Builder, op: Wait) -> Step:
             require_initialised(b, cell, clocks.known, fr, fenced=False)
             yield None
             while not cell.passes(parity):
-                yield Blocked(
-                    lambda c=cell: c.passes(parity),
-                    lambda c=cell: f"phase {parity} of {c} ({c.state()})",
-                )
-            clocks.acquire(cell.known)
+                yield Blocked(partial(cell.passes, parity), partial(cell.awaited, parity))
+            if fr.mask is None or fr.mask.all():
+                clocks.acquire(cell.known)
+            else:
+                # threads that did not wait learn of it at the next thread barrier
+                learn(clocks.single(), cell.known)
 
     return Step(op, run, waits=True)
 
@@ -248,15 +249,23 @@ class Meeting:
         self.threads = threads
         self.name = name
         self.here = 0
+        self.members: list[Agent] = []
         self.generation = 0
         self.gathering: Knowledge = {}
         self.known: dict[int, Knowledge] = {}
 
-    def join(self, threads: int, knowledge: Knowledge, op: Sync) -> int:
+    def join(self, agent: Agent, op: Op) -> int:
         """Come; the generation to wait for."""
         mine = self.generation
-        self.here += threads
-        learn(self.gathering, knowledge)
+        if agent in self.members:
+            raise RunError(
+                f"{agent} comes to {self.name} a second time before the others have come once",
+                loc=op.loc,
+                fix="let the others wait there (sync) between the two arrivals",
+            )
+        self.here += agent.ids.size
+        self.members.append(agent)
+        learn(self.gathering, agent.clocks.release())
         if self.here > self.threads:
             raise RunError(
                 f"too many threads come to {self.name}",
@@ -267,9 +276,17 @@ class Meeting:
         if self.here == self.threads:
             self.known[mine] = self.gathering
             self.known.pop(mine - 8, None)
-            self.gathering, self.here = {}, 0
+            self.gathering, self.here, self.members = {}, 0, []
             self.generation += 1
         return mine
+
+    def wait(self, mine: int) -> Flow:
+        """Until that generation is complete."""
+        while mine not in self.known:
+            yield Blocked(
+                lambda: mine in self.known,
+                lambda: f"{self.name} ({self.here} of {self.threads} threads have come)",
+            )
 
 
 @meaning(Sync)
@@ -279,8 +296,6 @@ def run_sync(b: Builder, op: Sync) -> Step:
         raise RunError(f"unknown scope {op.scope!r}", loc=op.loc)
 
     def run(fr: Frame) -> Flow:
-        from tilewright.interp.machine import Blocked
-
         agent = fr.agent
         cluster = agent.block.cluster
         _require_all(fr, op)
@@ -318,15 +333,11 @@ def run_sync(b: Builder, op: Sync) -> Step:
                 expected=str(meeting.threads),
                 got=str(size),
             )
-        mine = meeting.join(agent.ids.size, agent.clocks.release(), op)
+        mine = meeting.join(agent, op)
         yield None
         if op.arrive:
             return
-        while mine not in meeting.known:
-            yield Blocked(
-                lambda: mine in meeting.known,
-                lambda: f"{name} ({meeting.here} of {meeting.threads} threads have come)",
-            )
+        yield from meeting.wait(mine)
         agent.clocks.acquire(meeting.known[mine])
 
     return Step(op, run, waits=True)

@@ -8,7 +8,7 @@ something uniform becomes a box of the buffer instead of a gather.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,8 @@ class Evaluator:
         something uniform and no variable appears twice."""
         spec: list[tuple[int, Expr | None]] = []
         for index in indices:
-            axis, rest = -1, index
+            axis = -1
+            rest: Expr | None = index
             if isinstance(index, Var) and index in self.axes:
                 axis, rest = self.axes[index], None
             elif isinstance(index, Bin) and index.op == "+":
@@ -109,9 +110,11 @@ class Evaluator:
 
 
 def constant(expr: Const) -> Value:
-    return np.asarray(expr.value).astype(
-        np.float64 if expr.dtype.is_float else np.asarray(expr.value).dtype
-    ).astype(expr.dtype.numpy)[()]
+    return (
+        np.asarray(expr.value)
+        .astype(np.float64 if expr.dtype.is_float else np.asarray(expr.value).dtype)
+        .astype(expr.dtype.numpy)[()]
+    )
 
 
 def lookup(fr: Frame, name: str) -> Value:
@@ -244,9 +247,7 @@ class _Writer:
         if owner.nan and node.dtype.is_float and not isinstance(node, Select):
             floats = [a for a, c in zip(args, node.children, strict=True) if c.dtype.is_float]
             name = self.keep(node)
-            self.lines.append(f"{pad}born_nan(fr, {name}, {result}, ({''.join(f + ', ' for f in floats)}))")
+            self.lines.append(
+                f"{pad}born_nan(fr, {name}, {result}, ({''.join(f + ', ' for f in floats)}))"
+            )
         return result
-
-
-def as_index(values: Mapping[str, int]) -> dict[str, Value]:
-    return {name: np.int32(value) for name, value in values.items()}

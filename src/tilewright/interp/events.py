@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tilewright.interp.barriers import Cell, Meeting, find_cell, require_initialised
+from tilewright.interp.barriers import Cell, Meeting, find_cells, require_initialised
 from tilewright.interp.hazards import NEVER, Access, Knowledge, alive, check, check_proxy, record
 from tilewright.interp.lanes import Box, Frame, TileRegion, locate, uniform_int, write_box
 from tilewright.interp.meaning import Builder, Flow, Step, meaning
 from tilewright.interp.memory import Array, Memory, make_poison
-from tilewright.interp.ops import gemm_value, moved, require_collective, store_tile, tile_box
 from tilewright.interp.numbers import Value
+from tilewright.interp.ops import gemm_value, moved, require_collective, store_tile, tile_box
 from tilewright.ir.atoms import ATOMS, GROUP_UNITS, Atom
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Commit, Copy, Fence, Gemm, WaitGroup
@@ -74,9 +74,9 @@ def _launch(t: Transfer, knowledge: Knowledge, fr: Frame, strict: bool) -> None:
         storage = access.mem.storage
         alive(storage, fr)
         check(access, knowledge, strict)
-        if strict and access.proxy == "async" and access.kind == "read":
-            if access.mem.space is Space.SHARED:
-                check_proxy(access, knowledge)
+        seen_late = access.proxy == "async" and access.kind == "read"
+        if strict and seen_late and access.mem.space is Space.SHARED:
+            check_proxy(access, knowledge)
     for access in t.accesses:
         record(access, knowledge)
     t.agent.block.cluster.pending.append(t)
@@ -95,10 +95,11 @@ def async_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Step:
     strict, unit = b.explicit, atom.completion
 
     def run(fr: Frame) -> None:
-        require_collective(fr)
+        elected = unit == "bulk"
+        if not elected:
+            require_collective(fr)
         agent = fr.agent
         there, here = tile_box(fr, src), tile_box(fr, dst)
-        elected = unit == "bulk"
         knowledge = agent.clocks.single() if elected else agent.clocks.known
         t = _copy_transfer(agent, op, unit, there, here)
         for box, kind, entity in (
@@ -129,9 +130,7 @@ def _mark_written(box: Box) -> None:
         box.mem.window(valid)[box.where] = True
 
 
-def _access(
-    t: Transfer, box: Box, kind: str, entity: Any, proxy: str, unit: str
-) -> Access:
+def _access(t: Transfer, box: Box, kind: str, entity: Any, proxy: str, unit: str) -> Access:
     return Access(
         t.agent, box.mem, box.where, kind, t.op, entity=entity, clock=NEVER, proxy=proxy, unit=unit
     )
@@ -145,7 +144,8 @@ def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion, atom: 
     strict = b.explicit
 
     def run(fr: Frame) -> Flow:
-        require_collective(fr)
+        if atom.proxy != "async":
+            require_collective(fr)
         agent, block = fr.agent, fr.agent.block
         there = tile_box(fr, src)
         ranks: list[int | None] = [None]
@@ -166,10 +166,8 @@ def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion, atom: 
             owner = block if rank is None else block.cluster.block(rank, fr)
             home = owner
             if mask is None and barrier.cta is not None:
-                home = block.cluster.block(
-                    uniform_int(fr, barrier.cta(fr), "a cluster rank"), fr
-                )
-            (cell,) = yield from find_cell(b, fr, barrier, home)
+                home = block.cluster.block(uniform_int(fr, barrier.cta(fr), "a cluster rank"), fr)
+            (cell,) = yield from find_cells(b, fr, barrier, home)
             require_initialised(b, cell, knowledge, fr, fenced=True)
             if rank is None:
                 memory: Memory = fr.memory(op.dst.buffer.name)
@@ -366,7 +364,12 @@ def agent_exits(agent: Agent) -> None:
         return
     for access in [
         *block.incoming,
-        *(a for m in block.shared.values() for a in m.storage.accesses if a.agent.block is not block),
+        *(
+            a
+            for m in block.shared.values()
+            for a in m.storage.accesses
+            if a.agent.block is not block
+        ),
     ]:
         if not any(access.known_to(a.clocks.single()) for a in block.agents):
             raise RunError(

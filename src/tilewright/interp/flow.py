@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.interp.joint import together
 from tilewright.interp.lanes import (
     NOTHING,
     Frame,
@@ -45,6 +46,8 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.support.errors import RunError
+
+MANY = 1 << 22  # iterations of one `while` after which nobody would wait any longer
 
 
 def _union(a: Any, b: Any) -> Any:
@@ -122,9 +125,16 @@ def run_while(b: Builder, op: While) -> Step:
     cond, body = b.evaluate(op.cond), b.body(op.body)
 
     def run(fr: Frame) -> Flow:
-        loop = _Loop(fr)
+        loop, turns = _Loop(fr), 0
         while loop.next(fr):
             fr.op = op
+            turns += 1
+            if turns > MANY:
+                raise RunError(
+                    f"a while loop ran {MANY} times and goes on",
+                    loc=op.loc,
+                    notes=("blocks run one after another here: waiting for another never ends",),
+                )
             # lanes whose condition fails have left for good: they must not evaluate it again
             going = narrow(fr.mask, cond(fr))
             if going is NOTHING:
@@ -187,7 +197,9 @@ def run_let(b: Builder, op: Let) -> Step:
 
 @meaning(Role)
 def run_role(b: Builder, op: Role) -> Step:
+    b.role_depth += 1
     body = b.body(op.body)
+    b.role_depth -= 1
     share = op.warps // op.instances
     if share * op.instances != op.warps:
         raise RunError(
@@ -202,7 +214,10 @@ def run_role(b: Builder, op: Role) -> Step:
         instance = max(agent.first_warp - op.first, 0) // share
         if op.var is not None:
             fr.vars[op.var.name] = op.var.dtype.numpy.type(instance)
-        yield from body(fr)
+        if agent.crew.warps < share and not agent.joint:
+            yield from together(fr, op, body, op.first + instance * share, share)
+        else:
+            yield from body(fr)
 
     return Step(op, run, waits=True, jumps=has_jump(op))
 
@@ -253,7 +268,8 @@ def run_map(b: Builder, op: Map) -> Step:
         nested = fr.in_map
         if not nested:
             _check_collective(fr, outer, read_only)
-        saved = fr.lanes, fr.grid, fr.mask, fr.in_map
+        saved = fr.lanes, fr.grid, fr.mask, fr.in_map, fr.layout
+        fr.layout = None if nested else op.layout
         deeper: dict[str, Any] = {}
         if nested:
             # values of the outer nest gain the inner axes
@@ -267,7 +283,7 @@ def run_map(b: Builder, op: Map) -> Step:
             fr.lanes, fr.mask, fr.in_map = shape, None, True
         fr.grid = open_grid(fr.lanes)
         for (name, number), values in zip(numbers, fr.grid[-len(shape) :], strict=True):
-            fr.vars[name] = values.astype(number)
+            fr.vars[name] = values.astype(number, copy=False)
         kept: dict[str, Memory] = {}
         if not nested:
             for name in private:
@@ -278,7 +294,7 @@ def run_map(b: Builder, op: Map) -> Step:
         drain(body(fr), fr)
         if not nested and fr.watch is not None:
             fr.watch.leave_map(fr)
-        fr.lanes, fr.grid, fr.mask, fr.in_map = saved
+        fr.lanes, fr.grid, fr.mask, fr.in_map, fr.layout = saved
         fr.vars.update(deeper)
         for name, memory in kept.items():
             fr.bufs[name] = memory
@@ -329,7 +345,7 @@ def run_alloc(b: Builder, op: Alloc) -> Step:
     shape = [b.evaluate(s) for s in buffer.shape]
     init = None if op.init is None else b.evaluate(op.init)
     to = None if op.init is None else cast_fn(op.init.dtype, buffer.dtype)
-    track = b.evaluate.sanitize
+    track, in_role = b.evaluate.sanitize, b.role_depth > 0
 
     def make(fr: Frame, lead: tuple[int, ...] = ()) -> Memory:
         return allocate(
@@ -351,6 +367,9 @@ def run_alloc(b: Builder, op: Alloc) -> Step:
         elif buffer.space is Space.LOCAL:
             spread = fr.in_map or family.viewed
             fr.bufs[buffer.name] = make(fr, fr.lanes if spread else ())
+        elif not in_role and len(fr.agent.block.agents) > 1:
+            # a tile over all threads of the block, whoever uses it
+            fr.bufs[buffer.name] = fr.agent.block.spread_memory(buffer, lambda: make(fr))
         else:
             fr.bufs[buffer.name] = make(fr)
             fr.bufs[buffer.name].storage.touched = fr.agent.tick()

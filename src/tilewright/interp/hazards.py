@@ -78,8 +78,8 @@ class Clocks:
 class Access:
     """Elements of some storage touched at one time."""
 
-    __slots__ = ("agent", "box", "clock", "entity", "fence", "kind", "layout", "loc", "mask", "mem",
-                 "op", "owners", "proxy", "unit")  # fmt: skip
+    __slots__ = ("agent", "box", "clock", "entity", "fence", "kind", "loc", "mask", "mem",
+                 "op", "owners", "proxy", "threads", "unit")  # fmt: skip
 
     def __init__(
         self,
@@ -95,6 +95,7 @@ class Access:
         owners: Any = None,
         unit: str = "",
         loc: Loc | None = None,
+        threads: Any = None,
     ) -> None:
         self.agent = agent
         self.mem = mem
@@ -106,7 +107,7 @@ class Access:
         self.proxy = proxy
         self.unit = unit
         self.fence: float | None = None  # when the writer made it visible to the async proxy
-        self.layout = getattr(op, "layout", None)
+        self.threads = threads  # equal for accesses that take each element to the same thread
         self.mask: Array | None = None
         self.owners: Array | None = None
         self.box: tuple[tuple[int, int], ...] | None = None
@@ -169,8 +170,8 @@ def _same_threads(old: Access, new: Access) -> bool:
         both = old.cells() & new.cells()
         return bool((old.owners[both] == new.owners[both]).all())
     return (
-        old.layout is not None
-        and old.layout == new.layout
+        old.threads is not None
+        and old.threads == new.threads
         and old.box is not None
         and old.box == new.box
         and old.mem is new.mem
@@ -191,12 +192,7 @@ def check(new: Access, knowledge: Knowledge, strict: bool) -> None:
             continue
         if not old.overlaps(new):
             continue
-        if (
-            old.agent is new.agent
-            and not old.unit
-            and not new.unit
-            and _same_threads(old, new)
-        ):
+        if old.agent is new.agent and not old.unit and not new.unit and _same_threads(old, new):
             continue
         raise _race(old, new)
 
@@ -299,6 +295,7 @@ class HazardWatch(Watch):
             clock=clocks.now,
             owners=None if fr.in_map else owners,
             loc=loc,
+            threads=(fr.layout, fr.pattern) if fr.layout is not None and fr.pattern else None,
         )
         check(new, clocks.known, self.strict)
         if space is not Space.SHARED:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,8 +30,8 @@ Where = tuple[Any, ...]
 class Frame:
     """What one agent knows while it runs: variables, buffers, lanes and the mask over them."""
 
-    __slots__ = ("agent", "broke", "bufs", "grid", "in_map", "lanes", "mask", "op", "stop", "vars",
-                 "watch")  # fmt: skip
+    __slots__ = ("agent", "broke", "bufs", "grid", "in_map", "lanes", "layout", "mask", "op",
+                 "pattern", "stop", "vars", "watch")  # fmt: skip
 
     def __init__(self, agent: Agent, lanes: tuple[int, ...]) -> None:
         self.agent = agent
@@ -40,6 +41,8 @@ class Frame:
         self.lanes = lanes
         self.grid = open_grid(lanes)
         self.in_map = False
+        self.layout: Any = None  # of the nest that is running
+        self.pattern: Any = None  # which nest axes index the buffer being accessed, in order
         self.op: Op | None = None
         self.stop: Any = None  # lanes that left the current iteration: None, True or an array
         self.broke: Any = None  # lanes that left the current loop
@@ -85,13 +88,16 @@ class Watch:
         """The agent's threads met: scope 'block' or 'warp'."""
 
 
+@lru_cache(256)
 def open_grid(shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """One arange per axis, shaped to broadcast to `shape`."""
+    """One arange per axis, shaped to broadcast to `shape`; not to be written."""
     rank = len(shape)
-    return tuple(
-        np.arange(n, dtype=np.int32).reshape((1,) * k + (n,) + (1,) * (rank - k - 1))
-        for k, n in enumerate(shape)
-    )
+    axes = []
+    for k, n in enumerate(shape):
+        axis = np.arange(n, dtype=np.int32).reshape((1,) * k + (n,) + (1,) * (rank - k - 1))
+        axis.flags.writeable = False
+        axes.append(axis)
+    return tuple(axes)
 
 
 # ── masks ────────────────────────────────────────────────────────────────────────────────────
@@ -103,7 +109,11 @@ def narrow(mask: Any, cond: Value) -> Any:
     """`mask` where `cond`, or NOTHING."""
     if cond.ndim == 0:
         return mask if cond else NOTHING
-    both = cond if mask is None else mask & cond
+    if mask is not None:
+        both = mask & cond
+    else:
+        # a load may alias its buffer, and stores under the mask must not change the mask
+        both = cond if cond.base is None else cond.copy()
     return both if both.any() else NOTHING
 
 
@@ -231,9 +241,9 @@ def watch_lanes(
 
 def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
     """Store `value` at `idx` in every active lane; the last lane wins where two agree."""
-    if mem.space is Space.LOCAL and not mem.lead and fr.lanes:
-        if value.ndim or fr.mask is not None or any(i.ndim for i in idx):
-            mem.spread(fr.lanes)
+    uniform = not value.ndim and all(i.ndim == 0 for i in idx)
+    if mem.space is Space.LOCAL and not mem.lead and not (uniform and fr.mask is None):
+        mem.spread(fr.lanes)
     bad = _outside(idx, mem.shape)
     mask = fr.mask
     if bad is not None:
@@ -245,9 +255,14 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
         if not mask.any():
             return
     if fr.watch is not None:
-        watch_lanes(fr, mem, idx, mask, None, fr.watch.write, masked=True)
+        seen = mask
+        if mask is not None and uniform and not fr.in_map and not mem.lead:
+            # threads that store one value in one place do not disturb each other
+            seen = np.zeros(fr.lanes, np.bool_)
+            seen[int(np.argmax(np.broadcast_to(mask, fr.lanes)))] = True
+        watch_lanes(fr, mem, idx, seen, None, fr.watch.write, masked=True)
     data = mem.data
-    if not mem.lead and not value.ndim and all(i.ndim == 0 for i in idx):
+    if not mem.lead and uniform:
         data[tuple(map(int, idx))] = value
         mem.flush(data)
         return
@@ -297,14 +312,16 @@ def _generic(fr: Frame, spec: BoxSpec) -> Where:
 
 def gather_box(fr: Frame, mem: Memory, spec: BoxSpec, node: Load) -> Value:
     """`gather` where each index is a nest variable plus something uniform."""
-    found = None if mem.lead or (fr.watch is not None and fr.watch.exact) else _box_where(
-        fr, mem, spec
+    found = (
+        None if mem.lead or (fr.watch is not None and fr.watch.exact) else _box_where(fr, mem, spec)
     )
     if found is None or (fr.mask is not None and fr.watch is not None):
         return gather(fr, mem, _generic(fr, spec), node)
     where, axes = found
     if fr.watch is not None:
+        fr.pattern = tuple(axis for axis, _ in spec)
         fr.watch.read(fr, mem, where, None, fr.loc(node))
+        fr.pattern = None
     value = mem.data[where]
     if not axes:
         return value
@@ -330,7 +347,9 @@ def scatter_box(fr: Frame, mem: Memory, spec: BoxSpec, value: Value) -> None:
         return
     where, axes = found
     if fr.watch is not None:
+        fr.pattern = tuple(axis for axis, _ in spec)
         fr.watch.write(fr, mem, where, None, fr.loc())
+        fr.pattern = None
     data = mem.data
     if value.ndim and axes:
         value = np.broadcast_to(value, fr.lanes)
@@ -380,9 +399,7 @@ class Box:
 
     @property
     def is_whole(self) -> bool:
-        return all(
-            h - lo == e for lo, h, e in zip(self.low, self.high, self.extents, strict=True)
-        )
+        return all(h - lo == e for lo, h, e in zip(self.low, self.high, self.extents, strict=True))
 
     @property
     def is_empty(self) -> bool:

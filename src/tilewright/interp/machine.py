@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -22,8 +23,8 @@ from tilewright.interp import events, flow, ops, threads  # noqa: F401  (fill th
 from tilewright.interp.evaluate import Evaluator
 from tilewright.interp.hazards import Clocks, HazardWatch
 from tilewright.interp.lanes import Frame, Watch
-from tilewright.interp.meaning import Builder, Run
-from tilewright.interp.memory import Array, Memory, allocate
+from tilewright.interp.meaning import Blocked, Builder, Run
+from tilewright.interp.memory import Array, Memory
 from tilewright.interp.sanitizer import BlockRaces, Sanitizer
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.buffer import Buffer
@@ -47,14 +48,6 @@ from tilewright.ir.op import (
 from tilewright.support.errors import RunError
 
 WARP = 32
-
-
-@dataclass
-class Blocked:
-    """Why an agent waits, and whether it still has to."""
-
-    ready: Callable[[], bool]
-    why: Callable[[], str]
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,7 @@ def _schedules(op: Op) -> bool:
 def is_explicit(kernel: Kernel) -> bool:
     """Every instruction is chosen, so every synchronisation must be there too."""
     tiles = [op for op in walk_ops(kernel) if isinstance(op, (Copy, Gemm))]
-    return all(op.atom is not None for op in tiles)
+    return bool(tiles) and all(op.atom is not None for op in tiles)
 
 
 def outer_roles(body: Body) -> Iterator[Role]:
@@ -106,7 +99,7 @@ class Crew:
     name: str
 
 
-def find_crews(kernel: Kernel) -> list[Crew]:
+def find_crews(kernel: Kernel, explicit: bool) -> list[Crew]:
     """The block's warps, cut wherever an outermost role or one of its instances begins or ends."""
     total = -(-prod(kernel.threads) // WARP)
     roles = list(outer_roles(kernel.body))
@@ -122,21 +115,24 @@ def find_crews(kernel: Kernel) -> list[Crew]:
         cuts |= {role.first + k * share for k in range(role.instances + 1)}
     edges = sorted(cuts)
     crews = []
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in pairwise(edges):
         names = []
         for role in roles:
             if role.first <= first < role.first + role.warps:
                 share = role.warps // role.instances
                 if last - first < share:
-                    raise RunError(
-                        f"role {role.name} is cut in two by another role's warps",
-                        loc=role.loc,
-                        fix="let roles cover equal or disjoint ranges of warps",
-                    )
+                    if explicit:
+                        raise RunError(
+                            f"role {role.name} is cut in two by another role's warps",
+                            loc=role.loc,
+                            fix="let roles cover equal or disjoint ranges of warps",
+                        )
+                    continue  # its agents come together for it (joint.py)
                 number = (first - role.first) // share
                 label = role.name if role.instances == 1 else f"{role.name}[{number}]"
                 names += [label] if label not in names else []
-        crews.append(Crew(first, last - first, "/".join(names) or "warps outside roles"))
+        idle = "warps outside roles" if roles else "all threads"
+        crews.append(Crew(first, last - first, "/".join(names) or idle))
     return crews
 
 
@@ -164,7 +160,7 @@ class CompiledKernel:
         builder = Builder(kernel, self.evaluate, explicit=explicit)
         self.grid = [self.evaluate(g) for g in kernel.grid]
         self.body: Run = builder.body(kernel.body)
-        self.crews = find_crews(kernel)
+        self.crews = find_crews(kernel, explicit)
         self.in_order = needs_block_order(kernel)
         self.families = builder.families
 
@@ -191,6 +187,7 @@ class Agent:
         self._time = 0
         self.flow: Iterator[Any] = iter(())
         self.done = False
+        self.joint = False  # stands for several agents that came together
 
     def tick(self) -> int:
         """A moment later than all before, in this agent's life."""
@@ -198,10 +195,9 @@ class Agent:
         return self._time
 
     def lane_ids(self, fr: Frame) -> Array:
-        if fr.in_map:
-            return np.arange(prod(fr.lanes)).reshape(fr.lanes)
-        ids = self.ids.reshape(self.ids.shape + (1,) * (len(fr.lanes) - 1))
-        return np.broadcast_to(ids, fr.lanes)
+        own = fr.lanes[: len(fr.grid)]  # the rest are axes of a tile that each lane handles
+        ids = np.arange(prod(own)).reshape(own) if fr.in_map else self.ids
+        return np.broadcast_to(ids.reshape(own + (1,) * (len(fr.lanes) - len(own))), fr.lanes)
 
     def peer_memory(self, fr: Frame, rank: int, name: str) -> Memory:
         return self.block.cluster.block(rank, fr).existing(name, fr)
@@ -219,6 +215,7 @@ class Block:
         self.rank = rank
         self.linear = linear
         self.shared: dict[str, Memory] = {}
+        self.spread: dict[str, Memory] = {}
         self.cells: dict[tuple[str, tuple[int, ...]], events.Cell] = {}
         self.meetings: dict[Any, events.Meeting] = {}
         self.incoming: list[Any] = []
@@ -231,6 +228,12 @@ class Block:
             found = self.shared[buffer.name] = make()
             found.storage.owner = self
         return found
+
+    def spread_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
+        """A fragment over all threads of the block."""
+        if buffer.name not in self.spread:
+            self.spread[buffer.name] = make()
+        return self.spread[buffer.name]
 
     def existing(self, name: str, fr: Frame) -> Memory:
         if name not in self.shared:
@@ -336,7 +339,7 @@ class Launch:
         if not compiled.in_order:
             rng.shuffle(order)
         if self.options.sanitize:
-            self.races = BlockRaces()
+            self.races = BlockRaces(prod(grid))
         for number in order:
             corner = unravel(number, counts)
             self.cluster(compiled, corner, shape[: len(grid)], grid).run(rng)
@@ -358,6 +361,11 @@ class Launch:
         return cluster
 
     def prepare(self, agent: Agent, compiled: CompiledKernel) -> None:
+        self.enter(agent, compiled)
+        agent.flow = compiled.body(agent.frame)
+
+    def enter(self, agent: Agent, compiled: CompiledKernel) -> None:
+        """Give the agent what it knows at the start: indices, tensors, watchers."""
         kernel, block, fr = compiled.kernel, agent.block, agent.frame
         fr.vars.update(self.values)
         for var, i in zip(kernel.blocks, block.index, strict=True):
@@ -376,7 +384,6 @@ class Launch:
             watches.append(Sanitizer(agent, self.races, threads=not compiled.scheduled))
         if watches:
             fr.watch = watches[0] if len(watches) == 1 else Both(watches)
-        agent.flow = compiled.body(fr)
 
 
 class Both(Watch):
@@ -428,7 +435,3 @@ def ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
     for i, n in zip(reversed(index), reversed(shape), strict=True):
         number = number * n + i
     return number
-
-
-def scratch_memory(buffer: Buffer, shape: tuple[int, ...], options: Options) -> Memory:
-    return allocate(buffer, shape, track=options.sanitize)

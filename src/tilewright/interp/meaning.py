@@ -7,13 +7,13 @@ so one engine runs sequential programs straight through and interleaves schedule
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tilewright.interp.evaluate import Evaluator
 from tilewright.interp.lanes import Frame
-from tilewright.ir.buffer import Buffer
+from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.expr import Var, variables
 from tilewright.ir.op import (
     Body,
@@ -31,11 +31,19 @@ from tilewright.ir.op import (
     regions,
     walk_ops,
 )
-from tilewright.ir.buffer import Region
 from tilewright.support.errors import RunError
 
+
+@dataclass
+class Blocked:
+    """Why an agent waits, and whether it still has to."""
+
+    ready: Callable[[], bool]
+    why: Callable[[], str]
+
+
 Run = Callable[[Frame], Any]
-Flow = Iterator[Any]  # yields a `Blocked` (machine.py) while its agent waits
+Flow = Generator["Blocked | None", None, None]  # None: others may go first
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,7 @@ class Builder:
     explicit: bool = False  # the program places every synchronisation itself
     families: dict[str, Family] = field(default_factory=dict)
     index_vars: set[Var] = field(default_factory=set)
+    role_depth: int = 0
 
     def __post_init__(self) -> None:
         self.families = find_families(self.kernel)

@@ -43,10 +43,10 @@ class Storage:
         self.touched = 0  # when ordinary code last touched these registers (hazards.py)
 
     def shadow(self, name: str, fill: int) -> Array:
-        """The named per-unit int32 array, made when first asked for."""
+        """The named per-unit array, made when first asked for."""
         found = self.shadows.get(name)
         if found is None:
-            found = self.shadows[name] = np.full(self.units, fill, np.int32)
+            found = self.shadows[name] = np.full(self.units, fill, np.int64)
         return found
 
 
@@ -123,7 +123,7 @@ class PackedMemory(Memory):
             words = raw[: raw.size // (bits // 8) * (bits // 8)].view(f"u{bits // 8}")
         start = self.offset // self.ratio
         values: Array = from_bits(words[start : start + self.size], self.dtype)
-        return values.reshape(self.lead + self.shape).copy()
+        return np.array(values.reshape(self.lead + self.shape))
 
     def flush(self, data: Array) -> None:
         bits = self.dtype.bits
@@ -201,7 +201,9 @@ def open_view(buffer: Buffer, shape: tuple[int, ...], source: Memory, offset: in
 def make_poison(memory: Memory, where: tuple[Any, ...], dtype: DType) -> None:
     """The elements at `where` hold nothing meaningful until written again."""
     data = memory.data
-    poison_fill(data[where] if isinstance(data[where], np.ndarray) else data[where + (None,)], dtype)
+    poison_fill(
+        data[where] if isinstance(data[where], np.ndarray) else data[where + (None,)], dtype
+    )
     memory.flush(data)
     if memory.storage.valid is not None:
         memory.window(memory.storage.valid)[where] = False

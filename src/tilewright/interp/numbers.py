@@ -126,11 +126,6 @@ def narrow_fn(dtype: DType) -> Fn:
     return lambda x: wrap_int(np.asarray(x), dtype)
 
 
-def convert(values: Value, dtype: DType, source: DType) -> Value:
-    """`values` of type `source` as `dtype`."""
-    return cast_fn(source, dtype)(values)
-
-
 # ── operators ────────────────────────────────────────────────────────────────────────────────
 
 

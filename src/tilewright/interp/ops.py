@@ -24,11 +24,10 @@ from tilewright.interp.lanes import (
     write_box,
 )
 from tilewright.interp.meaning import Builder, Step, meaning
-from tilewright.interp.memory import Array, Memory
+from tilewright.interp.memory import Array, Memory, out_of_range
 from tilewright.interp.numbers import Value, cast_fn
 from tilewright.interp.tiles import atomic_fn, matrix, product, reduced, scanned
 from tilewright.ir.atoms import ATOMS
-from tilewright.ir.buffer import Region
 from tilewright.ir.expr import Const
 from tilewright.ir.op import Atomic, Copy, Fill, Gemm, Op, Reduce, Relayout, Scan, Store
 from tilewright.support.errors import RunError, SanitizerError
@@ -79,7 +78,7 @@ def fit(value: Array, extents: tuple[int, ...], lanes: int, op: Op) -> Array:
             expected=f"{squeezed(extents)} after unit extents drop",
             got=f"{squeezed(value.shape[lanes:])}",
         )
-    return value.reshape(value.shape[:lanes] + extents)
+    return np.reshape(value, value.shape[:lanes] + extents)
 
 
 def needed(src: Box, dst: Box) -> Where:
@@ -140,8 +139,10 @@ def copy_lanes(fr: Frame, op: Copy, src: TileRegion, dst: TileRegion) -> None:
     value = cast_fn(source.dtype, target.dtype)(fit(value, shape, lanes, op))
     if op.reduce is not None:
         raise RunError("a reducing copy must have uniform coordinates", loc=op.loc)
-    if target.buffer.space.value == "local" and not target.lead and any(
-        n > 1 for n in value.shape[:lanes]
+    if (
+        target.buffer.space.value == "local"
+        and not target.lead
+        and any(n > 1 for n in value.shape[:lanes])
     ):
         target.spread(fr.lanes)
     if not target.lead and all(i.shape[:lanes] == (1,) * lanes for i in where):
@@ -265,7 +266,9 @@ def run_gemm(b: Builder, op: Gemm) -> Step:
         watch_write(fr, c)
         value = gemm_value(op, x, y, c, fresh)
         if nan:
-            _no_new_nan(fr, "gemm", value, [read_box(x), read_box(y), *([read_box(c)] * (not fresh))])
+            _no_new_nan(
+                fr, "gemm", value, [read_box(x), read_box(y), *([read_box(c)] * (not fresh))]
+            )
         write_box(c, value)
 
     return Step(op, run)
@@ -278,7 +281,7 @@ def gemm_value(op: Gemm, x: Box, y: Box, c: Box, fresh: bool) -> Array:
     c2 = matrix(old, "c")
     types = (x.mem.dtype, y.mem.dtype, c.mem.dtype)
     start = np.zeros(c2.shape, c2.dtype) if fresh else c2
-    return product(op, a2, b2, start, types).reshape(old.shape)
+    return np.reshape(product(op, a2, b2, start, types), old.shape)
 
 
 def _no_new_nan(fr: Frame, what: str, value: Array, inputs: list[Array]) -> None:
@@ -302,7 +305,7 @@ def run_reduce(b: Builder, op: Reduce) -> Step:
             watch_read(fr, y)
         watch_write(fr, y)
         tile = read_box(x)
-        tile, axis = _reduced_axis(op, op.src, tile, y.extents)
+        tile, axis = _reduced_axis(op, tile, y.extents)
         out_shape = tile.shape[:axis] + tile.shape[axis + 1 :]
         old = None if op.clear else read_box(y).reshape(out_shape)
         value = reduced(op, tile, old, x.mem.dtype, y.mem.dtype, axis)
@@ -313,18 +316,15 @@ def run_reduce(b: Builder, op: Reduce) -> Step:
     return Step(op, run)
 
 
-def _reduced_axis(
-    op: Reduce, region: Region, tile: Array, out: tuple[int, ...]
-) -> tuple[Array, int]:
+def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array, int]:
     """The tile and the axis that `dim` means in it.
 
-    `dim` counts the region's dimensions when the region is a whole buffer, else those that are
-    not 1; the reading that fits dst's shape wins where only one does.
+    `dim` counts the dimensions that are not 1, or all of them when the reduced one is 1 itself:
+    the reading that fits dst's shape.
     """
     short = squeezed(tile.shape)
     full, brief = (tile, op.dim % max(tile.ndim, 1)), (tile.reshape(short), op.dim)
-    readings = [full, brief] if region.is_whole else [brief, full]
-    for view, axis in readings:
+    for view, axis in (brief, full):
         if axis < view.ndim:
             left = view.shape[:axis] + view.shape[axis + 1 :]
             if squeezed(left) == squeezed(out):
@@ -345,8 +345,8 @@ def run_scan(b: Builder, op: Scan) -> Step:
         watch_write(fr, y)
         tile = read_box(x)
         short = squeezed(tile.shape)
-        axis = op.dim % tile.ndim
-        if not op.src.is_whole and op.dim < len(short):
+        axis = op.dim % max(tile.ndim, 1)
+        if op.dim < len(short):
             tile, axis = tile.reshape(short), op.dim
         value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, axis, op.reverse)
         write_box(y, fit(value, y.extents, 0, op))
@@ -414,7 +414,9 @@ def atomic_elements(
     for i, n in zip(at, mem.shape, strict=True):
         inside = (i >= 0) & (i < n)
         if not mem.is_global and not inside[ok].all():
-            raise RunError(f"out-of-range: an atomic outside {mem.name}", loc=op.loc)
+            first = int(np.argmax(ok & ~inside))
+            where = tuple(int(k.reshape(-1)[first]) for k in at)
+            raise out_of_range(mem, where, op.loc, sanitize=fr.agent.sanitize)
         ok &= inside
     out = np.zeros(shape, mem.dtype.numpy)
     places = tuple(i[ok].astype(np.int64) for i in at)

@@ -72,11 +72,11 @@ def ballot(fr: Frame, op: Intrinsic, pred: Value) -> Value:
 
 
 def any_sync(fr: Frame, op: Intrinsic, pred: Value) -> Value:
-    return _spread(fr, _warps(fr, pred != 0, False).any(axis=1))
+    return _spread(fr, np.asarray(_warps(fr, pred != 0, False).any(axis=1)))
 
 
 def all_sync(fr: Frame, op: Intrinsic, pred: Value) -> Value:
-    return _spread(fr, _warps(fr, pred != 0, True).all(axis=1))
+    return _spread(fr, np.asarray(_warps(fr, pred != 0, True).all(axis=1)))
 
 
 def warp_reduce(name: str) -> Callable[..., Value]:
@@ -203,4 +203,3 @@ def run_assert(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
             + (f": {op.text}" if op.text else ""),
             loc=op.loc,
         )
-

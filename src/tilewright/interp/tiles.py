@@ -23,8 +23,8 @@ def matrix(tile: Array, what: str) -> Array:
         squeezed = tuple(n for n in tile.shape if n != 1)
         if len(squeezed) != 2:
             raise RunError(f"gemm needs a matrix for {what}", got=f"a tile of shape {tile.shape}")
-        return tile.reshape(squeezed)
-    return tile.reshape(tile.shape[-2:])
+        return np.reshape(tile, squeezed)
+    return np.reshape(tile, tile.shape[-2:])
 
 
 def _matmul(x: Array, y: Array) -> Array:

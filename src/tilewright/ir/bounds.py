@@ -110,8 +110,9 @@ class Ranges:
         self._given: dict[tuple[Expr, bool, bool], Ranges] = {}
         self._proofs: dict[tuple[Expr, bool], bool | None] = {}
         self._derived: dict[tuple[Expr, bool], tuple[Linear, ...]] = {}
-        # simplify's memo lives here, because it holds for these ranges only
+        # simplify's memos live here, because they hold for these ranges only
         self.simplified: dict[tuple[Expr, bool], Expr] = {}
+        self.sums: dict[tuple[Expr, bool], Linear] = {}
 
     def trim(self, most: int = 20_000) -> None:
         """Empties the memo when it has grown large; for ranges that live as long as the process."""
@@ -144,7 +145,7 @@ class Ranges:
     def given(self, cond: Expr, holds: bool = True, *, index: bool = False) -> Ranges:
         """These, and `cond` true (or false). Conditions with loads say nothing: memory changes.
 
-        `index`: arithmetic in `cond` cannot overflow (it bounds a loop or a grid).
+        `index`: int32 and int64 arithmetic in `cond` cannot overflow (it bounds a loop or a grid).
         """
         key = cond, holds, index
         found = self._given.get(key)
@@ -159,7 +160,7 @@ class Ranges:
         new._lets[var] = value, frozenset(self._env)
         if var.dtype.is_int and value.dtype == var.dtype:
             new._env[var] = self.value(value, False)
-            if is_pure(value) and self.exact(value, False):
+            if is_pure(value) and self.settled(value):
                 form = self.form(value, False) - Linear({var: 1})
                 new._facts += (form, form.scaled(-1))
         return new
@@ -199,7 +200,7 @@ class Ranges:
         return True
 
     def _relate(self, op: str, a: Expr, b: Expr, index: bool) -> None:
-        if not (self.exact(a, index) and self.exact(b, index)):
+        if not (index or (self.settled(a) and self.settled(b))):
             return
         diff = self.form(a, index) - self.form(b, index)
         back = diff.scaled(-1)
@@ -257,7 +258,7 @@ class Ranges:
     def _residue(self, atom: Expr, rem: int) -> None:
         """`x % c == rem` fixes the residue of a variable x."""
         match atom:
-            case Bin("%", x, Const(c)) if c > 0 and self.exact(x, False):
+            case Bin("%", x, Const(c)) if c > 0 and self.settled(x):
                 inner = self.form(x, False)
                 (var, k), *more = [*inner.terms.items()] or [(atom, 0)]
                 if isinstance(var, Var) and not more and k in (1, -1):
@@ -319,6 +320,26 @@ class Ranges:
         if not is_ring(expr) or not wraps(expr.dtype, index):
             return True
         return _fits(self.evaluate(self.form(expr, index), index), expr.dtype)
+
+    def settled(self, expr: Expr) -> bool:
+        """Nothing in `expr` can overflow, so that it reads the same as an index and as a value.
+
+        A fact about values may serve questions about indices only then: these take for granted
+        what the evaluation of the fact did not have.
+        """
+        dtype = expr.dtype
+        if is_ring(expr):
+            atoms = [x for atom in self.form(expr, False).terms for x in factors(atom)]
+            return self.exact(expr, False) and all(map(self.settled, atoms))
+        if not wraps(dtype, True):
+            match expr:
+                case Bin("//" | "<<" as op, a, b):
+                    result = BINARY[op](self.value(a, False), self.value(b, False))
+                    if not _fits(result, dtype):
+                        return False
+                case Call("abs", (a,)) if self.value(a, False).lo <= dtype.min_value:
+                    return False
+        return all(self.settled(child) for child in expr.children)
 
     def evaluate(self, form: Linear, index: bool) -> Value:
         """The values a form can take over the integers."""
@@ -513,7 +534,8 @@ class Ranges:
                         others = others.times(Linear({other: 1}))
                     if self.evaluate(others, index).lo >= 0:
                         for fact in self._facts_about(factor, index):
-                            yield fact.times(others)
+                            if all(len(factors(a)) == 1 for a in fact.terms):
+                                yield fact.times(others)
 
 
 def _from_range(var: Var, spec: Range) -> Value:

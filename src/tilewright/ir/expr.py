@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from tilewright.ir.dtype import BOOL, FLOAT32, INT32, INT64, DType, promote
+from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.support.errors import CompileError, Loc
 
 if TYPE_CHECKING:
@@ -139,6 +140,9 @@ class Expr:
     def __rpow__(self, other: Operand) -> Expr:
         a, b = unify(other, self)
         return Call("pow", (a, b), a.dtype)
+
+    def astype(self, dtype: Any) -> Expr:
+        return cast(self, find_dtype(dtype))
 
     def __neg__(self) -> Expr:
         if isinstance(self, Const) and not self.dtype.is_bool:

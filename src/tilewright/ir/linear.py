@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call, Const, Expr, Load, Var
 
 
@@ -103,8 +104,38 @@ def shift_amount(expr: Expr) -> int | None:
 
 def is_ring(expr: Expr) -> bool:
     """`expr` is a sum, difference, product, negation, complement or constant shift to the left."""
-    if not expr.dtype.is_int:
-        return False
     if isinstance(expr, Bin):
-        return expr.op in ("+", "-", "*") or (expr.op == "<<" and shift_amount(expr.b) is not None)
-    return isinstance(expr, Call) and expr.name in ("neg", "invert")
+        shifts = expr.op == "<<" and shift_amount(expr.b) is not None
+        if not shifts and expr.op not in ("+", "-", "*"):
+            return False
+    elif not (isinstance(expr, Call) and expr.name in ("neg", "invert")):
+        return False
+    return expr.dtype.is_int
+
+
+class TooLarge(Exception):
+    """A coefficient does not fit the type; the sum stays as it was written."""
+
+
+def build_sum(form: Linear, dtype: DType) -> Expr:
+    """The sum as an expression: positive terms, negative terms, constant."""
+    most = int(dtype.max_value)
+    if any(abs(k) > most for k in (*form.terms.values(), form.const)):
+        raise TooLarge
+    terms = sorted(form.terms.items(), key=lambda term: order_key(term[0]))
+    parts = [(atom, k) for atom, k in terms if k > 0] + [(atom, k) for atom, k in terms if k < 0]
+    rest = form.const
+    total: Expr | None = None
+    if rest >= 0 and not any(k > 0 for _, k in parts) and (not parts or rest > 0):
+        total, rest = Const(rest, dtype), 0
+    for atom, k in parts:
+        term = atom if abs(k) == 1 else Bin("*", atom, Const(abs(k), dtype))
+        if total is None:
+            total = term if k > 0 else Call("neg", (term,), dtype)
+        else:
+            total = Bin("+" if k > 0 else "-", total, term)
+    if total is None:
+        if dtype.kind == "uint":
+            raise TooLarge
+        return Const(rest, dtype)
+    return Bin("+" if rest > 0 else "-", total, Const(abs(rest), dtype)) if rest else total

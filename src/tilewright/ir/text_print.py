@@ -232,7 +232,7 @@ class _Printer:
             left, right = self.contexts((e.a, e.b), context)
             if e.op in ("min", "max"):
                 return f"{e.op}({self.expr(e.a, left)}, {self.expr(e.b, right)})", PRIMARY
-            p = PRECEDENCE[e.op]
+            p = PRECEDENCE.get(e.op, UNARY)  # unknown ones only in error messages
             return f"{self.expr(e.a, left, p)} {e.op} {self.expr(e.b, right, p + 1)}", p
         if isinstance(e, Cmp):
             left, right = self.contexts((e.a, e.b), None)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Region, Space, element, whole
+from tilewright.ir.buffer import Buffer, Space, element, whole
 from tilewright.ir.dtype import BARRIER, DType
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.expr import Const, Expr, const
+from tilewright.ir.expr import Const, const
 from tilewright.ir.op import Alloc, BarrierInit
 from tilewright.lang.builder import Builder, current, static_int
 from tilewright.lang.handles import Tile, Variable, fitting
@@ -81,9 +81,7 @@ def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> T
     one kernel of the function to the next."""
     builder = current("alloc_global")
     name = builder.fresh(builder.hint, "scratch")
-    buffer = Buffer(
-        name, sizes(builder, shape_tuple(shape), name), find_dtype(dtype), Space.GLOBAL
-    )
+    buffer = Buffer(name, sizes(builder, shape_tuple(shape), name), find_dtype(dtype), Space.GLOBAL)
     check_packed(buffer)
     builder.scratch.append(buffer)
     return Tile(buffer)
@@ -92,9 +90,7 @@ def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> T
 def _barrier(arrive_count: Any, word: str) -> Tile:
     builder = current(word)
     kernel = builder.require_block(word)
-    counts = [
-        static_int(c, f"arrive_count of T.{word}", 1) for c in shape_tuple(arrive_count)
-    ]
+    counts = [static_int(c, f"arrive_count of T.{word}", 1) for c in shape_tuple(arrive_count)]
     buffer = new_buffer(builder, (len(counts),), BARRIER, Space.BARRIER, "barrier")
     builder.emit(Alloc(buffer))
     if len(set(counts)) == 1:
@@ -123,7 +119,14 @@ def alloc_cluster_barrier(arrive_count: Any) -> Tile:
     return _barrier(arrive_count, "alloc_cluster_barrier")
 
 
-REDUCERS = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or", "bitxor": "xor"}
+REDUCERS = {
+    "sum": "add",
+    "max": "max",
+    "min": "min",
+    "bitand": "and",
+    "bitor": "or",
+    "bitxor": "xor",
+}
 
 
 def alloc_reducer(
@@ -132,12 +135,7 @@ def alloc_reducer(
     """A tile that iterations of `T.Parallel` may update at the same element:
     `T.reducer_init`, `T.reducer_update(acc[i], v)`, `T.finalize_reducer(acc, dst)`."""
     if op not in REDUCERS:
-        raise CompileError(
-            "T.alloc_reducer: unknown op", expected=" ".join(REDUCERS), got=repr(op)
-        )
+        raise CompileError("T.alloc_reducer: unknown op", expected=" ".join(REDUCERS), got=repr(op))
     tile = _alloc(shape, dtype, Space.SHARED, "reducer")
     tile.reducer = op
     return tile
-
-
-__all__ = ["Expr", "Region", "alloc_shared"]

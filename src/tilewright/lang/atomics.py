@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import Expr, Var, const, wrap
+from tilewright.ir.expr import Expr, Var, const
 from tilewright.ir.op import Atomic, Copy, Fill
 from tilewright.lang.alloc import REDUCERS
 from tilewright.lang.builder import current
@@ -153,9 +153,7 @@ def _several(count: int, dst: Any, value: Any, word: str) -> None:
     if not isinstance(dst, Access) or not isinstance(value, Access):
         raise CompileError(f"T.{word} needs two elements", got=describe(dst))
     for at in range(count):
-        to, frm = (
-            x.tile[(*x.indices[:-1], x.indices[-1] + at)] for x in (dst, value)
-        )
+        to, frm = (x.tile[x.indices[:-1] + (x.indices[-1] + at,)] for x in (dst, value))
         _atomic("add", to, frm, None, False, word)
 
 
@@ -236,6 +234,3 @@ def finalize_reducer(reducer: Any, dst: Any = None, batch: int = 1) -> None:
     src, to = region_of(reducer, "finalize_reducer"), region_of(dst, "finalize_reducer")
     check_copy(src, to)
     builder.emit(Copy(src, to))
-
-
-__all__ = ["atomic_add", "wrap"]

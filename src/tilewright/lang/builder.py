@@ -11,21 +11,7 @@ from typing import Any
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import Const, Expr, Var, is_pure, variables, walk, wrap
-from tilewright.ir.op import (
-    Alloc,
-    Arrive,
-    Body,
-    Dim,
-    If,
-    Kernel,
-    Let,
-    Op,
-    Param,
-    Program,
-    View,
-    Wait,
-    walk_ops,
-)
+from tilewright.ir.op import Body, Dim, Kernel, Let, Op, Param, Program, written_buffers
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, Loc
 
@@ -45,9 +31,8 @@ class KernelState:
     cluster: tuple[int, ...]
     rank: Var | None
     loc: Loc | None
-    placed: list[tuple[int, ...]] = field(default_factory=list)
+    placed: list[tuple[int, int]] = field(default_factory=list)
     guards: list[Expr] = field(default_factory=list)
-    wgmma_open: bool = False
 
     @property
     def num_threads(self) -> int:
@@ -55,6 +40,10 @@ class KernelState:
         for extent in self.threads:
             total *= extent
         return total
+
+
+class Probed(Exception):
+    """The declarations before a function's first kernel have been seen."""
 
 
 class Builder:
@@ -73,10 +62,12 @@ class Builder:
         self.consts: dict[str, int] = {}
         self.arguments: dict[str, Any] = {}
         self.declared: list[str] = []
+        self.probing = False
         self.hint: str | None = None
         self.maps = 0
         self._names: set[str] = set()
         self._bodies: list[list[Op]] = []
+        self._writes: dict[Buffer, int] = {}
         self.emitted = 0
 
     # ── names ──
@@ -108,6 +99,12 @@ class Builder:
             op = replace(op, loc=locate())
         self._bodies[-1].append(op)
         self.emitted += 1
+        for buffer in written_buffers(op):
+            self._writes[buffer] = self._writes.get(buffer, 0) + 1
+
+    def writes(self, buffer: Buffer) -> int:
+        """How many ops so far write the buffer."""
+        return self._writes.get(buffer, 0)
 
     def open(self) -> None:
         self._bodies.append([])
@@ -150,6 +147,8 @@ class Builder:
 
     @contextmanager
     def in_kernel(self, state: KernelState) -> Iterator[None]:
+        if self.probing:
+            raise Probed
         if self.kernel is not None:
             raise CompileError(
                 "T.Kernel inside T.Kernel",
@@ -235,18 +234,3 @@ def static_int(value: Any, what: str, least: int | None = None) -> int:
     if least is not None and number < least:
         raise CompileError(f"{what} must be at least {least}", got=str(number))
     return number
-
-
-__all__ = [
-    "Alloc",
-    "Arrive",
-    "Builder",
-    "If",
-    "KernelState",
-    "View",
-    "Wait",
-    "building",
-    "current",
-    "static_int",
-    "walk_ops",
-]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from typing import Any
 
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Const, Expr
@@ -30,7 +31,7 @@ def check_copy(src: Region, dst: Region) -> None:
             f"T.copy: {src.buffer.name} and {dst.buffer.name} have different shapes",
             expected=f"{shape_text(src.tile)}, the shape read from {src.buffer.name}",
             got=f"{shape_text(dst.tile)}, the shape written to {dst.buffer.name}",
-            fix="copy a region: A[i0:i1, :], or give a corner A[i, j] and let the tile's shape decide",
+            fix="copy a region: A[i0:i1, :], or give a corner A[i, j] and let the tile decide",
         )
     for region in (src, dst):
         check_data(region, "copy")
@@ -85,9 +86,9 @@ def check_gemm(
         check_inside(region, "gemm")
         if region.buffer.space in (Space.GLOBAL, Space.LOCAL):
             raise CompileError(
-                f"T.gemm: {name} ({region.buffer.name}) lives in {region.buffer.space.value} memory",
+                f"T.gemm: {name} is {region.buffer.name} in {region.buffer.space.value} memory",
                 expected="a fragment" if name == "C" else "shared memory or a fragment",
-                fix=f"T.copy it into a tile first: T.alloc_{'fragment' if name == 'C' else 'shared'}",
+                fix="T.copy it into a tile first",
             )
     (ar, ac), (br, bc), (m, n) = (_matrix(r, n) for r, n in ((a, "A"), (b, "B"), (c, "C")))
     am, ak = (ac, ar) if transpose_a else (ar, ac)
@@ -133,7 +134,7 @@ def _check_gemm_types(a: Region, b: Region, c: Region) -> None:
             got=f"{a.buffer.name} {x}, {b.buffer.name} {y}",
             fix="copy one of them into a tile of the other's type: T.copy casts",
         )
-    if x.is_bool or z.is_bool or x.is_float != z.is_float or z.bits < min(x.bits, 32) and z.bits < 16:
+    if x.is_bool or z.is_bool or x.is_float != z.is_float or (z.bits < 16 and z.bits < x.bits):
         raise CompileError(
             "T.gemm: C cannot accumulate these products",
             expected="a float C for float operands, an int32 C for integers",
@@ -186,7 +187,7 @@ def check_program(program: Program) -> None:
         verify.verify(program, verify.Stage.TILE)
 
 
-def _optional(name: str):  # type: ignore[no-untyped-def]
+def _optional(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:

@@ -11,25 +11,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.ir.dtype import BOOL
-from tilewright.ir.expr import (
-    TRUE,
-    Const,
-    Expr,
-    Select,
-    binary,
-    compare,
-    logical_not,
-    select,
-    truth,
-    wrap,
-)
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Const, Expr, binary, compare, logical_not, select, truth, wrap
 from tilewright.ir.op import Break, Continue, If, While
+from tilewright.lang.alloc import alloc_var
 from tilewright.lang.builder import Builder
-from tilewright.lang.handles import Access, Tile, Tiles, Variable
-from tilewright.lang.loops import ForLoop, Loop
-from tilewright.lang.scalar import concrete, is_runtime
-from tilewright.lang.types import TensorType
+from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
+from tilewright.lang.looking import device_assert
+from tilewright.lang.loops import ForLoop, Loop, serial
+from tilewright.lang.params import declare_argument
+from tilewright.lang.scalar import Scalar, concrete, is_runtime
+from tilewright.lang.types import ScalarType, TensorType
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, Loc
 
@@ -149,6 +141,7 @@ class Env:
     word: str
     frames: list[Frame] = field(default_factory=list)
     bindings: dict[str, Binding] = field(default_factory=dict)
+    refs: set[str] = field(default_factory=set)
     last_runtime_loop: bool = False
 
     # ── frames ──
@@ -178,8 +171,6 @@ class Env:
         """`range(...)` as the iterable of a `for`: a run-time loop if it is Python's own."""
         if function is not builtins.range:
             return function(*args, **kwargs)
-        from tilewright.lang.loops import serial
-
         if not 1 <= len(args) <= 3 or kwargs:
             raise CompileError("range takes one to three bounds", got=f"{len(args)}")
         return serial(*args)
@@ -291,8 +282,6 @@ class Env:
     def assertion(self, cond: Any, message: Callable[[], Any]) -> None:
         value = condition(cond)
         if isinstance(value, Expr):
-            from tilewright.lang.looking import device_assert
-
             device_assert(value, str(message() or ""))
         elif not value:
             text = message()
@@ -364,10 +353,9 @@ class Env:
         if op in ("in", "not in"):
             return self._contains(op, a, b)
         runtime = is_runtime(a) or is_runtime(b)
-        if runtime and not _comparable(a if not is_runtime(a) else b):
-            # a run-time value beside None, a string, a buffer: only (in)equality makes sense
-            if op in ("==", "!="):
-                return op == "!="
+        if runtime and op in ("==", "!=") and not (_is_number(a) and _is_number(b)):
+            # a run-time value beside None, a string, a tile
+            return op == "!="
         if runtime or isinstance(a, Expr) or isinstance(b, Expr):
             return compare(op, _number(a), _number(b))
         return _PYTHON[op](a, b)
@@ -401,14 +389,10 @@ class Env:
         if old is not None and old.frame is not None and not old.frame.open:
             old = None
         fresh = isinstance(value, Variable) and not value.named
-        if old is not None and isinstance(old.value, Variable) and not fresh:
-            if _is_number(value):
-                old.value.assign(value)
-                return old.value
-        if old is not None and isinstance(old.value, Access) and _is_number(value) and old.loc is None:
-            # a macro's parameter that stands for an element
-            from tilewright.lang.handles import store
-
+        if old is not None and isinstance(old.value, Variable) and not fresh and _is_number(value):
+            old.value.assign(value)
+            return old.value
+        if old is not None and name in self.refs and _is_number(value):
             store(old.value, value)
             return old.value
         top = self.top()
@@ -440,36 +424,31 @@ class Env:
             value.named = True
             return value
         if isinstance(value, Access):
-            from tilewright.ir.buffer import Space
-
             if value.buffer.space is Space.BARRIER:
                 return value
             return self.builder.let(value.as_expr(), name)
         if isinstance(value, Expr):
             return self.builder.snapshot(value, name)
         if type(value) in (tuple, list):
-            return type(value)(self.builder.snapshot(v) if isinstance(v, Expr) else v for v in value)
+            for part in value:
+                if isinstance(part, Access):
+                    part.keep(name or "it", self.builder.writes(part.buffer))
+            return type(value)(
+                self.builder.snapshot(v) if isinstance(v, Expr) else v for v in value
+            )
         return value
 
     def _annotated(self, name: str, value: Any, annotation: Any) -> Any:
         """`x: T.int32 = v` is `v` as that type."""
-        from tilewright.lang.types import ScalarType
-
         if isinstance(annotation, ScalarType) and _is_number(value):
             return annotation(value)
         return value
 
     def declare(self, name: str, annotation: Any) -> Any:
         """`A: T.Tensor(...)` in a direct-style body; `x: T.int32` names a variable."""
-        from tilewright.lang.types import ScalarType
-
         if isinstance(annotation, TensorType):
-            from tilewright.lang.params import declare_argument
-
-            value = declare_argument(self.builder, name, annotation)
+            value: Any = declare_argument(self.builder, name, annotation)
         elif isinstance(annotation, ScalarType):
-            from tilewright.lang.alloc import alloc_var
-
             self.builder.hint = name
             value = alloc_var(annotation)
             value.named = True
@@ -504,7 +483,7 @@ class Env:
                 "a run-time value cannot be unpacked", got="one value", expected=f"{count} values"
             )
         parts = list(value)
-        if star and len(parts) < count - 1 or not star and len(parts) != count:
+        if len(parts) < count - 1 if star else len(parts) != count:
             raise CompileError(
                 "this assignment does not fit", expected=f"{count} values", got=str(len(parts))
             )
@@ -565,18 +544,12 @@ def _is_element(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, Expr, Scalar_)) or hasattr(value, "item")
+    return isinstance(value, (bool, int, float, Expr, Scalar)) or hasattr(value, "item")
 
 
 def _number(value: Any) -> Any:
     return wrap(value) if is_runtime(value) else value
 
-
-def _comparable(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, Expr)) or hasattr(value, "item")
-
-
-from tilewright.lang.scalar import Scalar as Scalar_  # noqa: E402
 
 _PYTHON: dict[str, Callable[[Any, Any], Any]] = {
     "==": lambda a, b: a == b,
@@ -601,5 +574,3 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">>": lambda a, b: a >> b,
     "@": lambda a, b: a @ b,
 }
-
-__all__ = ["BOOL", "TRUE", "Env", "Lost", "Select"]

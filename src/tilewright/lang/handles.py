@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.expr import Const, Expr, Load, cast, const, wrap
-from tilewright.ir.op import Atomic, Copy, Fill, Store
+from tilewright.ir.op import Store
 from tilewright.lang.affine import difference
 from tilewright.lang.builder import KernelState, current
 from tilewright.lang.scalar import Scalar
@@ -42,6 +43,11 @@ class Tile:
         for size in reversed(self.buffer.shape[1:]):
             found.insert(0, found[0] * size)
         return tuple(plain(s) for s in found[: self.buffer.rank])
+
+    @property
+    def data(self) -> Memory:
+        """The memory itself, for `T.Tensor(shape, dtype, A.data)`: a view."""
+        return Memory(self)
 
     def scope(self) -> str:
         return self.buffer.space.value
@@ -85,6 +91,18 @@ class Tile:
         return f"<{self.buffer.space.value} {self.name}{list(self.shape)} {self.dtype}>"
 
 
+class Memory:
+    """A buffer's memory without its shape."""
+
+    def __init__(self, tile: Tile) -> None:
+        self.tile = tile
+
+    def tilewright_view(self, shape: Any, dtype: Any = None) -> Tile:
+        from tilewright.lang.move import view
+
+        return view(self.tile, shape, dtype)
+
+
 def _no_operator(self: Any, *_: Any) -> Any:
     raise CompileError(
         f"{self.name} is a whole tile: arithmetic works on its elements",
@@ -106,6 +124,11 @@ class Access(Scalar):
     def __init__(self, tile: Tile, indices: tuple[Expr, ...]) -> None:
         self.tile, self.indices = tile, indices
         self.loc = locate()
+        self.kept: tuple[str, int] | None = None
+
+    def keep(self, name: str, writes: int) -> None:
+        """From here on `name` stands for the element, whose memory has seen `writes` writes."""
+        self.kept = self.kept or (name, writes)
 
     @property
     def buffer(self) -> Buffer:
@@ -125,6 +148,13 @@ class Access(Scalar):
                 f"{self.name} is a barrier: it has no value", fix="use T.barrier_wait(bar, parity)"
             )
         usable(self.tile)
+        if self.kept and self.kept[1] != current("element").writes(self.buffer):
+            raise CompileError(
+                f"{self.kept[0]!r} stands for an element of {self.name}, which has been written "
+                "since",
+                fix="bind the element to a name of its own where its old value is meant, or "
+                "annotate the macro's parameter with T.Ref where the new one is",
+            )
         return Load(self.buffer, self.indices, self.loc)
 
     def corner(self, extents: tuple[Expr, ...]) -> Region:
@@ -137,7 +167,9 @@ class Access(Scalar):
         return reducer_step(self, op, other)
 
     def __iadd__(self, other: Any) -> Any:
-        return self._update("sum", other) if self.tile.reducer else self.as_expr() + other
+        if self.tile.reducer:
+            return self._update("sum", other)
+        return self.as_expr().__add__(other)
 
     def __getitem__(self, key: Any) -> Any:
         raise CompileError(
@@ -225,9 +257,7 @@ class Tiles:
 def _key_of(region: Tiles) -> tuple[Any, ...]:
     return tuple(
         slice(s, s + e) if axis in region.kept else s
-        for axis, (s, e) in enumerate(
-            zip(region.region.starts, region.region.extents, strict=True)
-        )
+        for axis, (s, e) in enumerate(zip(region.region.starts, region.region.extents, strict=True))
     )
 
 
@@ -270,45 +300,22 @@ class Variable(Scalar):
         if value is not self:
             self.assign(value)
 
-    def _step(self, value: Any) -> Variable:
-        self.assign(value)
-        return self
-
-    def __iadd__(self, other: Any) -> Variable:
-        return self._step(self.as_expr() + other)
-
-    def __isub__(self, other: Any) -> Variable:
-        return self._step(self.as_expr() - other)
-
-    def __imul__(self, other: Any) -> Variable:
-        return self._step(self.as_expr() * other)
-
-    def __itruediv__(self, other: Any) -> Variable:
-        return self._step(self.as_expr() / other)
-
-    def __ifloordiv__(self, other: Any) -> Variable:
-        return self._step(self.as_expr() // other)
-
-    def __imod__(self, other: Any) -> Variable:
-        return self._step(self.as_expr() % other)
-
-    def __iand__(self, other: Any) -> Variable:
-        return self._step(self.as_expr() & other)
-
-    def __ior__(self, other: Any) -> Variable:
-        return self._step(self.as_expr() | other)
-
-    def __ixor__(self, other: Any) -> Variable:
-        return self._step(self.as_expr() ^ other)
-
-    def __ilshift__(self, other: Any) -> Variable:
-        return self._step(self.as_expr() << other)
-
-    def __irshift__(self, other: Any) -> Variable:
-        return self._step(self.as_expr() >> other)
-
     def __repr__(self) -> str:
         return f"<variable {self.name} {self.dtype}>"
+
+
+def _in_place(name: str) -> Callable[[Variable, Any], Variable]:
+    """`x += v` stores."""
+
+    def operator(self: Variable, other: Any) -> Variable:
+        self.assign(getattr(self.as_expr(), f"__{name}__")(other))
+        return self
+
+    return operator
+
+
+for _operator in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split():
+    setattr(Variable, f"__i{_operator}__", _in_place(_operator))
 
 
 # ── indices ──────────────────────────────────────────────────────────────────────────────────
@@ -351,9 +358,9 @@ def index_expr(buffer: Buffer, axis: int, key: Any) -> Expr:
 def in_range(buffer: Buffer, axis: int, start: Expr, extent: Expr) -> None:
     """A constant place in a tile must be inside it."""
     size = buffer.shape[axis]
-    if not all(isinstance(e, Const) for e in (start, extent, size)):
-        if not (isinstance(start, Const) and start.value < 0):
-            return
+    negative = isinstance(start, Const) and start.value < 0
+    if not negative and not all(isinstance(e, Const) for e in (start, extent, size)):
+        return
     low, limit = int(start) if isinstance(start, Const) else 0, plain(size)
     high = low + int(extent) if isinstance(extent, Const) else low
     if low < 0 or (isinstance(limit, int) and high > limit):
@@ -462,18 +469,3 @@ def describe(value: Any) -> str:
     if isinstance(value, Expr):
         return f"a value of type {value.dtype}"
     return f"{type(value).__name__}: {value!r}"[:80]
-
-
-__all__ = [
-    "Access",
-    "Atomic",
-    "Copy",
-    "Fill",
-    "Tile",
-    "Tiles",
-    "Variable",
-    "describe",
-    "fitting",
-    "region_of",
-    "store",
-]

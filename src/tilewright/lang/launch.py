@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from tilewright.ir.dtype import INT32
-from tilewright.ir.expr import Expr, Var, ceildiv, const, wrap
+from tilewright.ir.expr import Expr, Var, const, wrap
 from tilewright.ir.op import Hint
 from tilewright.lang.builder import KernelState, current, static_int
 from tilewright.lang.types import shape_tuple
@@ -224,6 +223,3 @@ def block_rank_in_cluster() -> Var:
             "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
         )
     return kernel.rank
-
-
-__all__ = ["INT32", "Kernel", "ceildiv", "use_swizzle"]

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.ir.buffer import AnyLayout
 from tilewright.ir.dtype import INT32, DType, promote
 from tilewright.ir.expr import Bin, Const, Expr, Var, cast, ceildiv, const, is_pure, variables, wrap
-from tilewright.ir.op import Body, Break, For, If, Let, Map, read_buffers, walk_ops, written_buffers
+from tilewright.ir.op import (
+    Body,
+    Break,
+    For,
+    If,
+    Let,
+    Map,
+    Op,
+    While,
+    read_buffers,
+    walk_ops,
+    written_buffers,
+)
 from tilewright.lang.builder import Builder, current, static_int
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.types import shape_tuple
@@ -192,21 +204,17 @@ def _movable(op: Any, inner: Map) -> bool:
 
 def _sequential(body: Body) -> Body:
     """Maps in `body`, at any depth, as loops of one iteration."""
-    from dataclasses import replace
-
-    found = []
+    found: list[Op] = []
     for op in body:
         if isinstance(op, Map):
             inner = _sequential(op.body)
             for var, extent in zip(reversed(op.vars), reversed(op.extents), strict=True):
                 inner = (For(var, const(0, extent.dtype), extent, inner, loc=op.loc),)
             found += inner
-        elif isinstance(op, For):
+        elif isinstance(op, (For, While)):
             found.append(replace(op, body=_sequential(op.body)))
         elif isinstance(op, If):
-            found.append(
-                replace(op, then=_sequential(op.then), orelse=_sequential(op.orelse))
-            )
+            found.append(replace(op, then=_sequential(op.then), orelse=_sequential(op.orelse)))
         else:
             found.append(op)
     return tuple(found)
@@ -252,8 +260,9 @@ class PersistentLoop(Loop):
         vars = []
         for name, coord in zip(names or names_default(len(domain)), coords, strict=True):
             vars.append(builder.let(coord, name))
-        inside = linear < total
-        exact = isinstance(last, Const) and isinstance(group, Const) and last.value % group.value == 0
+        exact = (
+            isinstance(last, Const) and isinstance(group, Const) and last.value % group.value == 0
+        )
         builder.emit(If(linear >= total, (Break(loc=loc),), loc=loc))
         if not exact:
             builder.open()
@@ -261,7 +270,6 @@ class PersistentLoop(Loop):
         if not exact:
             body = builder.close()
             builder.emit(If(vars[-1] < last, body, loc=loc))
-        del inside
         builder.emit(
             For(wave_var, const(0, waves.dtype), waves, builder.close(), kind="persistent", loc=loc)
         )

@@ -194,7 +194,9 @@ def clamp(x: Any, low: Any, high: Any) -> Any:
 
 def floordiv(a: Any, b: Any) -> Any:
     """a // b, toward minus infinity."""
-    return a // b if _plain(a, b) else binary("//", _operand(a, "floordiv"), _operand(b, "floordiv"))
+    return (
+        a // b if _plain(a, b) else binary("//", _operand(a, "floordiv"), _operand(b, "floordiv"))
+    )
 
 
 def floormod(a: Any, b: Any) -> Any:
@@ -211,12 +213,20 @@ def truncdiv(a: Any, b: Any) -> Expr:
 
 def shift_left(a: Any, b: Any) -> Any:
     """a << b."""
-    return a << b if _plain(a, b) else binary("<<", _operand(a, "shift_left"), _operand(b, "shift_left"))
+    return (
+        a << b
+        if _plain(a, b)
+        else binary("<<", _operand(a, "shift_left"), _operand(b, "shift_left"))
+    )
 
 
 def shift_right(a: Any, b: Any) -> Any:
     """a >> b, keeping the sign of signed types."""
-    return a >> b if _plain(a, b) else binary(">>", _operand(a, "shift_right"), _operand(b, "shift_right"))
+    return (
+        a >> b
+        if _plain(a, b)
+        else binary(">>", _operand(a, "shift_right"), _operand(b, "shift_right"))
+    )
 
 
 def bitwise_and(a: Any, b: Any) -> Any:
@@ -368,4 +378,4 @@ def _first(value: Any) -> Any:
 
 
 def _next(access: Any, at: int) -> Any:
-    return access.tile[(*access.indices[:-1], access.indices[-1] + at)]
+    return access.tile[access.indices[:-1] + (access.indices[-1] + at,)]

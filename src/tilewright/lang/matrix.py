@@ -96,9 +96,7 @@ def wgmma_gemm(
     precision: str = "ieee",
 ) -> None:
     """`gemm` as one asynchronous group: C is complete after `T.wait_wgmma`."""
-    _gemm(
-        "wgmma_gemm", A, B, C, transpose_A, transpose_B, policy, clear_accum, precision, "wgmma"
-    )
+    _gemm("wgmma_gemm", A, B, C, transpose_A, transpose_B, policy, clear_accum, precision, "wgmma")
     current("wgmma_gemm").emit(Commit("wgmma"))
 
 
@@ -128,6 +126,4 @@ def gemm_sp(
     """`gemm` with a 2:4 sparse A: half its K values, and their places in `E`."""
     if transpose_E:
         raise CompileError("T.gemm_sp: transpose_E is not supported", fix="transpose E first")
-    _gemm(
-        "gemm_sp", A_sparse, B, C, transpose_A, transpose_B, policy, clear_accum, "ieee", meta=E
-    )
+    _gemm("gemm_sp", A_sparse, B, C, transpose_A, transpose_B, policy, clear_accum, "ieee", meta=E)

@@ -12,7 +12,6 @@ from tilewright.ir.op import Arrive, Commit, Copy, Fill, For, Map, Store, View
 from tilewright.lang.builder import Builder, current
 from tilewright.lang.check import check_copy, check_data, check_inside, fits, shape_text
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe, region_of, usable
-from tilewright.lang.scalar import is_runtime
 from tilewright.lang.types import shape_tuple
 from tilewright.support.errors import CompileError
 
@@ -46,9 +45,7 @@ def from_corner(corner: Access, other: Region, word: str) -> Region:
     dimensions."""
     shape = list(other.extents)
     while len(shape) > corner.buffer.rank:
-        unit = next(
-            (i for i, e in enumerate(shape) if isinstance(e, Const) and e.value == 1), None
-        )
+        unit = next((i for i, e in enumerate(shape) if isinstance(e, Const) and e.value == 1), None)
         if unit is None:
             raise CompileError(
                 f"T.{word}: {corner.name} has {corner.buffer.rank} dimensions",
@@ -328,6 +325,3 @@ def _check_view(source: Buffer, sizes: tuple[Expr, ...], bits: int, word: str) -
             expected=f"{have // 8} bytes, as {shape_text(source.shape)} {source.dtype}",
             got=f"{want // 8} bytes, as {shape_text(sizes)}",
         )
-
-
-__all__ = ["is_runtime", "copy", "fill"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Expr, Var, wrap
+from tilewright.ir.dtype import DType
+from tilewright.ir.dtype import dtype as find_dtype
+from tilewright.ir.expr import Bin, Const, Expr, Var, wrap
 from tilewright.ir.op import Dim
 from tilewright.lang.builder import Builder, current
 from tilewright.lang.handles import Tile
@@ -13,6 +15,7 @@ from tilewright.lang.types import (
     ScalarType,
     SymbolicSize,
     TensorType,
+    dynamic,
     shape_tuple,
     size_expr,
     split_names,
@@ -132,15 +135,39 @@ def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
             expected="one of " + (", ".join(arguments) or "its array arguments"),
             fix="use T.empty for an output, T.alloc_* for a tile",
         )
+    came = tuple(int(s) for s in arguments[name].shape)
+    if builder.probing:
+        for size, value in zip(kind.shape, came, strict=False):
+            name_, times = _multiple(size)
+            if name_ and value % times == 0:
+                builder.consts.setdefault(name_, value // times)
     tile = add_tensor(builder, name, kind)
-    came = tuple(arguments[name].shape)
     if len(came) != tile.buffer.rank:
         raise CompileError(
             f"{name} is declared with {tile.buffer.rank} dimensions",
-            got=f"an array of shape {tuple(int(s) for s in came)}",
+            got=f"an array of shape {came}",
         )
+    for axis, (size, value) in enumerate(zip(tile.buffer.shape, came, strict=True)):
+        if isinstance(size, Const) and size.value != value:
+            raise CompileError(
+                f"dimension {axis} of {name} does not fit its declaration",
+                expected=str(size.value),
+                got=f"{value}, in an array of shape {came}",
+            )
     builder.declared.append(name)
     return tile
+
+
+def _multiple(size: Any) -> tuple[str | None, int]:
+    """`M` or `M * 4` as a name and a factor."""
+    expr = size.as_expr() if isinstance(size, SymbolicSize) else size
+    if isinstance(expr, Var):
+        return expr.name, 1
+    if isinstance(expr, Bin) and expr.op == "*":
+        for a, b in ((expr.a, expr.b), (expr.b, expr.a)):
+            if isinstance(a, Var) and isinstance(b, Const) and b.value > 0:
+                return a.name, int(b.value)
+    return None, 1
 
 
 def empty(*shape: Any, dtype: Any = None) -> Tile:
@@ -148,14 +175,11 @@ def empty(*shape: Any, dtype: Any = None) -> Tile:
     builder = current("empty")
     if builder.kernel is not None:
         raise CompileError("T.empty inside a kernel", fix="call it before `with T.Kernel`")
-    if len(shape) == 2 and dtype is None and isinstance(shape[0], (tuple, list)):
-        shape, dtype = (shape[0],), shape[1]
-    sizes_ = shape_tuple(shape[0]) if len(shape) == 1 else shape
-    if len(sizes_) > 1 and dtype is None and isinstance(sizes_[-1], str):
-        sizes_, dtype = sizes_[:-1], sizes_[-1]
-    from tilewright.ir.dtype import dtype as find
-
-    kind = TensorType(tuple(sizes_), find("float32" if dtype is None else dtype))
+    given = list(shape)
+    if dtype is None and len(given) > 1 and isinstance(given[-1], (str, DType)):
+        dtype = given.pop()
+    extents = shape_tuple(given[0]) if len(given) == 1 else tuple(given)
+    kind = TensorType(extents, find_dtype("float32" if dtype is None else dtype))
     tile = add_tensor(builder, builder.hint or "out", kind)
     builder.outputs.append(tile.name)
     return tile
@@ -164,6 +188,8 @@ def empty(*shape: Any, dtype: Any = None) -> Tile:
 def const(names: str, dtype: Any = None) -> Any:
     """Compile-time sizes, bound by name to the shapes of the arguments."""
     builder = current("const")
+    if builder.probing:
+        return dynamic(names)
     found = []
     for name in split_names(names):
         if name not in builder.consts:

@@ -134,10 +134,11 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     extents = [int(e) for e in frm.extents]
     if frm.buffer.space is Space.LOCAL or builder.maps:
         return _elementwise(kind, frm, extents)
-    kernel = builder.require_block(word)
-    del kernel
+    builder.require_block(word)
     # one flag per element first, so that every type and rank reduces the same way
-    flags = Buffer(builder.fresh(None, f"{word}_flags"), (const(_size(extents)),), BOOL, Space.SHARED)
+    flags = Buffer(
+        builder.fresh(None, f"{word}_flags"), (const(_size(extents)),), BOOL, Space.SHARED
+    )
     found = Buffer(builder.fresh(None, word), (const(1),), BOOL, Space.SHARED)
     builder.emit(Alloc(flags))
     builder.emit(Alloc(found))

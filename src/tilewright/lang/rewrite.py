@@ -2,7 +2,6 @@
 `Env`. Line and column numbers stay those of the user's file."""
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -10,11 +9,13 @@ import linecache
 from collections.abc import Callable
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from tilewright.lang.where import register
 from tilewright.support.errors import CompileError, Loc
 
+Node = TypeVar("Node", bound=ast.AST)
 ENV = "_tw_env"
 ENTER = "_tw_enter"
 _OPS: dict[type, str] = {
@@ -100,7 +101,9 @@ def assigned_names(body: list[ast.stmt]) -> list[str]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             found[node.name] = None
             return
-        if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        if isinstance(
+            node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+        ):
             return
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found[node.id] = None
@@ -125,6 +128,9 @@ class Rewriter(ast.NodeTransformer):
     def _call(self, at: ast.AST, method: str, *args: ast.expr) -> ast.Call:
         owner = ast.Name(ENV, ast.Load())
         return _locate(at, ast.Call(ast.Attribute(owner, method, ast.Load()), list(args), []))
+
+    def _said(self, at: ast.AST, name: str) -> ast.Call:
+        return self._call(at, "name", self._text(at, name))
 
     def _text(self, at: ast.AST, value: Any) -> ast.Constant:
         return _locate(at, ast.Constant(value))
@@ -171,17 +177,13 @@ class Rewriter(ast.NodeTransformer):
 
     def _after(self, node: ast.AST, names: list[str]) -> list[ast.stmt]:
         """Names that a run-time scope bound are lost after it."""
-        return [
-            _locate(
-                node,
-                ast.If(
-                    self._call(node, "lost", self._text(node, name)),
-                    [self._assign(node, name, self._call(node, "lost_value", self._text(node, name)))],
-                    [],
-                ),
-            )
-            for name in names
-        ]  # fmt: skip
+
+        def forget(name: str) -> ast.If:
+            lost = self._call(node, "lost_value", self._text(node, name))
+            test = self._call(node, "lost", self._text(node, name))
+            return _locate(node, ast.If(test, [self._assign(node, name, lost)], []))
+
+        return [forget(name) for name in names]
 
     def visit_If(self, node: ast.If) -> list[ast.stmt]:
         names = assigned_names([*node.body, *node.orelse])
@@ -189,17 +191,14 @@ class Rewriter(ast.NodeTransformer):
 
         def method(word: str) -> ast.Call:
             owner = ast.Attribute(ast.Name(branch, ast.Load()), word, ast.Load())
-            return _locate(node, ast.Call(owner, [], []))
+            return _locate(node.test, ast.Call(owner, [], []))
 
-        # the header's own position: errors about the condition point at it
-        cond = self.visit(node.test)
-        done: list[ast.stmt] = [self._assign(node.test, branch, self._call(node.test, "branch", cond))]
-        done.append(
-            _locate(
-                node,
-                ast.If(method("then"), [*self.body(node.body), self._do(node, method("end_then"))], []),
-            )
-        )  # fmt: skip
+        start = self._call(node.test, "branch", self.visit(node.test))
+        then = [*self.body(node.body), self._do(node.test, method("end_then"))]
+        done: list[ast.stmt] = [
+            self._assign(node.test, branch, start),
+            _locate(node, ast.If(method("then"), then, [])),
+        ]
         if node.orelse:
             done += self._after(node, names)
             done.append(_locate(node, ast.If(method("orelse"), self.body(node.orelse), [])))
@@ -245,7 +244,9 @@ class Rewriter(ast.NodeTransformer):
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
         cond = self._thunk(self.visit(node.test))
         if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node.test)):
-            self._refuse(node.test, "`:=` in the condition of a while", "assign before and at the end")
+            self._refuse(
+                node.test, "`:=` in the condition of a while", "assign before and at the end"
+            )
         loop = ast.For(
             _locate(node, ast.Name(self._temporary(), ast.Store())),
             self._call(node.test, "while_loop", cond),
@@ -320,8 +321,8 @@ class Rewriter(ast.NodeTransformer):
 
     def _assign_to(self, node: ast.stmt, target: ast.expr, value: ast.expr) -> list[ast.stmt]:
         if isinstance(target, ast.Name):
-            name = self._call(target, "name", self._text(target, target.id))
-            return [self._assign(node, target.id, self._call(node, "bind", name, value))]
+            said = self._said(target, target.id)
+            return [self._assign(node, target.id, self._call(node, "bind", said, value))]
         if isinstance(target, (ast.Tuple, ast.List)):
             return self._unpack(node, target.elts, value)
         if isinstance(target, ast.Attribute):
@@ -352,7 +353,11 @@ class Rewriter(ast.NodeTransformer):
         star = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
         parts = self._temporary()
         call = self._call(
-            node, "unpack", value, self._text(node, len(targets)), self._text(node, star is not None)
+            node,
+            "unpack",
+            value,
+            self._text(node, len(targets)),
+            self._text(node, star is not None),
         )
         done: list[ast.stmt] = [self._assign(node, parts, call)]
         for at, target in enumerate(targets):
@@ -365,7 +370,9 @@ class Rewriter(ast.NodeTransformer):
                 target = target.value
             else:
                 key = self._text(node, at if star is None or at < star else at - len(targets))
-            part = _locate(node, ast.Subscript(self._load(node, parts), _locate(node, key), ast.Load()))
+            part = _locate(
+                node, ast.Subscript(self._load(node, parts), _locate(node, key), ast.Load())
+            )
             done += self._assign_to(node, target, part)
         return done
 
@@ -380,7 +387,7 @@ class Rewriter(ast.NodeTransformer):
         if node.value is None:
             call = self._call(node, "declare", self._text(node, name), annotation)
             return [self._assign(node, name, call)]
-        said = self._call(node.target, "name", self._text(node.target, name))
+        said = self._said(node.target, name)
         call = self._call(node, "bind", said, self.visit(node.value), annotation)
         return [self._assign(node, name, call)]
 
@@ -400,14 +407,16 @@ class Rewriter(ast.NodeTransformer):
     # ── expressions ──
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.NamedExpr:
-        said = self._call(node, "name", self._text(node, node.target.id))
+        said = self._said(node, node.target.id)
         node.value = self._call(node, "bind", said, self.visit(node.value))
         return node
 
     def _no_walrus(self, node: ast.expr) -> None:
         for inner in ast.walk(node):
             if isinstance(inner, ast.NamedExpr):
-                self._refuse(inner, "`:=` inside `and`, `or` or a ternary", "assign on its own line")
+                self._refuse(
+                    inner, "`:=` inside `and`, `or` or a ternary", "assign on its own line"
+                )
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.Call:
         self._no_walrus(node.body)
@@ -439,55 +448,21 @@ class Rewriter(ast.NodeTransformer):
         return self._call(node, "compare", ops, *sides)
 
 
-def _locate(at: ast.AST, node: Any) -> Any:
+def _locate(at: ast.AST, node: Node) -> Node:
     """`node` and its unplaced children at the place of `at`."""
     ast.copy_location(node, at)
-    for child in ast.walk(node):
-        if isinstance(child, (ast.expr, ast.stmt)) and not hasattr(child, "lineno"):
-            ast.copy_location(child, at)
+    for child in ast.iter_child_nodes(node):
+        if not hasattr(child, "lineno"):
+            _locate(at, child)
     return node
 
 
 def rewrite(function: FunctionType) -> Callable[[Any], FunctionType]:
     """The function that, given how to start an `Env`, is `function` rewritten."""
-    node = _copy(find_definition(function))
     code = function.__code__
-    rewriter = Rewriter(code.co_filename)
-    params = [a.arg for a in _arguments(node.args)]
-    known = ast.Dict(
-        [_locate(node, ast.Constant(p)) for p in params],
-        [_locate(node, ast.Name(p, ast.Load())) for p in params],
-    )
-    start = _locate(
-        node.body[0],
-        ast.Assign(
-            [ast.Name(ENV, ast.Store())],
-            ast.Call(ast.Name(ENTER, ast.Load()), [known], []),
-        ),
-    )
-    node.body = [start, *rewriter.body(node.body)]
-    node.decorator_list, node.returns = [], None
-    node.args.defaults = []
-    node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
-    for argument in _arguments(node.args):
-        argument.annotation = None
-    free = [*code.co_freevars, ENTER]
-    outer = ast.FunctionDef(
-        name="_tw_outer",
-        args=ast.arguments([], [ast.arg(n, None) for n in free], None, [], [], None, []),
-        body=[node, ast.Return(ast.Name(node.name, ast.Load()))],
-        decorator_list=[],
-    )
-    module = ast.Module([outer], [])
-    for each in ast.walk(outer):
-        if isinstance(each, (ast.expr, ast.stmt, ast.arg)) and not hasattr(each, "lineno"):
-            ast.copy_location(each, node)
-    ast.fix_missing_locations(module)
-    compiled = compile(
-        module, code.co_filename, "exec", code.co_flags & _FUTURE, dont_inherit=True
-    )
-    new = _nested(_nested(compiled, "_tw_outer"), node.name)
-    register(new, rewriter.columns)
+    new = _rewritten.get(code)
+    if new is None:
+        new = _rewritten[code] = _rewrite(find_definition(function), code)
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
 
     def make(enter: Any) -> FunctionType:
@@ -497,6 +472,41 @@ def rewrite(function: FunctionType) -> Callable[[Any], FunctionType]:
         return made
 
     return make
+
+
+# a factory makes a new function of the same code each time it is called
+_rewritten: WeakKeyDictionary[CodeType, CodeType] = WeakKeyDictionary()
+
+
+def _rewrite(definition: ast.FunctionDef, code: CodeType) -> CodeType:
+    node = _copy(definition)
+    rewriter = Rewriter(code.co_filename)
+    params = [a.arg for a in _arguments(node.args)]
+    known = ast.Dict([ast.Constant(p) for p in params], [ast.Name(p, ast.Load()) for p in params])
+    start = ast.Assign(
+        [ast.Name(ENV, ast.Store())], ast.Call(ast.Name(ENTER, ast.Load()), [known], [])
+    )
+    node.body = [_locate(node.body[0], start), *rewriter.body(node.body)]
+    node.decorator_list, node.returns = [], None
+    node.args.defaults = []
+    node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
+    for argument in _arguments(node.args):
+        argument.annotation = None
+    free = [*code.co_freevars, ENTER]
+    outer = ast.FunctionDef(
+        name="_tw_outer",
+        args=ast.arguments([], [ast.arg(n, None) for n in free], None, [], [], None, []),
+        body=[node],
+        decorator_list=[],
+    )
+    module = ast.Module([_locate(node, outer)], [])
+    compiled = compile(
+        ast.fix_missing_locations(module), code.co_filename, "exec", code.co_flags & _FUTURE,
+        dont_inherit=True,
+    )  # fmt: skip
+    new = _nested(_nested(compiled, "_tw_outer"), node.name)
+    register(new, rewriter.columns)
+    return new
 
 
 _FUTURE = __future__.annotations.compiler_flag

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.dtype import INT32
-from tilewright.ir.expr import Const, Expr, cast, const, is_pure, substitute, variables, wrap
+from tilewright.ir.expr import (
+    Bin,
+    Call,
+    Const,
+    Expr,
+    cast,
+    const,
+    fold,
+    is_pure,
+    logical_not,
+    substitute,
+    transform,
+    variables,
+    wrap,
+)
 from tilewright.ir.op import (
-    Alloc,
     Arrive,
-    BarrierInit,
     Body,
-    Break,
-    Continue,
     Copy,
     Fence,
     Fill,
@@ -25,7 +35,6 @@ from tilewright.ir.op import (
     Hint,
     If,
     Intrinsic,
-    Let,
     Map,
     Op,
     Reduce,
@@ -33,12 +42,11 @@ from tilewright.ir.op import (
     Role,
     Scan,
     Sync,
-    View,
     Wait,
     WaitGroup,
     While,
-    body,
     attr,
+    body,
     walk_ops,
 )
 from tilewright.lang.builder import KernelState, current, static_int
@@ -53,8 +61,9 @@ WARP, GROUP = 32, 128
 class Placed(Op):
     """Statements under `T.ws`, until the kernel's end shows who controls their order."""
 
-    syntax = "placed {ids} {body}"
-    ids: tuple[int, ...] = attr()
+    syntax = "placed {first} + {warps} {body}"
+    first: int = attr()
+    warps: int = attr()
     body: Body = body()
 
 
@@ -79,7 +88,11 @@ class Placement(AbstractContextManager[None]):
         if kernel.placed:
             raise CompileError("T.ws inside T.ws", fix="place statements once")
         self.loc = locate()
-        kernel.placed.append(self.ids)
+        ids = sorted(set(self.ids))
+        if ids[-1] - ids[0] + 1 != len(ids):
+            raise CompileError("T.ws takes neighbouring warpgroups", got=str(tuple(ids)))
+        self.warps = ids[0] * 4, len(ids) * 4
+        kernel.placed.append(self.warps)
         builder.open()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
@@ -88,7 +101,7 @@ class Placement(AbstractContextManager[None]):
         builder = current("ws")
         kernel = builder.require_kernel("ws")
         kernel.placed.pop()
-        builder.emit(Placed(self.ids, builder.close(), loc=self.loc))
+        builder.emit(Placed(*self.warps, builder.close(), loc=self.loc))
 
 
 def ws(*warpgroups: int) -> Placement:
@@ -106,29 +119,72 @@ _EXPLICIT = (Arrive, Wait)
 
 
 def place(ops: Body, kernel: KernelState) -> Body:
-    """Placements as roles when the kernel's own barriers order them, as hints otherwise."""
+    """Placements as roles when the kernel's own barriers order them, as hints otherwise.
+
+    A branch on the thread index that takes whole warps, with tile ops inside, is a placement too
+    where barriers are used.
+    """
+    explicit = any(isinstance(op, _EXPLICIT) for op in walk_ops(ops))
+    if explicit:
+        ops = _place_branches(ops, kernel)
     placements = [op for op in walk_ops(ops) if isinstance(op, Placed)]
-    if not placements:
-        return ops
-    explicit = any(isinstance(o, _EXPLICIT) for p in placements for o in walk_ops(p.body))
-    if not explicit:
-        return _as_hints(ops)
-    return _as_roles(ops, kernel)
+    if any(isinstance(o, _EXPLICIT) for p in placements for o in walk_ops(p.body)):
+        return _as_roles(ops, kernel)
+    return _as_hints(ops) if placements else ops
 
 
-def _inside(op: Op, change: Any) -> Op:
+def _inside(op: Op, change: Callable[[Body], Body]) -> Op:
     if isinstance(op, If):
         return replace(op, then=change(op.then), orelse=change(op.orelse))
-    if isinstance(op, (For, While, Placed, Map, Role)):
+    if isinstance(op, (For, While, Placed)):
         return replace(op, body=change(op.body))
     return op
+
+
+def _place_branches(ops: Body, kernel: KernelState) -> Body:
+    found: list[Op] = []
+    for op in ops:
+        placed = None
+        if isinstance(op, If) and any(isinstance(o, _TILE_OPS) for o in walk_ops(op)):
+            placed = _place_branch(op, kernel, range(kernel.num_threads))
+        if placed is None:
+            placed = [_inside(op, lambda inner: _place_branches(inner, kernel))]
+        found += placed
+    return tuple(found)
+
+
+def _place_branch(op: If, kernel: KernelState, threads: range) -> list[Op] | None:
+    """`op` as one placement per side, when each side is run by whole, neighbouring warps."""
+    if not _on_threads([op.cond], kernel):
+        return None
+    chosen = set(_threads_where([op.cond], kernel))
+    found: list[Op] = []
+    for side, side_ops in (
+        ([t for t in threads if t in chosen], op.then),
+        ([t for t in threads if t not in chosen], op.orelse),
+    ):
+        if not side_ops or not side:
+            continue
+        span = range(side[0], side[-1] + 1)
+        if len(span) != len(side) or span.start % WARP or len(span) % WARP:
+            return None
+        only = side_ops[0]
+        if len(side_ops) == 1 and isinstance(only, If) and _on_threads([only.cond], kernel):
+            inner = _place_branch(only, kernel, span)
+            if inner is None:
+                return None
+            found += inner
+        else:
+            found.append(Placed(span.start // WARP, len(span) // WARP, side_ops, loc=op.loc))
+    return found
 
 
 def _as_hints(ops: Body) -> Body:
     found: list[Op] = []
     for op in ops:
         if isinstance(op, Placed):
-            found += [Hint("ws", detail=op.ids, loc=op.loc), *op.body, Hint("ws", loc=op.loc)]
+            groups = tuple(range(op.first // 4, (op.first + op.warps) // 4))
+            found += [Hint("ws", detail=groups, loc=op.loc), *op.body, Hint("ws", loc=op.loc)]
         else:
             found.append(_inside(op, _as_hints))
     return tuple(found)
@@ -141,7 +197,8 @@ def _as_roles(ops: Body, kernel: KernelState) -> Body:
             found.append(_role(op))
         elif any(isinstance(o, Placed) for o in walk_ops(op)):
             found.append(_inside(op, lambda inner: _as_roles(inner, kernel)))
-        elif any(isinstance(o, _TILE_OPS) for o in walk_ops(op)):
+        elif any(isinstance(o, (*_TILE_OPS, Arrive)) for o in walk_ops(op)):
+            # all warps together
             warps = -(-kernel.num_threads // WARP)
             last = found[-1] if found else None
             if isinstance(last, Role) and last.name == "all":
@@ -154,23 +211,15 @@ def _as_roles(ops: Body, kernel: KernelState) -> Body:
 
 
 def _role(op: Placed) -> Role:
-    ids = sorted(op.ids)
-    if ids != list(range(ids[0], ids[-1] + 1)):
-        raise CompileError(
-            "T.ws with explicit barriers needs neighbouring warpgroups", loc=op.loc, got=str(op.ids)
-        )
-    name = "ws" + "_".join(str(i) for i in ids)
     registers = [
         int(h.detail[0])
         for h in op.body
         if isinstance(h, Hint) and h.name == "max_nreg" and h.detail
     ]
-    kept = tuple(
-        o for o in op.body if not (registers and isinstance(o, Hint) and o.name == "max_nreg")
-    )
+    kept = tuple(o for o in op.body if not (isinstance(o, Hint) and o.name == "max_nreg"))
     return Role(
-        name, ids[0] * 4, len(ids) * 4, kept, registers=registers[0] if registers else None,
-        loc=op.loc,
+        f"warps{op.first}", op.first, op.warps, kept,
+        registers=registers[0] if registers else None, loc=op.loc,
     )  # fmt: skip
 
 
@@ -194,45 +243,50 @@ def barrier_region(bar: Any, word: str) -> Region:
     return bar.corner((const(1),))
 
 
+def _on_threads(conds: list[Expr], kernel: KernelState) -> bool:
+    """Whether conditions depend on the thread's index and on nothing else."""
+    names = set(kernel.thread_vars)
+    return all(is_pure(c) and variables(c) and variables(c) <= names for c in conds)
+
+
+def _threads_where(conds: list[Expr], kernel: KernelState) -> list[int]:
+    """The threads, in linear order, for which all conditions hold."""
+    found = []
+    for linear in range(kernel.num_threads):
+        rest, values = linear, {}
+        for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
+            values[var] = const(rest % extent)
+            rest //= extent
+        tests = (transform(substitute(c, dict(values)), _fold_not) for c in conds)
+        if all(isinstance(test, Const) and bool(test.value) for test in tests):
+            found.append(linear)
+    return found
+
+
+def _fold_not(expr: Expr) -> Expr | None:
+    if isinstance(expr, Call) and expr.name == "not" and isinstance(expr.args[0], Const):
+        return logical_not(expr.args[0])
+    if isinstance(expr, Bin) and isinstance(expr.a, Const):
+        return fold(expr.op, expr.a, expr.b)
+    return None
+
+
 def _arrivals(kernel: KernelState) -> int:
     """How many threads run this place: barriers count threads."""
-    first, count = 0, kernel.num_threads
+    threads = range(kernel.num_threads)
     if kernel.placed:
-        ids = kernel.placed[-1]
-        first, count = ids[0] * GROUP, len(ids) * GROUP
-    threads = set(kernel.thread_vars)
-    guards = [g for g in kernel.guards if variables(g) & threads]
+        first, count = kernel.placed[-1]
+        threads = range(first * WARP, (first + count) * WARP)
+    names = set(kernel.thread_vars)
+    guards = [g for g in kernel.guards if variables(g) & names]
     if not guards:
-        return count
-    if not all(is_pure(g) and variables(g) <= threads for g in guards):
+        return len(threads)
+    if not _on_threads(guards, kernel):
         raise CompileError(
             "arriving under a condition that mixes threads with other values",
             fix="test the thread index in an `if` of its own",
         )
-    found = 0
-    for place in product(*(range(e) for e in reversed(kernel.threads))):
-        values = {
-            v: const(i) for v, i in zip(kernel.thread_vars, reversed(place), strict=True)
-        }
-        linear, stride = 0, 1
-        for index, extent in zip(reversed(place), kernel.threads, strict=True):
-            linear, stride = linear + index * stride, stride * extent
-        if not first <= linear < first + count:
-            continue
-        tests = [substitute(g, dict(values)) for g in guards]
-        found += all(isinstance(t, Const) and bool(t.value) for t in (_fold(t) for t in tests))
-    return found
-
-
-def _fold(test: Expr) -> Expr:
-    from tilewright.ir.expr import Call, logical_not, transform
-
-    return transform(
-        test,
-        lambda e: logical_not(e.args[0])
-        if isinstance(e, Call) and e.name == "not" and isinstance(e.args[0], Const)
-        else None,
-    )
+    return sum(t in threads for t in _threads_where(guards, kernel))
 
 
 def barrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
@@ -285,9 +339,7 @@ def set_max_nreg(count: int, is_inc: int | bool = True) -> None:
     builder.require_block("set_max_nreg")
     registers = static_int(count, "the count of T.set_max_nreg", 24)
     if registers > 256 or registers % 8:
-        raise CompileError(
-            "T.set_max_nreg takes a multiple of 8 up to 256", got=str(registers)
-        )
+        raise CompileError("T.set_max_nreg takes a multiple of 8 up to 256", got=str(registers))
     builder.emit(Hint("max_nreg", detail=(registers, bool(is_inc))))
 
 
@@ -351,5 +403,3 @@ def pdl_launch() -> None:
 
 
 pdl_sync, pdl_trigger = pdl_wait, pdl_launch
-
-__all__ = ["Alloc", "BarrierInit", "Break", "Continue", "Let", "View"]

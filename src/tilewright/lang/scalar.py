@@ -3,14 +3,20 @@ operator or an op asks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilewright.ir.dtype import dtype
-from tilewright.ir.expr import Const, Expr, cast, compare
+from tilewright.ir.expr import Const, Expr, cast
+
+_OPERATORS = (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift "
+    "rlshift rshift rrshift and rand or ror xor rxor neg pos abs invert lt le gt ge bool index"
+).split()
 
 
 class Scalar:
-    """Base: `as_expr()` gives the expression, operators build on it."""
+    """Base: `as_expr()` gives the expression, and every operator of expressions works on it."""
 
     def as_expr(self) -> Expr:
         raise NotImplementedError
@@ -18,107 +24,16 @@ class Scalar:
     def astype(self, to: Any) -> Expr:
         return cast(self.as_expr(), dtype(to))
 
-    def __add__(self, other: Any) -> Expr:
-        return self.as_expr() + other
 
-    def __radd__(self, other: Any) -> Expr:
-        return other + self.as_expr()
+def _delegate(name: str) -> Callable[..., Any]:
+    def operator(self: Scalar, *other: Any) -> Any:
+        return getattr(self.as_expr(), name)(*other)
 
-    def __sub__(self, other: Any) -> Expr:
-        return self.as_expr() - other
+    return operator
 
-    def __rsub__(self, other: Any) -> Expr:
-        return other - self.as_expr()
 
-    def __mul__(self, other: Any) -> Expr:
-        return self.as_expr() * other
-
-    def __rmul__(self, other: Any) -> Expr:
-        return other * self.as_expr()
-
-    def __truediv__(self, other: Any) -> Expr:
-        return self.as_expr() / other
-
-    def __rtruediv__(self, other: Any) -> Expr:
-        return other / self.as_expr()
-
-    def __floordiv__(self, other: Any) -> Expr:
-        return self.as_expr() // other
-
-    def __rfloordiv__(self, other: Any) -> Expr:
-        return other // self.as_expr()
-
-    def __mod__(self, other: Any) -> Expr:
-        return self.as_expr() % other
-
-    def __rmod__(self, other: Any) -> Expr:
-        return other % self.as_expr()
-
-    def __pow__(self, other: Any) -> Expr:
-        return self.as_expr() ** other
-
-    def __rpow__(self, other: Any) -> Expr:
-        return other ** self.as_expr()
-
-    def __lshift__(self, other: Any) -> Expr:
-        return self.as_expr() << other
-
-    def __rlshift__(self, other: Any) -> Expr:
-        return other << self.as_expr()
-
-    def __rshift__(self, other: Any) -> Expr:
-        return self.as_expr() >> other
-
-    def __rrshift__(self, other: Any) -> Expr:
-        return other >> self.as_expr()
-
-    def __and__(self, other: Any) -> Expr:
-        return self.as_expr() & other
-
-    def __rand__(self, other: Any) -> Expr:
-        return other & self.as_expr()
-
-    def __or__(self, other: Any) -> Expr:
-        return self.as_expr() | other
-
-    def __ror__(self, other: Any) -> Expr:
-        return other | self.as_expr()
-
-    def __xor__(self, other: Any) -> Expr:
-        return self.as_expr() ^ other
-
-    def __rxor__(self, other: Any) -> Expr:
-        return other ^ self.as_expr()
-
-    def __neg__(self) -> Expr:
-        return -self.as_expr()
-
-    def __pos__(self) -> Expr:
-        return self.as_expr()
-
-    def __abs__(self) -> Expr:
-        return abs(self.as_expr())
-
-    def __invert__(self) -> Expr:
-        return ~self.as_expr()
-
-    def __lt__(self, other: Any) -> Expr:
-        return compare("<", self.as_expr(), other)
-
-    def __le__(self, other: Any) -> Expr:
-        return compare("<=", self.as_expr(), other)
-
-    def __gt__(self, other: Any) -> Expr:
-        return compare(">", self.as_expr(), other)
-
-    def __ge__(self, other: Any) -> Expr:
-        return compare(">=", self.as_expr(), other)
-
-    def __bool__(self) -> bool:
-        return bool(self.as_expr())
-
-    def __index__(self) -> int:
-        return self.as_expr().__index__()
+for _name in _OPERATORS:
+    setattr(Scalar, f"__{_name}__", _delegate(f"__{_name}__"))
 
 
 def is_runtime(value: Any) -> bool:

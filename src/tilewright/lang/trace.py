@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import difflib
 import functools
 import sys
@@ -12,17 +13,16 @@ from dataclasses import dataclass, field
 from types import FrameType, FunctionType
 from typing import Any
 
-from tilewright.ir.buffer import Buffer
 from tilewright.ir.op import Program
 from tilewright.lang.builder import Builder, building, current
 from tilewright.lang.check import check_program
 from tilewright.lang.env import Binding, Env, Lost
 from tilewright.lang.handles import Access, Tile, Tiles, Variable
 from tilewright.lang.params import add_parameter
-from tilewright.lang.rewrite import find_definition, location, rewrite
+from tilewright.lang.rewrite import find_definition, rewrite
 from tilewright.lang.scalar import is_runtime
-from tilewright.lang.types import Ref, ScalarType, TensorType, split_names
-from tilewright.lang.where import is_rewritten, locate, locate_traceback, set_root
+from tilewright.lang.types import Ref, ScalarType, TensorType
+from tilewright.lang.where import locate, locate_traceback, set_root
 from tilewright.support.errors import CompileError, Loc, TilewrightError, locating
 
 
@@ -153,7 +153,7 @@ def _definition_loc(function: FunctionType) -> Loc:
         node = find_definition(function)
     except TilewrightError:
         return Loc(code.co_filename, code.co_firstlineno)
-    return location(ast.Name(lineno=node.lineno, col_offset=node.col_offset), code.co_filename)
+    return Loc(code.co_filename, node.lineno, node.col_offset + 1)
 
 
 # ── running ──────────────────────────────────────────────────────────────────────────────────
@@ -260,7 +260,13 @@ class Macro:
             env = Env(builder, "macro")
             made.append(env)
             for name, value in parameters.items():
-                _check_argument(self.function.__name__, name, value, annotations.get(name))
+                annotation = annotations.get(name)
+                _check_argument(self.function.__name__, name, value, annotation)
+                if isinstance(value, Access):
+                    if annotation is Ref:
+                        env.refs.add(name)
+                    else:
+                        value.keep(name, builder.writes(value.buffer))
             env.parameters(parameters)
             return env
 
@@ -373,20 +379,20 @@ def trace_direct(
     builder.loc = _definition_loc(function)
     arrays = {n: v for n, v in bound.arguments.items() if _is_array(v)}
     builder.arguments = arrays
-    builder.consts = _match_sizes(function, arrays)
 
-    def call(run: FunctionType) -> Any:
+    def call(into: Builder, run: FunctionType) -> Any:
         given = {}
         for name, value in bound.arguments.items():
             annotation = annotations.get(name)
             if isinstance(annotation, (TensorType, ScalarType)):
-                given[name] = add_parameter(builder, name, annotation)
-                builder.declared.append(name)
+                given[name] = add_parameter(into, name, annotation)
+                into.declared.append(name)
             else:
                 given[name] = Undeclared(name) if name in arrays else value
         return run(**given)
 
-    returned = _run(function, builder, call, "jit")
+    builder.consts = _find_sizes(function, arrays, call)
+    returned = _run(function, builder, functools.partial(call, builder), "jit")
     outputs = _outputs(builder, returned)
     order = [n for n in bound.arguments if n in builder.declared]
     by_name = {p.name: p for p in builder.params}
@@ -396,6 +402,23 @@ def trace_direct(
     program = builder.finish()
     check_program(program)
     return DirectTrace(program, tuple(order), outputs, not isinstance(returned, (tuple, list)))
+
+
+def _find_sizes(
+    function: FunctionType,
+    arrays: dict[str, Any],
+    call: Callable[[Builder, FunctionType], Any],
+) -> dict[str, int]:
+    """The sizes that `T.const` names: run the function up to its first kernel with the sizes
+    unknown, and see which shapes its declarations give them."""
+    if "const" not in function.__code__.co_names:
+        return {}
+    probe = Builder(function.__name__)
+    probe.arguments, probe.probing = arrays, True
+    # what goes wrong with unknown sizes goes wrong again, and better said, with known ones
+    with contextlib.suppress(Exception):
+        _run(function, probe, functools.partial(call, probe), "jit")
+    return probe.consts
 
 
 class Undeclared:
@@ -420,72 +443,3 @@ class Undeclared:
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
-
-
-def _match_sizes(function: FunctionType, arrays: dict[str, Any]) -> dict[str, int]:
-    """The sizes that `T.const` names, from the shapes declared in the body."""
-    node = find_definition(function)
-    names: dict[str, str] = {}
-    for each in ast.walk(node):
-        if not (isinstance(each, ast.Assign) and isinstance(each.value, ast.Call)):
-            continue
-        called = each.value.func
-        word = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-        if word != "const" or not each.value.args or len(each.targets) != 1:
-            continue
-        text = each.value.args[0]
-        if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
-            continue
-        target = each.targets[0]
-        parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
-        for part, name in zip(parts, split_names(text.value), strict=False):
-            if isinstance(part, ast.Name):
-                names[part.id] = name
-    found: dict[str, tuple[int, str]] = {}
-    for each in ast.walk(node):
-        if not (isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)):
-            continue
-        array = arrays.get(each.target.id)
-        sizes = _declared_sizes(each.annotation)
-        if array is None or each.value is not None or sizes is None:
-            continue
-        if len(sizes) != len(array.shape):
-            raise CompileError(
-                f"{each.target.id} is declared with {len(sizes)} dimensions",
-                loc=location(each, function.__code__.co_filename),
-                got=f"an array of shape {tuple(int(s) for s in array.shape)}",
-            )
-        for axis, (size, value) in enumerate(zip(sizes, array.shape, strict=True)):
-            if not (isinstance(size, ast.Name) and size.id in names):
-                continue
-            name, where = names[size.id], f"dimension {axis} of {each.target.id}"
-            if name in found and found[name][0] != int(value):
-                raise CompileError(
-                    f"{where} and {found[name][1]} are both {name} but differ",
-                    loc=location(each, function.__code__.co_filename),
-                    expected=f"{name} = {found[name][0]}",
-                    got=f"{name} = {int(value)}",
-                )
-            found[name] = (int(value), where)
-    return {name: value for name, (value, _) in found.items()}
-
-
-def _declared_sizes(annotation: ast.expr) -> list[ast.expr] | None:
-    """The sizes in `T.Tensor((M, N), …)` or `T.Tensor[(M, N), …]`."""
-    if isinstance(annotation, ast.Call):
-        shape = annotation.args[0] if annotation.args else None
-        for keyword in annotation.keywords:
-            shape = keyword.value if keyword.arg == "shape" else shape
-    elif isinstance(annotation, ast.Subscript):
-        key = annotation.slice
-        shape = key.elts[0] if isinstance(key, ast.Tuple) and key.elts else key
-        if isinstance(key, ast.Tuple) and not isinstance(shape, (ast.Tuple, ast.List)):
-            return key.elts[:-1]
-    else:
-        return None
-    if isinstance(shape, (ast.Tuple, ast.List)):
-        return shape.elts
-    return [shape] if shape is not None else None
-
-
-__all__ = ["Buffer", "DirectTrace", "Macro", "PrimFunc", "is_rewritten", "macro", "prim_func"]

@@ -130,9 +130,7 @@ def dynamic(
         raise CompileError(
             "an impossible contract", got=f"min={min}, max={max}, multiple_of={multiple_of}"
         )
-    sizes = tuple(
-        SymbolicSize(Dim(Var(n, kind), min, max, multiple_of)) for n in split_names(name)
-    )
+    sizes = tuple(SymbolicSize(Dim(Var(n, kind), min, max, multiple_of)) for n in split_names(name))
     return sizes if len(sizes) > 1 else sizes[0]
 
 
@@ -158,10 +156,15 @@ class _Tensor:
     def __init__(self, word: str, space: Space | None, strided: bool = False) -> None:
         self.word, self.space, self.strided = word, space, strided
 
-    def __call__(self, shape: Any, *args: Any, **kwargs: Any) -> TensorType:
+    def __call__(self, shape: Any, *args: Any, **kwargs: Any) -> Any:
         names = ["strides", "dtype"] if self.strided else ["dtype", "strides"]
+        data = kwargs.pop("data", None)
+        if args and hasattr(args[-1], "tilewright_view"):
+            *args, data = args  # type: ignore[assignment]
+        if data is not None:
+            return data.tilewright_view(shape, *args, **kwargs)
         given = dict(zip(names, args, strict=False))
-        if len(args) > 2 or set(kwargs) - {"dtype", "strides", "scope", "data"}:
+        if len(args) > 2 or set(kwargs) - {"dtype", "strides", "scope"}:
             raise CompileError(
                 f"T.{self.word} got too much", expected=f"T.{self.word}(shape, {', '.join(names)})"
             )
@@ -178,7 +181,7 @@ class _Tensor:
             self.space,
         )
 
-    def __getitem__(self, key: Any) -> TensorType:
+    def __getitem__(self, key: Any) -> Any:
         if isinstance(key, tuple) and key and isinstance(key[0], (tuple, list)):
             return self(*key)
         if isinstance(key, tuple) and len(key) > 1 and _names_type(key[-1]):

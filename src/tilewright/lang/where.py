@@ -4,6 +4,7 @@ call sites that led to it."""
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
@@ -23,21 +24,21 @@ def register(code: CodeType, columns: dict[int, int]) -> None:
             register(inner, columns)
 
 
-def is_rewritten(code: CodeType) -> bool:
-    return code in _REWRITTEN
-
-
 def _is_ours(code: CodeType) -> bool:
     return code.co_filename.startswith(_PACKAGE)
 
 
+@lru_cache(maxsize=256)
+def _positions(code: CodeType) -> tuple[tuple[int | None, ...], ...]:
+    find = getattr(code, "co_positions", None)
+    return tuple(find()) if find is not None else ()
+
+
 def _span(code: CodeType, lasti: int, line: int) -> Loc:
     column, end = _REWRITTEN.get(code, {}).get(line, 0), None
-    if hasattr(code, "co_positions") and lasti >= 0:
-        position = next(
-            (p for at, p in enumerate(code.co_positions()) if at == lasti // 2), (None,) * 4
-        )
-        first, last, start, stop = position
+    positions = _positions(code)
+    if 0 <= lasti // 2 < len(positions):
+        first, last, start, stop = positions[lasti // 2]
         if first == line and start is not None:
             column, end = start, stop if last == line else None
     return Loc(code.co_filename, line, column + 1, end + 1 if end is not None else None)

@@ -6,7 +6,6 @@ private to each iteration of a `Map`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from tilewright.ir.atoms import ATOMS
@@ -14,75 +13,53 @@ from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Const, Expr, Load, Var, cast, const
 from tilewright.ir.op import (
     Atomic,
-    Body,
     Copy,
     Fill,
     For,
-    Kernel,
     Map,
     Op,
+    Program,
     Relayout,
     Store,
-    bodies,
-    bound,
-    marked,
-    walk_ops,
 )
+from tilewright.ir.rewrite import fresh_name, map_kernels, map_ops, program_names
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError
 
 
 class Names:
-    """Variables and buffers that no other op of the kernel has."""
+    """Names that nothing else in the program has."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.used = {v.name for op in walk_ops(kernel) for v in bound(op)}
-        self.count = 0
+    def __init__(self, program: Program) -> None:
+        self.taken = program_names(program)
+
+    def __call__(self, stem: str) -> str:
+        return fresh_name(stem, self.taken)
 
     def var(self, stem: str) -> Var:
         return Var(self(stem))
 
-    def __call__(self, stem: str) -> str:
-        while True:
-            self.count += 1
-            name = f"{stem}_{self.count}"
-            if name not in self.used:
-                self.used.add(name)
-                return name
 
-
-def rebuild(body: Body, rule: Callable[[Op], Body]) -> Body:
-    """Every op, innermost first, replaced by what `rule` makes of it."""
-    done: list[Op] = []
-    for op in body:
-        inner = {f.name: rebuild(getattr(op, f.name), rule) for f in marked(op, "body")}
-        changed = any(new is not old for new, old in zip(inner.values(), bodies(op), strict=True))
-        done += rule(replace(op, **inner) if changed else op)
-    same = len(done) == len(body) and all(a is b for a, b in zip(done, body, strict=True))
-    return body if same else tuple(done)
-
-
-def expand_copies(kernel: Kernel, target: Target) -> Kernel:
+def expand_copies(program: Program, target: Target) -> Program:
     """`Copy`, `Fill`, `Relayout` and atomics on tiles become nests of loads and stores."""
-    names = Names(kernel)
-    threads = set(kernel.thread_vars)
+    names = Names(program)
 
-    def expand(op: Op) -> Body:
+    def expand(op: Op) -> Op | None:
         match op:
             case Copy():
-                return (_copy(op, names, threads),)
+                return _copy(op, names)
             case Relayout():
-                return (_copy(Copy(op.src, op.dst, loc=op.loc), names, threads),)
+                return _copy(Copy(op.src, op.dst, loc=op.loc), names)
             case Fill():
-                return (_fill(op, names, threads),)
+                return _fill(op, names)
             case Atomic() if op.src is not None or op.dst.tile:
-                return (_atomic(op, names, threads),)
-        return (op,)
+                return _atomic(op, names)
+        return None
 
-    return replace(kernel, body=rebuild(kernel.body, expand))
+    return map_kernels(program, lambda kernel: map_ops(kernel, expand))
 
 
-def _copy(op: Copy, names: Names, threads: set[Var]) -> Op:
+def _copy(op: Copy, names: Names) -> Op:
     if op.barrier is not None or op.multicast is not None:
         raise CompileError(
             "a copy that completes on a barrier belongs to a scheduled program",
@@ -99,18 +76,18 @@ def _copy(op: Copy, names: Names, threads: set[Var]) -> Op:
     if op.reduce is not None:
         place = Region(op.dst.buffer, target, tuple(const(1) for _ in target))
         inner = Atomic(op.reduce, place, value, loc=op.loc)
-    return _nest((op.src, op.dst), vars_, extents, inner, threads)
+    return _nest((op.src, op.dst), vars_, extents, inner)
 
 
-def _fill(op: Fill, names: Names, threads: set[Var]) -> Op:
+def _fill(op: Fill, names: Names) -> Op:
     _own(op.dst, op)
     place, vars_, extents = _spread(op.dst, names, "f")
     value = cast(op.value, op.dst.dtype)
     inner = Store(op.dst.buffer, place, value, loc=op.loc)
-    return _nest((op.dst,), vars_, extents, inner, threads)
+    return _nest((op.dst,), vars_, extents, inner)
 
 
-def _atomic(op: Atomic, names: Names, threads: set[Var]) -> Op:
+def _atomic(op: Atomic, names: Names) -> Op:
     _own(op.dst, op)
     if op.result is not None:
         raise CompileError("only an atomic on one element has a result", loc=op.loc)
@@ -122,7 +99,7 @@ def _atomic(op: Atomic, names: Names, threads: set[Var]) -> Op:
         place, vars_, extents = _spread(op.dst, names, "a")
     dst = Region(op.dst.buffer, place, tuple(const(1) for _ in place))
     regions = (op.dst,) if op.src is None else (op.src, op.dst)
-    return _nest(regions, vars_, extents, replace(op, dst=dst, value=value, src=None), threads)
+    return _nest(regions, vars_, extents, replace(op, dst=dst, value=value, src=None))
 
 
 def _own(region: Region, op: Op) -> None:
@@ -178,7 +155,6 @@ def _nest(
     vars_: tuple[Var, ...],
     extents: tuple[Expr, ...],
     inner: Op,
-    threads: set[Var],
 ) -> Op:
     local = any(r.buffer.space is Space.LOCAL for r in regions)
     if vars_ and not local:

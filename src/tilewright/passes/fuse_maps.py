@@ -17,24 +17,19 @@ from tilewright.ir.op import (
     Op,
     Store,
     View,
+    marked,
     op_loads,
     walk_ops,
 )
+from tilewright.ir.rewrite import map_ops, rebuild, substitute_vars
 from tilewright.ir.target import Target
-from tilewright.passes.expand_copies import rebuild
-from tilewright.passes.substitute_vars import substitute_body
 
 Place = tuple[Expr, ...]
 
 
 def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
     """Fuse where every element that one nest writes is met by the other at the same point."""
-    viewed = {
-        name
-        for op in walk_ops(kernel)
-        if isinstance(op, View)
-        for name in (op.buffer.name, op.source.name)
-    }
+    viewed = viewed_buffers(kernel)
 
     def fuse(body: Body) -> Body:
         done: list[Op] = []
@@ -57,15 +52,23 @@ def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
                 last = None
         return tuple(done) if len(done) != len(body) else body
 
-    def visit(op: Op) -> Body:
-        inner = {
-            name: fuse(value)
-            for name in ("body", "then", "orelse")
-            if isinstance(value := getattr(op, name, None), tuple) and not isinstance(op, Map)
-        }
-        return (replace(op, **inner) if any(inner.values()) else op,)
+    def visit(op: Op) -> Op | None:
+        if isinstance(op, Map):
+            return None
+        return rebuild(op, **{f.name: fuse(getattr(op, f.name)) for f in marked(op, "body")})
 
-    return replace(kernel, body=fuse(rebuild(kernel.body, visit)))
+    inner = map_ops(kernel, visit)
+    return rebuild(inner, body=fuse(inner.body))
+
+
+def viewed_buffers(kernel: Kernel) -> set[str]:
+    """Buffers whose memory has more than one name."""
+    return {
+        name
+        for op in walk_ops(kernel)
+        if isinstance(op, View)
+        for name in (op.buffer.name, op.source.name)
+    }
 
 
 def _join(first: Map, second: Map, viewed: set[str]) -> Map | None:
@@ -74,7 +77,7 @@ def _join(first: Map, second: Map, viewed: set[str]) -> Map | None:
     if any(isinstance(op, Intrinsic) for op in walk_ops((first, second))):
         return None
     names: dict[Var, Expr] = dict(zip(second.vars, first.vars, strict=True))
-    moved = substitute_body(second.body, names)
+    moved = substitute_vars(second.body, names)
     if not _meet(_accesses(first.body), _accesses(moved), viewed):
         return None
     return replace(first, body=first.body + moved, layout=None)
@@ -119,4 +122,3 @@ def _meet(
 
 def _depends_on_memory(place: Place) -> bool:
     return any(isinstance(node, Load) for e in place for node in (e, *e.children))
-

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import BOOL, DTYPES, INT32, DType
@@ -35,6 +36,8 @@ from tilewright.ir.op import (
     Alloc,
     Atomic,
     Body,
+    Break,
+    Continue,
     Fence,
     For,
     Gemm,
@@ -45,6 +48,7 @@ from tilewright.ir.op import (
     Let,
     Map,
     Op,
+    Program,
     Reduce,
     Scan,
     Store,
@@ -60,10 +64,10 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
+from tilewright.ir.rewrite import map_body, map_kernels, map_operands, substitute_vars
 from tilewright.ir.target import Target
 from tilewright.ir.uniform import per_thread
 from tilewright.passes.expand_copies import Names
-from tilewright.passes.substitute_vars import substitute_body
 from tilewright.support.errors import CompileError
 
 WARP = 32
@@ -78,12 +82,13 @@ class _Group:
     mask: Expr = TRUE
 
 
-_Item = Op | _Group | tuple[Op, dict[str, list["_Item"]]]  # type: ignore[misc]
+_Item = Op | _Group | tuple[Op, dict[str, list["_Item"]]]
 
 
-def split_at_barriers(kernel: Kernel, target: Target) -> Kernel:
+def split_at_barriers(program: Program, target: Target) -> Program:
     """Per-thread statements become nests over the thread indices."""
-    return _Splitter(kernel).run()
+    names = Names(program)
+    return map_kernels(program, lambda kernel: _Splitter(kernel, names).run())
 
 
 def _convergent(op: Op) -> bool:
@@ -91,12 +96,12 @@ def _convergent(op: Op) -> bool:
 
 
 class _Splitter:
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, names: Names) -> None:
         self.kernel = kernel
         found = per_thread(kernel)
         self.vars = set(found.vars) | set(kernel.thread_vars)
         self.buffers = {b.name for b in found.buffers}
-        self.names = Names(kernel)
+        self.names = names
         self.count = prod(kernel.threads)
         lin: Expr = const(0)
         step = 1
@@ -179,6 +184,7 @@ class _Splitter:
                 flush()
                 out += self._structure(op, mask)
             elif self.threaded(op) or mask is not TRUE:
+                _check_group(op)
                 group.ops.append(_loops(op) if isinstance(op, Map) else op)
             elif isinstance(op, (Hint, Fence)):
                 continue
@@ -253,9 +259,7 @@ class _Splitter:
 
     def _exchange(self, op: Intrinsic, group: _Group, mask: Expr) -> tuple[list[_Item], list[Op]]:
         """(what runs between the groups, what the next group starts with)."""
-        arguments = [
-            Load(a.buffer, a.starts) if isinstance(a, Region) else a for a in op.args
-        ]
+        arguments = [Load(a.buffer, a.starts) if isinstance(a, Region) else a for a in op.args]
         value, result = arguments[0], op.result
         if op.name in ("ballot", "any_sync", "all_sync"):
             value = truth(value)
@@ -391,7 +395,8 @@ class _Splitter:
                 out += self._nest(item)
             elif isinstance(item, tuple):
                 op, inner = item
-                out.append(replace(op, **{name: self.emit(part) for name, part in inner.items()}))
+                new: dict[str, Any] = {name: self.emit(part) for name, part in inner.items()}
+                out.append(replace(op, **new))
             else:
                 out.append(item)
         return tuple(out)
@@ -422,10 +427,10 @@ class _Splitter:
             local = Var(self.names(var.name), var.dtype)
             names[var] = local
             lead.append(Let(local, Load(self.stored[var], (self.lin,))))
-        inside = (*lead, *substitute_body(inside, names))
+        inside = (*lead, *substitute_vars(inside, names))
         inside = _expand_locals(inside, self.expanded, self.lin)
         vars_ = {v: Var(self.names(v.name), v.dtype) for v in self.kernel.thread_vars}
-        inside = substitute_body(inside, dict(vars_))
+        inside = substitute_vars(inside, dict(vars_))
         order = tuple(reversed(self.kernel.thread_vars))
         extents = tuple(const(n) for n in reversed(self.kernel.threads))
         return [Map(tuple(vars_[v] for v in order), extents, inside, loc=group.ops[0].loc)]
@@ -434,7 +439,7 @@ class _Splitter:
         """Values other groups need are stored where they are made."""
         out: list[Op] = []
         for op in body:
-            inner = {
+            inner: dict[str, Any] = {
                 name: self._keep(getattr(op, name))
                 for name in ("body", "then", "orelse")
                 if isinstance(getattr(op, name, None), tuple)
@@ -454,8 +459,35 @@ def _neutral(kind: str, dtype: DType) -> Expr:
     high = float("inf") if dtype.is_float else dtype.max_value
     if dtype.is_bool:
         return const(kind == "and", BOOL)
-    values = {"sum": 0, "or": 0, "max": low, "min": high, "and": -1 if dtype.kind == "int" else high}
+    values = {
+        "sum": 0,
+        "or": 0,
+        "max": low,
+        "min": high,
+        "and": -1 if dtype.kind == "int" else high,
+    }
     return const(values[kind], dtype)
+
+
+def _check_group(op: Op) -> None:
+    """No thread may leave, on its own, a loop that all threads run together; nor see its own
+    memory under two names."""
+    if isinstance(op, View):
+        raise CompileError(
+            f"{op.buffer.name} is a view of {op.source.name}, which every thread has its own of",
+            loc=op.loc,
+            fix="index the buffer itself",
+        )
+    if isinstance(op, (Break, Continue)):
+        raise CompileError(
+            "a thread leaves, on its own, a loop that has a barrier or a tile operation inside",
+            loc=op.loc,
+            fix="break on a condition that all threads of the block share",
+        )
+    if not isinstance(op, (For, While)):
+        for body in bodies(op):
+            for inner in body:
+                _check_group(inner)
 
 
 def _loops(op: Map) -> Op:
@@ -463,7 +495,7 @@ def _loops(op: Map) -> Op:
     body: Body = op.body
     for var, extent in zip(reversed(op.vars), reversed(op.extents), strict=True):
         body = (For(var, const(0, var.dtype), extent, body, loc=op.loc),)
-    return body[0] if len(body) == 1 else If(TRUE, body)
+    return body[0]
 
 
 def _buffers(op: Op) -> list[Buffer]:
@@ -477,69 +509,31 @@ def _expand_locals(body: Body, expanded: dict[str, Buffer], lin: Expr) -> Body:
     if not expanded:
         return body
 
-    def expr(e: Expr) -> Expr:
-        def rule(node: Expr) -> Expr | None:
-            if isinstance(node, Load) and node.buffer.name in expanded:
-                return Load(expanded[node.buffer.name], (*node.indices, lin), node.loc)
-            return None
+    def node(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and e.buffer.name in expanded:
+            return Load(expanded[e.buffer.name], (*e.indices, lin), e.loc)
+        return None
 
-        return transform(e, rule)
-
-    def region(r: Region) -> Region:
-        starts = tuple(expr(s) for s in r.starts)
-        extents = tuple(expr(s) for s in r.extents)
-        if r.buffer.name in expanded:
-            return Region(expanded[r.buffer.name], (*starts, lin), (*extents, const(1)))
-        return Region(r.buffer, starts, extents, r.cta)
+    def share(region: Region) -> Region:
+        big = expanded[region.buffer.name]
+        return Region(big, (*region.starts, lin), (*region.extents, const(1)))
 
     def rewrite(op: Op) -> Op:
+        op = map_operands(op, lambda e: transform(e, node))
         match op:
-            case Store():
-                where = tuple(expr(i) for i in op.indices)
-                if op.buffer.name in expanded:
-                    return replace(
-                        op,
-                        buffer=expanded[op.buffer.name],
-                        indices=(*where, lin),
-                        value=expr(op.value),
-                    )
-                return replace(op, indices=where, value=expr(op.value))
+            case Store() if op.buffer.name in expanded:
+                return replace(op, buffer=expanded[op.buffer.name], indices=(*op.indices, lin))
             case Alloc() if op.buffer.name in expanded:
-                tile = expanded[op.buffer.name]
-                zeros = tuple(const(0) for _ in op.buffer.shape)
-                return Store(tile, (*zeros, lin), expr(op.init or const(0, tile.dtype)), loc=op.loc)
-            case Alloc():
-                return replace(op, init=None if op.init is None else expr(op.init))
-            case Let():
-                return replace(op, value=expr(op.value))
-            case For():
-                return replace(
-                    op, start=expr(op.start), stop=expr(op.stop), step=expr(op.step),
-                    body=visit(op.body),
-                )  # fmt: skip
-            case While():
-                return replace(op, cond=expr(op.cond), body=visit(op.body))
-            case If():
-                return replace(
-                    op, cond=expr(op.cond), then=visit(op.then), orelse=visit(op.orelse)
-                )
-            case Atomic():
-                return replace(
-                    op, dst=region(op.dst), value=None if op.value is None else expr(op.value)
-                )
+                assert op.init is not None  # those without one are gone
+                return Store(expanded[op.buffer.name], (lin,), op.init, loc=op.loc)
+            case Atomic() if op.dst.buffer.name in expanded:
+                return replace(op, dst=share(op.dst))
             case Intrinsic():
-                args = tuple(region(a) if isinstance(a, Region) else expr(a) for a in op.args)
-                return replace(op, args=args)
-            case View() if op.source.name in expanded or op.buffer.name in expanded:
-                raise CompileError(
-                    f"a view of {op.source.name}, a thread's buffer that lives across a barrier",
-                    loc=op.loc,
-                    fix="index the buffer itself",
+                args = tuple(
+                    share(a) if isinstance(a, Region) and a.buffer.name in expanded else a
+                    for a in op.args
                 )
+                return replace(op, args=args)
         return op
 
-    def visit(ops: Body) -> Body:
-        return tuple(rewrite(op) for op in ops)
-
-    return visit(body)
-
+    return map_body(body, rewrite)

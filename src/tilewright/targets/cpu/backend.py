@@ -14,8 +14,12 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Const, Var
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
+from tilewright.passes.absorb_loops import absorb_loops
 from tilewright.passes.expand_copies import expand_copies
 from tilewright.passes.fuse_maps import fuse_maps
+from tilewright.passes.pipeline import Pass, run_pipeline
+from tilewright.passes.simplify_indices import simplify_indices
+from tilewright.passes.split_at_barriers import split_at_barriers
 from tilewright.support.errors import RunError
 from tilewright.targets.cpu.emit import Layout, Watch, emit_module
 from tilewright.targets.cpu.host import LLVM_LOCK, host, load, optimize, target_machine
@@ -24,8 +28,21 @@ from tilewright.targets.cpu.numbers import item_bytes
 from tilewright.targets.cpu.threads import run_blocks
 
 PIPELINE = (
-    expand_copies,  # first: copies become nests, which everything below understands
-    fuse_maps,
+    Pass(
+        "expand_copies",
+        expand_copies,
+        "first: copies become nests, which everything below understands",
+        whole_program=True,
+    ),
+    Pass(
+        "split_at_barriers",
+        split_at_barriers,
+        "threads become nests too, so that what follows sees all there are",
+        whole_program=True,
+    ),
+    Pass("simplify_indices", simplify_indices, "on the indices the nests will really have"),
+    Pass("absorb_loops", absorb_loops, "before fusing, which compares boxes"),
+    Pass("fuse_maps", fuse_maps, "last: what is written and read at one point stays in registers"),
 )
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -70,7 +87,8 @@ class CpuKernel:
         started = perf_counter()
         self.name = program.name
         self.target = target
-        self.program, self.trace = _run_passes(program, target)
+        self.trace = run_pipeline(program, target, PIPELINE)
+        self.program = self.trace.result
         note = f"{host().vector_bits}-bit vectors"
         module, layouts, self._watches = emit_module(self.program, note)
         self.source = module.text()
@@ -80,7 +98,9 @@ class CpuKernel:
             self._module = optimize(self.source)
             self._binary = load(self._module, exports, tuple(sorted(module.imports)))
         self._launches = [
-            _Launch(name, self._binary.address(name), self._binary.address(f"{name}.blocks"), layout)
+            _Launch(
+                name, self._binary.address(name), self._binary.address(f"{name}.blocks"), layout
+            )
             for name, layout in zip(names, layouts, strict=True)
         ]
         self._plan(layouts[0].slots if layouts else {})
@@ -156,16 +176,6 @@ def _scratch_bytes(buffer: Buffer, sizes: dict[Var, int]) -> int:
     for size in buffer.shape:
         total *= int(size.value) if isinstance(size, Const) else static_value(size, sizes)
     return max(total, 1)
-
-
-def _run_passes(program: Program, target: Target) -> tuple[Program, Any]:
-    from dataclasses import replace
-
-    trace = []
-    for step in PIPELINE:
-        program = replace(program, kernels=tuple(step(k, target) for k in program.kernels))
-        trace.append((step.__name__, program))
-    return program, trace
 
 
 def compile_program(program: Program, target: Target) -> CpuKernel:

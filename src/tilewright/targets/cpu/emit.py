@@ -10,8 +10,8 @@ from typing import Any
 
 from tilewright.ir.bounds import Ranges
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import BOOL, INT64
-from tilewright.ir.expr import TRUE, Const, Expr, Var, binary, const
+from tilewright.ir.dtype import BOOL
+from tilewright.ir.expr import TRUE, Const, Expr, binary, const
 from tilewright.ir.op import (
     Alloc,
     Atomic,
@@ -76,9 +76,7 @@ def emit_module(program: Program, host_note: str) -> tuple[Module, list[Layout],
     range of blocks and `<kernel>.blocks(args)` counts them."""
     module = Module(f"{program.name}\n{host_note}")
     watches: list[Watch] = []
-    layouts = [
-        KernelEmitter(program, kernel, module, watches).emit() for kernel in program.kernels
-    ]
+    layouts = [KernelEmitter(program, kernel, module, watches).emit() for kernel in program.kernels]
     return module, layouts, watches
 
 
@@ -143,7 +141,9 @@ class KernelEmitter(TileEmitter):
         blocks = [f"i64 %{plain(v.name)}" for v in kernel.blocks]
         # scratch for panels is reserved while the body is emitted, so the arena stays one pointer
         tiles = [f"ptr noalias align 64 %{plain(t.name)}" for t in self.tiles]
-        head = ", ".join([*params, *tiles, "ptr noalias align 64 %tw.work", "ptr %tw.status", *blocks])
+        head = ", ".join(
+            [*params, *tiles, "ptr noalias align 64 %tw.work", "ptr %tw.status", *blocks]
+        )
         self.fn = Function(
             self.module, f"internal void @{self.symbol}.block({head})", "noinline nounwind"
         )
@@ -156,9 +156,7 @@ class KernelEmitter(TileEmitter):
             ranges = ranges.loop(var, const(0, var.dtype), extent, const(1, var.dtype))
         self.ranges = ranges
         for tile in self.tiles:
-            self.mems[tile.name] = Mem(
-                tile, f"%{plain(tile.name)}", row_major(tile.static_shape)
-            )
+            self.mems[tile.name] = Mem(tile, f"%{plain(tile.name)}", row_major(tile.static_shape))
         self.ops(kernel.body)
         self.fn.ret()
         self.fn.finish()
@@ -178,16 +176,21 @@ class KernelEmitter(TileEmitter):
             )
 
     def _strides(self, tensor: Buffer) -> tuple[Size, ...]:
+        """In elements; constants as far as the sizes are, else 64-bit values."""
         if tensor.strides is not None:
-            exprs = list(tensor.strides)
-        else:
-            exprs, step = [], const(1)
-            for size in reversed(tensor.shape):
-                exprs.append(step)
-                # past 2^31 elements an outer stride needs 64 bits, which `index` gives it
-                step = binary("*", step, size) if step.dtype == size.dtype else step
-            exprs.reverse()
-        return tuple(int(e.value) if isinstance(e, Const) else self.index(e) for e in exprs)
+            return tuple(
+                int(e.value) if isinstance(e, Const) else self.index(e) for e in tensor.strides
+            )
+        found: list[Size] = []
+        step: Size = 1
+        for size in reversed(tensor.shape):
+            found.append(step)
+            if isinstance(size, Const) and isinstance(step, int):
+                step *= int(size.value)
+            elif len(found) < tensor.rank:
+                factor = self.index(size)
+                step = factor if step == 1 else self.fn.value(f"mul nsw i64 {factor}, {step}")
+        return tuple(reversed(found))
 
     def _slot(self, fn: Function, name: str, type_: str) -> str:
         at = fn.value(f"getelementptr i64, ptr %args, i64 {self.slots[name]}")
@@ -285,12 +288,12 @@ class KernelEmitter(TileEmitter):
 
     def _for(self, op: For) -> None:
         start, stop, step = (self.index(e) for e in (op.start, op.stop, op.step))
-        with self.fn.loop(start, stop, step, op.var.name) as (at, again, leave):
-            with self.scope(self.ranges.loop(op.var, op.start, op.stop, op.step)):
-                self.counters[op.var] = at
-                self.loops.append((again, leave))
-                self.ops(op.body)
-                self.loops.pop()
+        inside = self.ranges.loop(op.var, op.start, op.stop, op.step)
+        with self.fn.loop(start, stop, step, op.var.name) as (at, *labels), self.scope(inside):
+            self.counters[op.var] = at
+            self.loops.append((labels[0], labels[1]))
+            self.ops(op.body)
+            self.loops.pop()
 
     def _while(self, op: While) -> None:
         head, body, done = (self.fn.label(f"while.{p}") for p in ("head", "body", "done"))
@@ -314,7 +317,7 @@ class KernelEmitter(TileEmitter):
 
     def _if(self, op: If) -> None:
         parts = [c for c in conjuncts(op.cond) if c not in self.holds or self.lanes is None]
-        cond = TRUE
+        cond: Expr = TRUE
         for part in parts:
             cond = binary("and", cond, part)
         if cond is TRUE:
@@ -373,7 +376,9 @@ class KernelEmitter(TileEmitter):
 
     def _view(self, op: View) -> None:
         source = self.memory(op.source)
-        if (op.buffer.dtype.packed or source.dtype.packed) and op.buffer.dtype.bits != source.dtype.bits:
+        if (
+            op.buffer.dtype.packed or source.dtype.packed
+        ) and op.buffer.dtype.bits != source.dtype.bits:
             raise CompileError(
                 f"{op.buffer.name} views {source.dtype} as {op.buffer.dtype}: the CPU target keeps "
                 "sub-byte elements unpacked",
@@ -381,17 +386,19 @@ class KernelEmitter(TileEmitter):
                 fix="cast the elements instead of viewing them",
             )
         if source.lanes > 1 and op.buffer.dtype.bits != source.dtype.bits:
-            raise CompileError(f"{op.buffer.name} views a local buffer as another width", loc=op.loc)
+            raise CompileError(
+                f"{op.buffer.name} views a local buffer as another width", loc=op.loc
+            )
         offset = self.index(op.offset)
         pointer = source.pointer
         if offset != "0":
             size = item_bytes(op.buffer.dtype) * max(source.lanes, 1)
             scaled = self.fn.value(f"mul nsw i64 {offset}, {size}")
-            pointer = self.fn.value(f"getelementptr i8, ptr {pointer}, i64 {scaled}", op.buffer.name)
+            pointer = self.fn.value(
+                f"getelementptr i8, ptr {pointer}, i64 {scaled}", op.buffer.name
+            )
         strides = self._strides(op.buffer)
-        self.mems[op.buffer.name] = Mem(
-            op.buffer, pointer, strides, source.is_global, source.lanes
-        )
+        self.mems[op.buffer.name] = Mem(op.buffer, pointer, strides, source.is_global, source.lanes)
 
     # ── what the runtime hears of ────────────────────────────────────────────────────────────
 
@@ -451,5 +458,3 @@ def _expression(value: Expr | Region) -> Expr:
     if isinstance(value, Region):
         raise CompileError("expected a value, got a region")
     return value
-
-

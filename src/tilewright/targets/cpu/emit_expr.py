@@ -139,7 +139,9 @@ class ExprEmitter(Math):
     def scalar(self, e: Expr) -> Val:
         found = self.expr(e)
         if found.lanes != 1:
-            raise CompileError("a value that differs between iterations is used where one is needed")
+            raise CompileError(
+                "a value that differs between iterations is used where one is needed"
+            )
         return found
 
     def _eval(self, e: Expr) -> tuple[Val, bool]:
@@ -304,9 +306,7 @@ class ExprEmitter(Math):
                 if not (low and high):
                     checks.append((dim, low, high))
         assured = self.lanes.assured if self.lanes else frozenset()
-        open_checks = [
-            c for c in checks if (indices[c[0]], mem.buffer.shape[c[0]]) not in assured
-        ]
+        open_checks = [c for c in checks if (indices[c[0]], mem.buffer.shape[c[0]]) not in assured]
         first = [self.index(i) for i in indices]
         if not any(self.varies(i) for i in indices):
             ok = self._conditions(mem, first, open_checks)
@@ -379,7 +379,9 @@ class ExprEmitter(Math):
     def element(self, mem: Mem, offset: str) -> str:
         if offset == "0":
             return mem.pointer
-        return self.fn.value(f"getelementptr {memory_type(mem.dtype)}, ptr {mem.pointer}, i64 {offset}", "p")
+        return self.fn.value(
+            f"getelementptr {memory_type(mem.dtype)}, ptr {mem.pointer}, i64 {offset}", "p"
+        )
 
     def zeros(self) -> str:
         self.module.globals["zeros"] = (
@@ -397,9 +399,7 @@ class ExprEmitter(Math):
         lanes = self.lanes.count if self.lanes else 1
         if found.contiguous:
             return self.read(mem.dtype, self._or_zeros(found, 0), lanes)
-        parts = [
-            self.read(mem.dtype, self._or_zeros(found, i)) for i in range(len(found.pointers))
-        ]
+        parts = [self.read(mem.dtype, self._or_zeros(found, i)) for i in range(len(found.pointers))]
         return parts[0] if len(parts) == 1 else self.gather(parts)
 
     def memory(self, buffer: Buffer) -> Mem:
@@ -421,13 +421,16 @@ class ExprEmitter(Math):
         if dtype.is_bool:
             zero = "0" if lanes == 1 else "zeroinitializer"
             ref = self.fn.value(f"icmp ne {type_} {ref}, {zero}")
-        return Val(ref, dtype, lanes)
+        # a sub-byte integer's upper bits are zero in memory, copies of its sign in a register
+        return self.wrap(Val(ref, dtype, lanes))
 
     def write(self, value: Val, pointer: str) -> None:
         dtype, ref = value.dtype, value.ref
         type_ = vector(memory_type(dtype), value.lanes)
         if dtype.is_bool:
             ref = self.fn.value(f"zext {type_of(BOOL, value.lanes)} {ref} to {type_}")
+        elif dtype.kind == "int" and dtype.packed:
+            ref = self._and(value, (1 << dtype.bits) - 1).ref
         self.fn.line(f"store {type_} {ref}, ptr {pointer}, align {item_bytes(dtype)}")
 
     def _private_address(self, mem: Mem, indices: tuple[Expr, ...]) -> list[str]:
@@ -466,10 +469,14 @@ class ExprEmitter(Math):
         if found.contiguous:
             self._store_vector(mem, found, self.splat(value, lanes))
             return
-        for i in range(len(found.pointers)):
-            # a uniform place in a vector nest: the last lane's value stays
-            lane = i if len(found.pointers) > 1 else lanes - 1
-            condition = found.valid[i]
+        pointers, valid = found.pointers, found.valid
+        chosen = list(range(len(pointers)))
+        if len(pointers) < lanes:
+            # a uniform place in a vector nest: lanes write in order, the last one wanted stays
+            chosen = list(range(lanes)) if self.mask is not None else [lanes - 1]
+        for lane in chosen:
+            at = lane if len(pointers) > 1 else 0
+            condition = valid[at]
             if self.mask is not None:
                 wanted = self.lane(self.mask, lane).ref
                 if condition is not None:
@@ -477,10 +484,10 @@ class ExprEmitter(Math):
                 condition = wanted
             part = self.lane(value, lane)
             if condition is None:
-                self.write(part, found.pointers[i])
+                self.write(part, pointers[at])
             else:
                 with self.fn.when(condition, "inside"):
-                    self.write(part, found.pointers[i])
+                    self.write(part, pointers[at])
 
     def _store_vector(self, mem: Mem, access: Access, value: Val) -> None:
         pointer, ok = access.pointers[0], access.valid[0]

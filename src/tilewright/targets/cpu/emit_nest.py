@@ -13,8 +13,19 @@ from dataclasses import dataclass
 
 from tilewright.ir.bounds import Ranges, stride_of
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Bin, Cmp, Const, Expr, Load, Select, Var, const, is_pure, variables
-from tilewright.ir.expr import substitute
+from tilewright.ir.expr import (
+    Bin,
+    Cmp,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    const,
+    is_pure,
+    substitute,
+    variables,
+)
 from tilewright.ir.op import (
     Alloc,
     Atomic,
@@ -24,7 +35,6 @@ from tilewright.ir.op import (
     If,
     Let,
     Map,
-    Op,
     Store,
     View,
     expressions,
@@ -148,8 +158,18 @@ class NestEmitter(ExprEmitter):
                 break
         if best_score <= 0 or not self._vectorizable(op.body, op.vars[best]):
             return last, 1
+        return best, self._lane_count(
+            op.extents[best], self._width(op.body, op.vars[best], touches)
+        )
+
+    def _width(self, body: Body, var: Var, touches: list[_Touch]) -> int:
+        """Bits per lane that decide how many lanes there are: the widest element, and not less
+        than 32 where something is computed or gathered."""
         bits = max([t.buffer.dtype.bits for t in touches] + [8])
-        return best, self._lane_count(op.extents[best], bits)
+        moves = all(isinstance(op, Store) and isinstance(op.value, Load) for op in body)
+        if moves and all(kind == 1 for kind in self._kinds(var, touches)):
+            return bits
+        return max(bits, 32)
 
     def _kinds(self, var: Var, touches: list[_Touch]) -> Iterator[float]:
         """Per varying access: 1 for a contiguous one, less for a gathered one."""
@@ -398,4 +418,3 @@ class NestEmitter(ExprEmitter):
         type_ = f"[{count} x {memory_type(buffer.dtype)}]"
         slot = self.fn.alloca(type_, buffer.name, align=16)
         return Mem(buffer, slot, row_major(shape), lanes=lanes)
-

@@ -106,12 +106,18 @@ class TileEmitter(GemmEmitter):
     def _wide(self, src: DType, dst: DType) -> DType:
         """Sums run in the wider of the two types, narrow floats in float32."""
         if src.is_float or dst.is_float:
-            return FLOAT64 if 64 in (src.bits * src.is_float, dst.bits * dst.is_float) else DTYPES["float32"]
+            return (
+                FLOAT64
+                if 64 in (src.bits * src.is_float, dst.bits * dst.is_float)
+                else DTYPES["float32"]
+            )
         if src.kind == dst.kind and src.is_int:
             return DTYPES[f"{src.kind}{max(32, src.bits, dst.bits)}"]
         return DTYPES["int64"]
 
-    def _combiner(self, op: str, wide: DType) -> tuple[DType, Callable[[Val], Val], Callable[[Val, Val], Val], float | int]:
+    def _combiner(
+        self, op: str, wide: DType
+    ) -> tuple[DType, Callable[[Val], Val], Callable[[Val, Val], Val], float | int]:
         """(accumulator type, what is done to each element, how two meet, neutral element)."""
         low = -float("inf") if wide.is_float else wide.min_value
         high = float("inf") if wide.is_float else wide.max_value
@@ -131,7 +137,12 @@ class TileEmitter(GemmEmitter):
             case "min":
                 return wide, same, lambda a, b: self.keep_nan("min", a, b), high
             case "and":
-                return wide, same, lambda a, b: self.binary("&", a, b), -1 if wide.kind == "int" else wide.max_value
+                return (
+                    wide,
+                    same,
+                    lambda a, b: self.binary("&", a, b),
+                    -1 if wide.kind == "int" else wide.max_value,
+                )
             case "or":
                 return wide, same, lambda a, b: self.binary("|", a, b), 0
             case "xor":
@@ -185,7 +196,9 @@ class TileEmitter(GemmEmitter):
             def column(j: str, count: int) -> None:
                 slot = self._accumulator(acc, neutral, count)
                 with self.fn.loop("0", str(size), hint="r") as (r, _, _):
-                    self._update(slot, acc, count, lambda old: combine(old, element([*at, j], r, count)))
+                    self._update(
+                        slot, acc, count, lambda old: combine(old, element([*at, j], r, count))
+                    )
                 finish([*at, j], self._current(slot, acc, count))
 
             self._along(inner, lanes, column)
@@ -369,7 +382,9 @@ class TileEmitter(GemmEmitter):
         type_ = element_type(value.dtype)
         if value.dtype.is_bool:
             return self.fn.value(f"zext i1 {value.ref} to {bits}")
-        return value.ref if type_ == bits else self.fn.value(f"bitcast {type_} {value.ref} to {bits}")
+        return (
+            value.ref if type_ == bits else self.fn.value(f"bitcast {type_} {value.ref} to {bits}")
+        )
 
     def _meet(self, op: str, old: Val, value: Val | None) -> Val:
         assert value is not None
@@ -382,14 +397,18 @@ class TileEmitter(GemmEmitter):
         self, op: str, dtype: DType, pointer: str, value: Val, slot: str, order: str, bits: str
     ) -> None:
         again, done = self.fn.label("again"), self.fn.label("swapped")
-        first = self.fn.value(f"load atomic {bits}, ptr {pointer} monotonic, align {max(8, dtype.bits) // 8}")
+        first = self.fn.value(
+            f"load atomic {bits}, ptr {pointer} monotonic, align {max(8, dtype.bits) // 8}"
+        )
         self.fn.line(f"store {bits} {first}, ptr {slot}")
         self.fn.start(again)
         expected = self.fn.value(f"load {bits}, ptr {slot}")
         new = self._word(self._meet(op, self.read(dtype, slot), value), bits)
         failure = "acquire" if order in ("acquire", "acq_rel") else "monotonic"
         failure = "seq_cst" if order == "seq_cst" else failure
-        pair = self.fn.value(f"cmpxchg ptr {pointer}, {bits} {expected}, {bits} {new} {order} {failure}")
+        pair = self.fn.value(
+            f"cmpxchg ptr {pointer}, {bits} {expected}, {bits} {new} {order} {failure}"
+        )
         seen = self.fn.value(f"extractvalue {{ {bits}, i1 }} {pair}, 0")
         self.fn.line(f"store {bits} {seen}, ptr {slot}")
         self.fn.branch(self.fn.value(f"extractvalue {{ {bits}, i1 }} {pair}, 1"), done, again)

@@ -8,6 +8,7 @@ shared by all products of a module.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -148,7 +149,9 @@ class GemmEmitter(NestEmitter):
             for start, extent, size in zip(
                 region.starts, region.extents, region.buffer.shape, strict=True
             ):
-                if not all((self.in_range(start, size)[0], self.in_range(start + extent - 1, size)[1])):
+                if not all(
+                    (self.in_range(start, size)[0], self.in_range(start + extent - 1, size)[1])
+                ):
                     raise CompileError(
                         f"a gemm reads {region.buffer.name} in global memory, maybe outside it",
                         fix="copy the tile to shared memory first",
@@ -181,7 +184,9 @@ class GemmEmitter(NestEmitter):
         for index, stride in ((i, m.down), (j, m.across)):
             term = index if stride == 1 else self.fn.value(f"mul nsw i64 {index}, {stride}")
             offset = term if offset == "0" else self.fn.value(f"add nsw i64 {offset}, {term}")
-        return self.fn.value(f"getelementptr {memory_type(m.dtype)}, ptr {m.pointer}, i64 {offset}", "p")
+        return self.fn.value(
+            f"getelementptr {memory_type(m.dtype)}, ptr {m.pointer}, i64 {offset}", "p"
+        )
 
     def _zero(self, m: Matrix) -> None:
         lanes = 2 * host().lanes(m.dtype.bits)
@@ -189,9 +194,8 @@ class GemmEmitter(NestEmitter):
             self._along(m.shape[1], lanes, lambda j, n: self.write(
                 self.constant(0, m.dtype, n), self._at(m, i, j)))  # fmt: skip
 
-    def _along(self, size: int, lanes: int, body: object) -> None:
+    def _along(self, size: int, lanes: int, body: Callable[[str, int], None]) -> None:
         """`body(j, lanes)` over 0 … size-1, vectors first."""
-        assert callable(body)
         whole = size - size % lanes
         if whole:
             with self.fn.loop("0", str(whole), str(lanes), hint="column") as (j, _, _):
@@ -209,46 +213,40 @@ class GemmEmitter(NestEmitter):
                 value = Val(self._to_tfloat32(value).ref, value.dtype, value.lanes)
             return value
 
+        def run(i: str, j: str, lanes: int = 1) -> None:
+            value = self.read(source.dtype, self._at(source, i, j), lanes)
+            self.write(moved(value), self._at(target, i, j))
+
         if source.across != 1 and source.down == 1 and target.down == 1:
             source, target = source.transposed, target.transposed
         rows, columns = source.shape
         lanes = host().lanes(32)
         if source.across == 1 and target.across == 1:
             with self.fn.loop("0", str(rows), hint="row") as (i, _, _):
-                self._along(columns, 2 * lanes, lambda j, n: self.write(
-                    moved(self.read(source.dtype, self._at(source, i, j), n)),
-                    self._at(target, i, j)))  # fmt: skip
+                self._along(columns, 2 * lanes, lambda j, n: run(i, j, n))
             return
-
-        def one(i: str, j: str) -> None:
-            value = self.read(source.dtype, self._at(source, i, j))
-            self.write(moved(value), self._at(target, i, j))
-
-        if not (source.down == 1 and target.across == 1):
-            with self.fn.loop("0", str(rows), hint="row") as (i, _, _):
-                with self.fn.loop("0", str(columns), hint="column") as (j, _, _):
-                    one(i, j)
-            return
-        # a transposition: square blocks through registers
+        # a transposition: square blocks through registers, what is left one by one
         lanes = min(lanes, 8)
-        full_rows, full_columns = rows - rows % lanes, columns - columns % lanes
-        if full_rows and full_columns:
-            with self.fn.loop("0", str(full_columns), str(lanes), hint="column") as (j, _, _):
-                with self.fn.loop("0", str(full_rows), str(lanes), hint="row") as (i, _, _):
-                    block = []
-                    for k in range(lanes):
-                        at = self._at(source, i, self.fn.value(f"add nsw i64 {j}, {k}"))
-                        block.append(moved(self.read(source.dtype, at, lanes)))
-                    for k, value in enumerate(self._transpose(block)):
-                        at = self._at(target, self.fn.value(f"add nsw i64 {i}, {k}"), j)
-                        self.write(value, at)
-        else:
-            full_rows = full_columns = 0
-        for i0, i1, j0, j1 in ((0, full_rows, full_columns, columns), (full_rows, rows, 0, columns)):
-            if i0 < i1 and j0 < j1:
-                with self.fn.loop(str(i0), str(i1), hint="row") as (i, _, _):
-                    with self.fn.loop(str(j0), str(j1), hint="column") as (j, _, _):
-                        one(i, j)
+        whole = (rows - rows % lanes, columns - columns % lanes)
+        if not (source.down == 1 and target.across == 1 and all(whole)):
+            whole = (0, 0)
+        with (
+            self.fn.loop("0", str(whole[1]), str(lanes), hint="column") as (j, _, _),
+            self.fn.loop("0", str(whole[0]), str(lanes), hint="row") as (i, _, _),
+        ):
+            block = []
+            for k in range(lanes):
+                at = self._at(source, i, self.fn.value(f"add nsw i64 {j}, {k}"))
+                block.append(moved(self.read(source.dtype, at, lanes)))
+            for k, value in enumerate(self._transpose(block)):
+                at = self._at(target, self.fn.value(f"add nsw i64 {i}, {k}"), j)
+                self.write(value, at)
+        for first, last, left in ((0, whole[0], whole[1]), (whole[0], rows, 0)):
+            with (
+                self.fn.loop(str(first), str(last), hint="row") as (i, _, _),
+                self.fn.loop(str(left), str(columns), hint="column") as (j, _, _),
+            ):
+                run(i, j)
 
     def _transpose(self, rows: list[Val]) -> list[Val]:
         """A square of vectors, turned: log2(n) rounds of interleaving."""
@@ -293,7 +291,11 @@ class GemmEmitter(NestEmitter):
                     if j0 == j1:
                         continue
                     kernel = self._micro_kernel(replace(block, rows=height), a, b, c)
-                    with self.fn.loop(str(j0), str(j1), str(block.columns), hint="col") as (j, _, _):
+                    with self.fn.loop(str(j0), str(j1), str(block.columns), hint="col") as (
+                        j,
+                        _,
+                        _,
+                    ):
                         self.fn.call(
                             "void",
                             kernel,
@@ -318,7 +320,9 @@ class GemmEmitter(NestEmitter):
         name += f".{a.shape[1]}"
         if name not in self.module.functions:
             self.module.functions[name] = ""
-            _MicroKernel(self.module_function(name), c.dtype, tile, along, strides, a.shape[1]).emit()
+            _MicroKernel(
+                self.module_function(name), c.dtype, tile, along, strides, a.shape[1]
+            ).emit()
         return name
 
     def module_function(self, name: str) -> Function:
@@ -396,14 +400,20 @@ class _MicroKernel(Math):
         for step in range(count):
             k = fn.value(f"add nsw i64 {at}, {step}") if step else at
             row = self._offset("%b", k, self.bk)
-            b = [self._load(self._plus(row, v * tile.lanes), tile.lanes) for v in range(tile.vectors)]
+            b = [
+                self._load(self._plus(row, v * tile.lanes), tile.lanes) for v in range(tile.vectors)
+            ]
             here = self._offset("%a", k, self.ak)
             across = self._load(here, tile.rows) if self.along == "m" else None
             for r in range(tile.rows):
                 if vectors:
                     a = self._broadcast(vectors[r], step)
                 elif across is not None:
-                    a = self._broadcast(across, r) if tile.rows > 1 else self.splat(across, tile.lanes)
+                    a = (
+                        self._broadcast(across, r)
+                        if tile.rows > 1
+                        else self.splat(across, tile.lanes)
+                    )
                 else:
                     a = self.splat(self._load(self._offset(here, str(r), self.am), 1), tile.lanes)
                 for v in range(tile.vectors):
@@ -437,5 +447,3 @@ class _MicroKernel(Math):
         if not elements:
             return pointer
         return self.fn.value(f"getelementptr {type_of(self.dtype)}, ptr {pointer}, i64 {elements}")
-
-

@@ -117,7 +117,9 @@ class Math(Numbers):
         e = self.add(self.convert("sitofp", exponent, FLOAT32), lift)
         f = self.sub(self.bits_of(mantissa, FLOAT32), self.f32(1.0))
         square = self.mul(f, f)
-        tail = self.fma(square, self.f32(-0.5), self.mul(self.mul(self.polynomial(f, _LOG), f), square))
+        tail = self.fma(
+            square, self.f32(-0.5), self.mul(self.mul(self.polynomial(f, _LOG), f), square)
+        )
         value = Val(f.ref, f.dtype, f.lanes)
 
         def special(result: Val) -> Val:
@@ -269,7 +271,9 @@ class Math(Numbers):
         any_far = far.ref
         if x.lanes > 1:
             mask = type_of(BOOL, x.lanes)
-            any_far = self.fn.intrinsic(f"llvm.vector.reduce.or.v{x.lanes}i1", "i1", (mask, far.ref))
+            any_far = self.fn.intrinsic(
+                f"llvm.vector.reduce.or.v{x.lanes}i1", "i1", (mask, far.ref)
+            )
         with self.fn.when(any_far, "far"):
             exact = self.choose_lanes(far, self.libm(name, x), near)
             self.fn.line(f"store {type_} {exact.ref}, ptr {slot}")
@@ -367,7 +371,8 @@ def _dp4a(m: Math, args: list[Val], dtype: DType) -> Val:
         for x in (a, b):
             down = "ashr" if x.dtype.kind == "int" else "lshr"
             parts.append(m.instruction(down, m.instruction("shl", x, left), right))
-        total = m.instruction("add", total, m.instruction("mul", *(m.resize(p, dtype) for p in parts)))
+        p, q = (m.resize(part, dtype) for part in parts)
+        total = m.instruction("add", total, m.instruction("mul", p, q))
     return total
 
 

@@ -105,7 +105,9 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     if dtype.bits == 64 or dtype.bits == 32:
         exact = float(value) if dtype.bits == 64 else round_constant(float(value), FLOAT32)
         return f"0x{struct.unpack('>Q', struct.pack('>d', exact))[0]:016X}"
-    code = int.from_bytes(np.array(round_constant(float(value), dtype), dtype.numpy).tobytes(), "little")
+    code = int.from_bytes(
+        np.array(round_constant(float(value), dtype), dtype.numpy).tobytes(), "little"
+    )
     return f"0xH{code:04X}" if dtype.name == "float16" else str(code)
 
 
@@ -181,7 +183,9 @@ class Numbers:
         """An intrinsic whose operands and result share one type."""
         args = self.even(*args)
         type_ = type_of(args[0].dtype, args[0].lanes)
-        ref = self.fn.intrinsic(f"llvm.{name}.{mangle(type_)}", type_, *((type_, a.ref) for a in args))
+        ref = self.fn.intrinsic(
+            f"llvm.{name}.{mangle(type_)}", type_, *((type_, a.ref) for a in args)
+        )
         return Val(ref, args[0].dtype, args[0].lanes)
 
     def convert(self, name: str, a: Val, dtype: DType) -> Val:
@@ -341,7 +345,9 @@ class Numbers:
 
     def _to_bfloat16(self, a: Val, dtype: DType) -> Val:
         bits = self.bits_of(a, UINT32)
-        quiet = self._shift("lshr", self.instruction("or", bits, self.constant(1 << 22, UINT32)), 16)
+        quiet = self._shift(
+            "lshr", self.instruction("or", bits, self.constant(1 << 22, UINT32)), 16
+        )
         word = self.choose_lanes(self._is_nan(a), quiet, self._round_bits(bits, 16))
         return self.convert("trunc", word, dtype)
 
@@ -368,7 +374,9 @@ class Numbers:
     def _encode(self, a: Val, form: Minifloat, dtype: DType) -> Val:
         """Round to nearest even, saturate, keep NaN where the type has one."""
         bits = self.bits_of(a, UINT32)
-        size = self.overloaded("minnum", self.overloaded("fabs", a), self.constant(dtype.max_value, FLOAT32))
+        size = self.overloaded(
+            "minnum", self.overloaded("fabs", a), self.constant(dtype.max_value, FLOAT32)
+        )
         normal = self._round_bits(self.bits_of(size, UINT32), 23 - form.mantissa)
         rebias = (127 - form.bias) << form.mantissa
         normal = self.instruction("sub", normal, self.constant(rebias, UINT32))

@@ -7,6 +7,7 @@ Each worker owns an arena for the tiles of the block it is running.
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable
 
@@ -81,11 +82,23 @@ _workers: list[_Worker] = []
 _busy = threading.Lock()
 
 
+def _forget() -> None:
+    """A forked child has this module's names but none of its threads."""
+    global _busy
+    _workers.clear()
+    _busy = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
 def run_blocks(work: Work, total: int, size: int, parallel: bool) -> None:
     """Run `work` over blocks 0 … total-1, in this thread and, if `parallel`, in the workers."""
     count = min(thread_count(), total) if parallel else 1
     # a kernel launched while another runs (from another thread) does its own blocks
-    if count < 2 or not _busy.acquire(blocking=False):
+    turn = _busy
+    if count < 2 or not turn.acquire(blocking=False):
         work(arena(size), 0, total)
         return
     try:
@@ -101,4 +114,4 @@ def run_blocks(work: Work, total: int, size: int, parallel: bool) -> None:
         if job.error is not None:
             raise job.error
     finally:
-        _busy.release()
+        turn.release()

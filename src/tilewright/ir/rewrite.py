@@ -1,0 +1,261 @@
+"""Rewriting ops, derived from their field marks.
+
+Nothing here knows an op class by name except what declares a buffer (`Alloc`, `View`). Functions
+that change nothing return the object they were given, so `is` tells whether anything happened,
+and positions are kept: an op made anew from another carries its `loc`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tilewright.ir.buffer import Buffer, Region
+from tilewright.ir.expr import Expr, Load, Var, transform
+from tilewright.ir.op import Alloc, Body, Kernel, Op, Program, View, bound, marked, walk_ops
+from tilewright.support.errors import VerifyError
+
+OpT = TypeVar("OpT", bound=Op)
+Code = TypeVar("Code", Op, Body, Kernel)
+OpRule = Callable[[Any], "Op | Body | None"]
+
+
+def rebuild(op: OpT, **changes: Any) -> OpT:
+    """`op` with some fields changed; itself when none differs. The position stays."""
+    if all(getattr(op, name) is value for name, value in changes.items()):
+        return op
+    return dataclasses.replace(op, **changes)
+
+
+# ── operands ─────────────────────────────────────────────────────────────────────────────────
+
+
+def map_region(
+    region: Region,
+    expr: Callable[[Expr], Expr],
+    buffer: Callable[[Buffer], Buffer] | None = None,
+) -> Region:
+    """`region` with every start, extent and rank put through `expr`."""
+    starts = _each(region.starts, expr)
+    extents = _each(region.extents, expr)
+    cta = None if region.cta is None else expr(region.cta)
+    at = region.buffer if buffer is None else buffer(region.buffer)
+    if (
+        starts is region.starts
+        and extents is region.extents
+        and cta is region.cta
+        and at is region.buffer
+    ):
+        return region
+    return Region(at, starts, extents, cta)
+
+
+def map_operands(
+    op: OpT,
+    expr: Callable[[Expr], Expr],
+    buffer: Callable[[Buffer], Buffer] | None = None,
+) -> OpT:
+    """`op` with its expressions (those inside regions too) and its buffers replaced. Loads are
+    expressions: `expr` sees them. Bodies and bound variables are left alone."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, Expr):
+            return expr(value)
+        if isinstance(value, Region):
+            return map_region(value, expr, buffer)
+        if isinstance(value, Buffer) and buffer is not None:
+            return buffer(value)
+        if isinstance(value, tuple):
+            return _each(value, one)
+        return value
+
+    return rebuild(op, **{f.name: one(getattr(op, f.name)) for f in marked(op, "arg")})
+
+
+def map_exprs(op: OpT, fn: Callable[[Expr], Expr]) -> OpT:
+    """`op` with `fn` applied to each of its expressions, those inside regions and tuples too."""
+    return map_operands(op, fn)
+
+
+def _each(values: tuple[Any, ...], fn: Callable[[Any], Any]) -> tuple[Any, ...]:
+    new = tuple(fn(v) for v in values)
+    return values if all(a is b for a, b in zip(new, values, strict=True)) else new
+
+
+# ── bodies ───────────────────────────────────────────────────────────────────────────────────
+
+
+def map_body(body: Body, fn: OpRule) -> Body:
+    """`body` rewritten bottom-up: `fn(op)` sees each op with its new bodies and gives an op, a
+    body to put in its place (`()` drops it), or None to keep it."""
+    found: list[Op] = []
+    same = True
+    for op in body:
+        inner = map_ops(op, fn)
+        new = fn(inner)
+        if new is None:
+            new = inner
+        same = same and new is op
+        if isinstance(new, tuple):
+            found += new
+        else:
+            found.append(new)
+    return body if same else tuple(found)
+
+
+def map_ops(op: OpT, fn: OpRule) -> OpT:
+    """`op` itself with the ops inside its bodies rewritten by `map_body`."""
+    fields = marked(op, "body")
+    if not fields:
+        return op
+    return rebuild(op, **{f.name: map_body(getattr(op, f.name), fn) for f in fields})
+
+
+def map_kernels(program: Program, fn: Callable[[Kernel], Kernel]) -> Program:
+    """`program` with `fn` applied to each kernel."""
+    kernels = _each(program.kernels, fn)
+    if kernels is program.kernels:
+        return program
+    return dataclasses.replace(program, kernels=kernels)
+
+
+def _everywhere(code: Any, fn: Callable[[Op], Op]) -> Any:
+    """`fn` on every op of `code`, `code` itself included when it is an op."""
+    if isinstance(code, tuple):
+        return map_body(code, fn)
+    return fn(map_ops(code, fn))
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────
+
+
+def substitute_vars(code: Code, values: Mapping[Var, Expr]) -> Code:
+    """`code` with variables replaced by expressions wherever they are read."""
+    rule = _substitution(values, {})
+    new: Code = _everywhere(code, lambda op: map_operands(op, rule))
+    return new
+
+
+def replace_buffers(code: Code, buffers: Mapping[Buffer, Buffer]) -> Code:
+    """`code` with buffers replaced wherever they are allocated, viewed, read or written."""
+    names = {old.name: new for old, new in buffers.items()}
+    rule = _substitution({}, names)
+    new: Code = _everywhere(code, lambda op: map_operands(op, rule, _swap(names)))
+    return new
+
+
+def _swap(names: Mapping[str, Buffer]) -> Callable[[Buffer], Buffer]:
+    return lambda buffer: names.get(buffer.name, buffer)
+
+
+def _substitution(
+    values: Mapping[Var, Expr], buffers: Mapping[str, Buffer]
+) -> Callable[[Expr], Expr]:
+    def node(e: Expr) -> Expr | None:
+        if isinstance(e, Var):
+            return values.get(e)
+        if isinstance(e, Load) and e.buffer.name in buffers:
+            return Load(buffers[e.buffer.name], e.indices, e.loc)
+        return None
+
+    # expressions are shared between ops; each tree is rewritten once
+    memo: dict[int, tuple[Expr, Expr]] = {}
+
+    def rule(e: Expr) -> Expr:
+        found = memo.get(id(e))
+        if found is None:
+            found = memo[id(e)] = (e, transform(e, node))
+        return found[1]
+
+    return rule
+
+
+def defined_names(code: Op | Body) -> set[str]:
+    """The names of all variables and buffers that `code` defines."""
+    names: set[str] = set()
+    for op in walk_ops(code):
+        names |= {var.name for var in bound(op)}
+        if isinstance(op, (Alloc, View)):
+            names.add(op.buffer.name)
+    return names
+
+
+def program_names(program: Program) -> set[str]:
+    """Every name that `program` uses."""
+    names = {p.name for p in program.params} | {b.name for b in program.scratch}
+    names |= {dim.var.name for dim in program.dims}
+    return names.union(*(defined_names(kernel) for kernel in program.kernels))
+
+
+def fresh_name(name: str, taken: set[str]) -> str:
+    """`name`, or the first `name_N` that is free; it is taken from then on."""
+    found, n = name, 0
+    while found in taken:
+        n += 1
+        found = f"{name}_{n}"
+    taken.add(found)
+    return found
+
+
+def rename_unique(code: Code, taken: set[str]) -> Code:
+    """A copy of `code` in which whatever it defines has a name not in `taken` (which grows)."""
+    body = code if isinstance(code, tuple) else (code,)
+    values: dict[Var, Expr] = {}
+    buffers: dict[str, Buffer] = {}
+    for op in walk_ops(body):
+        for var in bound(op):
+            values[var] = Var(fresh_name(var.name, taken), var.dtype)
+        if isinstance(op, (Alloc, View)):
+            new = fresh_name(op.buffer.name, taken)
+            buffers[op.buffer.name] = dataclasses.replace(op.buffer, name=new)
+    rule = _substitution(values, buffers)
+
+    def one(op: Op) -> Op:
+        return _rebind(map_operands(op, rule, _swap(buffers)), values)
+
+    renamed: Code = _everywhere(code, one)
+    return renamed
+
+
+def _rebind(op: Op, values: Mapping[Var, Expr]) -> Op:
+    changes: dict[str, Any] = {}
+    for f in marked(op, "binds"):
+        value = getattr(op, f.name)
+        if isinstance(value, tuple):
+            changes[f.name] = tuple(values.get(v, v) for v in value)
+        elif value is not None:
+            changes[f.name] = values.get(value, value)
+    return rebuild(op, **changes) if changes else op
+
+
+# ── rules ────────────────────────────────────────────────────────────────────────────────────
+
+
+def apply_rules(body: Body, rules: Mapping[type[Op], Sequence[OpRule]], *, limit: int = 64) -> Body:
+    """Rewrite bottom-up with the rules of each op's class until none applies.
+
+    A rule gives an op, a body, or None when it does not apply; what it gives is rewritten again.
+    More than `limit` rewrites in a row of one op is an error: two rules undo each other.
+    """
+
+    def settle(op: Op, left: int) -> Body:
+        for rule in rules.get(type(op), ()):
+            new = rule(op)
+            if new is None or new is op:
+                continue
+            if left == 0:
+                raise VerifyError(
+                    f"the rules for {type(op).__name__} did not settle in {limit} rewrites",
+                    loc=op.loc,
+                    fix=f"{getattr(rule, '__name__', rule)} applies again to what it made",
+                )
+            parts: Iterable[Op] = new if isinstance(new, tuple) else (new,)
+            return tuple(done for part in parts for done in settle(map_ops(part, one), left - 1))
+        return (op,)
+
+    def one(op: Op) -> Op | Body:
+        done = settle(op, limit)
+        return done[0] if len(done) == 1 else done
+
+    return map_body(body, one)

@@ -1,0 +1,634 @@
+"""The verifier's rules for ops: small checks, and a table from op class to checks."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilewright.ir.atoms import ATOMS, GROUP_UNITS
+from tilewright.ir.buffer import Region, Space
+from tilewright.ir.expr import (
+    Const,
+    Expr,
+)
+from tilewright.ir.intrinsics import INTRINSICS
+from tilewright.ir.op import (
+    OPS,
+    Alloc,
+    Arrive,
+    Atomic,
+    BarrierInit,
+    Break,
+    Commit,
+    Continue,
+    Copy,
+    Fence,
+    Fill,
+    For,
+    Gemm,
+    Hint,
+    If,
+    Intrinsic,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Reduce,
+    Relayout,
+    Role,
+    Scan,
+    Store,
+    Sync,
+    View,
+    Wait,
+    WaitGroup,
+    While,
+    walk_ops,
+)
+from tilewright.ir.verify_core import (
+    WARP,
+    Check,
+    Context,
+    block_threads,
+    block_warps,
+    require_bool,
+    require_dtype,
+    require_integer,
+    require_one_of,
+)
+from tilewright.ir.verify_values import (
+    DATA,
+    TILES,
+    Extents,
+    check_buffer,
+    check_expr,
+    check_indices,
+    fits,
+    in_space,
+    need_cluster,
+    one_barrier,
+    same_tile,
+    shape_text,
+)
+
+MAX_THREADS = 1024
+REGISTERS_PER_BLOCK = 65536
+WARPGROUP = 4
+NAMED_BARRIERS = 16
+
+# ── structure ────────────────────────────────────────────────────────────────────────────────
+
+
+def _kernel(op: Kernel, context: Context) -> None:
+    if context.enclosing:
+        context.fail(op, "a kernel inside another op", fix="kernels stand side by side")
+    for names, extents, what in (
+        (op.blocks, op.grid, "grid"),
+        (op.thread_vars, op.threads, "threads"),
+    ):
+        if len(names) != len(extents) or len(names) > 3:
+            context.fail(
+                op,
+                f"{what}: one variable for each of at most 3 axes",
+                got=f"{len(names)} variables, {len(extents)} extents",
+            )
+    for extent in op.grid:
+        require_integer(extent, "a grid extent", op, context)
+    if min(op.threads, default=1) < 1 or block_threads(op) > MAX_THREADS:
+        context.fail(
+            op,
+            "the number of threads is out of range",
+            expected=f"1 … {MAX_THREADS}",
+            got=str(block_threads(op)),
+        )
+    if op.rank is not None and not op.cluster:
+        context.fail(op, "rank= in a kernel without a cluster", fix="give cluster=(…)")
+    if op.cluster and (
+        len(op.cluster) > max(1, len(op.grid)) or min(op.cluster) < 1 or prod(op.cluster) > 16
+    ):
+        context.fail(
+            op,
+            "the cluster does not fit",
+            expected="positive, at most one extent per grid axis, at most 16 blocks",
+            got=str(op.cluster),
+        )
+    _registers(op, context)
+
+
+def _registers(op: Kernel, context: Context) -> None:
+    """Registers moved between roles must have been there at entry, or the kernel hangs."""
+    roles = [r for r in walk_ops(op) if isinstance(r, Role) and r.registers is not None]
+    groups = block_warps(op) // WARPGROUP
+    if not roles or not groups:
+        return
+    entry = min(REGISTERS_PER_BLOCK // block_threads(op) // 8 * 8, 256)
+    held = [entry] * groups
+    for group in range(groups):
+        moved = [r.registers or 0 for r in roles if r.first <= group * 4 < r.first + r.warps]
+        held[group] = max(moved, default=entry)
+    if sum(held) > entry * groups:
+        context.fail(
+            roles[-1],
+            "the roles take more registers than the block has",
+            expected=f"at most {entry * groups} over {groups} warpgroups ({entry} each at entry)",
+            got=" + ".join(map(str, held)) + f" = {sum(held)}",
+        )
+
+
+def _for(op: For, context: Context) -> None:
+    require_one_of(
+        op.kind, ("serial", "unroll", "vectorized", "pipelined", "persistent"), "loop kind",
+        op, context,
+    )  # fmt: skip
+    require_integer(op.var, "a loop variable", op, context)
+    for name, bound in (("start", op.start), ("stop", op.stop), ("step", op.step)):
+        if bound.dtype != op.var.dtype and not (name == "step" and isinstance(bound, Const)):
+            context.fail(
+                op,
+                f"the loop's {name} has another type than {op.var.name}",
+                expected=str(op.var.dtype),
+                got=str(bound.dtype),
+            )
+    if isinstance(op.step, Const) and op.step.value < 1:
+        context.fail(op, "a loop's step must be positive", got=str(op.step.value))
+    if op.stages < 0:
+        context.fail(op, "stages must not be negative", got=str(op.stages))
+    if op.order is not None and op.stage is not None and len(op.order) != len(op.stage):
+        context.fail(
+            op,
+            "order and stage pin the same statements",
+            expected=f"{len(op.order)} stages",
+            got=str(len(op.stage)),
+        )
+
+
+def _condition(op: If | While, context: Context) -> None:
+    require_bool(op.cond, "the condition", op, context)
+
+
+def _in_loop(op: Break | Continue, context: Context) -> None:
+    word = type(op).__name__.lower()
+    inner = context.inside(For, While, Map, Role)
+    if not isinstance(inner, (For, While)):
+        why = f" (a {type(inner).__name__.lower()} lies between)" if inner else ""
+        context.fail(op, f"{word} outside a loop{why}", expected="a for or while around it")
+
+
+def _let(op: Let, context: Context) -> None:
+    require_dtype(op.value.dtype, op.var.dtype, f"the value of {op.var.name}", op, context)
+
+
+def _role(op: Role, context: Context) -> None:
+    outer = context.inside(Role, Map)
+    if outer is not None:
+        context.fail(op, f"a role inside a {type(outer).__name__.lower()}")
+    assert context.kernel is not None
+    warps = block_warps(context.kernel)
+    if op.first < 0 or op.warps < 1 or op.first + op.warps > warps:
+        context.fail(
+            op,
+            f"role {op.name} wants warps the block does not have",
+            expected=f"warps within 0 … {warps - 1}",
+            got=f"{op.first} … {op.first + op.warps - 1}",
+        )
+    if op.instances < 1 or op.warps % op.instances:
+        context.fail(
+            op,
+            f"role {op.name}: its warps do not divide among its instances",
+            got=f"{op.warps} warps, {op.instances} instances",
+        )
+    if op.registers is None:
+        return
+    if op.registers % 8 or not 24 <= op.registers <= 256:
+        context.fail(
+            op,
+            f"role {op.name}: registers cannot be moved in this amount",
+            expected="a multiple of 8 in 24 … 256",
+            got=str(op.registers),
+        )
+    if op.first % WARPGROUP or op.warps % WARPGROUP:
+        context.fail(
+            op,
+            f"role {op.name}: registers are moved by whole warpgroups",
+            expected="first and warps multiples of 4",
+            got=f"warps {op.first} + {op.warps}",
+        )
+
+
+_IN_MAP = (Let, Store, For, While, If, Break, Continue, Alloc, Atomic, Intrinsic, Hint)
+
+
+def _map(op: Map, context: Context) -> None:
+    if len(op.vars) != len(op.extents) or not op.vars:
+        context.fail(
+            op,
+            "a map needs one variable per extent",
+            got=f"{len(op.vars)} variables, {len(op.extents)} extents",
+        )
+    for extent in op.extents:
+        require_integer(extent, "an extent of a map", op, context)
+    for inner in walk_ops(op.body):
+        if isinstance(inner, Map):
+            context.fail(inner, "a map inside a map", fix="make it one map over all the extents")
+        if not isinstance(inner, _IN_MAP):
+            context.fail(
+                inner,
+                f"{type(inner).__name__} inside a map: it needs all threads together",
+                fix="move it out of the map",
+            )
+        if isinstance(inner, Alloc) and inner.buffer.space is not Space.LOCAL:
+            context.fail(
+                inner,
+                f"{inner.buffer.name} is allocated inside a map",
+                expected="local: private to an iteration",
+                got=inner.buffer.space.value,
+            )
+
+
+def _tile_op(op: Op, context: Context) -> None:
+    if context.has_roles and context.inside(Role) is None:
+        context.fail(
+            op,
+            f"{type(op).__name__.lower()} outside the roles of a kernel that has them",
+            fix="put it into a role",
+        )
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _alloc(op: Alloc, context: Context) -> None:
+    if op.buffer.space is Space.GLOBAL:
+        context.fail(
+            op,
+            f"{op.buffer.name} is global memory allocated in a kernel",
+            fix="declare it as scratch of the program",
+        )
+    for size in op.buffer.shape:
+        check_expr(size, op, context)
+    check_buffer(op.buffer, op, context)
+    if op.init is not None:
+        if op.buffer.rank:
+            context.fail(op, f"{op.buffer.name}: only a scalar variable has an initial value")
+        require_dtype(op.init.dtype, op.buffer.dtype, "the initial value", op, context)
+
+
+def _view(op: View, context: Context) -> None:
+    for size in op.buffer.shape:
+        check_expr(size, op, context)
+    if op.buffer.space is not op.source.space:
+        context.fail(
+            op,
+            f"{op.buffer.name} and {op.source.name} are in different memories",
+            expected=op.source.space.value,
+            got=op.buffer.space.value,
+        )
+    check_buffer(op.buffer, op, context)
+    require_integer(op.offset, "the offset", op, context)
+    if not (op.buffer.is_static and op.source.is_static and isinstance(op.offset, Const)):
+        return
+    have = prod(op.source.static_shape) * op.source.dtype.bits
+    want = (int(op.offset.value) + prod(op.buffer.static_shape)) * op.buffer.dtype.bits
+    if want > have or op.offset.value < 0:
+        context.fail(
+            op,
+            f"{op.buffer.name} reaches beyond {op.source.name}",
+            expected=f"at most {have} bits",
+            got=f"{want} bits",
+        )
+
+
+_ROUTES: dict[str, tuple[tuple[Space, ...], tuple[Space, ...]]] = {
+    "cp_async": ((Space.GLOBAL,), (Space.SHARED,)),
+    "bulk_load": ((Space.GLOBAL, Space.SHARED), (Space.SHARED,)),
+    "bulk_store": ((Space.SHARED,), (Space.GLOBAL,)),
+    "remote_store": ((Space.SHARED, Space.FRAGMENT, Space.LOCAL), (Space.SHARED,)),
+    "ldmatrix": ((Space.SHARED,), (Space.FRAGMENT,)),
+    "stmatrix": ((Space.FRAGMENT,), (Space.SHARED,)),
+}
+
+
+def _atom(op: Copy | Gemm, context: Context) -> None:
+    served = type(op).__name__
+    if op.atom is None:
+        if context.laid_out:
+            context.fail(
+                op,
+                f"{served.lower()} has no atom at stage {context.stage.name}",
+                expected="one of " + ", ".join(a.name for a in ATOMS.values() if a.op == served),
+            )
+        return
+    require_one_of(op.atom, ATOMS, "atom", op, context)
+    if ATOMS[op.atom].op != served:
+        context.fail(
+            op,
+            f"atom {op.atom} does not serve {served.lower()}",
+            expected="one of " + ", ".join(a.name for a in ATOMS.values() if a.op == served),
+        )
+
+
+def _copy(op: Copy, context: Context) -> None:
+    for region, what in ((op.src, "the source"), (op.dst, "the destination")):
+        in_space(region, what, DATA, op, context)
+    same_tile(op.src, op.dst, op, context)
+    if op.barrier is not None:
+        one_barrier(op.barrier, op, context)
+    if op.reduce is not None:
+        require_one_of(op.reduce, ("add", "min", "max", "and", "or", "xor"), "reduce", op, context)
+        if op.atom not in (None, "bulk_store"):
+            context.fail(op, f"{op.atom} does not reduce", expected="atom=bulk_store")
+    if op.multicast is not None:
+        require_integer(op.multicast, "the multicast mask", op, context)
+        need_cluster("multicast", op, context)
+        if op.atom not in (None, "bulk_load"):
+            context.fail(op, f"{op.atom} does not multicast", expected="atom=bulk_load")
+    if op.atom is not None:
+        _copy_atom(op, op.atom, context)
+
+
+def _copy_atom(op: Copy, name: str, context: Context) -> None:
+    atom = ATOMS[name]
+    if atom.completion == "barrier" and op.barrier is None:
+        context.fail(
+            op,
+            f"{name} completes on a barrier, but none is given",
+            fix="add barrier=full[s]",
+        )
+    if atom.completion != "barrier" and op.barrier is not None:
+        how = f"with `commit {atom.completion}`" if atom.is_async else "when it returns"
+        context.fail(op, f"{name} does not complete on a barrier but {how}", fix="drop barrier=")
+    if name in _ROUTES:
+        sources, destinations = _ROUTES[name]
+        in_space(op.src, f"{name}: the source", sources, op, context)
+        in_space(op.dst, f"{name}: the destination", destinations, op, context)
+    if atom.is_async and op.src.dtype != op.dst.dtype:
+        context.fail(
+            op,
+            f"{name} does not convert",
+            expected=str(op.src.dtype),
+            got=str(op.dst.dtype),
+            fix="copy with atom=threads, or convert in a map",
+        )
+
+
+def _store(op: Store, context: Context) -> None:
+    if op.buffer.space is Space.BARRIER:
+        context.fail(op, f"{op.buffer.name} is a barrier and cannot be stored to")
+    check_indices(op.buffer, op.indices, op, context)
+    require_dtype(op.value.dtype, op.buffer.dtype, "the stored value", op, context)
+
+
+_ATOMICS = ("add", "max", "min", "and", "or", "xor", "exch", "load", "store")
+
+
+def _atomic(op: Atomic, context: Context) -> None:
+    require_one_of(op.op, _ATOMICS, "atomic", op, context)
+    in_space(op.dst, "the destination", DATA, op, context)
+    if op.dst.dtype.packed:
+        context.fail(op, f"{op.dst.dtype} is packed: its elements have no atomics")
+    given = (op.value is not None) + (op.src is not None)
+    if given != (op.op != "load"):
+        context.fail(
+            op,
+            f"atomic {op.op} takes " + ("no value" if op.op == "load" else "a value or a source"),
+            got=f"{given} of value= and src=",
+        )
+    if op.value is not None:
+        require_dtype(op.value.dtype, op.dst.dtype, "the value", op, context)
+    if op.src is not None:
+        same_tile(op.src, op.dst, op, context)
+    if op.result is not None:
+        require_dtype(op.dst.dtype, op.result.dtype, "the old value", op, context)
+        if op.dst.tile:
+            context.fail(
+                op, "only an atomic on one element has a result", got=shape_text(op.dst.tile)
+            )
+
+
+def _fill(op: Fill, context: Context) -> None:
+    in_space(op.dst, "the destination", DATA, op, context)
+    require_dtype(op.value.dtype, op.dst.dtype, "the value", op, context)
+
+
+# ── compute ──────────────────────────────────────────────────────────────────────────────────
+
+_GEMM_SPACES: dict[str | None, tuple[tuple[Space, ...], tuple[Space, ...], tuple[Space, ...]]] = {
+    None: (TILES, TILES, TILES),
+    "fma": (TILES, TILES, TILES),
+    "mma": (
+        (Space.SHARED, Space.FRAGMENT),
+        (Space.SHARED, Space.FRAGMENT),
+        (Space.FRAGMENT,),
+    ),
+    "wgmma": ((Space.SHARED, Space.FRAGMENT), (Space.SHARED,), (Space.FRAGMENT,)),
+}
+
+
+def _gemm(op: Gemm, context: Context) -> None:
+    spaces = _GEMM_SPACES.get(op.atom, _GEMM_SPACES[None])
+    for region, what, allowed in zip((op.a, op.b, op.c), "abc", spaces, strict=True):
+        in_space(region, f"gemm's {what}", allowed, op, context)
+    require_bool(op.clear, "clear", op, context)
+    require_one_of(op.policy, ("square", "full_row", "full_col"), "policy", op, context)
+    require_one_of(op.precision, ("ieee", "tf32"), "precision", op, context)
+    shapes = [_matrix(r, op, context) for r in (op.a, op.b, op.c)]
+    if any(s is None for s in shapes):
+        return
+    a, b, c = (s for s in shapes if s is not None)
+    m, ka = reversed(a) if op.transpose_a else a
+    kb, n = reversed(b) if op.transpose_b else b
+    wrong = not fits((m, n), c) or (op.meta is None and not fits((ka,), (kb,)))
+    if wrong:
+        context.fail(
+            op,
+            "gemm's shapes do not fit",
+            expected="a: M×K, b: K×N, c: M×N",
+            got=f"op(a) {m}×{ka}, op(b) {kb}×{n}, c {c[0]}×{c[1]}",
+            fix="check transpose_a and transpose_b",
+        )
+
+
+def _matrix(region: Region, op: Op, context: Context) -> tuple[Expr, Expr] | None:
+    """The two extents a product sees; None when they depend on run-time sizes."""
+    if len(region.tile) == 2:
+        return region.tile[0], region.tile[1]
+    if len(region.extents) >= 2 and len(region.tile) < 2:
+        return region.extents[-2], region.extents[-1]
+    if all(isinstance(e, Const) for e in region.extents):
+        context.fail(
+            op,
+            f"gemm needs a matrix, but {region.buffer.name} is not",
+            got=shape_text(region.tile),
+        )
+    return None
+
+
+_REDUCTIONS = ("sum", "max", "min", "abssum", "absmax", "and", "or", "xor", "any", "all")
+
+
+def _reduce(op: Reduce, context: Context) -> None:
+    require_one_of(op.op, _REDUCTIONS, "reduction", op, context)
+    for region, what in ((op.src, "the source"), (op.dst, "the destination")):
+        in_space(region, what, DATA, op, context)
+    # `dim` counts the tile's dimensions, or the buffer's when the reduced one has extent 1
+    answers = [
+        _without(extents, op.dim)
+        for extents in (op.src.tile, op.src.extents)
+        if 0 <= op.dim < len(extents)
+    ]
+    if not answers:
+        context.fail(
+            op,
+            f"{op.src.buffer.name} has no dimension {op.dim}",
+            expected=f"0 … {max(len(op.src.extents) - 1, 0)}",
+        )
+    if not any(fits(answer, op.dst.tile) for answer in answers):
+        context.fail(
+            op,
+            f"{op.dst.buffer.name} does not have the shape of the reduction",
+            expected=shape_text(answers[0]),
+            got=shape_text(op.dst.tile),
+        )
+
+
+def _without(extents: Extents, dim: int) -> Extents:
+    rest = extents[:dim] + extents[dim + 1 :]
+    return tuple(e for e in rest if not (isinstance(e, Const) and e.value == 1))
+
+
+def _scan(op: Scan, context: Context) -> None:
+    require_one_of(op.op, ("sum", "max"), "scan", op, context)
+    for region, what in ((op.src, "the source"), (op.dst, "the destination")):
+        in_space(region, what, DATA, op, context)
+    same_tile(op.src, op.dst, op, context)
+    if not 0 <= op.dim < max(1, len(op.src.extents)):
+        context.fail(
+            op,
+            f"{op.src.buffer.name} has no dimension {op.dim}",
+            expected=f"0 … {max(len(op.src.tile) - 1, 0)}",
+        )
+
+
+def _relayout(op: Relayout, context: Context) -> None:
+    for region, what in ((op.src, "the source"), (op.dst, "the destination")):
+        in_space(region, what, (Space.FRAGMENT,), op, context)
+    same_tile(op.src, op.dst, op, context)
+    require_dtype(op.src.dtype, op.dst.dtype, "the source", op, context)
+
+
+# ── synchronisation ──────────────────────────────────────────────────────────────────────────
+
+
+def _barrier_init(op: BarrierInit, context: Context) -> None:
+    in_space(op.barrier, "the barrier", (Space.BARRIER,), op, context)
+    require_integer(op.count, "the count", op, context)
+    if isinstance(op.count, Const) and op.count.value < 1:
+        context.fail(op, "a barrier needs at least one arrival", got=str(op.count.value))
+
+
+def _arrive(op: Arrive, context: Context) -> None:
+    one_barrier(op.barrier, op, context)
+    require_integer(op.bytes, "bytes", op, context)
+    require_integer(op.count, "the count", op, context)
+
+
+def _wait(op: Wait, context: Context) -> None:
+    one_barrier(op.barrier, op, context)
+    require_integer(op.phase, "the phase", op, context)
+    if op.barrier.cta is not None:
+        context.fail(
+            op,
+            "a block can only wait on its own barriers",
+            fix=f"arrive at {op.barrier.buffer.name} in the waiting block instead",
+        )
+
+
+def _group(op: Commit | WaitGroup, context: Context) -> None:
+    require_one_of(op.unit, GROUP_UNITS, "unit", op, context)
+    if isinstance(op, WaitGroup):
+        if op.pending < 0:
+            context.fail(op, "pending must not be negative", got=str(op.pending))
+        if op.read and op.unit != "bulk":
+            context.fail(op, "read= is for bulk stores", got=f"wait_group {op.unit}")
+
+
+_FENCES = ("proxy_async", "wgmma", "barrier_init", "cluster", "gpu")
+
+
+def _fence(op: Fence, context: Context) -> None:
+    require_one_of(op.kind, _FENCES, "fence", op, context)
+
+
+def _sync(op: Sync, context: Context) -> None:
+    require_one_of(op.scope, ("block", "warp", "cluster", "named"), "scope", op, context)
+    if op.scope == "cluster":
+        need_cluster("sync cluster", op, context)
+    if op.scope != "named":
+        if op.id is not None or op.threads is not None:
+            context.fail(op, f"sync {op.scope} takes no id and no threads", fix="sync named …")
+        return
+    if op.id is None or op.threads is None:
+        context.fail(op, "sync named needs id and threads", fix="add id=1 threads=128")
+    require_integer(op.id, "the id", op, context)
+    if isinstance(op.id, Const) and not 0 <= op.id.value < NAMED_BARRIERS:
+        context.fail(
+            op,
+            "there is no such named barrier",
+            expected=f"0 … {NAMED_BARRIERS - 1}",
+            got=str(op.id.value),
+        )
+    assert context.kernel is not None
+    most = block_warps(context.kernel) * WARP
+    if op.threads % WARP or not 0 < op.threads <= most:
+        context.fail(
+            op,
+            "a named barrier counts whole warps of the block",
+            expected=f"a multiple of {WARP} up to {most}",
+            got=str(op.threads),
+        )
+
+
+# ── late ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _intrinsic(op: Intrinsic, context: Context) -> None:
+    require_one_of(op.name, INTRINSICS, "intrinsic", op, context)
+    if op.result is not None and not INTRINSICS[op.name].yields:
+        context.fail(op, f"{op.name} has no result")
+
+
+def _hint(op: Hint, context: Context) -> None:
+    if op.name == "assume" and op.value is not None:
+        require_bool(op.value, "what is assumed", op, context)
+
+
+CHECKS: dict[type[Op], tuple[Check, ...]] = {
+    Kernel: (_kernel,),
+    For: (_for,),
+    While: (_condition,),
+    If: (_condition,),
+    Break: (_in_loop,),
+    Continue: (_in_loop,),
+    Let: (_let,),
+    Role: (_role,),
+    Map: (_tile_op, _map),
+    Alloc: (_alloc,),
+    View: (_view,),
+    Copy: (_tile_op, _atom, _copy),
+    Store: (_store,),
+    Atomic: (_atomic,),
+    Fill: (_tile_op, _fill),
+    Gemm: (_tile_op, _atom, _gemm),
+    Reduce: (_tile_op, _reduce),
+    Scan: (_tile_op, _scan),
+    Relayout: (_tile_op, _relayout),
+    BarrierInit: (_barrier_init,),
+    Arrive: (_arrive,),
+    Wait: (_wait,),
+    Commit: (_group,),
+    WaitGroup: (_group,),
+    Fence: (_fence,),
+    Sync: (_sync,),
+    Intrinsic: (_intrinsic,),
+    Hint: (_hint,),
+}
+assert set(CHECKS) == set(OPS.values())

@@ -1,0 +1,127 @@
+"""Running passes: one after another, each result verified, dumped on request, and kept.
+
+A backend lists its passes in order; a pass is a plain function with a reason for its place:
+
+    PIPELINE = (
+        Pass("infer_layouts", infer_layouts, "everything below asks for layouts", Stage.LAID_OUT),
+        …
+    )
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tilewright.ir.op import Program
+from tilewright.ir.rewrite import map_kernels
+from tilewright.ir.target import Target
+from tilewright.ir.text import print_program
+from tilewright.ir.verify import Stage, verify
+from tilewright.support import env
+from tilewright.support.errors import VerifyError
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One step: `run(kernel, target) -> kernel`, or over the program when `whole_program`.
+
+    `reason` says why it stands where it does; `stage` is what its result is verified as.
+    """
+
+    name: str
+    run: Callable[[Any, Target], Any]
+    reason: str
+    stage: Stage = Stage.TILE
+    whole_program: bool = False
+
+    def __call__(self, program: Program, target: Target) -> Program:
+        if self.whole_program:
+            result: Program = self.run(program, target)
+            return result
+        return map_kernels(program, lambda kernel: self.run(kernel, target))
+
+
+class Step(NamedTuple):
+    """What one pass left."""
+
+    name: str
+    program: Program
+
+
+class Trace(list[Step]):
+    """The program after every pass, the input first, as `(name, program)` pairs."""
+
+    @property
+    def result(self) -> Program:
+        return self[-1].program
+
+    def after(self, name: str) -> Program:
+        """The program that pass `name` left."""
+        for step in self:
+            if step.name == name:
+                return step.program
+        known = ", ".join(step.name for step in self)
+        raise KeyError(f"no pass called {name!r} ran; there were {known}")
+
+
+def run_pipeline(
+    program: Program,
+    target: Target,
+    passes: Sequence[Pass],
+    *,
+    stage: Stage = Stage.TILE,
+    dump: str | Path | None = None,
+) -> Trace:
+    """Run `passes` over `program`, which is at `stage`, and return what each of them left.
+
+    Every result is verified; an error names the pass. With `dump` (default: TILEWRIGHT_DUMP) the
+    text after each pass goes to `<dump>/<program>/NN_<pass>.tw`.
+    """
+    folder = _dump_folder(program, dump)
+    _check(program, stage, "input")
+    trace = Trace([Step("input", program)])
+    _write(folder, 0, "input", program)
+    for number, step in enumerate(passes, start=1):
+        program = step(program, target)
+        # written first: the dump of a faulty result is the one that is wanted
+        _write(folder, number, step.name, program)
+        _check(program, step.stage, step.name)
+        trace.append(Step(step.name, program))
+    return trace
+
+
+def _check(program: Program, stage: Stage, name: str) -> None:
+    try:
+        verify(program, stage)
+    except VerifyError as error:
+        found = error.diagnostic
+        where = "the program given to the pipeline" if name == "input" else f"after pass {name}"
+        raise VerifyError(
+            f"{where}: {found.message}",
+            loc=found.loc,
+            expected=found.expected,
+            got=found.got,
+            fix=found.fix,
+            notes=found.notes,
+        ) from error
+
+
+def _dump_folder(program: Program, dump: str | Path | None) -> Path | None:
+    where = env.DUMP() if dump is None else str(dump)
+    if not where:
+        return None
+    folder = Path(where) / (re.sub(r"[^\w.-]+", "_", program.name) or "program")
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("[0-9][0-9]_*.tw"):
+        old.unlink()
+    return folder
+
+
+def _write(folder: Path | None, number: int, name: str, program: Program) -> None:
+    if folder is not None:
+        path = folder / f"{number:02}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.tw"
+        path.write_text(print_program(program), encoding="utf-8")
