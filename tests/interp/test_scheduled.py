@@ -14,12 +14,6 @@ from tilewright.ir.op import Arrive, BarrierInit, Copy, Gemm, Sync, Wait, WaitGr
 from tilewright.ir.text import parse_program
 from tilewright.support.errors import RunError
 
-_spec = importlib.util.spec_from_file_location(
-    "scheduled", Path(__file__).with_name("scheduled.py")
-)
-S = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(S)
-
 PROGRAMS = ["GEMM", "SKEWED", "CP_ASYNC", "CHAINED", "CLUSTER", "PINGPONG", "DSMEM"]
 
 
@@ -317,4 +311,22 @@ def test_arriving_twice_on_a_named_barrier():
         """
     )
     with pytest.raises(RunError, match="a second time"):
+        run(p, {"C": np.zeros(8, np.float32)})
+
+
+def test_two_roles_may_not_share_a_barrier_of_their_own_threads():
+    """On hardware the warps of both would mix in one phase of 128."""
+    p = parse_program(
+        """
+        program p {
+          param C: float32[8] global
+          kernel k grid bx in 1 threads tx in 256 {
+            role each warps 0 + 8 instances=2 var=wg {
+              sync named id=1 threads=128
+            }
+          }
+        }
+        """
+    )
+    with pytest.raises(RunError, match="without knowing that its last phase is over"):
         run(p, {"C": np.zeros(8, np.float32)})

@@ -128,51 +128,55 @@ TYPES = [INT32, INT64, FLOAT32, F16, F64, U8, BOOL, DTYPES["bfloat16"], DTYPES["
 RANDOM_SCOPE = SCOPE | {v.name: v for v in VARS}
 
 
-def constants(kind):
+def draw_constant(draw, kind):
     if kind.is_bool:
-        return st.booleans().map(lambda v: const(v, kind))
+        return const(draw(st.booleans()))
     if kind.is_int:
-        return st.integers(int(kind.min_value), int(kind.max_value)).map(lambda v: const(v, kind))
-    return st.floats(width=32).map(lambda v: const(v, kind))
+        return const(draw(st.integers(int(kind.min_value), int(kind.max_value))), kind)
+    return const(draw(st.floats(width=32)), kind)
 
 
-def expressions(kind, depth=3):
-    leaves = [constants(kind), st.sampled_from([v for v in VARS if v.dtype == kind] or VARS[:0])]
-    leaves = [
-        leaf for leaf in leaves if leaf is not leaves[1] or any(v.dtype == kind for v in VARS)
-    ]
-    if kind == FLOAT32:
-        leaves.append(st.just(Load(A, (I, const(3)))))
-    if kind == INT32:
-        leaves.append(st.just(Load(N, ())))
-    if depth == 0:
-        return st.one_of(leaves)
-    sub = lambda k: st.deferred(lambda: expressions(k, depth - 1))
+ARITHMETIC = tuple(op for op in BIN_OPS if op not in ("and", "or"))
+LOADS = (Load(A, (I, const(3))), Load(N, ()))
+
+
+@st.composite
+def expressions(draw, depth=3):
+    """A well-typed expression of any type."""
     any_type = st.sampled_from(TYPES)
-    options = [
-        *leaves,
-        any_type.flatmap(sub).map(lambda e: e if e.dtype == kind else Cast(kind, e)),
-    ]
-    options.append(st.builds(Select, sub(BOOL), sub(kind), sub(kind)))
-    if kind.is_bool:
-        options.append(
-            st.builds(Bin, st.sampled_from(["and", "or", "&", "^"]), sub(BOOL), sub(BOOL))
-        )
-        options.append(
-            any_type.flatmap(lambda k: st.builds(Cmp, st.sampled_from(CMP_OPS), sub(k), sub(k)))
-        )
-        options.append(sub(BOOL).map(lambda e: Call("not", (e,), BOOL)))
-    else:
-        ops = [o for o in BIN_OPS if o not in ("and", "or")]
-        options.append(st.builds(Bin, st.sampled_from(ops), sub(kind), sub(kind)))
-        one = st.sampled_from(["neg", "abs", "exp2", "invert"])
-        options.append(st.builds(lambda f, a: Call(f, (a,), kind), one, sub(kind)))
-        options.append(st.builds(lambda a, b: Call("pow", (a, b), kind), sub(kind), sub(kind)))
-        options.append(any_type.flatmap(sub).map(lambda e: Call("reinterpret", (e,), kind)))
-    return st.one_of(options)
+
+    def sub(kind, left):
+        leaves = [v for v in (*VARS, *LOADS) if v.dtype == kind]
+        shape = draw(st.integers(0, 7 if left else 1))
+        if shape == 0 or (shape == 1 and not leaves):
+            return draw_constant(draw, kind)
+        if shape == 1:
+            return draw(st.sampled_from(leaves))
+        left -= 1
+        if shape == 2:
+            return Select(sub(BOOL, left), sub(kind, left), sub(kind, left))
+        if shape == 3:
+            inner = sub(draw(any_type), left)
+            return inner if inner.dtype == kind else Cast(kind, inner)
+        if shape == 4 and kind.is_bool:
+            return Call("not", (sub(kind, left),), kind)
+        if shape == 4:
+            name = draw(st.sampled_from(["neg", "abs", "exp2", "invert"]))
+            return Call(name, (sub(kind, left),), kind)
+        if shape == 5 and kind.is_bool:
+            side = draw(any_type)
+            return Cmp(draw(st.sampled_from(CMP_OPS)), sub(side, left), sub(side, left))
+        if shape == 5:
+            return Call("pow", (sub(kind, left), sub(kind, left)), kind)
+        if shape == 6:
+            return Call("reinterpret", (sub(draw(any_type), left),), kind)
+        ops = ("and", "or", "&", "^") if kind.is_bool else ARITHMETIC
+        return Bin(draw(st.sampled_from(ops)), sub(kind, left), sub(kind, left))
+
+    return sub(draw(any_type), depth)
 
 
-@given(st.sampled_from(TYPES).flatmap(expressions))
+@given(expressions())
 @settings(max_examples=300, deadline=None)
 def test_expressions_round_trip(expr):
     text = print_expr(expr)
@@ -181,7 +185,7 @@ def test_expressions_round_trip(expr):
     assert print_expr(again) == text
 
 
-@given(st.sampled_from(TYPES).flatmap(expressions))
+@given(expressions())
 @settings(max_examples=100, deadline=None)
 def test_stored_values_round_trip(expr):
     target = Buffer("out", (), expr.dtype, LOCAL)

@@ -253,6 +253,7 @@ class Meeting:
         self.generation = 0
         self.gathering: Knowledge = {}
         self.known: dict[int, Knowledge] = {}
+        self.key: Any = object()  # names the count of completed phases in what agents know
 
     def join(self, agent: Agent, op: Op) -> int:
         """Come; the generation to wait for."""
@@ -262,6 +263,14 @@ class Meeting:
                 f"{agent} comes to {self.name} a second time before the others have come once",
                 loc=op.loc,
                 fix="let the others wait there (sync) between the two arrivals",
+            )
+        # an agent is many warps: unless the last phase is known to be over, some of them may still
+        # be counted in it while others are counted in the next
+        if agent.clocks.known.get(self.key, 0) < self.generation:
+            raise RunError(
+                f"{agent} comes to {self.name} without knowing that its last phase is over",
+                loc=op.loc,
+                fix="use another barrier id, or wait for something that follows that phase",
             )
         self.here += agent.ids.size
         self.members.append(agent)
@@ -274,6 +283,7 @@ class Meeting:
                 got=f"{self.here}",
             )
         if self.here == self.threads:
+            self.gathering[self.key] = mine + 1
             self.known[mine] = self.gathering
             self.known.pop(mine - 8, None)
             self.gathering, self.here, self.members = {}, 0, []
@@ -325,6 +335,7 @@ def run_sync(b: Builder, op: Sync) -> Step:
             fresh = Meeting(size, name)
             if meeting is not None:
                 fresh.generation, fresh.known = meeting.generation, meeting.known
+                fresh.key = meeting.key
             meeting = meetings[key] = fresh
         if meeting.threads != size:
             raise RunError(

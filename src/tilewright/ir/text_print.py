@@ -204,7 +204,7 @@ class _Printer:
         found = [part for part in parts if part is not None]
         return common_natural(found) if len(found) == len(parts) else None
 
-    def contexts(self, args: Sequence[Expr], context: DType | None) -> list[DType | None]:
+    def contexts(self, args: Sequence[Expr], context: DType | None) -> Sequence[DType | None]:
         """For operands that share a type: what each may rely on to type its numerals."""
         naturals = [self.natural(a) for a in args]
         for a, natural in zip(args, naturals, strict=True):

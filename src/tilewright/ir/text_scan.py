@@ -91,8 +91,17 @@ class Scanner:
         offsets = self.tokens.offsets
         return self.tokens.loc(offsets[first], offsets[last] + len(self.texts[last]))
 
-    def fail(self, message: str, token: int | None = None, **details: str) -> NoReturn:
-        raise CompileError(message, loc=self.loc(self.at if token is None else token), **details)
+    def fail(
+        self,
+        message: str,
+        token: int | None = None,
+        *,
+        expected: str = "",
+        got: str = "",
+        fix: str = "",
+    ) -> NoReturn:
+        loc = self.loc(self.at if token is None else token)
+        raise CompileError(message, loc=loc, expected=expected, got=got, fix=fix)
 
     def shown(self) -> str:
         return {"newline": "the end of the line", "end": "the end of the text"}.get(

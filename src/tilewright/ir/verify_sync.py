@@ -89,9 +89,9 @@ class _Survey:
             if unit in self.groups:
                 self.groups[unit].issued.append((op, role))
         elif isinstance(op, Commit):
-            self.groups[op.unit].committed.add(role and id(role))
+            self.groups[op.unit].committed.add(None if role is None else id(role))
         elif isinstance(op, WaitGroup):
-            self.groups[op.unit].waited.add(role and id(role))
+            self.groups[op.unit].waited.add(None if role is None else id(role))
         elif isinstance(op, Intrinsic):
             self.opaque = self.opaque or INTRINSICS[op.name].opaque
             for operand in op.args:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import BOOL, INT32, DType
@@ -85,7 +87,7 @@ def _check_cast(e: Cast, op: Op | None, context: Context) -> None:
         context.fail(op, "barriers do not convert", got=str(e))
 
 
-_DOMAINS = {
+_DOMAINS: dict[str, Callable[[DType], bool]] = {
     "float": lambda d: d.is_float,
     "int": lambda d: d.is_int,
     "bool": lambda d: d.is_bool,
@@ -132,7 +134,7 @@ def _check_load(e: Load, op: Op | None, context: Context) -> None:
     check_indices(e.buffer, e.indices, op, context, e)
 
 
-_NODE_CHECKS = {
+_NODE_CHECKS: dict[type[Expr], Callable[[Any, Op | None, Context], None]] = {
     Bin: _check_bin,
     Cmp: _check_cmp,
     Select: _check_select,

@@ -378,6 +378,11 @@ class Env:
         self.builder.hint = name
         return name
 
+    def named(self, name: str, value: Any) -> Any:
+        """A part of a tuple, made under the name it is assigned to."""
+        self.builder.hint = None
+        return value
+
     def parameters(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             self.bindings[name] = Binding(value, None, None)

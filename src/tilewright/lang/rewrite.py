@@ -324,6 +324,13 @@ class Rewriter(ast.NodeTransformer):
             said = self._said(target, target.id)
             return [self._assign(node, target.id, self._call(node, "bind", said, value))]
         if isinstance(target, (ast.Tuple, ast.List)):
+            if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
+                value.elts = [
+                    self._call(node, "named", self._said(t, t.id), v)
+                    if isinstance(t, ast.Name)
+                    else v
+                    for t, v in zip(target.elts, value.elts, strict=True)
+                ]
             return self._unpack(node, target.elts, value)
         if isinstance(target, ast.Attribute):
             name = self._text(target, target.attr)

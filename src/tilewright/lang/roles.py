@@ -10,17 +10,12 @@ from typing import Any
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.dtype import INT32
 from tilewright.ir.expr import (
-    Bin,
-    Call,
     Const,
     Expr,
     cast,
     const,
-    fold,
     is_pure,
-    logical_not,
     substitute,
-    transform,
     variables,
     wrap,
 )
@@ -49,6 +44,7 @@ from tilewright.ir.op import (
     body,
     walk_ops,
 )
+from tilewright.ir.simplify import simplify
 from tilewright.lang.builder import KernelState, current, static_int
 from tilewright.lang.handles import Access, Tile, describe, usable
 from tilewright.lang.where import locate
@@ -257,18 +253,10 @@ def _threads_where(conds: list[Expr], kernel: KernelState) -> list[int]:
         for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
             values[var] = const(rest % extent)
             rest //= extent
-        tests = (transform(substitute(c, dict(values)), _fold_not) for c in conds)
+        tests = (simplify(substitute(c, dict(values))) for c in conds)
         if all(isinstance(test, Const) and bool(test.value) for test in tests):
             found.append(linear)
     return found
-
-
-def _fold_not(expr: Expr) -> Expr | None:
-    if isinstance(expr, Call) and expr.name == "not" and isinstance(expr.args[0], Const):
-        return logical_not(expr.args[0])
-    if isinstance(expr, Bin) and isinstance(expr.a, Const):
-        return fold(expr.op, expr.a, expr.b)
-    return None
 
 
 def _arrivals(kernel: KernelState) -> int:

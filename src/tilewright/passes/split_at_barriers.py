@@ -186,10 +186,8 @@ class _Splitter:
             elif self.threaded(op) or mask is not TRUE:
                 _check_group(op)
                 group.ops.append(_loops(op) if isinstance(op, Map) else op)
-            elif isinstance(op, (Hint, Fence)):
-                continue
             elif (isinstance(op, Let) and is_pure(op.value)) or (
-                isinstance(op, Alloc) and op.init is None
+                isinstance(op, (Alloc, Hint, Fence)) and getattr(op, "init", None) is None
             ):
                 # nothing the group does can change it
                 out.append(op)

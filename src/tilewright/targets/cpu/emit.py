@@ -100,7 +100,7 @@ class KernelEmitter(TileEmitter):
             For: self._for, While: self._while, If: self._if, Break: self._break,
             Continue: self._continue, Let: self._let, Alloc: self._alloc, View: self._view,
             Store: self._store, Atomic: self.atomic, Map: self.map, Reduce: self.reduce,
-            Scan: self.scan, Gemm: self.gemm, Intrinsic: self._intrinsic, Hint: self._nothing,
+            Scan: self.scan, Gemm: self.gemm, Intrinsic: self._intrinsic, Hint: self._hint,
             Fence: self._nothing, Commit: self._nothing, WaitGroup: self._nothing,
         }  # fmt: skip
 
@@ -285,6 +285,10 @@ class KernelEmitter(TileEmitter):
 
     def _nothing(self, op: Op) -> None:
         pass
+
+    def _hint(self, op: Hint) -> None:
+        if op.name == "assume" and op.value is not None:
+            self.ranges = self.ranges.given(op.value)
 
     def _for(self, op: For) -> None:
         start, stop, step = (self.index(e) for e in (op.start, op.stop, op.step))
