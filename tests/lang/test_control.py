@@ -70,7 +70,7 @@ def test_compile_time_runs_in_python():
             if flag and SIZE == 4:
                 A[0] = 1
             else:
-                A[0] = undefined_name  # noqa: F821
+                A[0] = undefined_name
             for at, (key, value) in enumerate(sorted(table.items())):
                 if key == "b":
                     break
@@ -105,19 +105,19 @@ def test_while_and_ternary():
     def f(A: T.Tensor((8,), "int32")):
         with T.Kernel(1):
             x = T.alloc_var("int32", init=0)
-            while x < 10 and not A[x] == 3:
+            while x < 10 and not A[x] > 3:
                 x += 1
                 if x > 5:
                     break
             y = A[0] if x > 3 else A[1] + 1
-            A[2] = y if SIZE == 4 else missing  # noqa: F821
+            A[2] = y if SIZE == 4 else missing
             A[3] = (lambda v: v if v > 2 else -v)(y)
             assert x <= 10, "too far"
 
     same(
         body(f),
         """
-        while x < 10 and not A[x] == 3 {
+        while x < 10 and not A[x] > 3 {
           x = x + 1
           if x > 5 {
             break

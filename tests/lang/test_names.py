@@ -300,7 +300,7 @@ def test_python_errors_are_located():
     def misspelt(A: T.Tensor((8,), "int32")):
         with T.Kernel(1):
             block_size = 4
-            A[0] = blok_size  # noqa: F821
+            A[0] = blok_size
 
     def bad_index(A: T.Tensor((8,), "int32")):
         with T.Kernel(1):

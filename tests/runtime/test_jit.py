@@ -4,9 +4,9 @@ import warnings
 
 import numpy as np
 import pytest
-import tilewright.language as T
 
 import tilewright as tw
+import tilewright.language as T
 
 
 @tw.jit(target="interp")

@@ -3,9 +3,9 @@
 import ml_dtypes
 import numpy as np
 import pytest
-import tilewright.language as T
 
 import tilewright as tw
+import tilewright.language as T
 
 
 @tw.jit(target="interp")
@@ -122,6 +122,19 @@ def test_dynamic_sizes(m):
     x = np.ones((m, 8), np.float32)
     y = make_dynamic()(x, 3.0)
     assert y.shape == (m, 8) and (y == 3).all()
+
+
+def test_sizes_that_follow_from_others():
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def main(X: T.Tensor((m,), "float32"), Y: T.Tensor((m * 2 + 1,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                Y[i] = X[i]
+
+    kernel = tw.compile(main, target="interp", out_idx=[-1])
+    assert kernel(np.ones(4, np.float32)).shape == (9,)
 
 
 def test_contract():

@@ -79,7 +79,7 @@ def _with_body(kernel: Kernel, body: tuple[Op, ...]) -> Kernel:
 def noticed(
     mutant: Program, args: Args, want: Mapping[str, np.ndarray], seeds: range = range(4)
 ) -> str | None:
-    """How a broken program shows: the error's first line, 'wrong numbers', or None if it does not."""
+    """How a broken program shows: the error's first line, 'wrong numbers', or None."""
     try:
         verify(mutant, Stage.LAID_OUT)
         for seed in seeds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilewright.ir.expr import Const, Expr, Var, const, substitute
+from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, fold, transform
 from tilewright.ir.op import Program
 from tilewright.support.errors import LaunchError
 
@@ -68,8 +68,14 @@ def bind_sizes(
 
 
 def static_value(expr: Expr, values: Mapping[Var, int]) -> int:
-    """`expr` as an integer once `values` are put in (constants fold on construction)."""
-    result = substitute(expr, {var: const(value, var.dtype) for var, value in values.items()})
+    """`expr` as an integer once `values` are put in."""
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Var) and node in values:
+            return const(values[node], node.dtype)
+        return fold(node.op, node.a, node.b) if isinstance(node, (Bin, Cmp)) else None
+
+    result = transform(expr, rule)
     if not isinstance(result, Const):
         raise LaunchError(f"{expr} does not follow from the arguments")
     return int(result.value)

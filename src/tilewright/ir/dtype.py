@@ -81,7 +81,7 @@ class DType:
         if self.is_int:
             low = -(1 << (self.bits - 1)) if self.kind == "int" else 0
             return low, low + (1 << self.bits) - 1
-        info = ml_dtypes.finfo(self.numpy)
+        info: Any = ml_dtypes.finfo(self.numpy)  # type: ignore[no-untyped-call]
         return float(info.min), float(info.max)
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ def _spelling(name: Any) -> str:
     if isinstance(inner, DType):
         return inner.name
     try:
-        return np.dtype(name).name
+        return str(np.dtype(name).name)
     except TypeError:
         return text
 

@@ -101,7 +101,14 @@ def Kernel(
     cluster: tuple[int, ...] = ()
     if cluster_dims is not None:
         cluster = tuple(static_int(c, "cluster_dims", 1) for c in shape_tuple(cluster_dims))
-        cluster = cluster if any(c > 1 for c in cluster) else ()
+        while cluster and cluster[-1] == 1:
+            cluster = cluster[:-1]
+        if len(cluster) > max(1, len(grid)):
+            raise CompileError(
+                "cluster_dims does not fit the grid",
+                expected=f"at most {len(grid)} extents above 1",
+                got=str(cluster_dims),
+            )
     if prelude is not None:
         current("Kernel").sources.append(prelude)
     return KernelScope(grid, counts, cluster)

@@ -324,7 +324,8 @@ class Rewriter(ast.NodeTransformer):
             said = self._said(target, target.id)
             return [self._assign(node, target.id, self._call(node, "bind", said, value))]
         if isinstance(target, (ast.Tuple, ast.List)):
-            if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
+            stars = any(isinstance(e, ast.Starred) for e in [*target.elts, *_parts(value)])
+            if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) and not stars:
                 value.elts = [
                     self._call(node, "named", self._said(t, t.id), v)
                     if isinstance(t, ast.Name)
@@ -453,6 +454,10 @@ class Rewriter(ast.NodeTransformer):
         )
         sides = [self._thunk(self.visit(side)) for side in (node.left, *node.comparators)]
         return self._call(node, "compare", ops, *sides)
+
+
+def _parts(value: ast.expr) -> list[ast.expr]:
+    return value.elts if isinstance(value, ast.Tuple) else []
 
 
 def _locate(at: ast.AST, node: Node) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tilewright.ir.op import Program
@@ -15,7 +15,9 @@ class Executable(Protocol):
     """What a backend returns: call it with checked arrays; `source` is what it generated."""
 
     source: str
-    trace: list[tuple[str, Program]]
+
+    @property
+    def trace(self) -> Sequence[tuple[str, Program]]: ...
 
     def __call__(self, args: Mapping[str, Any]) -> None: ...
 
@@ -30,7 +32,7 @@ class InterpExecutable:
         self.sanitize = "sanitize" in target.options
         self.nan = "nan" in target.options or env.SANITIZE_NAN.on()
         self.source = print_program(program)
-        self.trace = [("tile", program)]
+        self.trace: list[tuple[str, Program]] = [("tile", program)]
 
     def __call__(self, args: Mapping[str, Any]) -> None:
         from tilewright import interp

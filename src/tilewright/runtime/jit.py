@@ -100,7 +100,7 @@ class Jit:
         kernel = self._kernels.get(key)
         if kernel is None:
             kernel = self._kernels[key] = self._compile(self.prim_func(*args, **kwargs))
-        return kernel  # type: ignore[no-any-return]
+        return kernel
 
     def on(self, target: str | Target) -> Jit:
         """The same function for another target.
@@ -178,7 +178,7 @@ class Jit:
                 options=options_from(self.pass_configs),
             )
             found = self._kernels[key] = (kernel, tuple(traced.arguments))
-        return found  # type: ignore[no-any-return]
+        return found
 
     def _call_direct(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         bound = self._bind(args, kwargs)

@@ -25,7 +25,7 @@ from tilewright.targets.cpu.emit import Layout, Watch, emit_module
 from tilewright.targets.cpu.host import LLVM_LOCK, host, load, optimize, target_machine
 from tilewright.targets.cpu.llvm_text import plain
 from tilewright.targets.cpu.numbers import item_bytes
-from tilewright.targets.cpu.threads import run_blocks
+from tilewright.targets.cpu.threads import arena, run_blocks
 
 PIPELINE = (
     Pass(
@@ -67,17 +67,20 @@ class _Launch:
         total = self.count(args)
         if total <= 0:
             return
-        known = self.seconds_per_block
-        parallel = total > 1 and (known is None or known * total > _WORTH_SHARING)
-        started = perf_counter()
         entry = self.entry
-        run_blocks(
-            lambda arena, first, last: entry(args, arena, first, last),
-            total,
-            self.arena_bytes,
-            parallel,
-        )
-        self.seconds_per_block = (perf_counter() - started) / total
+
+        def work(arena: int, first: int, last: int) -> None:
+            # timed around the work itself, so that waiting for workers is not taken for work
+            started = perf_counter()
+            entry(args, arena, first, last)
+            self.seconds_per_block = (perf_counter() - started) / (last - first)
+
+        first = 0
+        if self.seconds_per_block is None and total > 1:
+            work(arena(self.arena_bytes), 0, 1)
+            first = 1
+        left = (total - first) * (self.seconds_per_block or 0.0)
+        run_blocks(work, first, total, self.arena_bytes, left > _WORTH_SHARING)
 
 
 class CpuKernel:

@@ -32,12 +32,14 @@ def arena(size: int) -> int:
 class _Job:
     """Ranges of blocks that workers take until none is left."""
 
-    def __init__(self, work: Work, size: int, total: int, chunk: int, workers: int) -> None:
+    def __init__(
+        self, work: Work, size: int, first: int, total: int, chunk: int, workers: int
+    ) -> None:
         self.work = work
         self.size = size
         self.total = total
         self.chunk = chunk
-        self.next = 0
+        self.next = first
         self.lock = threading.Lock()
         self.pending = workers
         self.done = threading.Event()
@@ -93,19 +95,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def run_blocks(work: Work, total: int, size: int, parallel: bool) -> None:
-    """Run `work` over blocks 0 … total-1, in this thread and, if `parallel`, in the workers."""
-    count = min(thread_count(), total) if parallel else 1
+def run_blocks(work: Work, first: int, total: int, size: int, parallel: bool) -> None:
+    """Run `work` over blocks first … total-1, in this thread and, if `parallel`, in the workers."""
+    count = min(thread_count(), total - first) if parallel else 1
     # a kernel launched while another runs (from another thread) does its own blocks
     turn = _busy
     if count < 2 or not turn.acquire(blocking=False):
-        work(arena(size), 0, total)
+        work(arena(size), first, total)
         return
     try:
         while len(_workers) < count - 1:
             _workers.append(_Worker())
         # small ranges even out blocks of different cost; the lock costs well under a microsecond
-        job = _Job(work, size, total, max(1, total // (count * 8)), count)
+        chunk = max(1, (total - first) // (count * 8))
+        job = _Job(work, size, first, total, chunk, count)
         for worker in _workers[: count - 1]:
             worker.job = job
             worker.ready.release()
