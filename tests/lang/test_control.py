@@ -131,6 +131,22 @@ def test_while_and_ternary():
     )
 
 
+def test_builtins_of_run_time_values():
+    @T.prim_func
+    def f(A: T.Tensor((8,), "float32"), n: T.int32):
+        with T.Kernel(1):
+            A[min(n, 7)] = max(A[0], A[1], 0) + abs(A[2]) + round(A[3])
+            A[int(A[4])] = float(n) + max(1, 2) + max([3, 4], key=lambda v: -v)
+
+    same(
+        body(f),
+        """
+        A[min(n, 7)] = max(max(A[0], A[1]), 0.0) + abs(A[2]) + round(A[3])
+        A[int32(A[4])] = float32(n) + 2.0 + 3.0
+        """,
+    )
+
+
 def test_parallel_nests_are_one():
     @T.prim_func
     def f(A: T.Tensor((8, 8), "float32"), n: T.int32):

@@ -453,8 +453,8 @@ def test_threads_and_looking():
     assert (
         names
         == (
-            "shfl_xor shfl_down ballot call_extern call_extern ptx print print device_assert pdl_wait "
-            "pdl_launch"
+            "shfl_xor shfl_down ballot call_extern call_extern ptx print print device_assert "
+            "pdl_wait pdl_launch"
         ).split()
     )
     syncs = [line for line in body(f).split("\n") if line.startswith(("sync", "fence"))]
@@ -691,3 +691,37 @@ def test_missing_annotation():
             A[0] = 1
 
     refused(f, "parameter 'A' of f has no annotation", line="def f")
+
+
+def test_iterations_write_different_elements():
+    def f(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i, j in T.Parallel(8, 8):
+                k = i + 1
+                A[k] = j
+
+    @T.prim_func
+    def guarded(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i, j in T.Parallel(8, 8):
+                at = i * 8 + j
+                if j == 0:
+                    A[i] = 1
+                A[at] = 2
+                own = T.alloc_var("int32", init=j)
+                A[own] = 3
+                slot = T.atomic_add(A[0], 1, return_prev=True)
+                A[T.int32(slot)] = 4
+
+    refused(f, "write the same element of A", "depends on j", line="A[k] = j")
+    assert guarded.program
+
+
+def test_fragments_are_not_indexed_by_thread():
+    def f():
+        with T.Kernel(1, threads=64):
+            s = T.alloc_fragment((64,), "float32")
+            lane = T.get_thread_binding() % 32
+            s[lane] = 1
+
+    refused(f, "s is a fragment and is indexed by thread", line="s[lane] = 1")

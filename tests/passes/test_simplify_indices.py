@@ -11,7 +11,7 @@ from tilewright import interp
 from tilewright.ir.op import For, If, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
-from tilewright.passes.simplify_indices import simplify_indices
+from tilewright.passes.simplify_indices import simplify_kernel
 
 HEAD = """
 program p {
@@ -30,8 +30,8 @@ def simplified(body: str) -> str:
     """The kernel's statements behind the allocations, after the pass."""
     program = parse_program(HEAD + textwrap.indent(textwrap.dedent(body), "    ") + "\n  }\n}\n")
     target = Target.parse("interp")
-    kernels = tuple(simplify_indices(k, target, dims=program.dims) for k in program.kernels)
-    again = tuple(simplify_indices(k, target, dims=program.dims) for k in kernels)
+    kernels = tuple(simplify_kernel(k, program.dims) for k in program.kernels)
+    again = tuple(simplify_kernel(k, program.dims) for k in kernels)
     assert again == kernels
     text = print_program(dataclasses.replace(program, kernels=kernels))
     lines = text.splitlines()
@@ -186,14 +186,14 @@ def test_a_pinned_schedule_keeps_its_statements() -> None:
       }
     }"""
     )
-    kernel = simplify_indices(program.kernels[0], Target.parse("interp"))
+    kernel = simplify_kernel(program.kernels[0])
     (loop,) = (op for op in walk_ops(kernel) if isinstance(op, For))
     assert len(loop.body) == 2 and isinstance(loop.body[0], If)
 
 
 def test_unchanged_ops_stay_the_same_objects() -> None:
     program = parse_program(HEAD + "    O[tx] = 1\n  }\n}\n")
-    kernel = simplify_indices(program.kernels[0], Target.parse("interp"))
+    kernel = simplify_kernel(program.kernels[0])
     assert all(a is b for a, b in zip(kernel.body, program.kernels[0].body))
 
 
@@ -217,9 +217,7 @@ def test_the_meaning_stays() -> None:
       }
     }"""
     )
-    kernels = tuple(
-        simplify_indices(k, Target.parse("interp"), dims=program.dims) for k in program.kernels
-    )
+    kernels = tuple(simplify_kernel(k, program.dims) for k in program.kernels)
     assert kernels != program.kernels
     results = []
     for each in (program, dataclasses.replace(program, kernels=kernels)):

@@ -63,6 +63,7 @@ class Builder:
         self.arguments: dict[str, Any] = {}
         self.declared: list[str] = []
         self.probing = False
+        self.probe_error: CompileError | None = None
         self.hint: str | None = None
         self.maps = 0
         self._names: set[str] = set()

@@ -3,13 +3,27 @@ to do."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any
 
 from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import Const, Expr
-from tilewright.ir.op import Program
+from tilewright.ir.expr import Const, Expr, Var, loads, variables
+from tilewright.ir.op import (
+    Body,
+    For,
+    Hint,
+    If,
+    Kernel,
+    Let,
+    Map,
+    Program,
+    Store,
+    While,
+    bound,
+    op_loads,
+    walk_ops,
+)
+from tilewright.ir.uniform import check_uniform, per_thread
+from tilewright.ir.verify import Stage, verify
 from tilewright.lang.affine import same
 from tilewright.support.errors import CompileError
 
@@ -177,18 +191,79 @@ def check_reduce(src: Region, dst: Region, dim: int, word: str) -> None:
 
 
 def check_program(program: Program) -> None:
-    """What needs the whole program: uniform scalars where tiles need them, and the IR's rules."""
-    uniform = _optional("tilewright.ir.uniform")
-    if uniform is not None:
-        for kernel in program.kernels:
-            uniform.check_uniform(kernel)
-    verify = _optional("tilewright.ir.verify")
-    if verify is not None:
-        verify.verify(program, verify.Stage.TILE)
+    """What needs the whole program: uniform scalars where tiles need them, independent
+    iterations, and the IR's rules."""
+    for kernel in program.kernels:
+        check_uniform(kernel)
+        _check_fragments(kernel)
+        for op in walk_ops(kernel):
+            if isinstance(op, Map):
+                _check_nest(op)
+    verify(program, Stage.TILE)
 
 
-def _optional(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        return None
+def _check_fragments(kernel: Kernel) -> None:
+    """A thread does not know which elements of a fragment it holds."""
+    pinned = {op.buffer for op in walk_ops(kernel) if isinstance(op, Hint) and op.name == "layout"}
+    threads = per_thread(kernel).vars
+    for op in walk_ops(kernel):
+        places = [(load.buffer, load.indices) for load in op_loads(op)]
+        if isinstance(op, Store):
+            places.append((op.buffer, op.indices))
+        for buffer, indices in places:
+            if buffer.space is not Space.FRAGMENT or buffer in pinned:
+                continue
+            source = next((v for i in indices for v in variables(i) if v in threads), None)
+            if source is not None:
+                raise CompileError(
+                    f"{buffer.name} is a fragment and is indexed by thread, with {source.name}",
+                    loc=op.loc,
+                    expected="indices of T.Parallel",
+                    fix="loop over it with T.Parallel, or keep the values in T.alloc_local or "
+                    "shared memory",
+                )
+
+
+def _check_nest(nest: Map) -> None:
+    """No two iterations of `T.Parallel` write one element, where that shows: an index of the
+    nest that neither the place nor a condition around the store mentions."""
+    wide = {
+        var
+        for var, extent in zip(nest.vars, nest.extents, strict=True)
+        if not (isinstance(extent, Const) and extent.value == 1)
+    }
+
+    def visit(ops: Body, told: frozenset[Var], means: dict[Var, frozenset[Var]]) -> None:
+        def mentioned(*exprs: Expr) -> frozenset[Var]:
+            if any(x.buffer.space is Space.LOCAL for e in exprs for x in loads(e)):
+                return frozenset(wide)  # an iteration's own variable may hold anything
+            found = {v for e in exprs for v in variables(e)}
+            return frozenset(found).union(*(means.get(v, frozenset()) for v in found))
+
+        for op in ops:
+            if isinstance(op, Let):
+                means = {**means, op.var: mentioned(op.value)}
+            elif isinstance(op, Store) and op.buffer.space is not Space.LOCAL:
+                missing = wide - told - mentioned(*op.indices)
+                if missing:
+                    names = ", ".join(sorted(v.name for v in missing))
+                    raise CompileError(
+                        f"iterations of T.Parallel write the same element of {op.buffer.name}",
+                        loc=op.loc,
+                        expected=f"a place that depends on {names}",
+                        fix="loop over the other indices only, store under an `if` that picks one "
+                        "iteration, or use T.reduce_sum or T.atomic_add",
+                    )
+            elif isinstance(op, If):
+                inside = told | mentioned(op.cond)
+                visit(op.then, inside, means)
+                visit(op.orelse, inside, means)
+            elif isinstance(op, For):
+                visit(op.body, told, {**means, op.var: mentioned(op.start, op.stop)})
+            elif isinstance(op, While):
+                visit(op.body, told | mentioned(op.cond), means)
+            elif bound(op):
+                # what an atomic or a shuffle yields may differ in every iteration
+                means = {**means, **{v: frozenset(wide) for v in bound(op)}}
+
+    visit(nest.body, frozenset(), {})

@@ -14,13 +14,14 @@ from typing import Any
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const, Expr, binary, compare, logical_not, select, truth, wrap
 from tilewright.ir.op import Break, Continue, If, While
+from tilewright.lang import math
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.builder import Builder
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
 from tilewright.lang.looking import device_assert
 from tilewright.lang.loops import ForLoop, Loop, serial
 from tilewright.lang.params import declare_argument
-from tilewright.lang.scalar import Scalar, concrete, is_runtime
+from tilewright.lang.scalar import Lost, Scalar, concrete, is_runtime
 from tilewright.lang.types import ScalarType, TensorType
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, Loc
@@ -41,37 +42,6 @@ class Binding:
     value: Any
     frame: Frame | None
     loc: Loc | None
-
-
-class Lost:
-    """What is left of a name after the run-time loop or branch that bound it."""
-
-    def __init__(self, name: str, frame: Frame, loc: Loc | None) -> None:
-        self.__dict__.update(_name=name, _frame=frame, _loc=loc)
-
-    def _fail(self, *_: Any) -> Any:
-        kind = {"if": "branch", "map": "T.Parallel loop"}.get(self._frame.kind, "loop")
-        where = f" (line {self._loc.line})" if self._loc else ""
-        raise CompileError(
-            f"{self._name!r} was bound inside a run-time {kind}{where} and has no value after it",
-            fix=f"before the {kind}: {self._name} = T.alloc_var(dtype), then assign to it inside",
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("__class__", "__wrapped__") or name.startswith("_"):
-            return object.__getattribute__(self, name)
-        return self._fail()
-
-    def as_expr(self) -> Any:
-        return self._fail()
-
-
-for _operator in (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and rand or "
-    "ror xor rxor lshift rlshift rshift rrshift neg abs invert lt le gt ge eq ne bool index iter "
-    "len getitem setitem call contains str format hash"
-).split():
-    setattr(Lost, f"__{_operator}__", Lost._fail)
 
 
 class Branch:
@@ -270,7 +240,7 @@ class Env:
                 fix="assign to an alloc_var inside and return after it",
             )
         if isinstance(value, Lost):
-            value._fail()
+            value.fail()
         return value
 
     def raising(self) -> None:
@@ -305,6 +275,14 @@ class Env:
             return a() if value else b()
         what = "a side of a run-time `a if c else b`"
         return select(value, self.lazily(a, what), self.lazily(b, what))
+
+    def builtin(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """`max(a, b)` and its kin, of Python or, for run-time values, of the language."""
+        if not kwargs and any(is_runtime(a) for a in args):
+            ours = _BUILTINS.get(function)
+            if ours is not None:
+                return ours(*args)
+        return function(*args, **kwargs)
 
     def boolean(self, op: str, *thunks: Callable[[], Any]) -> Any:
         """`and` / `or`, short-circuiting where a side is known."""
@@ -410,7 +388,7 @@ class Env:
         return value
 
     def _refuse_rebinding(self, name: str, old: Binding, top: Frame | None) -> None:
-        kind = {"if": "branch", "map": "T.Parallel loop"}.get(top.kind if top else "", "loop")
+        kind = _KINDS.get(top.kind if top else "", "loop")
         where = f"bound outside it, on line {old.loc.line}" if old.loc else "a parameter"
         dtype = f'"{old.value.dtype}"' if is_runtime(old.value) else "dtype"
         raise CompileError(
@@ -422,7 +400,7 @@ class Env:
     def held(self, value: Any, name: str | None = None) -> Any:
         """The value a name keeps: elements and expressions over memory are read now."""
         if isinstance(value, Lost):
-            value._fail()
+            value.fail()
         if isinstance(value, Variable):
             if value.named:
                 return self.builder.let(value.as_expr(), name)
@@ -475,7 +453,7 @@ class Env:
     def augment(self, name: str, value: Any, op: str, other: Any) -> Any:
         """`name op= other`."""
         if isinstance(value, Lost):
-            value._fail()
+            value.fail()
         if isinstance(value, Variable):
             value.assign(_OPERATORS[op](value.as_expr(), other))
             return value
@@ -502,7 +480,8 @@ class Env:
     def lost_value(self, name: str) -> Lost:
         found = self.bindings[name]
         assert found.frame is not None
-        return Lost(name, found.frame, found.loc)
+        kind = _KINDS.get(found.frame.kind, "loop")
+        return Lost(name, kind, found.loc.line if found.loc else 0, isinstance(found.value, Tile))
 
     def storing(self, name: str, container: Any) -> None:
         """Before `name[...] = …`: a Python container changes once, at compile time."""
@@ -540,7 +519,7 @@ class Env:
     def expression(self, value: Any) -> Any:
         """A statement that is only an expression."""
         if isinstance(value, Lost):
-            value._fail()
+            value.fail()
         return value
 
 
@@ -556,6 +535,15 @@ def _number(value: Any) -> Any:
     return wrap(value) if is_runtime(value) else value
 
 
+_KINDS = {"if": "branch", "map": "T.Parallel loop"}
+_BUILTINS: dict[Any, Callable[..., Any]] = {
+    max: math.max,
+    min: math.min,
+    int: lambda x: math.cast(x, "int32"),
+    float: lambda x: math.cast(x, "float32"),
+    bool: lambda x: truth(wrap(x)),
+    round: math.round,
+}
 _PYTHON: dict[str, Callable[[Any, Any], Any]] = {
     "==": lambda a, b: a == b,
     "!=": lambda a, b: a != b,

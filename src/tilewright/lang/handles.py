@@ -10,7 +10,7 @@ from tilewright.ir.expr import Const, Expr, Load, cast, const, wrap
 from tilewright.ir.op import Store
 from tilewright.lang.affine import difference
 from tilewright.lang.builder import KernelState, current
-from tilewright.lang.scalar import Scalar
+from tilewright.lang.scalar import Lost, Scalar
 from tilewright.lang.types import ScalarType
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError
@@ -455,6 +455,8 @@ def region_of(value: Any, word: str) -> Region:
         return value.corner(tuple(const(1) for _ in value.indices))
     if isinstance(value, Variable):
         return whole(value.buffer)
+    if isinstance(value, Lost):
+        value.fail()
     raise CompileError(
         f"T.{word} needs a tensor, a tile or a region of one",
         got=describe(value),

@@ -193,6 +193,8 @@ def const(names: str, dtype: Any = None) -> Any:
     found = []
     for name in split_names(names):
         if name not in builder.consts:
+            if builder.probe_error is not None:
+                raise builder.probe_error
             raise CompileError(
                 f"nothing determines the size {name!r}",
                 expected=f"an argument declared with {name} as one of its sizes",

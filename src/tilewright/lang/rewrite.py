@@ -18,6 +18,8 @@ from tilewright.support.errors import CompileError, Loc
 Node = TypeVar("Node", bound=ast.AST)
 ENV = "_tw_env"
 ENTER = "_tw_enter"
+# Python's functions that have a meaning for run-time values
+BUILTINS = ("max", "min", "int", "float", "bool", "round")
 _OPS: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
     ast.Pow: "**", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<",
@@ -414,6 +416,14 @@ class Rewriter(ast.NodeTransformer):
 
     # ── expressions ──
 
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
+            node.args.insert(0, node.func)
+            owner = _locate(node, ast.Name(ENV, ast.Load()))
+            node.func = _locate(node, ast.Attribute(owner, "builtin", ast.Load()))
+        return node
+
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.NamedExpr:
         said = self._said(node, node.target.id)
         node.value = self._call(node, "bind", said, self.visit(node.value))
@@ -505,13 +515,10 @@ def _rewrite(definition: ast.FunctionDef, code: CodeType) -> CodeType:
     for argument in _arguments(node.args):
         argument.annotation = None
     free = [*code.co_freevars, ENTER]
-    outer = ast.FunctionDef(
-        name="_tw_outer",
-        args=ast.arguments([], [ast.arg(n, None) for n in free], None, [], [], None, []),
-        body=[node],
-        decorator_list=[],
-    )
-    module = ast.Module([_locate(node, outer)], [])
+    module = ast.parse(f"def _tw_outer({', '.join(free)}): pass")
+    outer = module.body[0]
+    assert isinstance(outer, ast.FunctionDef)
+    outer.body = [node]
     compiled = compile(
         ast.fix_missing_locations(module), code.co_filename, "exec", code.co_flags & _FUTURE,
         dont_inherit=True,

@@ -4,10 +4,11 @@ operator or an op asks."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from tilewright.ir.dtype import dtype
 from tilewright.ir.expr import Const, Expr, cast
+from tilewright.support.errors import CompileError
 
 _OPERATORS = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift "
@@ -34,6 +35,28 @@ def _delegate(name: str) -> Callable[..., Any]:
 
 for _name in _OPERATORS:
     setattr(Scalar, f"__{_name}__", _delegate(f"__{_name}__"))
+
+
+class Lost:
+    """What is left of a name after the run-time loop or branch that bound it."""
+
+    def __init__(self, name: str, kind: str, line: int, is_tile: bool) -> None:
+        self.name, self.kind, self.line, self.is_tile = name, kind, line, is_tile
+
+    def fail(self, *_: Any) -> NoReturn:
+        make = "allocate it" if self.is_tile else f"{self.name} = T.alloc_var(dtype)"
+        raise CompileError(
+            f"{self.name!r} was bound inside a run-time {self.kind} (line {self.line}) and has no "
+            "value after it",
+            fix=f"before the {self.kind}: {make}, then assign to it inside",
+        )
+
+    def as_expr(self) -> Expr:
+        self.fail()
+
+
+for _name in [*_OPERATORS, *"eq ne iter len getitem setitem call contains str format".split()]:
+    setattr(Lost, f"__{_name}__", Lost.fail)
 
 
 def is_runtime(value: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
 import difflib
 import functools
 import sys
@@ -14,13 +13,13 @@ from types import FrameType, FunctionType
 from typing import Any
 
 from tilewright.ir.op import Program
-from tilewright.lang.builder import Builder, building, current
+from tilewright.lang.builder import Builder, Probed, building, current
 from tilewright.lang.check import check_program
-from tilewright.lang.env import Binding, Env, Lost
+from tilewright.lang.env import Binding, Env
 from tilewright.lang.handles import Access, Tile, Tiles, Variable
 from tilewright.lang.params import add_parameter
 from tilewright.lang.rewrite import find_definition, rewrite
-from tilewright.lang.scalar import is_runtime
+from tilewright.lang.scalar import Lost, is_runtime
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import locate, locate_traceback, set_root
 from tilewright.support.errors import CompileError, Loc, TilewrightError, locating
@@ -73,17 +72,9 @@ def prim_func(function: Any = None, **_: Any) -> Any:
     return _prim_func(function, _visible(frame))
 
 
-def _visible(frame: FrameType | None) -> dict[str, Any]:
-    """Names an annotation written as a string may mean."""
-    found: dict[str, Any] = {}
-    while frame is not None and not found:
-        found = dict(frame.f_locals) if not _is_module(frame) else {}
-        frame = frame.f_back if _is_module(frame) and frame.f_back is not None else None
-    return found
-
-
-def _is_module(frame: FrameType) -> bool:
-    return frame.f_locals is frame.f_globals
+def _visible(frame: FrameType) -> dict[str, Any]:
+    """Names that an annotation kept as a string may mean, besides globals and the closure."""
+    return {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
 
 
 def _prim_func(function: FunctionType, names: dict[str, Any]) -> PrimFunc:
@@ -283,7 +274,7 @@ class Macro:
 def _argument(builder: Builder, value: Any) -> Any:
     """Arguments are read once, where the macro is called."""
     if isinstance(value, Lost):
-        value._fail()
+        value.fail()
     return builder.snapshot(value) if is_runtime(value) and not _is_place(value) else value
 
 
@@ -391,7 +382,7 @@ def trace_direct(
                 given[name] = Undeclared(name) if name in arrays else value
         return run(**given)
 
-    builder.consts = _find_sizes(function, arrays, call)
+    _find_sizes(function, builder, call)
     returned = _run(function, builder, functools.partial(call, builder), "jit")
     outputs = _outputs(builder, returned)
     order = [n for n in bound.arguments if n in builder.declared]
@@ -405,20 +396,22 @@ def trace_direct(
 
 
 def _find_sizes(
-    function: FunctionType,
-    arrays: dict[str, Any],
-    call: Callable[[Builder, FunctionType], Any],
-) -> dict[str, int]:
+    function: FunctionType, into: Builder, call: Callable[[Builder, FunctionType], Any]
+) -> None:
     """The sizes that `T.const` names: run the function up to its first kernel with the sizes
     unknown, and see which shapes its declarations give them."""
     if "const" not in function.__code__.co_names:
-        return {}
+        return
     probe = Builder(function.__name__)
-    probe.arguments, probe.probing = arrays, True
-    # what goes wrong with unknown sizes goes wrong again, and better said, with known ones
-    with contextlib.suppress(Exception):
+    probe.arguments, probe.probing = into.arguments, True
+    try:
         _run(function, probe, functools.partial(call, probe), "jit")
-    return probe.consts
+    except CompileError as error:
+        # what goes wrong with unknown sizes goes wrong again, and better said, with known ones;
+        # it is of interest only where it kept a size from being known
+        if not isinstance(error.__cause__, Probed):
+            into.probe_error = error
+    into.consts = probe.consts
 
 
 class Undeclared:

@@ -25,11 +25,13 @@ from tilewright.ir.op import (
     Kernel,
     Map,
     Op,
+    Program,
     Store,
     View,
     While,
     marked,
 )
+from tilewright.ir.rewrite import map_kernels
 from tilewright.ir.scope import after, entry, inside
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
@@ -46,7 +48,12 @@ _INDEX_FIELDS: dict[type[Op], frozenset[str]] = {
 }
 
 
-def simplify_indices(kernel: Kernel, target: Target, *, dims: Iterable[Dim] = ()) -> Kernel:
+def simplify_indices(program: Program, target: Target) -> Program:
+    """Of the whole program, because the contracts of its sizes stand there."""
+    return map_kernels(program, lambda kernel: simplify_kernel(kernel, program.dims))
+
+
+def simplify_kernel(kernel: Kernel, dims: Iterable[Dim] = ()) -> Kernel:
     """The kernel with its expressions simplified; `dims` adds the contracts of its sizes."""
     ranges = entry(kernel, dims)
     kernel = _operands(kernel, ranges)

@@ -40,7 +40,12 @@ PIPELINE = (
         "threads become nests too, so that what follows sees all there are",
         whole_program=True,
     ),
-    Pass("simplify_indices", simplify_indices, "on the indices the nests will really have"),
+    Pass(
+        "simplify_indices",
+        simplify_indices,
+        "on the indices the nests will really have",
+        whole_program=True,
+    ),
     Pass("absorb_loops", absorb_loops, "before fusing, which compares boxes"),
     Pass("fuse_maps", fuse_maps, "last: what is written and read at one point stays in registers"),
 )
