@@ -66,3 +66,34 @@ ATOMS: dict[str, Atom] = {
     )
 }
 GROUP_UNITS = ("wgmma", "bulk", "cp_async")
+
+
+@dataclass(frozen=True)
+class MatrixType:
+    """An operand type of warpgroup matrix instructions: k of one instruction, and whether shared
+    memory may hold it with M or N (not K) contiguous."""
+
+    name: str
+    bits: int
+    k: int
+    mn_major: bool = False
+    accumulators: tuple[str, ...] = ("float32",)
+
+    def has_n(self, n: int) -> bool:
+        """Whether an instruction of `n` columns exists."""
+        step = 16 if self.accumulators == ("int32",) and n > 32 else 8
+        return 8 <= n <= 256 and n % step == 0
+
+
+MATRIX_TYPES: dict[str, MatrixType] = {
+    t.name: t
+    for t in (
+        MatrixType("bfloat16", 16, 16, mn_major=True),
+        MatrixType("float16", 16, 16, mn_major=True),
+        MatrixType("tfloat32", 32, 8),
+        MatrixType("float8_e4m3fn", 8, 32),
+        MatrixType("float8_e5m2", 8, 32),
+        MatrixType("int8", 8, 32, accumulators=("int32",)),
+        MatrixType("uint8", 8, 32, accumulators=("int32",)),
+    )
+}

@@ -57,6 +57,9 @@ FUNCTIONS: dict[str, Function] = {
         Function("fma", 3),
         Function("reinterpret", 1, "any", "free"),
         Function("dp4a", 3, "int", "free"),
+        # two values rounded to 16 bits, the first in the low half of a uint32
+        Function("pack_bfloat16", 2, "float", "free"),
+        Function("pack_float16", 2, "float", "free"),
     )
 }
 
@@ -76,5 +79,18 @@ INTRINSICS: dict[str, Effect] = {
         Effect("call_extern", opaque=True, yields=True),
         Effect("pdl_wait"),
         Effect("pdl_launch"),
+        # what tile ops become at stage THREAD; `text` holds their shape as `key=value` words
+        Effect("warp_index", convergent=True, yields=True),
+        Effect("elect", convergent=True, yields=True),
+        Effect("prefetch_map"),
+        Effect("bulk_load"),
+        Effect("bulk_store"),
+        Effect("store_remote"),
+        Effect("descriptor", yields=True),
+        Effect("wgmma", convergent=True),
+        Effect("pin"),
+        Effect("stmatrix", convergent=True),
+        Effect("ldmatrix", convergent=True),
+        Effect("store_packed"),
     )
 }  # fmt: skip

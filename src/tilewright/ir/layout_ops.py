@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -487,8 +487,11 @@ def _ranked_product(layout: Layout, tiler: Layout) -> Layout:
 # Shared memory
 
 
-def make_swizzled_layout(shape: tuple[int, ...], elem_bits: int, max_bytes: int = 128) -> AnyLayout:
-    """The row-major tile with Hopper's 128, 64 or 32 byte swizzle: the widest one, up to
+def make_swizzled_layout(
+    shape: Any, elem_bits: int | None = None, max_bytes: int = 128
+) -> AnyLayout:
+    """The layout of a tile, given as a shape and the bits of an element, or as the tile itself,
+    that its matrix instructions read without bank conflicts: the row-major tile with Hopper's 128, 64 or 32 byte swizzle: the widest one, up to
     `max_bytes`, whose span divides a row. Rows longer than the span are cut into panels of that
     width, one behind the other, as bulk copies and matrix descriptors take them; rows that no span
     divides stay as they are.
@@ -502,6 +505,9 @@ def make_swizzled_layout(shape: tuple[int, ...], elem_bits: int, max_bytes: int 
     >>> make_swizzled_layout((64, 176), 16), make_swizzled_layout((64, 100), 16)
     (S<1,3,3> o 0 o (64,(16,11)):(16,(1,1024)), (64,100):(100,1))
     """
+    buffer = getattr(shape, "buffer", shape)
+    if hasattr(buffer, "static_shape"):
+        shape, elem_bits = buffer.static_shape, elem_bits or buffer.dtype.bits
     if elem_bits not in (4, 8, 16, 32, 64):
         raise LayoutError(
             f"make_swizzled_layout: elements of {elem_bits} bits, not 4, 8, 16 ... 64"

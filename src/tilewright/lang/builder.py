@@ -60,6 +60,7 @@ class Builder:
         self.kernels: list[Kernel] = []
         self.kernel: KernelState | None = None
         self.consts: dict[str, int] = {}
+        self.asked: list[str] = []
         self.arguments: dict[str, Any] = {}
         self.declared: list[str] = []
         self.probing = False

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
-from tilewright.ir.dtype import FLOAT32, INT32, DType
+from tilewright.ir.dtype import BOOL, FLOAT32, INT32, DType, promote
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import (
     Bin,
@@ -43,27 +44,16 @@ def _value(x: Any, word: str, like: DType | None = None) -> Expr:
 def _call(name: str, *args: Any) -> Expr:
     """A function of `intrinsics.FUNCTIONS`, its arguments brought to one type of its domain."""
     function = FUNCTIONS[name]
-    word = name
-    exprs = [_value(a, word) for a in args]
-    for other in exprs[1:]:
-        first, _ = unify(exprs[0], other)
-        exprs = [cast_expr(e, first.dtype) for e in exprs]
-    kind = exprs[0].dtype
-    if len(args) > 1 and any(not isinstance(a, (int, float)) for a in args):
-        # a plain number takes the type of the run-time value beside it
-        lead = next(_value(a, word) for a in args if not isinstance(a, (int, float)))
-        exprs = [_value(a, word, lead.dtype) for a in args]
-        for other in exprs[1:]:
-            kind = unify(exprs[0], other)[0].dtype
-        exprs = [cast_expr(e, kind) for e in exprs]
+    # a plain number takes the type of the run-time value beside it
+    lead = next((_value(a, name).dtype for a in args if not _plain(a)), None)
+    exprs = [_value(a, name, lead) for a in args]
+    kind = reduce(promote, (e.dtype for e in exprs))
     if function.domain == "float" and not kind.is_float:
-        exprs = [cast_expr(e, FLOAT32) for e in exprs]
+        kind = FLOAT32
     elif function.domain == "int" and not kind.is_int:
         raise CompileError(f"T.{name} works on integers", got=f"a value of type {kind}")
-    from tilewright.ir.dtype import BOOL
-
-    result = BOOL if function.result == "bool" else exprs[0].dtype
-    return Call(name, tuple(exprs), result)
+    result = BOOL if function.result == "bool" else kind
+    return Call(name, tuple(cast_expr(e, kind) for e in exprs), result)
 
 
 def _function(name: str, doc: str) -> Callable[..., Expr]:

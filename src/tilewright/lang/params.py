@@ -135,6 +135,9 @@ def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
             expected="one of " + (", ".join(arguments) or "its array arguments"),
             fix="use T.empty for an output, T.alloc_* for a tile",
         )
+    if arguments[name] is None:  # compiled before any array is there
+        builder.declared.append(name)
+        return add_tensor(builder, name, kind)
     came = tuple(int(s) for s in arguments[name].shape)
     if builder.probing:
         for size, value in zip(kind.shape, came, strict=False):
@@ -192,13 +195,14 @@ def const(names: str, dtype: Any = None) -> Any:
         return dynamic(names)
     found = []
     for name in split_names(names):
+        builder.asked.append(name)
         if name not in builder.consts:
             if builder.probe_error is not None:
                 raise builder.probe_error
             raise CompileError(
                 f"nothing determines the size {name!r}",
                 expected=f"an argument declared with {name} as one of its sizes",
-                fix=f"declare one: A: T.Tensor(({name}, …), dtype); or pass {name} as an argument",
+                fix=f"declare one: A: T.Tensor(({name}, …), dtype); or compile with {name}=…",
             )
         found.append(builder.consts[name])
     return tuple(found) if len(found) > 1 else found[0]

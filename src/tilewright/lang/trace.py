@@ -7,7 +7,7 @@ import builtins
 import difflib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType, FunctionType
 from typing import Any
@@ -358,34 +358,51 @@ def _is_word(function: FunctionType, called: ast.expr) -> bool:
 
 
 def trace_direct(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    consts: Mapping[str, int] | None = None,
 ) -> DirectTrace:
-    """Trace a direct-style function for the arguments of a call."""
+    """Trace a direct-style function for the arguments of a call.
+
+    Arguments that are left out are the arrays of later calls; `consts` gives `T.const` sizes by
+    name then.
+    """
     import inspect
 
-    bound = inspect.signature(function).bind(*args, **(kwargs or {}))
+    signature = inspect.signature(function)
+    bound = signature.bind_partial(*args, **(kwargs or {}))
     bound.apply_defaults()
+    arguments = {n: bound.arguments.get(n, MISSING) for n in signature.parameters}
     annotations = _annotations(function, {})
     builder = Builder(function.__name__)
     builder.loc = _definition_loc(function)
-    arrays = {n: v for n, v in bound.arguments.items() if _is_array(v)}
-    builder.arguments = arrays
+    arrays = {n: v for n, v in arguments.items() if v is MISSING or _is_array(v)}
+    builder.arguments = {n: None if v is MISSING else v for n, v in arrays.items()}
+    builder.consts = dict(consts or {})
 
     def call(into: Builder, run: FunctionType) -> Any:
         given = {}
-        for name, value in bound.arguments.items():
+        for name, value in arguments.items():
             annotation = annotations.get(name)
             if isinstance(annotation, (TensorType, ScalarType)):
                 given[name] = add_parameter(into, name, annotation)
                 into.declared.append(name)
             else:
-                given[name] = Undeclared(name) if name in arrays else value
+                given[name] = Undeclared(name, value is MISSING) if name in arrays else value
         return run(**given)
 
     _find_sizes(function, builder, call)
     returned = _run(function, builder, functools.partial(call, builder), "jit")
     outputs = _outputs(builder, returned)
-    order = [n for n in bound.arguments if n in builder.declared]
+    for name in consts or ():
+        if name not in builder.asked:
+            raise CompileError(
+                f"{function.__name__} has no parameter and no T.const size {name!r}",
+                loc=builder.loc,
+                fix=_suggest(name, [*arguments, *builder.asked]),
+            )
+    order = [n for n in arguments if n in builder.declared]
     by_name = {p.name: p for p in builder.params}
     builder.params = [by_name[n] for n in order] + [
         p for p in builder.params if p.name not in order
@@ -403,7 +420,7 @@ def _find_sizes(
     if "const" not in function.__code__.co_names:
         return
     probe = Builder(function.__name__)
-    probe.arguments, probe.probing = into.arguments, True
+    probe.arguments, probe.probing, probe.consts = into.arguments, True, into.consts
     try:
         _run(function, probe, functools.partial(call, probe), "jit")
     except CompileError as error:
@@ -411,16 +428,25 @@ def _find_sizes(
         # it is of interest only where it kept a size from being known
         if not isinstance(error.__cause__, Probed):
             into.probe_error = error
-    into.consts = probe.consts
+
+
+MISSING = object()
 
 
 class Undeclared:
-    """An array argument before its declaration."""
+    """An array argument before its declaration, or an argument that was left out."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, missing: bool = False) -> None:
         self.__dict__["_name"] = name
+        self.__dict__["_missing"] = missing
 
     def _fail(self, *_: Any) -> Any:
+        if self._missing:
+            raise CompileError(
+                f"argument {self._name!r} is missing",
+                fix=f"pass {self._name}=…, or declare it if it is an array: "
+                f'{self._name}: T.Tensor((M, N), "float32")',
+            )
         raise CompileError(
             f"array argument {self._name!r} is used before it is declared",
             fix=f'declare it first: {self._name}: T.Tensor((M, N), "float32")',
@@ -431,7 +457,9 @@ class Undeclared:
             return object.__getattribute__(self, name)
         return self._fail()
 
-    __getitem__ = __setitem__ = __add__ = __mul__ = __sub__ = _fail
+    __getitem__ = __setitem__ = __add__ = __mul__ = __sub__ = __bool__ = _fail
+    __radd__ = __rmul__ = __rsub__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _fail
+    __index__ = __iter__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = _fail
 
 
 def _is_array(value: Any) -> bool:

@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tilewright.ir.target import Target
@@ -92,9 +93,15 @@ class Jit:
             raise error.with_traceback(None) from None
 
     def compile(self, *args: Any, **kwargs: Any) -> CompiledKernel:
-        """The kernel for these arguments, without running it."""
+        """The kernel for these arguments, without running it.
+
+        Of a kernel written directly, arrays may be left out and `T.const` sizes given by name:
+        `rms_norm.compile(M=1024, N=512, blk_m=4)`.
+        """
         if self.direct:
-            return self._direct(self._bind(args, kwargs))[0]
+            sizes = {n: v for n, v in kwargs.items() if n not in self.signature.parameters}
+            given = {n: v for n, v in kwargs.items() if n not in sizes}
+            return self._direct(self._bind(args, given, partial=True), sizes)[0]
         bound = self._bind(args, kwargs)
         key = (_target_key(self.target), _freeze(bound))
         kernel = self._kernels.get(key)
@@ -149,9 +156,12 @@ class Jit:
             (folder / f"{kernel.name}.source").write_text(kernel.get_kernel_source())
         return kernel
 
-    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _bind(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], partial: bool = False
+    ) -> dict[str, Any]:
+        bind = self.signature.bind_partial if partial else self.signature.bind
         try:
-            bound = self.signature.bind(*args, **kwargs)
+            bound = bind(*args, **kwargs)
         except TypeError as error:
             raise CompileError(
                 f"{self.fn.__name__}: {error}", expected=f"{self.fn.__name__}{self.signature}"
@@ -159,17 +169,14 @@ class Jit:
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _direct(self, bound: dict[str, Any]) -> tuple[CompiledKernel, tuple[str, ...]]:
-        key = (
-            _target_key(self.target),
-            tuple(
-                (name, tuple(v.shape), str(v.dtype)) if _is_array(v) else (name, _freeze(v))
-                for name, v in bound.items()
-            ),
-        )
+    def _direct(
+        self, bound: dict[str, Any], sizes: Mapping[str, int] = MappingProxyType({})
+    ) -> tuple[CompiledKernel, tuple[str, ...]]:
+        outlined = {name: _outline(value) for name, value in bound.items()}
+        key = (_target_key(self.target), _freeze(sizes), _freeze(outlined))
         found = self._kernels.get(key)
         if found is None:
-            traced = trace_direct(self.fn, (), bound)
+            traced = trace_direct(self.fn, (), bound, sizes)
             names = [p.name for p in traced.program.params]
             kernel = CompiledKernel(
                 traced.program,
@@ -238,6 +245,11 @@ def _target_key(target: str | Target) -> Any:
     from tilewright.runtime.backends import resolve
 
     return resolve(target)
+
+
+def _outline(value: Any) -> Any:
+    """An array's shape and type, which are all that a kernel written directly depends on."""
+    return (tuple(value.shape), str(value.dtype)) if _is_array(value) else value
 
 
 def _freeze(value: Any) -> Any:

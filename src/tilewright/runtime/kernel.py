@@ -24,6 +24,9 @@ class CompiledKernel:
     >>> kernel(a, b, c)                         # doctest: +SKIP
     """
 
+    config: Mapping[str, Any] | None = None  # what autotune chose, and how fast it was
+    latency: float | None = None
+
     def __init__(
         self,
         program: Program,

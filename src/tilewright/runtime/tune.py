@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tilewright.runtime.jit import Jit, _freeze
+from tilewright.runtime.jit import Jit, _freeze, _outline
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import TilewrightError
 
@@ -25,16 +25,36 @@ class Autotuned:
         self.timings: list[tuple[Mapping[str, Any], float]] = []
         self._best: dict[Any, CompiledKernel] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> CompiledKernel:
-        key = (_freeze(args), _freeze(kwargs))
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kernel = self.compile(*args, **kwargs)
+        if not self.jitted.direct:
+            return kernel
+        return self.jitted(*args, **{**kwargs, **(kernel.config or {})})
+
+    def compile(self, *args: Any, **kwargs: Any) -> CompiledKernel:
+        """The fastest kernel for these arguments; its `config` and `latency` say which and how
+        fast. Arguments that are given are not tuned."""
+        seen: Any = (args, kwargs)
+        if self.jitted.direct:
+            seen = (tuple(map(_outline, args)), {n: _outline(v) for n, v in kwargs.items()})
+        key = _freeze(seen)
         if key not in self._best:
             self._best[key] = self._search(args, kwargs)
         return self._best[key]
 
-    def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CompiledKernel:
+    def _open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The configurations, each once, less the arguments that the call gives itself."""
         configs: Iterable[Mapping[str, Any]] = (
             self.configs(*args, **kwargs) if callable(self.configs) else self.configs
         )
+        given = {*kwargs, *list(self.jitted.signature.parameters)[: len(args)]}
+        found = [{n: v for n, v in config.items() if n not in given} for config in configs]
+        return list({repr(_freeze(config)): config for config in found}.values())
+
+    def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CompiledKernel:
+        configs = self._open(args, kwargs)
+        if configs == [{}]:
+            return self.jitted.compile(*args, **kwargs)
         best: tuple[float, CompiledKernel] | None = None
         self.failures, self.timings = [], []
         for config in configs:
@@ -46,6 +66,7 @@ class Autotuned:
                 continue
             self.timings.append((config, ms))
             if best is None or ms < best[0]:
+                kernel.config, kernel.latency = config, ms
                 best = (ms, kernel)
         if best is None:
             if self.failures:

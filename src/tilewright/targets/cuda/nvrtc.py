@@ -225,7 +225,7 @@ def _call(result: tuple[Any, ...]) -> Any:
 
 
 def _bytes(size: Any, get: Any, program: Any) -> bytes:
-    buffer = b" " * _call(size(program))
+    buffer: bytes = b" " * _call(size(program))
     _call(get(program, buffer))
     return buffer
 
@@ -257,9 +257,7 @@ def _failure(name: str, log: str) -> CompileError:
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _PROPERTIES = re.compile(r"Function properties for (\w+)")
-_FRAME = re.compile(
-    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
-)
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
 _STACK = re.compile(r"(\d+) bytes cumulative stack size")
@@ -316,7 +314,7 @@ _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 
 def source_line(ptx: str, number: int) -> str:
     """`file:line` of the source behind a line of PTX, or '' without line information."""
-    files = {index: name for index, name in _FILE.findall(ptx)}
+    files = dict(_FILE.findall(ptx))
     for line in reversed(ptx.splitlines()[:number]):
         if match := _LOC.match(line):
             return f"{files.get(match[1], '?')}:{match[2]}"

@@ -215,63 +215,79 @@ enum Policy : uint64_t {
 TW_DEVICE void prefetch(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
+TW_DEVICE void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int Pending>
+TW_DEVICE void wait_bulk() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Pending) : "memory");
+}
+template <int Pending>
+TW_DEVICE void wait_bulk_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
+}
+TW_DEVICE void commit_cp_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Pending>
+TW_DEVICE void wait_cp_async() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+// Stores into a peer's shared memory that count their bytes on a barrier there.
+TW_DEVICE void store_remote(uint32_t to, uint32_t value, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+               "r"(value), "r"(barrier)
+               : "memory");
+}
+TW_DEVICE void store_remote(uint32_t to, float value, uint32_t barrier) {
+  store_remote(to, __float_as_uint(value), barrier);
+}
 
-#define TW_C1 "{%3}"
-#define TW_C2 "{%3, %4}"
-#define TW_C3 "{%3, %4, %5}"
-#define TW_C4 "{%3, %4, %5, %6}"
-#define TW_C5 "{%3, %4, %5, %6, %7}"
-#define TW_P1 int a
-#define TW_P2 TW_P1, int b
-#define TW_P3 TW_P2, int c
-#define TW_P4 TW_P3, int d
-#define TW_P5 TW_P4, int e
-#define TW_A1 "r"(a)
-#define TW_A2 TW_A1, "r"(b)
-#define TW_A3 TW_A2, "r"(c)
-#define TW_A4 TW_A3, "r"(d)
-#define TW_A5 TW_A4, "r"(e)
+// ── matrices ────────────────────────────────────────────────────────────────────────────────
 
-#define TW_BULK_LOAD(N, MASK, HINT)                                                              \
-  TW_DEVICE void bulk_load(uint32_t to, const TensorMap* map, uint32_t barrier, TW_P##N) {       \
-    asm volatile("cp.async.bulk.tensor." #N                                                      \
-                 "d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, " TW_C##N     \
-                 "], [%2];" ::"r"(to),                                                           \
-                 "l"(map), "r"(barrier), TW_A##N                                                 \
-                 : "memory");                                                                    \
-  }                                                                                              \
-  TW_DEVICE void bulk_load_cached(uint32_t to, const TensorMap* map, uint32_t barrier, TW_P##N,  \
-                                  uint64_t policy) {                                             \
-    asm volatile("cp.async.bulk.tensor." #N                                                      \
-                 "d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "   \
-                 "[%1, " TW_C##N "], [%2], %" HINT ";" ::"r"(to),                                \
-                 "l"(map), "r"(barrier), TW_A##N, "l"(policy)                                    \
-                 : "memory");                                                                    \
-  }                                                                                              \
-  TW_DEVICE void bulk_load_multicast(uint32_t to, const TensorMap* map, uint32_t barrier,        \
-                                     TW_P##N, uint16_t mask) {                                   \
-    asm volatile("cp.async.bulk.tensor." #N                                                      \
-                 "d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "     \
-                 "[%0], [%1, " TW_C##N "], [%2], %" MASK ";" ::"r"(to),                          \
-                 "l"(map), "r"(barrier), TW_A##N, "h"(mask)                                      \
-                 : "memory");                                                                    \
-  }                                                                                              \
-  TW_DEVICE void bulk_load_multicast_cached(uint32_t to, const TensorMap* map, uint32_t barrier, \
-                                            TW_P##N, uint16_t mask, uint64_t policy) {           \
-    asm volatile("cp.async.bulk.tensor." #N                                                      \
-                 "d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"      \
-                 ".L2::cache_hint [%0], [%1, " TW_C##N "], [%2], %" MASK ", %" HINT ";" ::"r"(   \
-                     to),                                                                        \
-                 "l"(map), "r"(barrier), TW_A##N, "h"(mask), "l"(policy)                         \
-                 : "memory");                                                                    \
-  }
-#define TW_BULK_LOADS(N, THIRD, FOURTH)   \
-  TW_BULK_LOAD_PLAIN(N, THIRD)            \
-  TW_BULK_LOAD_MULTICAST(N, THIRD, FOURTH)
-// The operand after the coordinates is number 3 + rank.
-TW_BULK_LOAD(1, "4", "4")
-TW_BULK_LOAD(2, "5", "5")
-TW_BULK_LOAD(3, "6", "6")
-TW_BULK_LOAD(4, "7", "7")
-TW_BULK_LOAD(5, "8", "8")
+// Offsets and address in units of 16 bytes; swizzle 0 none, 1 of 128, 2 of 64, 3 of 32 bytes.
+template <int Leading, int Stride, int Swizzle>
+TW_DEVICE uint64_t descriptor(uint32_t address) {
+  return (uint64_t(uint32_t(Stride) | uint32_t(Swizzle) << 30) << 32) | (uint32_t(Leading) << 16) |
+         (address >> 4);
+}
+TW_DEVICE void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TW_DEVICE void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Pending>
+TW_DEVICE void wait_wgmma() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+// Keeps the compiler from moving accesses of these registers across a fence or a wait.
+template <int Count>
+TW_DEVICE void pin(float* registers) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+template <int Count>
+TW_DEVICE void pin(int32_t* registers) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
+template <int Count>
+TW_DEVICE void pin(bfloat16* registers) {
+#pragma unroll
+  for (int i = 0; i < Count / 2; ++i)
+    asm volatile("" : "+r"(reinterpret_cast<uint32_t*>(registers)[i])::"memory");
+}
+template <int Count>
+TW_DEVICE void pin(float16* registers) {
+  pin<Count>(reinterpret_cast<bfloat16*>(registers));
+}
+TW_DEVICE void stmatrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
+               "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+TW_DEVICE void stmatrix(uint32_t to, uint32_t a, uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b)
+               : "memory");
+}
+TW_DEVICE void ldmatrix(uint32_t* to, uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+
 }  // namespace tw

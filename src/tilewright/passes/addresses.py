@@ -1,0 +1,212 @@
+"""Where elements lie: layouts of shared tiles and fragments as expressions.
+
+Shared memory: the offset of an element is `swizzle(layout(coordinates))`. A region splits it into
+a base that depends on run-time values and a layout of the tile inside, which is constant.
+Registers: indices are functions of unrolled loop variables only; `fit_index` finds the expression
+from the table of all their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.bounds import Ranges, multiple_of
+from tilewright.ir.buffer import Buffer, Region
+from tilewright.ir.dtype import INT32
+from tilewright.ir.expr import Const, Expr, Var, const
+from tilewright.ir.fragment import Fragment
+from tilewright.ir.layout import ComposedLayout, Indices, Layout, LayoutError, Swizzle
+from tilewright.ir.layout_ops import composition
+from tilewright.ir.layout_query import fit_layout
+from tilewright.ir.simplify import simplify
+from tilewright.support.errors import CompileError, Loc
+
+NO_SWIZZLE = Swizzle(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class TileAddress:
+    """A region of shared memory: element (i, j, …) of its tile, unit extents dropped, lies at
+    `swizzle(base + modes[0](i) + modes[1](j) + …)` elements into `buffer`."""
+
+    buffer: Buffer
+    base: Expr
+    modes: tuple[Layout, ...]
+    swizzle: Swizzle
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        return tuple(m.size() for m in self.modes)
+
+    def linear(self, *coords: int) -> int:
+        """The offset of a tile element from `base`, before the swizzle."""
+        return sum(m(c) for m, c in zip(self.modes, coords, strict=True))
+
+    def offsets(self) -> Indices:
+        """The offset of every tile element from `base`, before the swizzle, as an array."""
+        total = np.zeros((), np.int64)
+        for mode in self.modes:
+            total = np.add.outer(total, mode.indices())
+        return total
+
+    @property
+    def swizzle_bytes(self) -> int:
+        """The span in bytes (128, 64, 32) of a swizzle that the copy engine and the matrix
+        instructions know; 0 for none, -1 for one they do not."""
+        bits = self.buffer.dtype.bits
+        return swizzle_span(self.swizzle, bits)
+
+
+def swizzle_span(swizzle: Swizzle, elem_bits: int) -> int:
+    """The span in bytes of a hardware swizzle: 16-byte units XORed by the 128-byte line.
+
+    >>> swizzle_span(Swizzle(3, 3, 3), 16), swizzle_span(Swizzle(2, 4, 3), 8)
+    (128, 64)
+    """
+    if swizzle.bits == 0:
+        return 0
+    unit = 1 << swizzle.base
+    if swizzle.shift != 3 or unit * elem_bits != 128 or swizzle.bits > 3:
+        return -1
+    return 16 << swizzle.bits
+
+
+def shared_layout(buffer: Buffer, loc: Loc | None) -> tuple[Swizzle, Layout]:
+    """The swizzle and the plain layout of a shared buffer, one mode per dimension."""
+    layout = buffer.layout
+    swizzle = NO_SWIZZLE
+    if isinstance(layout, ComposedLayout):
+        if layout.offset:
+            raise CompileError(f"{buffer.name}: a layout with an offset is not supported", loc=loc)
+        swizzle, layout = layout.swizzle, layout.layout
+    if not isinstance(layout, Layout) or len(layout) != buffer.rank:
+        raise CompileError(
+            f"{buffer.name} needs a layout with one mode per dimension",
+            loc=loc,
+            expected=f"{buffer.rank} modes",
+            got=str(buffer.layout),
+        )
+    return swizzle, layout
+
+
+def tile_address(region: Region, ranges: Ranges, loc: Loc | None) -> TileAddress:
+    """Split `region`'s address into a run-time base and a constant tile."""
+    swizzle, layout = shared_layout(region.buffer, loc)
+    base: Expr = const(0)
+    modes = []
+    for dim, (start, extent) in enumerate(zip(region.starts, region.extents, strict=True)):
+        size = int(extent)
+        mode = layout[dim]
+        _check_aligned(region.buffer, dim, mode, start, size, ranges, loc)
+        base = base + layout_expr(mode, start)
+        if size != 1:
+            modes.append(composition(mode, Layout(size)))
+    return TileAddress(region.buffer, simplify(base, ranges), tuple(modes), swizzle)
+
+
+def _check_aligned(
+    buffer: Buffer, dim: int, mode: Layout, start: Expr, size: int, ranges: Ranges, loc: Loc | None
+) -> None:
+    """`mode(start + i) == mode(start) + mode(i)` for i < size: no carry into a mode from below."""
+    inner = 1
+    for extent, _ in mode.modes()[:-1]:
+        inner *= extent
+        if isinstance(start, Const):
+            fits = int(start.value) % inner + min(size, inner) <= inner
+        else:
+            step = multiple_of(start, ranges)
+            fits = step == 0 or step % inner == 0 or (step % size == 0 and inner % size == 0)
+        if not fits:
+            raise CompileError(
+                f"this region of {buffer.name} does not begin where its layout does",
+                loc=loc,
+                expected=f"a start in dimension {dim} that is a multiple of {inner}",
+                got=str(start),
+            )
+
+
+def layout_expr(layout: Layout, coord: Expr) -> Expr:
+    """`layout(coord)` of a linear coordinate."""
+    result: Expr = const(0, coord.dtype)
+    modes = layout.modes()
+    inner = 1
+    for i, (extent, stride) in enumerate(modes):
+        part = coord // inner if inner > 1 else coord
+        if i < len(modes) - 1:
+            part = part % extent
+        if stride:
+            result = result + part * stride
+        inner *= extent
+    return result
+
+
+def swizzle_expr(swizzle: Swizzle, offset: Expr) -> Expr:
+    """`swizzle(offset)`."""
+    if swizzle.bits == 0:
+        return offset
+    mask = ((1 << swizzle.bits) - 1) << swizzle.base
+    return offset ^ ((offset >> swizzle.shift) & mask)
+
+
+def fit_index(
+    table: Indices, variables: Sequence[Var], starts: Sequence[int] = (), steps: Sequence[int] = ()
+) -> Expr | None:
+    """The expression that has value `table[i, j, …]` at the i-th, j-th, … values of `variables`
+    (which count from `starts` by `steps`): a sum of a function of each. None if there is none."""
+    origin = (0,) * table.ndim
+    result: Expr = const(int(table[origin]))
+    rest = table - table[origin]
+    for axis, var in enumerate(variables):
+        line = rest[tuple(slice(None) if a == axis else 0 for a in range(table.ndim))]
+        rest = rest - line.reshape([-1 if a == axis else 1 for a in range(table.ndim)])
+        start = starts[axis] if starts else 0
+        step = steps[axis] if steps else 1
+        count: Expr = (var - start) // step if step != 1 else var - start
+        part = _fit_line(line, count)
+        if part is None:
+            return None
+        result = result + part
+    return None if rest.any() else simplify(result)
+
+
+def _fit_line(line: Indices, count: Expr) -> Expr | None:
+    if not line.any():
+        return const(0, INT32)
+    stride = int(line[1])
+    if np.array_equal(line, np.arange(len(line)) * stride):
+        return count * stride
+    try:
+        return layout_expr(fit_layout(line), count)
+    except LayoutError:
+        return None
+
+
+def registers_of(
+    fragment: Fragment, needed: Indices, what: str, loc: Loc | None
+) -> tuple[int, ...]:
+    """Registers in which every thread holds the tile indices `needed[thread, k]`; an error when
+    they are elsewhere, or elsewhere in different threads."""
+    found = fragment.locate(needed)
+    if (found < 0).any() or (found != found[:1]).any():
+        raise CompileError(
+            f"{what} does not have the registers this instruction needs",
+            loc=loc,
+            got=str(fragment),
+        )
+    return tuple(int(v) for v in found[0])
+
+
+def sub_tile(
+    tile: tuple[int, ...], starts: Sequence[int], extents: Sequence[int]
+) -> tuple[Indices, tuple[int, ...]]:
+    """Row-major indices in `tile` of a box, and its extents without units."""
+    strides = [prod(tile[i + 1 :]) for i in range(len(tile))]
+    total = np.zeros((), np.int64)
+    for start, extent, stride in zip(starts, extents, strides, strict=True):
+        total = np.add.outer(total, (start + np.arange(extent)) * stride)
+    kept = tuple(e for e in extents if e != 1)
+    return total.reshape(kept), kept

@@ -1,0 +1,242 @@
+"""Copies: bulk tensor copies in boxes, matrix stores and loads, and copies by threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.buffer import Region
+from tilewright.ir.dtype import dtype
+from tilewright.ir.expr import Call, Const, Expr, Load, const
+from tilewright.ir.fragment import Fragment, wgmma_accumulator
+from tilewright.ir.layout import Layout
+from tilewright.ir.op import Copy, For, Intrinsic, Op
+from tilewright.passes.addresses import (
+    TileAddress,
+    layout_expr,
+    registers_of,
+    sub_tile,
+    swizzle_expr,
+    tile_address,
+)
+from tilewright.passes.lowering import Lowering
+from tilewright.support.errors import CompileError
+
+UINT32 = dtype("uint32")
+MOST_BOX = 256
+MOST_RANK = 5
+
+
+def lower_copy(low: Lowering, op: Copy) -> Iterable[Op]:
+    rule = COPIES.get(op.atom or "")
+    if rule is None:
+        raise low.unsupported(op, f"copies by {op.atom} are not lowered to threads yet")
+    return rule(low, op)
+
+
+# ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """A tile cut into boxes: `box` per dimension of the tensor, and for each copy the tensor
+    coordinates and the element offset in shared memory of its corner."""
+
+    box: tuple[int, ...]
+    corners: tuple[tuple[tuple[int, ...], int], ...]
+
+
+def cut_boxes(tensor: Region, address: TileAddress, op: Copy) -> Boxes:
+    """The largest boxes whose elements lie densely in shared memory, fastest dimension last."""
+    shape = tuple(int(e) for e in tensor.extents)
+    bits = tensor.dtype.bits
+    span = address.swizzle_bytes
+    if span < 0:
+        raise CompileError(
+            f"bulk copies do not know the swizzle of {address.buffer.name}",
+            loc=op.loc,
+            expected="one of 128, 64 or 32 bytes, in units of 16",
+            got=str(address.swizzle),
+        )
+    modes = iter(address.modes)
+    layouts = [Layout(1, 0) if e == 1 else next(modes) for e in shape]
+    box = [1] * len(shape)
+    pitch = 1
+    for dim in reversed(range(len(shape))):
+        extent, stride = layouts[dim].modes()[0]
+        if extent == 1:
+            continue
+        if stride != pitch:
+            if pitch == 1:
+                raise CompileError(
+                    f"a bulk copy needs {tensor.buffer.name}'s fastest dimension contiguous in "
+                    f"{address.buffer.name}",
+                    loc=op.loc,
+                    got=str(address.buffer.layout),
+                )
+            break
+        most = MOST_BOX
+        if pitch == 1 and span:
+            most = span * 8 // bits
+        box[dim] = max(d for d in range(1, min(extent, most) + 1) if extent % d == 0)
+        pitch *= box[dim]
+        if box[dim] != extent:
+            break
+    if box[-1] * bits % 128:
+        raise CompileError(
+            "the rows of a bulk copy are multiples of 16 bytes",
+            loc=op.loc,
+            got=f"{box[-1]} elements of {bits} bits",
+        )
+    corners = []
+    for at in product(*(range(0, e, b) for e, b in zip(shape, box, strict=True))):
+        corners.append((at, sum(m(c) for m, c in zip(layouts, at, strict=True))))
+    whole = sum(
+        (np.add.outer(np.arange(b) * s, 0) for b, s in zip(box, _dense(box), strict=True)),
+        np.zeros(()),
+    )
+    del whole
+    return Boxes(tuple(box), tuple(corners))
+
+
+def _dense(box: list[int]) -> list[int]:
+    return [prod(box[i + 1 :]) for i in range(len(box))]
+
+
+def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
+    load = op.atom == "bulk_load"
+    tensor, tile = (op.src, op.dst) if load else (op.dst, op.src)
+    if tensor.buffer.rank > MOST_RANK:
+        raise low.unsupported(op, f"bulk copies take tensors of rank up to {MOST_RANK}")
+    address = tile_address(tile, low.ranges, op.loc)
+    boxes = cut_boxes(tensor, address, op)
+    found = low.tensor_map(tensor.buffer, boxes.box, address.swizzle_bytes)
+    words = {"map": found.name, "rank": str(tensor.buffer.rank)}
+    if op.cache:
+        words["cache"] = op.cache
+    if op.reduce:
+        words["reduce"] = op.reduce
+    if op.multicast is not None:
+        words["multicast"] = "1"
+    text = " ".join(f"{k}={v}" for k, v in words.items())
+    count = prod(boxes.box)
+    copies: list[Op] = []
+    for at, offset in boxes.corners:
+        coords = [low.simplify(s + c) for s, c in zip(tensor.starts, at, strict=True)]
+        where = low.span(address.buffer, low.simplify(address.base + offset), count)
+        args: list[Expr | Region] = [where]
+        if op.barrier is not None:
+            args.append(op.barrier)
+        args += reversed(coords)
+        if op.multicast is not None:
+            args.append(op.multicast)
+        copies.append(Intrinsic(op.atom or "", tuple(args), text=text, loc=op.loc))
+    if load:
+        yield from low.meet(op.loc)
+    yield from low.by_leader(*copies)
+
+
+# ── matrix stores ────────────────────────────────────────────────────────────────────────────
+
+_PACK = {"bfloat16": "pack_bfloat16", "float16": "pack_float16"}
+
+
+def _stmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
+    """Four 8×8 matrices of 16 bits an instruction: 16 rows by 16 columns of each warp."""
+    fragment = op.src.buffer.layout
+    assert isinstance(fragment, Fragment)
+    pack = _PACK.get(op.dst.dtype.name)
+    if pack is None or op.src.dtype.name not in ("float32", op.dst.dtype.name):
+        raise low.unsupported(op, f"stmatrix from {op.src.dtype} to {op.dst.dtype}")
+    rows, columns = op.src.static_tile
+    if rows % 64 or columns % 16 or low.instance.threads != 128:
+        raise low.unsupported(
+            op, "stmatrix is lowered for tiles of 64·i rows and 16·j columns in a warpgroup"
+        )
+    address = tile_address(op.dst, low.ranges, op.loc)
+    _check_rows(address, op)
+    atom = wgmma_accumulator(64, 16)
+
+    row_var, column_var = low.var("r"), low.var("c")
+    loops = [(row_var, range(0, rows, 64)), (column_var, range(0, columns, 16))]
+    before = dict(low.unrolled)
+    low.unrolled.update({v: range(len(r)) for v, r in loops})
+    extents = [int(e) for e in op.src.extents]
+
+    def register(value: int) -> Expr:
+        def index(starts: tuple[int, ...]) -> int:
+            *corner, i, j = starts
+            box, _ = sub_tile(fragment.tile, corner, extents)
+            part = box[i * 64 : i * 64 + 64, j * 16 : j * 16 + 16]
+            needed = part.reshape(-1)[atom.table()]
+            return registers_of(fragment, needed, op.src.buffer.name, op.loc)[value]
+
+        return low.register_index((*op.src.starts, row_var, column_var), index, op.loc)
+
+    source = low.flat(op.src.buffer)
+    values = [Load(source, (register(v),), op.loc) for v in range(8)]
+    packed = [
+        Call(pack, (values[i], values[i + 1]), UINT32)
+        if op.src.dtype.name == "float32"
+        else Call("reinterpret_pair", (values[i], values[i + 1]), UINT32)
+        for i in range(0, 8, 2)
+    ]
+    # lane 8·q + r gives the address of row r of matrix q: rows 0-7, 8-15, then columns 8-15
+    thread = low.instance.thread
+    place = low.simplify(
+        layout_expr(address.modes[0], thread // 32 * 16 + thread % 16)
+        + layout_expr(address.modes[1], thread // 16 % 2 * 8)
+    )
+    at, let = low.let("at", low.simplify(swizzle_expr(address.swizzle, place)), op.loc)
+    yield let
+    step = _step_expr(low, address, ((row_var, 64), (column_var, 16)), op)
+    offset = low.simplify(address.base + (at ^ step if address.swizzle.bits else at + step))
+    body: Op = Intrinsic("stmatrix", (low.span(op.dst.buffer, offset, 8), *packed), loc=op.loc)
+    for var, values_of in reversed(loops):
+        body = For(var, const(0), const(len(values_of)), (body,), kind="unroll", loc=op.loc)
+    low.unrolled = before
+    low.touched = True
+    yield body
+
+
+def _check_rows(address: TileAddress, op: Copy) -> None:
+    table = address.offsets()
+    first = table[:, ::8]
+    contiguous = all(np.array_equal(table[:, i::8], first + i) for i in range(8))
+    swizzle = address.swizzle
+    if not contiguous or (swizzle.bits and swizzle.base < 3):
+        raise CompileError(
+            f"stmatrix needs rows of 16 contiguous bytes in {address.buffer.name}",
+            loc=op.loc,
+            got=str(address.buffer.layout),
+        )
+
+
+def _step_expr(
+    low: Lowering, address: TileAddress, steps: tuple[tuple[Expr, int], ...], op: Copy
+) -> Expr:
+    """The swizzled offset of the unrolled part, to be XORed (or added, without a swizzle) to the
+    threads' part: the swizzle is linear over bits, and the two parts share none."""
+    from tilewright.passes.addresses import fit_index
+
+    axes = [range(0, m.size(), step) for m, (_, step) in zip(address.modes, steps, strict=True)]
+    table = np.array(
+        [[address.swizzle(address.linear(i, j)) for j in axes[1]] for i in axes[0]], np.int64
+    )
+    variables = [v for v, _ in steps]
+    found = fit_index(table, variables)  # type: ignore[arg-type]
+    if found is None:
+        raise CompileError("the unrolled part of this address is not simple", loc=op.loc)
+    return found
+
+
+COPIES: dict[str, Callable[[Lowering, Copy], Iterable[Op]]] = {
+    "bulk_load": _bulk,
+    "bulk_store": _bulk,
+    "stmatrix": _stmatrix,
+}
+_ = Const

@@ -1,0 +1,301 @@
+"""What the lowering to threads carries along: the instance that runs the code, names, ranges,
+unrolled loops, tensor maps, and whether threads have touched memory since they last met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir import scope
+from tilewright.ir.bounds import Ranges
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.dtype import INT32, DType
+from tilewright.ir.expr import Expr, Var, compare, const, loads, substitute, variables
+from tilewright.ir.fragment import Fragment
+from tilewright.ir.layout import ComposedLayout, Layout
+from tilewright.ir.op import (
+    Body,
+    Copy,
+    Gemm,
+    If,
+    Intrinsic,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Store,
+    Sync,
+    bodies,
+    expressions,
+    regions,
+    walk_ops,
+)
+from tilewright.ir.rewrite import fresh_name, rebuild
+from tilewright.ir.simplify import simplify
+from tilewright.passes.addresses import fit_index
+from tilewright.support.errors import CompileError, Loc
+
+WARP = 32
+NAMED_BARRIERS = 16  # in a block
+MEMORY = (Space.SHARED, Space.GLOBAL)
+BULK_ATOMS = ("bulk_load", "bulk_store")
+
+Rule = Callable[["Lowering", Any], "Iterable[Op]"]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The threads that run a piece of code together: a role instance, or the block.
+
+    `accumulators` are the fragments its matrix instructions add to; `written` those among their
+    registers that ordinary code writes too.
+    """
+
+    threads: int
+    thread: Expr
+    warp: Expr
+    leader: Var | None = None
+    solo: bool = False
+    sync_id: Expr | None = None
+    accumulators: tuple[Buffer, ...] = ()
+    written: tuple[Buffer, ...] = ()
+
+
+@dataclass
+class TensorMap:
+    """One tensor map: the boxes of `tensor` that a copy moves, and how they lie in shared
+    memory."""
+
+    name: str
+    tensor: Buffer
+    box: tuple[int, ...]
+    swizzle: int
+
+    @property
+    def key(self) -> tuple[str, tuple[int, ...], int]:
+        return self.tensor.name, self.box, self.swizzle
+
+
+@dataclass
+class Lowering:
+    """State of one kernel's lowering. `unrolled` maps the unrolled loop variables around to their
+    values; `touched`: threads have accessed memory since they last met."""
+
+    kernel: Kernel
+    rules: Mapping[type[Op], Rule]
+    names: set[str]
+    ranges: Ranges
+    instance: Instance
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    unrolled: dict[Var, range] = field(default_factory=dict)
+    maps: dict[Any, TensorMap] = field(default_factory=dict)
+    touched: bool = False
+    open_group: list[Buffer] = field(default_factory=list)
+    committed: list[frozenset[Buffer]] = field(default_factory=list)
+    warp: Var = Var("warp")
+    free_ids: list[int] = field(default_factory=list)
+
+    # ── names and buffers ────────────────────────────────────────────────────────────────────
+
+    def var(self, name: str, dtype: DType = INT32) -> Var:
+        """A variable with a name of its own."""
+        found = fresh_name(name, self.names)
+        self.names.add(found)
+        return Var(found, dtype)
+
+    def let(self, name: str, value: Expr, loc: Loc | None) -> tuple[Var, Let]:
+        var = self.var(name, value.dtype)
+        return var, Let(var, value, loc=loc)
+
+    def flat(self, buffer: Buffer) -> Buffer:
+        """The array that stands for a shared tile or a fragment."""
+        if buffer.name not in self.buffers:
+            if isinstance(buffer.layout, Fragment):
+                new = Buffer(buffer.name, (const(buffer.layout.values),), buffer.dtype, Space.LOCAL)
+            elif buffer.space is Space.SHARED:
+                layout = buffer.layout
+                size = prod(buffer.static_shape)
+                if isinstance(layout, (Layout, ComposedLayout)):
+                    size = layout.cosize()
+                new = Buffer(buffer.name, (const(size),), buffer.dtype, Space.SHARED)
+            else:
+                new = buffer
+            self.buffers[buffer.name] = new
+        return self.buffers[buffer.name]
+
+    def span(self, buffer: Buffer, start: Expr, extent: int, cta: Expr | None = None) -> Region:
+        """`extent` elements of the array of `buffer`."""
+        return Region(self.flat(buffer), (start,), (const(extent),), cta)
+
+    def simplify(self, expr: Expr) -> Expr:
+        return simplify(expr, self.ranges)
+
+    def register_index(
+        self, starts: Sequence[Expr], index: Callable[[tuple[int, ...]], int], loc: Loc | None
+    ) -> Expr:
+        """`index(starts)` as a function of the unrolled variables in `starts`."""
+        names = sorted({v for s in starts for v in variables(s)}, key=lambda v: v.name)
+        for var in names:
+            if var not in self.unrolled:
+                raise CompileError(
+                    f"a register's index depends on {var.name}, which is known only at run time",
+                    loc=loc,
+                    fix=f"unroll the loop over {var.name} (kind=unroll)",
+                )
+        values = [self.unrolled[v] for v in names]
+        table = np.zeros([len(v) for v in values], np.int64)
+        for place in np.ndindex(*table.shape):
+            at = {v: const(r[i]) for v, r, i in zip(names, values, place, strict=True)}
+            table[place] = index(tuple(int(simplify(substitute(s, at))) for s in starts))
+        first = [r.start for r in values]
+        found = fit_index(table, names, first, [r.step for r in values])
+        if found is None:
+            raise CompileError("registers are not a simple function of the loop variables", loc=loc)
+        return found
+
+    def tensor_map(self, tensor: Buffer, box: tuple[int, ...], swizzle: int) -> TensorMap:
+        key = (tensor.name, box, swizzle)
+        if key not in self.maps:
+            name = self.var(f"{tensor.name}_map").name
+            self.maps[key] = TensorMap(name, tensor, box, swizzle)
+        return self.maps[key]
+
+    # ── bodies ───────────────────────────────────────────────────────────────────────────────
+
+    def body(self, body: Body) -> Body:
+        """Lower the ops of one body in order."""
+        before = self.ranges
+        found: list[Op] = []
+        for op in body:
+            for new in self.op(op):
+                _append(found, new)
+            self.ranges = scope.after(op, self.ranges)
+        self.ranges = before
+        return tuple(found)
+
+    def op(self, op: Op) -> Iterable[Op]:
+        rule = self.rules.get(type(op))
+        if rule is None:
+            self.check_plain(op)
+            return (op,)
+        return rule(self, op)
+
+    def inside(self, op: Op, name: str, body: Body) -> Body:
+        before = self.ranges
+        self.ranges = scope.inside(op, name, before)
+        result = self.body(body)
+        self.ranges = before
+        return result
+
+    def check_plain(self, op: Op) -> None:
+        for expr in expressions(op):
+            for load in loads(expr):
+                if load.buffer.space is Space.FRAGMENT:
+                    raise CompileError(
+                        f"{load.buffer.name} is a fragment and is read outside a tile op",
+                        loc=load.loc or op.loc,
+                        fix="read it in a map, or copy it to shared memory",
+                    )
+
+    def by_leader(self, *ops: Op) -> Body:
+        """`ops` in one thread of the instance."""
+        if self.instance.solo:
+            return ops
+        leader = self.instance.leader
+        cond = leader if leader is not None else compare("==", self.instance.thread, 0)
+        return (If(cond, ops, loc=ops[0].loc if ops else None),)
+
+    def meet(self, loc: Loc | None) -> Body:
+        """A barrier of the instance's threads, unless none has touched memory since the last."""
+        if not self.touched or self.instance.solo:
+            return ()
+        self.touched = False
+        if self.instance.threads == WARP:
+            return (Sync("warp", loc=loc),)
+        if self.instance.sync_id is None:
+            if self.instance.leader is not None:
+                raise CompileError(
+                    "the instance's threads must meet before this, but no named barrier is left",
+                    loc=loc,
+                    fix="sync them by a named barrier in the program",
+                )
+            return (Sync("block", loc=loc),)
+        return (Sync("named", self.instance.sync_id, self.instance.threads, loc=loc),)
+
+    def unsupported(self, op: Op, why: str, fix: str = "") -> CompileError:
+        return CompileError(why, loc=op.loc, fix=fix)
+
+
+def _append(found: list[Op], op: Op) -> None:
+    """Add `op`, joining what one thread does in a row."""
+    last = found[-1] if found else None
+    if (
+        isinstance(op, If)
+        and isinstance(last, If)
+        and last.cond is op.cond
+        and not (last.orelse or op.orelse)
+        and isinstance(op.cond, Var)
+        and op.cond.name.startswith("leader")
+    ):
+        found[-1] = rebuild(last, then=last.then + op.then)
+    else:
+        found.append(op)
+
+
+def pin(low: Lowering, buffer: Buffer, loc: Loc | None) -> Op:
+    """Registers stay on this side of what follows."""
+    flat = low.flat(buffer)
+    count = int(flat.shape[0])
+    return Intrinsic("pin", (low.span(buffer, const(0), count),), text=f"count={count}", loc=loc)
+
+
+def linear_thread(kernel: Kernel) -> Expr:
+    """The thread's number in its block."""
+    result: Expr = const(0)
+    stride = 1
+    for var, count in zip(kernel.thread_vars, kernel.threads, strict=True):
+        result = result + var * stride
+        stride *= count
+    return result
+
+
+def meets(op: Sync, threads: int) -> bool:
+    if op.arrive:
+        return False
+    if op.scope == "named":
+        return (op.threads or 0) >= threads
+    return op.scope in ("block", "cluster") or threads == WARP
+
+
+def touches(body: Body, before: bool, threads: int) -> bool:
+    """Whether, behind `body`, threads have accessed memory since they last met."""
+    state = before
+    for op in body:
+        if isinstance(op, Sync) and meets(op, threads):
+            state = False
+        elif isinstance(op, If):
+            state = touches(op.then, state, threads) or touches(op.orelse, state, threads)
+        elif any(True for _ in bodies(op)) and not isinstance(op, Map):
+            for inner in bodies(op):
+                state = touches(inner, state, threads) or state
+        elif accesses_memory(op):
+            state = True
+    return state
+
+
+def accesses_memory(op: Op) -> bool:
+    """Whether the threads themselves read or write shared or global memory in `op`."""
+    if isinstance(op, Copy) and op.atom in BULK_ATOMS or isinstance(op, Gemm):
+        return False
+    for inner in walk_ops(op):
+        if isinstance(inner, Store) and inner.buffer.space in MEMORY:
+            return True
+        if any(r.buffer.space in MEMORY for r in regions(inner, reads=True, writes=True)):
+            return True
+        if any(x.buffer.space in MEMORY for e in expressions(inner) for x in loads(e)):
+            return True
+    return False

@@ -1,0 +1,100 @@
+"""The declaration's side of a launch: arrays against the tensors a program declares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import combinations
+
+from tilewright.ir.bind import bind_sizes, describe, static_value
+from tilewright.ir.dtype import DType
+from tilewright.ir.op import Program
+from tilewright.support.errors import LaunchError
+from tilewright.targets.cuda.launch import not_contiguous
+from tilewright.targets.cuda.views import ArrayView
+
+
+class ProgramCheck:
+    """`check(views) -> sizes by name` for `CudaModule.caller`; `written` names the parameters
+    some kernel writes, `align` the bytes a tensor's address must be a multiple of."""
+
+    def __init__(
+        self, program: Program, written: Collection[str], align: Mapping[str, int] | None = None
+    ) -> None:
+        self.program = program
+        self.written = frozenset(written)
+        self.align = dict(align or {})
+
+    def __call__(self, views: Mapping[str, ArrayView]) -> dict[str, int]:
+        for tensor in self.program.tensors:
+            self._check_element(tensor.name, tensor.dtype, views[tensor.name])
+        shapes = {t.name: self._shape(t.dtype, views[t.name]) for t in self.program.tensors}
+        strides = {name: view.strides for name, view in views.items()}
+        sizes = bind_sizes(self.program, shapes, strides)
+        for tensor in self.program.tensors:
+            view, name = views[tensor.name], tensor.name
+            want = tuple(static_value(s, sizes) for s in tensor.shape)
+            if shapes[name] != want:
+                raise LaunchError(
+                    f"{name} has the wrong size",
+                    expected=f"{want} (declared {describe(tensor.shape)})",
+                    got=str(shapes[name]),
+                )
+            if tensor.strides is None:
+                if not view.contiguous:
+                    raise not_contiguous(name, view)
+            else:
+                steps = tuple(static_value(s, sizes) for s in tensor.strides)
+                for axis, (a, b, extent) in enumerate(zip(view.strides, steps, want, strict=True)):
+                    if a != b and extent > 1:
+                        raise LaunchError(
+                            f"{name} has the wrong stride in dimension {axis}",
+                            expected=f"{steps} elements",
+                            got=f"{view.strides} elements",
+                        )
+        self._check_overlap(views)
+        return {var.name: value for var, value in sizes.items()}
+
+    def _shape(self, dtype: DType, view: ArrayView) -> tuple[int, ...]:
+        if not dtype.packed:
+            return view.shape
+        return (*view.shape[:-1], view.shape[-1] * 8 // dtype.bits)
+
+    def _check_element(self, name: str, dtype: DType, view: ArrayView) -> None:
+        allowed = {dtype.name}
+        if dtype.name == "tfloat32":
+            allowed = {"float32"}
+        elif dtype.packed:  # bytes that hold several elements
+            allowed = {"uint8", "int8", dtype.name}
+        if view.dtype.name not in allowed:
+            raise LaunchError(
+                f"{name} has the wrong dtype",
+                expected=" or ".join(sorted(allowed)),
+                got=str(view.dtype),
+                fix=f"convert it to {dtype}, or declare {name} as {view.dtype}",
+            )
+        unit = self.align.get(name, max(dtype.bits // 8, 1))
+        if view.address % unit:
+            raise LaunchError(
+                f"{name} does not start at a multiple of {unit} bytes",
+                got=f"{view.address:#x}",
+                fix="pass a copy: x.clone()",
+            )
+        if name in self.written and view.read_only:
+            raise LaunchError(
+                f"{name} is written by the kernel, but the array is read-only",
+                fix="pass a writable copy; JAX arrays never change",
+            )
+
+    def _check_overlap(self, views: Mapping[str, ArrayView]) -> None:
+        spans = {t.name: views[t.name].span for t in self.program.tensors}
+        for a, b in combinations(spans, 2):
+            if not self.written & {a, b}:
+                continue
+            (low, high), (start, stop) = spans[a], spans[b]
+            if start < high and low < stop:
+                one, other = (a, b) if a in self.written else (b, a)
+                raise LaunchError(
+                    f"{one} is written and overlaps {other}",
+                    expected="a written parameter that shares no memory with another",
+                    fix=f"pass a copy of {other}, or write to a new array",
+                )

@@ -1,0 +1,286 @@
+"""The CUDA driver, through cuda-bindings: devices, contexts, modules, function handles.
+
+Two entry points are called with `ctypes` on the driver's own addresses, with memory laid out
+here: the launch, because it is the hot path, and the tensor-map encoder, because its result must
+lie on a 64-byte boundary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from tilewright.support.errors import LaunchError, RunError
+from tilewright.targets.cuda.limits import Limits
+from tilewright.targets.cuda.nvrtc import INSTALL, Resources
+
+# errors that mean the context is lost and the kernel is at fault, found by a later call
+_STICKY = {700, 701, 702, 714, 715, 716, 717, 718, 719}
+NO_CONTEXT = (201, 400)  # INVALID_CONTEXT, INVALID_HANDLE
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: an id and a 64-byte union, of which the first words are used."""
+
+    _fields_ = [("id", ctypes.c_uint32), ("pad", ctypes.c_uint32), ("value", ctypes.c_uint32 * 16)]
+
+
+CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION = 4, 6
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint32),
+    ]
+
+
+_LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+)
+_ENCODE = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,  # where the map goes
+    ctypes.c_int,  # element type
+    ctypes.c_uint32,  # rank
+    ctypes.c_void_p,  # global address
+    *[ctypes.c_void_p] * 4,  # sizes, strides, box, element strides
+    *[ctypes.c_int] * 4,  # interleave, swizzle, L2 promotion, fill
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU and its primary context, the one PyTorch, CuPy and JAX use."""
+
+    ordinal: int
+    name: str
+    arch: str
+    sms: int
+    limits: Limits
+    context: Any
+
+
+class Driver:
+    """The driver, initialised. Use `driver()`."""
+
+    def __init__(self, api: Any) -> None:
+        self.api = api
+        self.call(api.cuInit(0))
+        self.device_count = int(self.call(api.cuDeviceGetCount()))
+        if not self.device_count:
+            raise LaunchError("there is no CUDA device")
+        self.driver_version = int(self.call(api.cuDriverGetVersion()))
+        self._devices: dict[int, Device] = {}
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------------------ calling
+
+    def call(self, result: tuple[Any, ...]) -> Any:
+        """The value of a cuda-bindings call, or its error as an exception."""
+        status, *values = result
+        if int(status):
+            raise self.error(int(status), "the CUDA driver refused")
+        return (values[0] if len(values) == 1 else tuple(values)) if values else None
+
+    def error(self, status: int, what: str, **more: Any) -> LaunchError | RunError:
+        """The exception for a CUresult: `RunError` when a kernel has already gone wrong."""
+        name, text = f"error {status}", ""
+        try:
+            code = self.api.CUresult(status)
+            name = self.api.cuGetErrorName(code)[1].decode()
+            text = self.api.cuGetErrorString(code)[1].decode()
+        except (AttributeError, ValueError, IndexError):
+            pass
+        kind = RunError if status in _STICKY else LaunchError
+        if status in _STICKY:
+            what = f"a kernel launched earlier failed, found while this happened: {what}"
+            more.setdefault("fix", "run under target='interp -sanitize' or compute-sanitizer")
+        return kind(f"{what}: {name}", got=text, **more)
+
+    def address(self, symbol: str, version: int) -> int:
+        """Where the driver's function is."""
+        found = self.call(self.api.cuGetProcAddress(symbol.encode(), version, 0))
+        pointer = int(found[0] if isinstance(found, tuple) else found)
+        if not pointer:
+            raise LaunchError(
+                f"this driver has no {symbol}",
+                expected="a driver for CUDA 12 or newer",
+                got=f"CUDA {self.driver_version // 1000}.{self.driver_version % 1000 // 10}",
+            )
+        return pointer
+
+    @cached_property
+    def launch(self) -> Any:
+        """`launch(config address, function, parameter pointers, 0) -> status`, no checks.
+
+        The interpreter lock is released meanwhile: a full queue blocks here, and a host callback
+        that must run first may need the lock.
+        """
+        return _LAUNCH(self.address("cuLaunchKernelEx", 12000))
+
+    @cached_property
+    def encode_tiled(self) -> Any:
+        return _ENCODE(self.address("cuTensorMapEncodeTiled", 12000))
+
+    # ------------------------------------------------------------------------------ devices
+
+    def device(self, ordinal: int) -> Device:
+        with self._lock:
+            if ordinal not in self._devices:
+                self._devices[ordinal] = self._open(ordinal)
+            return self._devices[ordinal]
+
+    def _open(self, ordinal: int) -> Device:
+        if not 0 <= ordinal < self.device_count:
+            raise LaunchError(f"there is no CUDA device {ordinal}, only {self.device_count}")
+        api = self.api
+        handle = self.call(api.cuDeviceGet(ordinal))
+
+        def ask(name: str) -> int:
+            kind = getattr(api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+            return int(self.call(api.cuDeviceGetAttribute(kind, handle)))
+
+        major, minor = ask("COMPUTE_CAPABILITY_MAJOR"), ask("COMPUTE_CAPABILITY_MINOR")
+        return Device(
+            ordinal=ordinal,
+            name=bytes(self.call(api.cuDeviceGetName(100, handle))).rstrip(b"\0").decode(),
+            arch=f"sm_{major}{minor}",
+            sms=ask("MULTIPROCESSOR_COUNT"),
+            limits=Limits(
+                shared=ask("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+                registers=ask("MAX_REGISTERS_PER_BLOCK"),
+                threads=ask("MAX_THREADS_PER_BLOCK"),
+                cluster=16 if major >= 9 and ask("CLUSTER_LAUNCH") else 1,
+                param_bytes=32_764 if self.driver_version >= 12010 and major >= 7 else 4096,
+            ),
+            context=self.call(api.cuDevicePrimaryCtxRetain(handle)),
+        )
+
+    def current_ordinal(self) -> int:
+        """The calling thread's device; 0 if it has none."""
+        if not int(self.call(self.api.cuCtxGetCurrent()) or 0):
+            return 0
+        return int(self.call(self.api.cuCtxGetDevice()))
+
+    def is_current(self, device: Device) -> bool:
+        return int(self.call(self.api.cuCtxGetCurrent()) or 0) == int(device.context)
+
+    @contextmanager
+    def active(self, device: Device) -> Iterator[None]:
+        """The device's context is current inside."""
+        self.call(self.api.cuCtxPushCurrent(device.context))
+        try:
+            yield
+        finally:
+            self.call(self.api.cuCtxPopCurrent())
+
+    def make_current(self, device: Device) -> None:
+        self.call(self.api.cuCtxSetCurrent(device.context))
+
+    def synchronize(self, stream: int = 0) -> None:
+        self.call(self.api.cuStreamSynchronize(stream))
+
+    # ------------------------------------------------------------------------------ modules
+
+    def load(self, device: Device, cubin: bytes) -> Any:
+        """A module handle. Safe while a stream is captured: the mode is relaxed for this thread
+        meanwhile, since loading may allocate."""
+        api = self.api
+        relaxed = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        with self.active(device):
+            before = self.call(api.cuThreadExchangeStreamCaptureMode(relaxed))
+            try:
+                status, module = api.cuModuleLoadData(cubin)
+            finally:
+                self.call(api.cuThreadExchangeStreamCaptureMode(before))
+        if int(status):
+            raise self.error(
+                int(status),
+                f"the code does not load on {device.name}",
+                expected=f"code for {device.arch}",
+                fix=f'compile with target="cuda -arch={device.arch}a"',
+            )
+        return module
+
+    def function(self, device: Device, module: Any, name: str) -> Any:
+        """A function handle, its code on the device (drivers load lazily by default)."""
+        api = self.api
+        with self.active(device):
+            status, function = api.cuModuleGetFunction(module, name.encode())
+            if int(status):
+                raise self.error(int(status), f"the compiled code has no kernel {name!r}")
+            if hasattr(api, "cuFuncLoad"):
+                relaxed = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+                before = self.call(api.cuThreadExchangeStreamCaptureMode(relaxed))
+                try:
+                    self.call(api.cuFuncLoad(function))
+                finally:
+                    self.call(api.cuThreadExchangeStreamCaptureMode(before))
+        return function
+
+    def resources(self, function: Any) -> Resources:
+        """What the loaded kernel takes, from the driver."""
+        api = self.api
+
+        def ask(name: str) -> int:
+            kind = getattr(api.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
+            return int(self.call(api.cuFuncGetAttribute(kind, function)))
+
+        return Resources(
+            registers=ask("NUM_REGS"),
+            local_bytes=ask("LOCAL_SIZE_BYTES"),
+            static_shared=ask("SHARED_SIZE_BYTES"),
+            max_threads=ask("MAX_THREADS_PER_BLOCK"),
+            params=self._params(function),
+        )
+
+    def _params(self, function: Any) -> tuple[int, ...]:
+        if not hasattr(self.api, "cuFuncGetParamInfo"):
+            return ()
+        sizes: list[int] = []
+        while True:  # the driver has no count: it refuses the first index that is not there
+            status, *values = self.api.cuFuncGetParamInfo(function, len(sizes))
+            if int(status):
+                return tuple(sizes)
+            sizes.append(int(values[1]))
+
+    def allow(self, function: Any, *, shared: int, cluster: int) -> None:
+        """Raise the function's limits to what the launch will ask for."""
+        kinds = self.api.CUfunction_attribute
+        if shared:
+            kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self.call(self.api.cuFuncSetAttribute(function, kind, shared))
+        if cluster > 8:
+            kind = kinds.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            self.call(self.api.cuFuncSetAttribute(function, kind, 1))
+
+
+@cache
+def driver() -> Driver:
+    """The driver of this machine, or an error that says what is missing."""
+    try:
+        from cuda.bindings import driver as api
+
+        return Driver(api)
+    except ImportError as error:
+        raise LaunchError(
+            "running on a GPU needs cuda-bindings", got=str(error), fix=INSTALL
+        ) from None
+    except RuntimeError as error:
+        raise LaunchError(
+            "this machine has no CUDA driver",
+            got=str(error).partition("\n")[0],
+            fix='use target="cpu", or run on a machine with an NVIDIA GPU',
+        ) from None

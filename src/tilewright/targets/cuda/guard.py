@@ -1,0 +1,59 @@
+"""Running what may hang: in a child process that can be killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from tilewright.support.errors import RunError
+
+Result = TypeVar("Result")
+
+
+def _child(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        answer = (True, function(*args))
+    except BaseException as error:  # reported, not swallowed: the parent raises it
+        answer = (False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+    pipe.send(answer)
+    pipe.close()
+
+
+def run_guarded(function: Callable[..., Result], *args: Any, timeout: float = 60.0) -> Result:
+    """`function(*args)` in a fresh process, killed after `timeout` seconds.
+
+    A kernel that never ends cannot be stopped from the process that launched it; ending that
+    process frees the GPU. The function must be importable and its result picklable (no GPU
+    arrays). Raises `RunError` on a timeout, an exception or a crash.
+    """
+    context = multiprocessing.get_context("spawn")  # a forked child cannot use CUDA
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(theirs, function, args), daemon=True)
+    name = getattr(function, "__name__", str(function))
+    child.start()
+    theirs.close()
+    try:
+        if not ours.poll(timeout):
+            child.kill()
+            raise RunError(
+                f"{name} did not finish within {timeout:g} s and was killed",
+                fix="a barrier wait that never ends is the usual reason: use a diagnostic build",
+            )
+        try:
+            good, answer = ours.recv()
+        except EOFError:
+            child.join(5)
+            raise RunError(f"{name} ended its process, exit code {child.exitcode}") from None
+    finally:
+        ours.close()
+        child.join(5)
+        if child.is_alive():
+            child.kill()
+            child.join(5)
+    if not good:
+        raise RunError(f"{name} failed in its process", notes=(str(answer),))
+    result: Result = answer
+    return result

@@ -1,0 +1,583 @@
+"""Launches: what a kernel is called with, made once; then pointers and numbers at each call.
+
+A launch is a pure function of the arguments' addresses, shapes, strides and element types, of the
+scalars and the stream. So everything that follows from them (checks, sizes, tensor maps, the
+parameter block, the launch configuration) is made on first sight and kept under them as a key;
+a kept step is never changed, and threads may share it. A call that hits costs reading the
+arguments, one lookup and the driver's own work. Nothing is allocated on the device and nothing
+waits, so a launch may be captured into a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tilewright.ir.dtype import INT32, DType
+from tilewright.support.errors import LaunchError
+from tilewright.targets.cuda.driver import (
+    CLUSTER_DIMENSION,
+    NO_CONTEXT,
+    PROGRAMMATIC_SERIALIZATION,
+    Device,
+    Driver,
+    LaunchAttribute,
+    LaunchConfig,
+    driver,
+)
+from tilewright.targets.cuda.limits import LIMITS, check_fits
+from tilewright.targets.cuda.nvrtc import Resources
+from tilewright.targets.cuda.tensormap import (
+    MAP_ALIGN,
+    MAP_BYTES,
+    MapCache,
+    TensorMapSpec,
+    driver_encoder,
+    resolve,
+)
+from tilewright.targets.cuda.values import SM_COUNT, Sizes, Value, evaluate
+from tilewright.targets.cuda.views import ArrayView, torch_stream, view_of
+
+
+@dataclass(frozen=True)
+class TensorPointer:
+    """The address of a tensor, `offset` elements in."""
+
+    name: str
+    offset: Value = 0
+    bytes = align = 8
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number the caller passes."""
+
+    name: str
+    dtype: DType
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.bytes
+
+    align = bytes
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number that follows from the arguments' shapes."""
+
+    value: Value
+    dtype: DType = INT32
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.bytes
+
+    align = bytes
+
+
+@dataclass(frozen=True)
+class Map:
+    """A tensor map, by value: `const __grid_constant__` in the kernel."""
+
+    spec: TensorMapSpec
+    bytes = MAP_BYTES
+    align = MAP_ALIGN
+
+
+Param: TypeAlias = TensorPointer | Scalar | Size | Map
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """One kernel of a module and how it is launched. `shared` counts dynamic bytes;
+    `programmatic` lets it start before the kernel in front of it has ended."""
+
+    kernel: str
+    grid: tuple[Value, ...]
+    threads: int
+    params: tuple[Param, ...]
+    cluster: tuple[int, ...] = (1, 1, 1)
+    shared: int = 0
+    programmatic: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each parameter."""
+        return tuple(p.bytes for p in self.params)
+
+
+def block_layout(params: Sequence[Param]) -> tuple[tuple[int, ...], int]:
+    """Offset of each parameter, each on its own alignment as in the kernel, and the total."""
+    offsets, end = [], 0
+    for p in params:
+        end = -(-end // p.align) * p.align
+        offsets.append(end)
+        end += p.bytes
+    return tuple(offsets), end
+
+
+def encode_scalar(name: str, dtype: DType, value: Any) -> bytes:
+    """`value` as the kernel reads it.
+
+    >>> encode_scalar("n", INT32, 3).hex()
+    '03000000'
+    """
+    try:
+        number = value.item() if hasattr(value, "item") else value
+        if dtype.is_int and not dtype.min_value <= number <= dtype.max_value:
+            raise LaunchError(f"{name} = {number} does not fit {dtype}")
+        if dtype.is_int and number != int(number):
+            raise LaunchError(f"{name} must be an integer", expected=str(dtype), got=str(number))
+        return np.asarray(number).astype(dtype.numpy).tobytes()
+    except (TypeError, ValueError):
+        raise LaunchError(
+            f"{name} must be a {dtype} scalar", expected=str(dtype), got=repr(value)[:60]
+        ) from None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch, ready: `arguments` are what the driver's entry point takes."""
+
+    arguments: tuple[int, int, int, None]
+    device: Device
+    spec: LaunchSpec
+    memory: tuple[Any, ...] = field(repr=False)  # what `arguments` point into
+
+
+def make_step(
+    spec: LaunchSpec,
+    device: Device,
+    function: int,
+    stream: int,
+    views: Mapping[str, ArrayView],
+    scalars: Mapping[str, bytes],
+    sizes: Sizes,
+    maps: MapCache,
+) -> Step | None:
+    """The launch of `spec` on these arguments; None when its grid is empty."""
+    grid = tuple(evaluate(v, sizes) for v in spec.grid) + (1,) * (3 - len(spec.grid))
+    if 0 in grid:
+        return None
+    cluster = spec.cluster + (1,) * (3 - len(spec.cluster))
+    _check_grid(spec, grid, cluster)
+    offsets, total = block_layout(spec.params)
+    block = ctypes.create_string_buffer(total + MAP_ALIGN)
+    base = -(-ctypes.addressof(block) // MAP_ALIGN) * MAP_ALIGN
+    for p, offset in zip(spec.params, offsets, strict=True):
+        ctypes.memmove(base + offset, _encode(p, views, scalars, sizes, maps), p.bytes)
+    pointers = (ctypes.c_void_p * max(len(offsets), 1))(*[base + o for o in offsets])
+
+    attributes = []
+    if prod(cluster) > 1:
+        value = (ctypes.c_uint32 * 16)(*cluster)
+        attributes.append(LaunchAttribute(CLUSTER_DIMENSION, 0, value))
+    if spec.programmatic:
+        value = (ctypes.c_uint32 * 16)(1)
+        attributes.append(LaunchAttribute(PROGRAMMATIC_SERIALIZATION, 0, value))
+    array = (LaunchAttribute * max(len(attributes), 1))(*attributes)
+    config = LaunchConfig(
+        (ctypes.c_uint32 * 3)(*grid),
+        (ctypes.c_uint32 * 3)(spec.threads, 1, 1),
+        spec.shared,
+        stream,
+        ctypes.addressof(array) if attributes else None,
+        len(attributes),
+    )
+    arguments = (ctypes.addressof(config), function, ctypes.addressof(pointers), None)
+    return Step(arguments, device, spec, (config, array, pointers, block))
+
+
+def _encode(
+    p: Param,
+    views: Mapping[str, ArrayView],
+    scalars: Mapping[str, bytes],
+    sizes: Sizes,
+    maps: MapCache,
+) -> bytes:
+    match p:
+        case TensorPointer(name, offset):
+            view = views[name]
+            step = view.dtype.storage_bytes(evaluate(offset, sizes))
+            return (view.address + step).to_bytes(8, "little")
+        case Scalar(name):
+            return scalars[name]
+        case Size(value, dtype):
+            return encode_scalar(str(value), dtype, evaluate(value, sizes))
+        case Map(spec):
+            view = views[spec.tensor]
+            return maps.get(resolve(spec, view.address, view.shape, view.strides, sizes))
+
+
+def _check_grid(spec: LaunchSpec, grid: tuple[int, ...], cluster: tuple[int, ...]) -> None:
+    limits = (2**31 - 1, 65535, 65535)
+    for axis, (extent, limit, together) in enumerate(zip(grid, limits, cluster, strict=True)):
+        if not 0 < extent <= limit:
+            raise LaunchError(
+                f"{spec.kernel}: dimension {axis} of the grid is out of range",
+                expected=f"1 … {limit}",
+                got=f"a grid of {grid}",
+            )
+        if extent % together:
+            raise LaunchError(
+                f"{spec.kernel}: clusters do not divide the grid",
+                expected=f"dimension {axis} a multiple of {together}",
+                got=f"a grid of {grid}, clusters of {cluster}",
+            )
+
+
+class Loaded:
+    """A module on one device: function handles, limits raised, everything checked to fit."""
+
+    def __init__(self, found: Driver, device: Device, cubin: bytes, specs: Sequence[LaunchSpec]):
+        self.device = device
+        self.module = found.load(device, cubin)
+        self.functions: list[int] = []
+        self.resources: dict[str, Resources] = {}
+        for spec in specs:
+            function = found.function(device, self.module, spec.kernel)
+            with found.active(device):
+                resources = self.resources[spec.kernel] = found.resources(function)
+                _check(spec, resources, device.limits)
+                found.allow(function, shared=spec.shared, cluster=prod(spec.cluster))
+            self.functions.append(int(function))
+
+
+def _check(spec: LaunchSpec, resources: Resources, limits: Any) -> None:
+    check_fits(
+        spec.kernel,
+        threads=spec.threads,
+        shared=spec.shared,
+        cluster=spec.cluster,
+        params=spec.sizes,
+        resources=resources,
+        limits=limits,
+    )
+
+
+Kept: TypeAlias = dict[Any, tuple["Step", ...]]
+
+# enough for a model's layers and a few sequence lengths; a step is about 2 KB
+_KEPT = 1024
+
+
+def keep(kept: Kept, key: Any, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    if len(kept) >= _KEPT:
+        kept.clear()
+    kept[key] = steps
+    return steps
+
+
+class CudaModule:
+    """Compiled kernels that run one after the other. Loads itself on each device it meets.
+
+    With `resources` and `arch`, a launch that cannot fit is refused here, without a GPU.
+    """
+
+    def __init__(
+        self,
+        cubin: bytes,
+        specs: Sequence[LaunchSpec],
+        *,
+        resources: Mapping[str, Resources] | None = None,
+        arch: str = "",
+        using: Driver | None = None,
+    ) -> None:
+        self.cubin = cubin
+        self.specs = tuple(specs)
+        self._using = using
+        self._loaded: dict[int, Loaded] = {}
+        self._steps: Kept = {}
+        self._maps: MapCache | None = None
+        self._lock = threading.Lock()
+        for spec in self.specs:
+            if resources is not None and arch in LIMITS:
+                _check(spec, resources[spec.kernel], LIMITS[arch])
+
+    @property
+    def driver(self) -> Driver:
+        if self._using is None:
+            self._using = driver()
+        return self._using
+
+    def load(self, ordinal: int | None = None) -> Loaded:
+        """Put the code on a device now rather than at the first launch."""
+        if ordinal is None:
+            ordinal = self.driver.current_ordinal()
+        loaded = self._loaded.get(ordinal)
+        if loaded is None:
+            with self._lock:
+                if ordinal not in self._loaded:
+                    found = self.driver
+                    self._loaded[ordinal] = Loaded(
+                        found, found.device(ordinal), self.cubin, self.specs
+                    )
+                loaded = self._loaded[ordinal]
+        return loaded
+
+    # ------------------------------------------------------------------------------ launching
+
+    def launch(
+        self, args: Mapping[str, Any], sizes: Sizes | None = None, stream: Any = None
+    ) -> None:
+        """Run on `args`: arrays and numbers by name; `sizes` go into grids, maps and parameters.
+
+        Without `stream`, the one the arrays' library is working on is taken.
+        """
+        number = None if stream is None else stream_handle(stream)
+        views, scalars = self._read(args, number)
+        where = common_stream(views) if number is None else number
+        sizes = sizes or {}
+        key = (where, _facts(views), tuple(scalars.items()), tuple(sizes.items()))
+        steps = self._steps.get(key)
+        if steps is None:
+            steps = keep(self._steps, key, self.prepare(views, scalars, sizes, where))
+        self.run(steps)
+
+    def _read(
+        self, args: Mapping[str, Any], stream: int | None
+    ) -> tuple[dict[str, ArrayView], dict[str, bytes]]:
+        views: dict[str, ArrayView] = {}
+        scalars: dict[str, bytes] = {}
+        for spec in self.specs:
+            for p in spec.params:
+                if isinstance(p, Scalar):
+                    scalars[p.name] = encode_scalar(p.name, p.dtype, args[p.name])
+                elif isinstance(p, (TensorPointer, Map)):
+                    name = p.name if isinstance(p, TensorPointer) else p.spec.tensor
+                    if name not in views:
+                        views[name] = view_of(args[name], name, stream)
+        return views, scalars
+
+    def prepare(
+        self,
+        views: Mapping[str, ArrayView],
+        scalars: Mapping[str, bytes],
+        sizes: Sizes,
+        stream: int,
+    ) -> tuple[Step, ...]:
+        """The launches these arguments need, in order."""
+        loaded = self.load(common_device(views))
+        device = loaded.device
+        known = {**sizes, SM_COUNT: device.sms}
+        if self._maps is None:
+            found = self.driver
+            encode = driver_encoder(lambda *a: int(found.encode_tiled(*a)), found.error)
+            self._maps = MapCache(encode)
+        steps = (
+            make_step(spec, device, function, stream, views, scalars, known, self._maps)
+            for spec, function in zip(self.specs, loaded.functions, strict=True)
+        )
+        return tuple(step for step in steps if step is not None)
+
+    def run(self, steps: tuple[Step, ...]) -> None:
+        """Launch what `prepare` made."""
+        found = self.driver
+        for step in steps:
+            # with several GPUs the thread may be on another one
+            if found.device_count > 1 and not found.is_current(step.device):
+                with found.active(step.device):
+                    status = found.launch(*step.arguments)
+            else:
+                status = found.launch(*step.arguments)
+            if status:
+                self.failed(status, step)
+
+    def failed(self, status: int, step: Step) -> None:
+        """After a launch was refused: once more if the thread had no context, else raise."""
+        found = self.driver
+        if status in NO_CONTEXT and not found.is_current(step.device):
+            found.make_current(step.device)
+            status = found.launch(*step.arguments)
+            if not status:
+                return
+        config = step.memory[0]
+        raise found.error(
+            status,
+            f"{step.spec.kernel} could not be launched",
+            notes=(
+                f"grid {tuple(config.grid)}, {step.spec.threads} threads, "
+                f"clusters of {step.spec.cluster}, {step.spec.shared} bytes of dynamic shared "
+                f"memory, {self._loaded[step.device.ordinal].resources[step.spec.kernel]}",
+            ),
+        )
+
+    def caller(
+        self,
+        params: Sequence[TensorArg | Scalar],
+        check: Callable[[Mapping[str, ArrayView]], Sizes],
+    ) -> Callable[..., None]:
+        """A function of the positional arguments `params` (and `stream=`) that checks and launches.
+
+        `check` sees the arrays' views, raises `LaunchError` or returns the sizes. It must follow
+        from the views alone, for it runs once for each distinct set of them.
+        """
+        return make_caller(self, params, check)
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """A tensor among a caller's arguments. Unless `strided`, it must be contiguous."""
+
+    name: str
+    strided: bool = False
+
+
+def make_caller(
+    module: CudaModule,
+    params: Sequence[TensorArg | Scalar],
+    check: Callable[[Mapping[str, ArrayView]], Sizes],
+) -> Callable[..., None]:
+    """See `CudaModule.caller`. The function is generated, so that reading the arguments is
+    straight code: with three tensors a loop over them costs as much as the launch itself."""
+    kept: Kept = {}  # not the module's: another caller may check otherwise
+    tensors = [p for p in params if isinstance(p, TensorArg)]
+    positions = {p.name: f"x{i}" for i, p in enumerate(params)}
+    facts = []
+    for p in params:
+        x = positions[p.name]
+        if isinstance(p, TensorArg):
+            layout = "stride()" if p.strided else "is_contiguous()"
+            facts += [f"{x}.data_ptr()", f"{x}.shape", f"{x}.dtype"]
+            facts += [f"{x}.{layout}", f"{x}.get_device()"]
+        else:
+            facts.append(f"encode_{x}({x})")
+
+    def slow(values: tuple[Any, ...], stream: Any, key: Any) -> None:
+        args = {p.name: v for p, v in zip(params, values, strict=True)}
+        number = None if stream is None else stream_handle(stream)
+        views = {p.name: view_of(args[p.name], p.name, number) for p in tensors}
+        scalars = {
+            p.name: encode_scalar(p.name, p.dtype, args[p.name])
+            for p in params
+            if isinstance(p, Scalar)
+        }
+        where = common_stream(views) if number is None else number
+        general = (where, _facts(views), tuple(scalars.items()))
+        steps = kept.get(general)
+        if steps is None:
+            for p in tensors:
+                if not p.strided and not views[p.name].contiguous:
+                    raise not_contiguous(p.name, views[p.name])
+            steps = module.prepare(views, scalars, check(views), where)
+            keep(kept, general, steps)
+        if key is not None:
+            keep(kept, key, steps)
+        module.run(steps)
+
+    names: dict[str, Any] = {"slow": slow, "kept": kept, "failed": module.failed}
+    names.update(
+        (f"encode_{positions[p.name]}", _encoder(p)) for p in params if isinstance(p, Scalar)
+    )
+
+    def first_raw_stream(device: int) -> int:
+        import torch
+
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", torch_stream)
+        names["raw_stream"] = raw
+        names["launch"] = module.driver.launch
+        return int(raw(device))
+
+    names["raw_stream"] = first_raw_stream
+    arguments = "".join(f"{positions[p.name]}, " for p in params)
+    hot = "kept.get(key)"
+    if not tensors or _several_gpus(module):
+        hot = "None"  # the general path looks after contexts
+    lead = f"raw_stream({positions[tensors[0].name]}.get_device())" if tensors else "0"
+    text = f"""\
+def call({arguments}stream=None):
+    if stream is not None:
+        return slow(({arguments}), stream, None)
+    try:
+        key = ({", ".join([lead, *facts])},)
+    except Exception:  # not PyTorch's, or wrong: the general path knows, or says what is wrong
+        return slow(({arguments}), None, None)
+    found = {hot}
+    if found is None:
+        return slow(({arguments}), None, key)
+    for step in found:
+        status = launch(*step.arguments)
+        if status:
+            failed(status, step)
+"""
+    exec(compile(text, "<tilewright launch>", "exec"), names)
+    call: Callable[..., None] = names["call"]
+    return call
+
+
+def _several_gpus(module: CudaModule) -> bool:
+    return module.driver.device_count > 1
+
+
+def _encoder(p: Scalar) -> Callable[[Any], bytes]:
+    """Bytes, not numbers, go into keys: 0.0 and -0.0 are equal, and so are 1 and True."""
+    import struct
+
+    codes = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q", "uint32": "<I"}
+    if p.dtype.name in codes:
+        return struct.Struct(codes[p.dtype.name]).pack
+    return lambda value: encode_scalar(p.name, p.dtype, value)
+
+
+def not_contiguous(name: str, view: ArrayView) -> LaunchError:
+    return LaunchError(
+        f"{name} must be contiguous (row-major)",
+        got=f"strides of {view.strides} elements for a shape of {view.shape}",
+        fix="pass x.contiguous(), or declare T.StridedTensor",
+    )
+
+
+def _facts(views: Mapping[str, ArrayView]) -> tuple[Any, ...]:
+    return tuple((n, v.address, v.shape, v.strides, v.dtype, v.device) for n, v in views.items())
+
+
+def common_device(views: Mapping[str, ArrayView]) -> int | None:
+    """The device all arrays are on; None without arrays."""
+    devices = {view.device: name for name, view in views.items()}
+    if len(devices) > 1:
+        (a, first), (b, second) = list(devices.items())[:2]
+        raise LaunchError(
+            "the arguments are on different GPUs",
+            expected="one device",
+            got=f"{first} on cuda:{a}, {second} on cuda:{b}",
+        )
+    return next(iter(devices), None)
+
+
+def common_stream(views: Mapping[str, ArrayView]) -> int:
+    """The stream the arrays' libraries are working on: no order could be kept with two."""
+    streams = {0 if v.stream == 1 else v.stream: n for n, v in views.items()}
+    streams.pop(None, None)
+    if len(streams) > 1:
+        (a, first), (b, second) = list(streams.items())[:2]
+        raise LaunchError(
+            "the arguments' libraries are working on different streams",
+            got=f"{first}: {a:#x}, {second}: {b:#x}",
+            fix="pass stream=, and let it wait for the others",
+        )
+    return next(iter(streams), None) or 0
+
+
+def stream_handle(stream: Any) -> int:
+    """A stream as the driver's handle: an integer, PyTorch's, CuPy's, cuda.core's."""
+    if hasattr(stream, "__cuda_stream__"):
+        pair = stream.__cuda_stream__
+        return int((pair() if callable(pair) else pair)[1])
+    for name in ("cuda_stream", "ptr", "handle"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    try:
+        return int(stream)
+    except (TypeError, ValueError):
+        raise LaunchError(
+            "stream must be a CUDA stream",
+            expected="a PyTorch or CuPy stream, or the driver's handle as an integer",
+            got=type(stream).__name__,
+        ) from None

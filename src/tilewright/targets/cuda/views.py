@@ -1,0 +1,213 @@
+"""Arrays in GPU memory as addresses, shapes and strides, whatever library they come from."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.ir.dtype import DTYPES, DType, dtype
+from tilewright.support.errors import LaunchError, TilewrightError
+
+
+@dataclass(frozen=True)
+class ArrayView:
+    """Where an array is and how it lies; strides count elements.
+
+    `stream` is the one its library is working on, where the library has such a thing. `owner`
+    keeps borrowed memory alive.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    device: int
+    stream: int | None = None
+    read_only: bool = False
+    owner: Any = None
+
+    @property
+    def contiguous(self) -> bool:
+        """Row-major without gaps; the strides of axes of length 1 do not matter.
+
+        >>> ArrayView(0, (4, 1, 3), (3, 99, 1), dtype("int8"), 0).contiguous
+        True
+        """
+        expected = 1
+        for extent, step in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if extent > 1 and step != expected:
+                return 0 in self.shape
+            expected *= extent
+        return True
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First byte and the byte after the last."""
+        if 0 in self.shape:
+            return self.address, self.address
+        reach = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
+        low = sum(r for r in reach if r < 0)
+        high = sum(r for r in reach if r > 0)
+        bits = self.dtype.bits
+        return self.address + low * bits // 8, self.address + ((high + 1) * bits + 7) // 8
+
+
+def view_of(value: Any, name: str, stream: int | None = None) -> ArrayView:
+    """The view of `value`, checked to be on a GPU. Nothing is copied, nothing waits on the host."""
+    if isinstance(value, ArrayView):
+        return value
+    root = type(value).__module__.partition(".")[0]
+    try:
+        if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
+            return _torch(value, name)
+        if root in ("jax", "jaxlib"):
+            return _dlpack(value, name, stream, read_only=True)
+        # a property that raises when the memory is on the host
+        interface = getattr(value, "__cuda_array_interface__", None)
+        if interface is not None:
+            return _interface(value, interface)
+        if root != "numpy" and hasattr(value, "__dlpack__"):
+            return _dlpack(value, name, stream)
+    except TilewrightError:
+        raise
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise LaunchError(
+            f"{name} could not be read as an array in GPU memory",
+            got=f"{type(value).__name__}: {error}",
+        ) from None
+    if root == "numpy":
+        raise _on_host(name, "a NumPy array", f"torch.from_numpy({name}).cuda()")
+    raise LaunchError(
+        f"{name} must be an array in GPU memory",
+        expected="a PyTorch, CuPy or JAX array, or anything with __cuda_array_interface__ "
+        "or __dlpack__",
+        got=type(value).__name__,
+    )
+
+
+def _on_host(name: str, what: str, fix: str) -> LaunchError:
+    return LaunchError(
+        f"{name} is in host memory, but this kernel runs on the GPU",
+        got=what,
+        fix=f'pass {fix}, or compile with target="cpu"',
+    )
+
+
+def _torch(tensor: Any, name: str) -> ArrayView:
+    if not tensor.is_cuda:
+        raise _on_host(name, f"a tensor on {tensor.device}", f"{name}.cuda()")
+    device = int(tensor.get_device())
+    return ArrayView(
+        address=tensor.data_ptr(),
+        shape=tuple(tensor.shape),
+        strides=tuple(tensor.stride()),
+        dtype=dtype(tensor.dtype),
+        device=device,
+        stream=torch_stream(device),
+        owner=tensor,
+    )
+
+
+def torch_stream(device: int) -> int:
+    """The handle of PyTorch's current stream."""
+    import torch
+
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(raw(device) if raw else torch.cuda.current_stream(device).cuda_stream)
+
+
+def _interface(value: Any, interface: dict[str, Any]) -> ArrayView:
+    address, read_only = interface["data"]
+    kind = getattr(value, "dtype", None) or interface["typestr"]
+    element = dtype(kind)
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    stream = interface.get("stream")
+    return ArrayView(
+        address=int(address),
+        shape=shape,
+        strides=_row_major(shape)
+        if strides is None
+        else tuple(s // element.bytes for s in strides),
+        dtype=element,
+        device=_device_of(int(address)),
+        # the protocol's 1 and 2 are the legacy and per-thread default streams' handles
+        stream=None if stream is None else int(stream),
+        read_only=bool(read_only),
+        owner=value,
+    )
+
+
+def _device_of(address: int) -> int:
+    from tilewright.targets.cuda.driver import driver
+
+    found = driver()
+    if found.device_count == 1 or not address:
+        return 0
+    kind = found.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(found.call(found.api.cuPointerGetAttribute(kind, address)))
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+# ------------------------------------------------------------------------------------- DLPack
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_DL_CUDA, _DL_MANAGED = 2, 13
+_DL_WORDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
+_DL_NAMES = {
+    6: "bool", 10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2",
+    13: "float8_e5m2fnuz", 14: "float8_e8m0fnu", 15: "float6_e2m3fn", 16: "float6_e3m2fn",
+    17: "float4_e2m1fn",
+}  # fmt: skip
+
+
+def _dlpack(value: Any, name: str, stream: int | None, *, read_only: bool = False) -> ArrayView:
+    kind, _ = value.__dlpack_device__()
+    if int(kind) not in (_DL_CUDA, _DL_MANAGED):
+        raise _on_host(name, type(value).__name__, "an array on the GPU")
+    # the producer makes `stream` wait for what it has under way; 1 is the legacy default stream
+    capsule = value.__dlpack__(stream=stream or 1)
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    tensor = _DLTensor.from_address(pointer(capsule, b"dltensor"))
+    element = DTYPES.get(_DL_NAMES.get(tensor.code) or f"{_DL_WORDS.get(tensor.code)}{tensor.bits}")
+    if element is None or tensor.lanes != 1:
+        raise LaunchError(
+            f"{name} has elements Tilewright does not know",
+            got=f"DLPack type code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes",
+        )
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _row_major(shape)
+    return ArrayView(
+        address=(tensor.data or 0) + tensor.byte_offset,
+        shape=shape,
+        strides=strides,
+        dtype=element,
+        device=int(tensor.device_id),
+        read_only=read_only,
+        owner=(value, capsule),
+    )

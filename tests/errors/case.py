@@ -1,0 +1,70 @@
+"""Wrong programs with the place and the words of their errors.
+
+A case is a function that goes wrong. A comment line under the wrong line holds carets under the
+span that the error must point at:
+
+    T.copy(A, s)
+#   ^^^^^^^^^^^^
+
+A line that goes wrong further down is marked in the same way; a case has one such mark.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """A wrong program, what its error is and what the rendered text must say."""
+
+    run: Callable[[], Any]
+    error: type[Exception]
+    words: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.__module__.rsplit('.', 1)[-1]}-{self.run.__name__}"
+
+    @property
+    def lines(self) -> tuple[list[str], int]:
+        """The source with the number of its first line."""
+        return inspect.getsourcelines(self.run)
+
+    def mark(self) -> tuple[int, int, int]:
+        """Line, column and width of the place that is marked, all from the file's view."""
+        lines, first = self.lines
+        marks = [
+            (first + at - 1, line.index("^") + 1, line.count("^"))
+            for at, line in enumerate(lines)
+            if line.lstrip().startswith("#") and not line.strip("# ^\n") and "^" in line
+        ]
+        assert len(marks) == 1, f"{self.name} needs one mark, has {len(marks)}"
+        return marks[0]
+
+    def script(self) -> str:
+        """The case as a file of its own, its kernel at the top level."""
+        lines, _ = self.lines
+        body = next(at for at, line in enumerate(lines) if line.startswith("def ")) + 1
+        imports = (
+            "import numpy as np\nimport tilewright as tw\nimport tilewright.language as T\n"
+            "from tests.errors.case import *\n\n"
+        )
+        return imports + textwrap.dedent("".join(line for line in lines[body:]))
+
+
+CASES: list[Case] = []
+
+
+def case(error: type[Exception], *words: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """The function fails with `error`, and the text says all of `words`."""
+
+    def register(run: Callable[[], Any]) -> Callable[[], Any]:
+        CASES.append(Case(run, error, words))
+        return run
+
+    return register

@@ -1,0 +1,539 @@
+"""Wrong control flow, names and Python."""
+
+# fmt: off (the carets stand under the text)
+from __future__ import annotations
+
+import tilewright.language as T
+from tests.errors.case import case
+from tilewright import CompileError
+
+
+@case(CompileError, "T.aloc_shared is not a word of the language", "did you mean T.alloc_shared")
+def misspelt_word():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            s = T.aloc_shared((8,), "float32")
+
+
+@case(CompileError, "'blok_M' is not defined", "did you mean 'block_M'?")
+def misspelt_name():
+    block_M = 4
+
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(T.ceildiv(8, block_M)) as bx:
+            A[bx * blok_M] = 1
+
+
+@case(CompileError, "no attribute 'shap'", "did you mean 'shape'?")
+def misspelt_attribute():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            A[0] = A.shap[0]
+
+
+@case(CompileError, "'x' is used before", "fix:")
+def used_before_bound():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            A[0] = x
+            x = 1
+
+
+@case(CompileError, "'total' is rebound inside a run-time loop", "T.alloc_var", "line")
+def rebinding_in_a_loop():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            total = 0.0
+            for i in T.serial(8):
+                total = total + A[i]
+            A[0] = total
+
+
+@case(CompileError, "'total' is rebound inside a run-time loop", "T.alloc_var")
+def adding_in_a_loop():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            total = 0.0
+            for i in range(8):
+                total += A[i]
+            A[0] = total
+
+
+@case(CompileError, "'x' is rebound inside a run-time branch", 'T.alloc_var("float32"')
+def rebinding_in_a_branch():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), n: T.int32):
+        with T.Kernel(1):
+            x = A[0]
+            if n > 3:
+                x = A[1]
+            A[2] = x
+
+
+@case(CompileError, "'x' was bound inside a run-time branch", "T.alloc_var")
+def bound_only_in_a_branch():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), n: T.int32):
+        with T.Kernel(1):
+            if n > 3:
+                x = A[1]
+            else:
+                x = A[0]
+            A[2] = x + 1
+
+
+@case(CompileError, "'i' was bound inside a run-time loop", "T.alloc_var")
+def loop_variable_after_the_loop():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i in range(8):
+                A[i] = 1
+            A[0] = i
+
+
+@case(CompileError, "'i' is the variable of a loop", "fix:")
+def storing_to_a_loop_variable():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i in T.Parallel(8):
+                i = i + 1
+                A[i] = 1
+
+
+@case(CompileError, "'A' is a tensor", "A[", "T.copy", "fix:")
+def rebinding_a_parameter():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            A = B[0] + 1
+
+
+@case(CompileError, "'sums' is a Python list", "T.alloc_local")
+def store_in_a_list():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            sums = [0.0, 0.0]
+            for i in range(8):
+                sums[0] = A[i]
+
+
+@case(CompileError, "a run-time value cannot index a Python", "T.alloc_local", "fix:")
+def list_indexed_at_run_time():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            table = [1.0, 2.0, 3.0, 4.0]
+            for i in range(4):
+                A[i] = table[i]
+
+
+@case(CompileError, "run-time value", "range", "fix:")
+def unrolling_a_run_time_range():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), n: T.int32):
+        with T.Kernel(1):
+            for i in tuple(range(n)):
+                A[i] = 1
+
+
+@case(CompileError, "threads of T.Kernel must be a compile-time integer", "a run-time value", "fix:")
+def run_time_threads():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), n: T.int32):
+        with T.Kernel(1, threads=n):
+            A[0] = 1
+
+
+@case(CompileError, "at most 1024 threads", "threads=2048", "fix:")
+def too_many_threads():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=2048):
+            A[0] = 1
+
+
+@case(CompileError, "grid axis 0 of T.Kernel must be an integer", "2.0", "T.ceildiv")
+def float_grid():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(8 / 4) as bx:
+            A[bx] = 1
+
+
+@case(CompileError, "T.Kernel's names do not fit its grid", "1 name", "bx, by", "fix:")
+def grid_names():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(8) as (bx, by):
+            A[bx] = 1
+
+
+@case(CompileError, "num_stages of T.Pipelined must be a compile-time integer", "fix:")
+def run_time_stages():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), n: T.int32):
+        with T.Kernel(1):
+            for k in T.Pipelined(8, num_stages=n):
+                A[k] = 1
+
+
+@case(CompileError, "T.clear outside a kernel", "T.Kernel")
+def tile_word_outside_the_kernel():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        T.clear(A)
+        with T.Kernel(1):
+            A[0] = 1
+
+
+@case(CompileError, "T.alloc_shared outside a kernel", "T.Kernel")
+def allocation_outside_the_kernel():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        s = T.alloc_shared((8,), "float32")
+        with T.Kernel(1):
+            T.copy(A, s)
+
+
+@case(CompileError, "main has no kernel", "T.Kernel")
+def no_kernel():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        pass
+
+
+@case(CompileError, "T.Kernel inside T.Kernel", "fix:")
+def nested_kernels():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            with T.Kernel(2) as bx:
+                A[bx] = 1
+
+
+@case(CompileError, "T.Kernel inside a run-time branch", "fix:")
+def kernel_in_a_branch():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), n: T.int32):
+        if n > 2:
+            with T.Kernel(2) as bx:
+                A[bx] = 1
+
+
+@case(CompileError, "T.alloc_shared outside a kernel function", "@T.prim_func")
+def word_outside_any_kernel_function():
+    s = T.alloc_shared((8,), "float32")
+
+
+@case(CompileError, "tile belongs to another kernel", "T.alloc_global")
+def tile_of_another_kernel():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            tile = T.alloc_shared((8,), "float32")
+            T.copy(A, tile)
+        with T.Kernel(1):
+            T.copy(tile, A)
+
+
+@case(CompileError, "names do not fit its extents", "2 names", "3: i, j, k", "fix:")
+def parallel_names():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1):
+            for i, j, k in T.Parallel(8, 8):
+                A[i, j] = k
+
+
+@case(CompileError, "2 indices", "fix:")
+def parallel_with_one_name():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1):
+            for i in T.Parallel(8, 8):
+                A[i, 0] = 1
+
+
+@case(CompileError, "iterations of T.Parallel write the same element of A", "depends on j", "fix:")
+def parallel_conflict():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), B: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1):
+            for i, j in T.Parallel(8, 8):
+                A[i] = B[i, j]
+
+
+@case(CompileError, "an extent of T.Parallel must be an integer", "2.0", "//")
+def parallel_extent():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i in T.Parallel(8 / 4):
+                A[i] = 1
+
+
+@case(CompileError, "T.copy inside T.Parallel", "fix:")
+def tile_word_in_parallel():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_shared((8,), "float32")
+            for i in T.Parallel(8):
+                T.copy(A[i, 0:8], s)
+
+
+@case(CompileError, "T.sync_threads inside T.Parallel", "fix:")
+def barrier_in_parallel():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i in T.Parallel(8):
+                A[i] = 1
+                T.sync_threads()
+
+
+@case(CompileError, "`break` inside T.Parallel", "independent", "`if`")
+def break_in_parallel():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i in T.Parallel(8):
+                if A[i] > 3:
+                    break
+
+
+@case(CompileError, "a loop with step 0", "fix:")
+def loop_without_a_step():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i in range(0, 8, 0):
+                A[i] = 1
+
+
+@case(CompileError, "the end of a loop must be an integer", "float32", "fix:")
+def float_loop():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i in range(A[0]):
+                A[i] = 1
+
+
+@case(CompileError, "`return` inside a run-time loop or branch", "fix:")
+def return_in_a_branch():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(8) as bx:
+            if bx > 4:
+                return
+            A[bx] = 1
+
+
+@case(CompileError, "`return` inside T.Kernel", "fix:")
+def return_in_a_kernel():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(8) as bx:
+            A[bx] = 1
+            return
+
+
+@case(CompileError, "`break` of an unrolled loop under a run-time `if`", "range(n)")
+def break_of_an_unrolled_loop():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i in (0, 1, 2):
+                if A[i] > 0:
+                    break
+
+
+@case(CompileError, "`try` is not part of the kernel language", "`if`")
+def python_try():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            try:
+                A[0] = 1
+            except ValueError:
+                A[1] = 1
+
+
+@case(CompileError, "`yield` is not part of the kernel language", "fix:")
+def python_yield():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            A[0] = 1
+            yield A
+
+
+@case(CompileError, "`async`", "not part of the kernel language", "fix:")
+def python_async():
+    @T.prim_func
+    async def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            A[0] = 1
+
+
+@case(CompileError, "`global` is not part of the kernel language", "fix:")
+def python_global():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        global counter
+        with T.Kernel(1):
+            A[0] = 1
+
+
+@case(CompileError, "`del` is not part of the kernel language", "fix:")
+def python_del():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            x = A[0]
+            del x
+
+
+@case(CompileError, "a class is not part of the kernel language", "outside")
+def python_class():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            class Point:
+                pass
+
+
+@case(CompileError, "a lambda", "fix:")
+def prim_func_of_a_lambda():
+    main = T.prim_func(lambda A: None)
+
+
+@case(CompileError, "ZeroDivisionError", "fix:")
+def python_error():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            A[0] = 1 / (A.shape[0] - 8)
+
+
+@case(CompileError, "assertion failed: 8 rows", "fix:")
+def python_assertion():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            assert A.shape[0] % 16 == 0, f"{A.shape[0]} rows"
+
+
+@case(CompileError, "branches on a run-time value", "@T.macro", "called from")
+def if_in_a_plain_helper():
+    def relu(x):
+        if x > 0:
+            return x
+        return 0
+
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            A[0] = relu(A[0])
+
+
+@case(CompileError, "run-time value", "@T.macro", "called from")
+def and_in_a_plain_helper():
+    def inside(i, n):
+        return 0 <= i and i < n
+
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32"), n: T.int32):
+        with T.Kernel(8) as bx:
+            if inside(bx, n):
+                A[bx] = 1
+
+
+@case(CompileError, "run-time value", "math.sqrt", "T.sqrt", "fix:")
+def python_math():
+    import math
+
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            A[0] = math.sqrt(A[0])
+
+
+@case(CompileError, "@T.macro", "called from")
+def loop_in_a_plain_helper():
+    def zero(A):
+        for i in T.Parallel(8):
+            A[i] = 0
+
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            zero(A)
+
+
+@case(CompileError, "T.serial", "for", "fix:")
+def loop_without_a_for():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            A[0] = sum([A[i] for i in T.serial(8)])
+
+
+@case(CompileError, "'x' of scale must be a shared buffer", "fragment f", "called from", "fix:")
+def macro_argument():
+    @T.macro
+    def scale(x: T.SharedBuffer):
+        for i in T.Parallel(8):
+            x[i] = x[i] * 2
+
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            f = T.alloc_fragment((8,), "float32")
+            T.copy(A, f)
+            scale(f)
+
+
+@case(CompileError, "scale", "missing", "'by'", "scale(x, by)")
+def macro_argument_count():
+    @T.macro
+    def scale(x, by):
+        for i in T.Parallel(8):
+            x[i] = x[i] * by
+
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            scale(A)
+
+
+@case(CompileError, "recurses without end", "fix:")
+def endless_macro():
+    @T.macro
+    def again(x):
+        again(x)
+
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            again(A)
+
+
+@case(CompileError, "main is a prim_func", "tw.compile")
+def calling_a_prim_func():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            A[0] = 1
+
+    main([1.0] * 8)

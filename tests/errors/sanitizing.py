@@ -1,0 +1,172 @@
+"""Programs that go wrong when they run, reported by the sanitizer."""
+
+# fmt: off (the carets stand under the text)
+from __future__ import annotations
+
+import numpy as np
+
+import tilewright as tw
+import tilewright.language as T
+from tests.errors.case import case
+from tilewright import SanitizerError
+
+
+def check(main, *arrays):
+    tw.compile(main, target="interp -sanitize")(*arrays)
+
+
+def ints(*values):
+    return np.array(values, np.int32)
+
+
+@case(SanitizerError, "out-of-range", "s[9]", "(8,)", "fix:")
+def index_out_of_range():
+    @T.prim_func
+    def main(N: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((8,), "int32")
+            T.clear(s)
+            s[N[0]] = 1
+
+    check(main, ints(9, 0, 0, 0, 0, 0, 0, 0))
+
+
+@case(SanitizerError, "out-of-range", "s[8]", "fix:")
+def index_of_a_neighbour():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((8,), "int32")
+            T.clear(s)
+            for i in T.Parallel(8):
+                A[i] = s[i] + s[i + 1]
+
+    check(main, np.zeros(8, np.int32))
+
+
+@case(SanitizerError, "uninitialized", "s[0, 0] is read, but nothing wrote it", "fill s")
+def uninitialized_tile():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((8, 8), "float32")
+            T.copy(s, A)
+
+    check(main, np.zeros((8, 8), np.float32))
+
+
+@case(SanitizerError, "uninitialized", "c[0, 0]", "T.clear")
+def uncleared_accumulator():
+    @T.prim_func
+    def main(A: T.Tensor((16, 16), "float16"), C: T.Tensor((16, 16), "float32")):
+        with T.Kernel(1, threads=32):
+            a = T.alloc_shared((16, 16), "float16")
+            c = T.alloc_fragment((16, 16), "float32")
+            T.copy(A, a)
+            T.gemm(a, a, c)
+            T.copy(c, C)
+
+    check(main, np.zeros((16, 16), np.float16), np.zeros((16, 16), np.float32))
+
+
+@case(SanitizerError, "uninitialized", "x", "fix:")
+def uninitialized_variable():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            x = T.alloc_var("float32")
+            A[0] = x + 1
+
+    check(main, np.zeros(8, np.float32))
+
+
+@case(SanitizerError, "parallel-conflict", "A[0]", "fix:")
+def parallel_conflict():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32"), N: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                A[N[i]] = i
+
+    check(main, np.zeros(8, np.int32), np.zeros(8, np.int32))
+
+
+@case(SanitizerError, "parallel-conflict", "A[1]", "fix:")
+def parallel_shift():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(7):
+                A[i] = A[i + 1]
+
+    check(main, np.zeros(8, np.int32))
+
+
+@case(SanitizerError, "race", "s[", "T.sync_threads")
+def missing_barrier():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            s = T.alloc_shared((64,), "int32")
+            s[t] = A[t]
+            A[t] = s[63 - t]
+
+    check(main, np.zeros(64, np.int32))
+
+
+@case(SanitizerError, "block-race", "A[0]", "fix:")
+def block_race():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32")):
+        with T.Kernel(4, threads=32) as bx:
+            A[0] = bx
+
+    check(main, np.zeros(8, np.int32))
+
+
+@case(SanitizerError, "divergent-barrier", "fix:")
+def divergent_barrier():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            x = T.alloc_var("int32", init=0)
+            x = A[t]
+            while x < 5:
+                x += 1
+                T.sync_warp()
+
+    check(main, np.arange(64, dtype=np.int32))
+
+
+@case(SanitizerError, "division-by-zero", "fix:")
+def division_by_zero():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                A[i] = 64 // A[i]
+
+    check(main, np.arange(8, dtype=np.int32))
+
+
+@case(SanitizerError, "index-overflow", "int32", "int64", "fix:")
+def index_overflow():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32"), n: T.int32):
+        with T.Kernel(1, threads=32):
+            A[n * n % 8] = 1
+
+    check(main, np.arange(8, dtype=np.int32), 70000)
+
+
+@case(tw.RunError, "assert", "too small", "fix:")
+def device_assert():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            T.device_assert(A[0] > 3, "too small")
+            A[0] = 1
+
+    check(main, np.zeros(8, np.int32))

@@ -1,0 +1,141 @@
+"""Wrong thread-level code: values that differ between threads, barriers, foreign code."""
+
+# fmt: off (the carets stand under the text)
+from __future__ import annotations
+
+import tilewright as tw
+import tilewright.language as T
+from tests.errors.case import case
+from tilewright import CompileError
+
+
+@case(CompileError, "an operand of a copy must be the same in all threads", "tx", "fix:")
+def copy_to_a_thread_place():
+    @T.prim_func
+    def main(A: T.Tensor((128, 8), "float32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            s = T.alloc_shared((1, 8), "float32")
+            T.copy(A[tx, 0], s)
+
+
+@case(CompileError, "the bounds of a pipelined loop", "same in all threads", "tx", "fix:")
+def pipelined_bounds():
+    @T.prim_func
+    def main(A: T.Tensor((128, 8), "float32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            for k in T.Pipelined(tx, num_stages=2):
+                A[k, 0] = 1
+
+
+@case(CompileError, "same in all threads", "`n` is set at", "tx", "fix:")
+def per_thread_variable_in_a_copy():
+    @T.prim_func
+    def main(A: T.Tensor((128, 8), "float32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            n = T.alloc_var("int32", init=0)
+            n = tx * 2
+            s = T.alloc_shared((1, 8), "float32")
+            T.copy(A[n, 0], s)
+
+
+@case(CompileError, "a barrier of the block that not all of its threads reach", "tx", "fix:")
+def divergent_barrier():
+    @T.prim_func
+    def main(A: T.Tensor((128, 8), "float32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            if tx < 64:
+                A[tx, 0] = 1
+                T.sync_threads()
+
+
+@case(CompileError, "a copy is done by all threads together", "tx", "fix:")
+def divergent_copy():
+    @T.prim_func
+    def main(A: T.Tensor((128, 8), "float32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            s = T.alloc_shared((128, 8), "float32")
+            if tx == 0:
+                T.copy(A, s)
+
+
+@case(CompileError, "f is a fragment and is indexed by thread, with tx", "T.Parallel", "fix:")
+def fragment_by_thread():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            f = T.alloc_fragment((128,), "float32")
+            T.copy(A, f)
+            A[tx] = f[tx]
+
+
+@case(CompileError, "no thread axis 1", "0 … 0", "fix:")
+def missing_thread_axis():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            A[T.get_thread_binding(1)] = 1
+
+
+@case(CompileError, "this kernel has no clusters", "cluster_dims")
+def rank_without_clusters():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            A[T.block_rank_in_cluster()] = 1
+
+
+@case(CompileError, "whole warps", "mask=0xFFFFFFFF", "mask=15", "fix:")
+def partial_shuffle():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            A[tx] = T.shfl_xor(A[tx], 1, mask=15)
+
+
+@case(CompileError, "bar is a barrier: it has no value", "T.barrier_wait")
+def barrier_as_value():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            bar = T.alloc_barrier(128)
+            A[0] = bar[0] + 1
+
+
+@case(CompileError, "no meaning on the cpu", "PTX", 'target="cuda"')
+def ptx_on_the_cpu():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            T.ptx("bar.sync 0;")
+            A[0] = 1
+
+    tw.compile(main, target="cpu")
+
+
+@case(CompileError, "no meaning on the cpu", "C++", 'target="cuda"')
+def extern_on_the_cpu():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            T.call_extern("handle", "my_device_function", 1)
+            A[0] = 1
+
+    tw.compile(main, target="cpu")
+
+
+@case(CompileError, "no meaning on the interp", "PTX", 'target="cuda"')
+def ptx_in_the_interpreter():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            T.ptx("bar.sync 0;")
+            A[0] = 1
+
+    tw.compile(main, target="interp")

@@ -1,0 +1,443 @@
+"""Wrong tile words: copies, products, reductions, allocation, indices."""
+
+# fmt: off (the carets stand under the text)
+from __future__ import annotations
+
+import tilewright.language as T
+from tests.errors.case import case
+from tilewright import CompileError
+
+
+@case(CompileError, "s and A have different shapes", "(32, 64)", "(16, 64)", "fix:")
+def copy_shapes():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1):
+            s = T.alloc_shared((32, 64), "float16")
+            T.copy(s, A[0:16, :])
+
+
+@case(CompileError, "has 1 dimension", "(32, 64)", "fix:")
+def copy_into_fewer_dimensions():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64,), "float16")):
+        with T.Kernel(1):
+            s = T.alloc_shared((32, 64), "float16")
+            T.copy(A[0, 0], s)
+            T.copy(s, B[0])
+
+
+@case(CompileError, "T.copy needs a tensor, a tile or a region", "list", "fix:")
+def copy_of_a_python_list():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            T.copy([0.0] * 8, A)
+
+
+@case(CompileError, "T.copy leaves s in dimension 0", "0 … 32", "16 … 48", "fix:")
+def copy_leaves_the_tile():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1):
+            s = T.alloc_shared((32, 64), "float16")
+            T.copy(A[0:32, :], s[16, 0])
+
+
+@case(CompileError, "unknown prefer", "'tma'", "'tam'", "fix:")
+def copy_prefers_something_unknown():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1):
+            s = T.alloc_shared((64, 64), "float16")
+            T.copy(A, s, prefer="tam")
+
+
+@case(CompileError, "T.copy", "'num_stages'", "expected:", "fix:")
+def unknown_keyword():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1):
+            s = T.alloc_shared((64, 64), "float16")
+            T.copy(A, s, num_stages=2)
+
+
+@case(CompileError, "T.copy", "'dst'", "expected:")
+def missing_argument():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1):
+            T.copy(A)
+
+
+@case(CompileError, "the shapes do not multiply", "a 64×32", "b 64×64", "transpose_B", "fix:")
+def gemm_inner_dimensions():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float16")):
+        with T.Kernel(1):
+            a = T.alloc_shared((64, 32), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.gemm(a, b, c)
+
+
+@case(CompileError, "the shapes do not multiply", "b 32×128 (transposed)", "transpose_B", "fix:")
+def gemm_transposed():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float16")):
+        with T.Kernel(1):
+            a = T.alloc_shared((64, 32), "float16")
+            b = T.alloc_shared((128, 32), "float16")
+            c = T.alloc_fragment((64, 32), "float32")
+            T.gemm(a, b, c, transpose_B=True)
+
+
+@case(CompileError, "A and B have different types", "float16", "bfloat16", "T.copy casts")
+def gemm_operand_types():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1):
+            a = T.alloc_shared((64, 64), "float16")
+            b = T.alloc_shared((64, 64), "bfloat16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.gemm(a, b, c)
+
+
+@case(CompileError, "C cannot accumulate", "int32", "float16 · float16 → int32", "T.alloc_fragment")
+def gemm_accumulator_type():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1):
+            a = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "int32")
+            T.gemm(a, a, c)
+
+
+@case(CompileError, "C is C in global memory", "a fragment", "fix:")
+def gemm_into_global():
+    @T.prim_func
+    def main(C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1):
+            a = T.alloc_shared((64, 64), "float16")
+            T.gemm(a, a, C)
+
+
+@case(CompileError, "must be a matrix", "two dimensions", "(4, 64, 64)", "fix:")
+def gemm_of_a_batch():
+    @T.prim_func
+    def main(C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1):
+            a = T.alloc_shared((4, 64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.gemm(a, a, c)
+
+
+@case(CompileError, "unknown GemmWarpPolicy", "FullRow", "'rows'", "fix:")
+def gemm_policy():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1):
+            a = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.gemm(a, a, c, policy="rows")
+
+
+@case(CompileError, "GemmWarpPolicy", "'FullRows'", "did you mean 'FullRow'?")
+def gemm_policy_misspelt():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1):
+            a = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.gemm(a, a, c, policy=T.GemmWarpPolicy.FullRows)
+
+
+@case(CompileError, "transpose_A must be known at compile time", "fix:")
+def gemm_run_time_flag():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), flag: T.int32):
+        with T.Kernel(1):
+            a = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.gemm(a, a, c, transpose_A=flag > 0)
+
+
+@case(CompileError, "s has no dimension 2", "-2 … 1", "fix:")
+def reduce_over_no_dimension():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_fragment((64, 64), "float32")
+            m = T.alloc_fragment((64,), "float32")
+            T.reduce_max(s, m, dim=2)
+
+
+@case(CompileError, "m does not fit s reduced over 1", "(64,)", "(32,)", "fix:")
+def reduce_into_another_shape():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_fragment((64, 32), "float32")
+            m = T.alloc_fragment((32,), "float32")
+            T.reduce_max(s, m, dim=1)
+
+
+@case(CompileError, "A lives in global memory", "fragments or shared", "T.copy")
+def reduce_a_parameter():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32")):
+        with T.Kernel(1):
+            m = T.alloc_fragment((64,), "float32")
+            T.reduce_sum(A, m, dim=1)
+
+
+@case(CompileError, "unknown kind", "sum", "'mean'", "fix:")
+def reduce_of_unknown_kind():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_fragment((64, 32), "float32")
+            m = T.alloc_fragment((64,), "float32")
+            T.reduce(s, m, "mean", dim=1)
+
+
+@case(CompileError, "has another shape", "(64, 32)", "(64,)", "fix:")
+def cumsum_shape():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_fragment((64, 32), "float32")
+            m = T.alloc_fragment((64,), "float32")
+            T.cumsum(s, m, dim=1)
+
+
+@case(CompileError, "unknown dtype 'flaot16'", "did you mean 'float16'?")
+def unknown_dtype():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_shared((64, 32), "flaot16")
+
+
+@case(CompileError, "T.alloc_shared needs a compile-time shape", "dimension 0 of s", "fix:")
+def run_time_shape():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32"), n: T.int32):
+        with T.Kernel(1):
+            s = T.alloc_shared((n, 32), "float32")
+
+
+@case(CompileError, "must be an integer", "16.0", "//")
+def float_shape():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_shared((32 / 2, 32), "float32")
+
+
+@case(CompileError, "must be positive", "0", "fix:")
+def empty_shape():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_shared((32 // 64, 32), "float32")
+
+
+@case(CompileError, "not a shape", "'float16'", "fix:")
+def dtype_before_shape():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_shared("float16", (64, 32))
+
+
+@case(CompileError, "packs 2 int4 elements into a byte", "a multiple of 2", "31", "fix:")
+def odd_packed_tile():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_shared((8, 31), "int4")
+
+
+@case(CompileError, "index 8 is outside dimension 0 of f", "0 … 7", "fix:")
+def constant_index():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            f = T.alloc_fragment((8,), "float32")
+            A[0] = f[8]
+
+
+@case(CompileError, "index -1 is outside dimension 1 of s", "0 … 31", "do not wrap")
+def negative_index():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_shared((8, 32), "float32")
+            s[0, -1] = 0
+
+
+@case(CompileError, "index -1", "of A", "do not wrap")
+def negative_index_of_a_parameter():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            A[0] = A[-1]
+
+
+@case(CompileError, "A has 1 dimension", "at most 1", "2", "fix:")
+def too_many_indices():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            A[0, 1] = 1
+
+
+@case(CompileError, "A[...] is a row of A", "2 indices", "fix:")
+def too_few_indices():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32"), B: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i in T.Parallel(8):
+                B[i] = A[i] * 2
+
+
+@case(CompileError, "an index of A must be an integer", "float32", "//")
+def float_index():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32"), n: T.int32):
+        with T.Kernel(1):
+            A[n / 2, 0] = 1
+
+
+@case(CompileError, "a slice of A with a step", "step 2", "fix:")
+def strided_slice():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_shared((4, 8), "float32")
+            T.copy(A[::2, :], s)
+
+
+@case(CompileError, "an empty slice of A", "fix:")
+def empty_slice():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_shared((4, 8), "float32")
+            T.copy(A[4:0, :], s)
+
+
+@case(CompileError, "s is a whole tile: arithmetic works on its elements", "T.Parallel")
+def arithmetic_on_tiles():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_shared((8, 8), "float32")
+            A[0, 0] = s * 2
+
+
+@case(CompileError, "s is a whole tile and cannot be stored in one element of A", "T.copy")
+def tile_in_an_element():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_shared((8, 8), "float32")
+            A[0, 0] = s
+
+
+@case(CompileError, "s is a tile, not a condition", "T.any_of")
+def tile_as_condition():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "float32")):
+        with T.Kernel(1):
+            s = T.alloc_shared((8, 8), "float32")
+            if s:
+                A[0, 0] = 1
+
+
+@case(CompileError, "division by a constant zero", "fix:")
+def division_by_zero():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32"), n: T.int32):
+        with T.Kernel(1):
+            A[0] = n // (8 - 8)
+
+
+@case(CompileError, "300 does not fit int8", "-128", "fix:")
+def constant_too_large():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int8")):
+        with T.Kernel(1):
+            A[0] = 300
+
+
+@case(CompileError, "int4 elements have no atomics", "int32")
+def atomic_on_packed():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int4")):
+        with T.Kernel(1):
+            T.atomic_add(A[0], 1)
+
+
+@case(CompileError, "f lives in fragment memory", "global or shared", "fix:")
+def atomic_on_a_fragment():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32")):
+        with T.Kernel(1):
+            f = T.alloc_fragment((8,), "int32")
+            T.atomic_add(f[0], 1)
+
+
+@case(CompileError, "A is a parameter", "fragment", "shared", "fix:")
+def layout_of_a_parameter():
+    @T.prim_func
+    def main(A: T.Tensor((8, 64), "float16")):
+        with T.Kernel(1):
+            T.annotate_layout({A: T.Layout((8, 64), (64, 1))})
+            A[0, 0] = 1
+
+
+@case(CompileError, "this layout is not for s", "T.Layout for shared memory", "fix:")
+def layout_of_another_space():
+    @T.prim_func
+    def main(A: T.Tensor((8, 64), "float16")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((8, 64), "float16")
+            T.annotate_layout({s: T.spatial(8, 4) * T.repeat(1, 16)})
+
+
+@case(CompileError, "the layout", "(8, 32)", "(8, 64)", "fix:")
+def layout_of_another_shape():
+    @T.prim_func
+    def main(A: T.Tensor((8, 64), "float16")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((8, 64), "float16")
+            T.annotate_layout({s: T.Layout((8, 32), (32, 1))})
+
+
+@case(CompileError, "changes its size", "256 bytes", "128 bytes", "fix:")
+def view_of_another_size():
+    @T.prim_func
+    def main(A: T.Tensor((8, 64), "float16")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((8, 8), "float32")
+            t = T.reshape(s, (8, 4))
+
+
+@case(CompileError, "unknown order", "'row'", "'diagonal'", "fix:")
+def swizzle_order():
+    @T.prim_func
+    def main(A: T.Tensor((8, 64), "float16")):
+        with T.Kernel(8) as bx:
+            T.use_swizzle(4, order="diagonal")
+            A[bx, 0] = 1
+
+
+@case(CompileError, "bar is a barrier, not data", "T.barrier_wait")
+def copy_of_a_barrier():
+    @T.prim_func
+    def main(A: T.Tensor((1,), "int32")):
+        with T.Kernel(1):
+            bar = T.alloc_barrier(128)
+            T.copy(bar, A)
