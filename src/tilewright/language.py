@@ -241,10 +241,13 @@ from tilewright.lang.types import (
     symbolic,
 )
 from tilewright.lang.types import ScalarType as dtype
-from tilewright.lang.words import DTYPE_NAMES, unknown_word
+from tilewright.lang.words import DTYPE_NAMES, as_entries, unknown_word
+from tilewright.support.errors import entry
 
 globals().update(DTYPE_NAMES)
+globals().update(as_entries(globals()))
 
 
+@entry
 def __getattr__(name: str) -> Any:
     raise unknown_word(name, [word for word in globals() if not word.startswith("_")])

@@ -10,7 +10,7 @@ from tilewright.ir.op import Hint
 from tilewright.lang.builder import KernelState, current, static_int
 from tilewright.lang.types import shape_tuple
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, entry, locating
 
 _AXES = "xyz"
 
@@ -23,8 +23,14 @@ class KernelScope(AbstractContextManager[Any]):
     ) -> None:
         self.grid, self.threads, self.cluster = grid, threads, cluster
         self.tilewright_names: tuple[str, ...] = ()
+        self.loc = locate()
 
+    @entry
     def __enter__(self) -> Any:
+        with locating(lambda: self.loc):
+            return self._enter()
+
+    def _enter(self) -> Any:
         builder = current("Kernel")
         grid = tuple(_extent(g, at) for at, g in enumerate(self.grid)) or (const(1),)
         names = self.tilewright_names
@@ -33,6 +39,7 @@ class KernelScope(AbstractContextManager[Any]):
                 "T.Kernel's names do not fit its grid",
                 expected=f"{len(self.grid)} name{'s' * (len(self.grid) != 1)}",
                 got=", ".join(names),
+                fix="give T.Kernel one extent per name",
             )
         if len(names) == 1 and len(grid) > 1:
             names = tuple(f"{names[0]}_{_AXES[at]}" for at in range(len(grid)))
@@ -48,7 +55,7 @@ class KernelScope(AbstractContextManager[Any]):
             self.threads,
             self.cluster,
             builder.var("cluster_rank") if self.cluster else None,
-            locate(),
+            self.loc,
         )
         self.scope = builder.in_kernel(self.state)
         self.scope.__enter__()
@@ -73,7 +80,11 @@ def _extent(value: Any, at: int) -> Expr:
         )
     number = getattr(expr, "value", None)
     if number is not None and number < 1:
-        raise CompileError(f"grid axis {at} of T.Kernel is empty", got=str(number))
+        raise CompileError(
+            f"grid axis {at} of T.Kernel is empty",
+            got=str(number),
+            fix="use T.ceildiv(n, block), which is at least 1",
+        )
     return expr
 
 
@@ -86,7 +97,11 @@ def Kernel(
 ) -> KernelScope:
     """A launch of a grid of blocks of `threads` threads; gives the block's indices."""
     if len(grid) > 3:
-        raise CompileError("T.Kernel takes at most three grid axes", got=str(len(grid)))
+        raise CompileError(
+            "T.Kernel takes at most three grid axes",
+            got=str(len(grid)),
+            fix="fold two of them into one, and split the block's index with // and %",
+        )
     counts = tuple(
         static_int(t, "threads of T.Kernel", 1)
         for t in shape_tuple(128 if threads is None else threads)
@@ -97,7 +112,11 @@ def Kernel(
     for count in counts:
         total *= count
     if total > 1024:
-        raise CompileError("a block has at most 1024 threads", got=f"threads={threads}")
+        raise CompileError(
+            "a block has at most 1024 threads",
+            got=f"threads={threads}",
+            fix="use more blocks, or let each thread do more: tiles need not match the threads",
+        )
     cluster: tuple[int, ...] = ()
     if cluster_dims is not None:
         cluster = tuple(static_int(c, "cluster_dims", 1) for c in shape_tuple(cluster_dims))
@@ -130,7 +149,10 @@ def use_swizzle(panel_size: int = 10, order: str = "row", enable: bool = True) -
     )
     if order not in ("row", "col"):
         raise CompileError(
-            "T.use_swizzle: unknown order", expected="'row' or 'col'", got=repr(order)
+            "T.use_swizzle: unknown order",
+            expected="'row' or 'col'",
+            got=repr(order),
+            fix='write order="row" or order="col"',
         )
     if enable:
         builder.emit(Hint("swizzle", detail=(size, order)))
@@ -143,6 +165,7 @@ def _axis(dim: int, vars: tuple[Any, ...], what: str) -> Any:
             f"this kernel has no {what} axis {at}",
             expected=f"0 … {len(vars) - 1}",
             got=str(at),
+            fix=f"give T.Kernel {at + 1} {what} axes" if 0 <= at < 3 else "axes count from 0",
         )
     return vars[at]
 

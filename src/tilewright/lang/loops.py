@@ -26,13 +26,16 @@ from tilewright.lang.builder import Builder, current, static_int
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.types import shape_tuple
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, Loc, locating
 
 
 class Loop:
     """What a `T` loop word returns; only a rewritten `for` can run it."""
 
     is_map = False
+
+    def __post_init__(self) -> None:
+        self.loc = locate()
 
     @property
     def names_needed(self) -> tuple[str, ...]:
@@ -44,16 +47,21 @@ class Loop:
     def __iter__(self) -> Iterator[Any]:
         raise CompileError(
             "this loop runs on the device and can only be written as a `for` in a kernel",
-            fix="decorate the function that holds the loop with @T.macro",
+            fix="write it as a `for` statement, in a function decorated with @T.macro; a list is "
+            "built over range(n)",
         )
 
 
-def _bound(value: Any, what: str) -> Expr:
+def _bound(value: Any, what: str, loc: Loc | None) -> Expr:
+    fix = "divide with //, or cast with T.int32(...)"
     if isinstance(value, float):
-        raise CompileError(f"{what} must be an integer", got=repr(value), fix="divide with //")
-    expr = wrap(value)
+        raise CompileError(f"{what} must be an integer", loc=loc, got=repr(value), fix=fix)
+    with locating(lambda: loc):
+        expr = wrap(value)
     if not expr.dtype.is_int:
-        raise CompileError(f"{what} must be an integer", got=f"a value of type {expr.dtype}")
+        raise CompileError(
+            f"{what} must be an integer", loc=loc, got=f"a value of type {expr.dtype}", fix=fix
+        )
     return expr
 
 
@@ -79,17 +87,20 @@ class ForLoop(Loop):
     stage: tuple[int, ...] | None = None
 
     def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
-        loc = locate()
+        loc = self.loc
         builder.require_kernel(self.kind)
         if self.kind == "pipelined":
             builder.require_block("Pipelined")
         # the bounds are read once, before the loop
         start, stop, step = (
-            builder.snapshot(_bound(value, f"the {what} of a loop"))
+            builder.snapshot(_bound(value, f"the {what} of a loop", loc))
             for value, what in ((self.start, "start"), (self.stop, "end"), (self.step, "step"))
         )
         if isinstance(step, Const) and step.value == 0:
-            raise CompileError("a loop with step 0", loc=loc)
+            raise CompileError(
+                "a loop with step 0", loc=loc, expected="a step of 1, 2, … or -1, -2, …",
+                fix="leave the step out to count by one",
+            )  # fmt: skip
         down = isinstance(step, Const) and step.value < 0
         kind = _index_type(start, stop, step)
         start, stop, step = (cast(e, kind) for e in (start, stop, step))
@@ -124,10 +135,10 @@ class GridLoop(Loop):
         return tuple("ijklmn"[: len(self.extents)])
 
     def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
-        loc = locate()
+        loc = self.loc
         builder.require_kernel("grid")
-        extents = [builder.snapshot(_bound(e, "an extent of T.grid")) for e in self.extents]
-        vars = _loop_vars(builder, names, extents)
+        extents = [builder.snapshot(_bound(e, "an extent of T.grid", loc)) for e in self.extents]
+        vars = _loop_vars(builder, names, extents, loc)
         for _ in vars:
             builder.open()
         yield vars if len(vars) > 1 else vars[0]
@@ -136,14 +147,18 @@ class GridLoop(Loop):
             builder.emit(For(var, const(0, extent.dtype), extent, body, loc=loc))
 
 
-def _loop_vars(builder: Builder, names: tuple[str, ...], extents: list[Expr]) -> tuple[Var, ...]:
+def _loop_vars(
+    builder: Builder, names: tuple[str, ...], extents: list[Expr], loc: Loc | None
+) -> tuple[Var, ...]:
     if len(names) == 1 and len(extents) > 1:
         names = tuple(f"{names[0]}_{at}" for at in range(len(extents)))
     if names and len(names) != len(extents):
         raise CompileError(
             "the loop's names do not fit its extents",
+            loc=loc,
             expected=f"{len(extents)} name{'s' * (len(extents) != 1)}",
             got=f"{len(names)}: {', '.join(names)}",
+            fix="give one extent per name",
         )
     padded = names or tuple("ijklmn")
     return tuple(
@@ -165,10 +180,12 @@ class ParallelLoop(Loop):
         return tuple("ijklmn"[: len(self.extents)])
 
     def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
-        loc = locate()
+        loc = self.loc
         builder.require_kernel("Parallel")
-        extents = [builder.snapshot(_bound(e, "an extent of T.Parallel")) for e in self.extents]
-        vars = _loop_vars(builder, names, extents)
+        extents = [
+            builder.snapshot(_bound(e, "an extent of T.Parallel", loc)) for e in self.extents
+        ]
+        vars = _loop_vars(builder, names, extents, loc)
         builder.open()
         builder.maps += 1
         yield vars if len(vars) > 1 else vars[0]
@@ -234,11 +251,13 @@ class PersistentLoop(Loop):
         return tuple("ijklmn"[: len(self.domain)])
 
     def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
-        loc = locate()
+        loc = self.loc
         builder.require_block("Persistent")
-        domain = [builder.snapshot(_bound(e, "an extent of T.Persistent")) for e in self.domain]
-        wave = builder.snapshot(_bound(self.wave_size, "wave_size"))
-        index = builder.snapshot(_bound(self.index, "index"))
+        domain = [
+            builder.snapshot(_bound(e, "an extent of T.Persistent", loc)) for e in self.domain
+        ]
+        wave = builder.snapshot(_bound(self.wave_size, "wave_size", loc))
+        index = builder.snapshot(_bound(self.index, "index", loc))
         last = domain[-1]
         group = wrap(self.group_size)
         group = _fold_max(const(1), _fold_min(cast(group, last.dtype), last))

@@ -12,7 +12,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from tilewright.lang.where import register
+from tilewright.lang.where import characters, register
 from tilewright.support.errors import CompileError, Loc
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -61,8 +61,21 @@ def find_definition(function: FunctionType) -> ast.FunctionDef:
             fix="define the kernel in a file",
         )
     for node in ast.walk(_parse("".join(lines), code.co_filename)):
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+        if isinstance(node, ast.Lambda) and code.co_name == "<lambda>":
+            if node.lineno == code.co_firstlineno:
+                raise CompileError(
+                    "a lambda cannot be a kernel",
+                    loc=location(node, code.co_filename),
+                    fix="write a `def`",
+                )
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
             first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
+            if first == code.co_firstlineno and isinstance(node, ast.AsyncFunctionDef):
+                raise CompileError(
+                    "`async` is not part of the kernel language",
+                    loc=location(node, code.co_filename),
+                    fix="write a plain `def`",
+                )
             if first == code.co_firstlineno:
                 return node
     raise CompileError(
@@ -74,14 +87,14 @@ def find_definition(function: FunctionType) -> ast.FunctionDef:
 
 def location(node: ast.AST, filename: str) -> Loc:
     line = getattr(node, "lineno", 1)
-    end = getattr(node, "end_col_offset", None)
     same_line = getattr(node, "end_lineno", None) == line
-    return Loc(
+    column, end = characters(
         filename,
         line,
-        getattr(node, "col_offset", 0) + 1,
-        end + 1 if end is not None and same_line else None,
+        getattr(node, "col_offset", 0),
+        getattr(node, "end_col_offset", None) if same_line else None,
     )
+    return Loc(filename, line, column + 1, end + 1 if end is not None else None)
 
 
 def _copy(node: Any) -> Any:
@@ -342,7 +355,9 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(target, ast.Subscript):
             # the right side is evaluated before the target, as in Python
             part = self._temporary()
-            done: list[ast.stmt] = [self._assign(node, part, value)]
+            done: list[ast.stmt] = [
+                self._assign(node, part, self._call(value, "expression", value))
+            ]
             done += self._storing(target)
             place = _locate(
                 target,
@@ -490,6 +505,7 @@ def rewrite(function: FunctionType) -> Callable[[Any], FunctionType]:
     def make(enter: Any) -> FunctionType:
         closure = tuple(CellType(enter) if n == ENTER else cells[n] for n in new.co_freevars)
         made = FunctionType(new, function.__globals__, function.__name__, None, closure)
+        made.__qualname__ = function.__name__
         made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         return made
 

@@ -6,6 +6,9 @@ import ast
 import builtins
 import difflib
 import functools
+import inspect
+import linecache
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,13 +19,13 @@ from tilewright.ir.op import Program
 from tilewright.lang.builder import Builder, Probed, building, current
 from tilewright.lang.check import check_program
 from tilewright.lang.env import Binding, Env
-from tilewright.lang.handles import Access, Tile, Tiles, Variable
+from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe
 from tilewright.lang.params import add_parameter
-from tilewright.lang.rewrite import find_definition, rewrite
+from tilewright.lang.rewrite import find_definition, location, rewrite
 from tilewright.lang.scalar import Lost, is_runtime
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import locate, locate_traceback, set_root
-from tilewright.support.errors import CompileError, Loc, TilewrightError, locating
+from tilewright.support.errors import CompileError, Loc, TilewrightError, entry, locating
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class PrimFunc:
     fn: Callable[..., Any] = field(compare=False)
     outputs: tuple[str, ...] = ()
 
+    @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise CompileError(
             f"{self.name} is a prim_func: it is compiled, then called",
@@ -77,7 +81,12 @@ def _visible(frame: FrameType) -> dict[str, Any]:
     return {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
 
 
+@entry
 def _prim_func(function: FunctionType, names: dict[str, Any]) -> PrimFunc:
+    if not isinstance(function, FunctionType):
+        raise CompileError(
+            "T.prim_func takes a function", got=repr(function)[:60], fix="write it above a `def`"
+        )
     builder = Builder(function.__name__)
     builder.loc = _definition_loc(function)
     annotations = _annotations(function, names)
@@ -85,11 +94,13 @@ def _prim_func(function: FunctionType, names: dict[str, Any]) -> PrimFunc:
     def call(run: FunctionType) -> Any:
         given = {}
         for name in _parameter_names(function):
-            with locating(lambda: builder.loc):
+            place = _parameter_loc(function, name)
+            with locating(lambda place=place: place):  # type: ignore[misc]
                 if name not in annotations:
                     raise CompileError(
                         f"parameter {name!r} of {function.__name__} has no annotation",
                         expected="T.Tensor(shape, dtype) or a scalar type such as T.int32",
+                        fix=f'write {name}: T.Tensor((M, N), "float32")',
                     )
                 given[name] = add_parameter(builder, name, annotations[name])
         return run(**given)
@@ -129,13 +140,41 @@ def _annotations(function: FunctionType, names: dict[str, Any]) -> dict[str, Any
                 try:
                     value = ScalarType(value)
                 except CompileError:
-                    raise CompileError(
-                        f"the annotation of {name!r} does not evaluate: {error}",
-                        loc=_definition_loc(function),
-                        got=value,
-                    ) from error
+                    raise _bad_annotation(function, name, error, scope) from error
         found[name] = value
     return found
+
+
+def _bad_annotation(
+    function: FunctionType, name: str, error: Exception, scope: dict[str, Any]
+) -> CompileError:
+    loc = _parameter_loc(function, name)
+    if isinstance(error, TilewrightError):
+        said = error.diagnostic
+        return CompileError(
+            f"the annotation of {name!r}: {said.message}",
+            loc=loc, expected=said.expected, got=said.got, fix=said.fix,
+        )  # fmt: skip
+    fix = ""
+    if isinstance(error, NameError):
+        missing = getattr(error, "name", None) or ""
+        fix = _suggest(missing, [*scope, *function.__globals__]) or (
+            f"bind {missing} before the kernel: a factory's argument, a number, or "
+            f"T.dynamic({missing!r})"
+        )
+    return CompileError(f"the annotation of {name!r} does not evaluate: {error}", loc=loc, fix=fix)
+
+
+def _parameter_loc(function: FunctionType, name: str) -> Loc:
+    """Where the signature has a parameter."""
+    try:
+        arguments = find_definition(function).args
+    except TilewrightError:
+        return _definition_loc(function)
+    for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        if each.arg == name:
+            return location(each, function.__code__.co_filename)
+    return _definition_loc(function)
 
 
 def _definition_loc(function: FunctionType) -> Loc:
@@ -144,7 +183,8 @@ def _definition_loc(function: FunctionType) -> Loc:
         node = find_definition(function)
     except TilewrightError:
         return Loc(code.co_filename, code.co_firstlineno)
-    return Loc(code.co_filename, node.lineno, node.col_offset + 1)
+    column = node.col_offset + 1
+    return Loc(code.co_filename, node.lineno, column, column + len(f"def {node.name}"))
 
 
 # ── running ──────────────────────────────────────────────────────────────────────────────────
@@ -165,7 +205,12 @@ def _guarded(call: Callable[[FunctionType], Any], function: FunctionType) -> Any
         raise
     except RecursionError as error:
         loc, _ = locate_traceback(error.__traceback__)
-        raise CompileError("the kernel recurses without end", loc=loc) from error
+        raise CompileError(
+            "the kernel recurses without end",
+            loc=loc,
+            fix="a macro is inlined where it is called: end the recursion by an `if` over "
+            "compile-time values, or loop",
+        ) from error
     except Exception as error:
         raise _explained(error) from error
 
@@ -185,14 +230,59 @@ def _enter(builder: Builder, word: str) -> Callable[[dict[str, Any]], Env]:
 def _explained(error: Exception) -> CompileError:
     """A Python error in the user's compile-time code, at its place."""
     loc, frame = locate_traceback(error.__traceback__)
+    message = f"{type(error).__name__}: {error}"
     name = getattr(error, "name", None)
-    fix = ""
+    if isinstance(error, UnboundLocalError):
+        found = re.search(r"'(\w+)'", str(error))
+        name = found.group(1) if found else "a name"
+        return CompileError(
+            f"{name!r} is used before it has a value", loc=loc, fix=f"assign to {name} above"
+        )
     if isinstance(error, NameError) and name and frame is not None:
         known = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
-        fix = _suggest(name, [k for k in known if not k.startswith("_tw_")])
-    elif isinstance(error, AttributeError) and name:
-        fix = _suggest(name, dir(getattr(error, "obj", None)))
-    return CompileError(f"{type(error).__name__}: {error}", loc=loc, fix=fix)
+        close = _suggest(name, [k for k in known if not k.startswith("_tw_")])
+        return CompileError(message, loc=loc, fix=close or f"define {name} before it is used")
+    if isinstance(error, AttributeError) and name:
+        owner = getattr(error, "obj", None)
+        kind = owner if isinstance(owner, type) else type(owner)
+        return CompileError(
+            f"AttributeError: {kind.__name__} has no attribute {name!r}",
+            loc=loc,
+            fix=_suggest(name, dir(owner)),
+        )
+    if isinstance(error, TypeError) and loc is not None and frame is not None:
+        found = _called(loc, frame)
+        if found is not None and f"{found[1].__name__}()" in message:
+            return _bad_call(message, loc, *found)
+    return CompileError(message, loc=loc, notes=("this Python ran at compile time",))
+
+
+def _called(loc: Loc, frame: FrameType) -> tuple[str, Any] | None:
+    """What the call at `loc` names, and the function itself."""
+    text = linecache.getline(loc.file, loc.line)[loc.column - 1 :]
+    found = re.match(r"[A-Za-z_][\w.]*(?=\()", text)
+    if found is None:
+        return None
+    first, *rest = found.group().split(".")
+    value = frame.f_locals.get(first, frame.f_globals.get(first))
+    for part in rest:
+        value = getattr(value, part, None)
+    return (found.group(), value) if hasattr(value, "__name__") else None
+
+
+def _bad_call(message: str, loc: Loc, name: str, function: Any) -> CompileError:
+    """Arguments that a word or a macro does not take."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return CompileError(message, loc=loc)
+    shown = ", ".join(
+        str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters.values()
+    )
+    wrong = re.search(r"unexpected keyword argument '(\w+)'", message)
+    fix = _suggest(wrong.group(1), list(parameters)) or f"leave {wrong.group(1)} out" if wrong else ""
+    said = message.split("() ", 1)[-1]
+    return CompileError(f"{name}: {said}", loc=loc, expected=f"{name}({shown})", fix=fix)
 
 
 def _suggest(name: str, known: list[str]) -> str:
@@ -211,7 +301,9 @@ def _outputs(builder: Builder, returned: Any) -> tuple[str, ...]:
                 f"{builder.name} returns something that is no output",
                 loc=builder.loc,
                 expected="tensors made by T.empty",
-                got=repr(part)[:60],
+                got=describe(part),
+                fix="an argument that the kernel writes is changed in place: leave it out of the "
+                "`return`",
             )
         names.append(part.name)
     for name in builder.outputs:
@@ -241,6 +333,7 @@ class Macro:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         builder = current(self.function.__name__)
+        loc = locate()
         if self._make is None:
             self._make = rewrite(self.function)
         hint, builder.hint = builder.hint, None
@@ -252,7 +345,7 @@ class Macro:
             made.append(env)
             for name, value in parameters.items():
                 annotation = annotations.get(name)
-                _check_argument(self.function.__name__, name, value, annotation)
+                _check_argument(self.function.__name__, name, value, annotation, loc)
                 if isinstance(value, Access):
                     if annotation is Ref:
                         env.refs.add(name)
@@ -290,7 +383,9 @@ def _release(result: Any, env: Env) -> None:
             part.named = False
 
 
-def _check_argument(macro_name: str, name: str, value: Any, annotation: Any) -> None:
+def _check_argument(
+    macro_name: str, name: str, value: Any, annotation: Any, loc: Loc | None
+) -> None:
     if annotation is None:
         return
     wanted = annotation.space if isinstance(annotation, TensorType) else None
@@ -298,19 +393,20 @@ def _check_argument(macro_name: str, name: str, value: Any, annotation: Any) -> 
     if annotation is Ref and not isinstance(value, (Variable, Access)):
         raise CompileError(
             f"{name!r} of {macro_name} is assigned to by the macro",
+            loc=loc,
             expected="an alloc_var or an element of a buffer",
-            got=repr(value)[:60],
+            got=describe(value),
+            fix=f"pass a T.alloc_var, or drop the T.Ref of {name!r}",
         )
     space = wanted or bare
-    if space is None or not isinstance(value, (Tile, Tiles)):
-        if space is not None:
-            raise CompileError(
-                f"{name!r} of {macro_name} must be a {space.value} buffer", got=repr(value)[:60]
-            )
+    if space is None:
         return
-    if value.buffer.space is not space:
+    if not isinstance(value, (Tile, Tiles)) or value.buffer.space is not space:
         raise CompileError(
-            f"{name!r} of {macro_name} must be a {space.value} buffer", got=repr(value)
+            f"{name!r} of {macro_name} must be a {space.value} buffer",
+            loc=loc,
+            got=describe(value),
+            fix=f"pass a buffer in {space.value} memory, or change the annotation of {name!r}",
         )
 
 
@@ -368,8 +464,6 @@ def trace_direct(
     Arguments that are left out are the arrays of later calls; `consts` gives `T.const` sizes by
     name then.
     """
-    import inspect
-
     signature = inspect.signature(function)
     bound = signature.bind_partial(*args, **(kwargs or {}))
     bound.apply_defaults()

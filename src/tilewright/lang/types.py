@@ -12,7 +12,7 @@ from tilewright.ir.dtype import DTYPES, DType, dtype
 from tilewright.ir.expr import Const, Expr, Var, cast, wrap
 from tilewright.ir.op import Dim
 from tilewright.lang.scalar import Scalar
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, entry
 
 
 class ScalarType(str):
@@ -128,7 +128,10 @@ def dynamic(
     kind = ScalarType(dtype or dtype_).dtype
     if multiple_of < 1 or (max is not None and max < min):
         raise CompileError(
-            "an impossible contract", got=f"min={min}, max={max}, multiple_of={multiple_of}"
+            f"the contract of {name} is impossible",
+            expected="min ≤ max and multiple_of ≥ 1",
+            got=f"min={min}, max={max}, multiple_of={multiple_of}",
+            fix="exchange min and max" if max is not None and max < min else "",
         )
     sizes = tuple(SymbolicSize(Dim(Var(n, kind), min, max, multiple_of)) for n in split_names(name))
     return sizes if len(sizes) > 1 else sizes[0]
@@ -156,6 +159,7 @@ class _Tensor:
     def __init__(self, word: str, space: Space | None, strided: bool = False) -> None:
         self.word, self.space, self.strided = word, space, strided
 
+    @entry
     def __call__(self, shape: Any, *args: Any, **kwargs: Any) -> Any:
         names = ["strides", "dtype"] if self.strided else ["dtype", "strides"]
         data = kwargs.pop("data", None)
@@ -166,7 +170,10 @@ class _Tensor:
         given = dict(zip(names, args, strict=False))
         if len(args) > 2 or set(kwargs) - {"dtype", "strides", "scope"}:
             raise CompileError(
-                f"T.{self.word} got too much", expected=f"T.{self.word}(shape, {', '.join(names)})"
+                f"T.{self.word} takes a shape and a dtype",
+                expected=f"T.{self.word}(shape, {', '.join(names)})",
+                got=", ".join([f"{len(args) + 1} arguments", *kwargs]),
+                fix='put the sizes in a tuple: T.Tensor((M, N), "float32")',
             )
         given.update((k, v) for k, v in kwargs.items() if k in names)
         strides = given.get("strides")
@@ -217,7 +224,10 @@ def shape_tuple(shape: Any) -> tuple[Any, ...]:
         return (shape,)
     if isinstance(shape, str) or not hasattr(shape, "__iter__"):
         raise CompileError(
-            "not a shape", expected="a number, a tuple or a list of sizes", got=repr(shape)[:60]
+            "not a shape",
+            expected="a number, a tuple or a list of sizes",
+            got=repr(shape)[:60],
+            fix="the shape comes first, then the dtype" if isinstance(shape, str) else "",
         )
     return tuple(shape)
 
@@ -230,9 +240,17 @@ def size_expr(size: Any, what: str) -> Expr:
         )
     expr = wrap(size)
     if not expr.dtype.is_int:
-        raise CompileError(f"{what} must be an integer", got=f"a value of type {expr.dtype}")
+        raise CompileError(
+            f"{what} must be an integer",
+            got=f"a value of type {expr.dtype}",
+            fix="divide with //, or cast with T.int32(...)",
+        )
     if isinstance(expr, Const) and expr.value < 1:
-        raise CompileError(f"{what} must be positive", got=str(expr.value))
+        raise CompileError(
+            f"{what} must be positive",
+            got=str(expr.value),
+            fix="use T.ceildiv(n, block) where n may be smaller than block",
+        )
     return expr
 
 

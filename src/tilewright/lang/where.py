@@ -3,14 +3,15 @@ call sites that led to it."""
 
 from __future__ import annotations
 
+import linecache
+import os
 import sys
 from functools import lru_cache
-from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
-from tilewright.support.errors import Loc
+from tilewright.support.errors import Loc, is_own, locate_calls
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Code objects made by rewriting a user's function, with the column where each line's first
 # statement starts (Python 3.10 keeps no columns of its own).
 _REWRITTEN: dict[CodeType, dict[int, int]] = {}
@@ -24,8 +25,11 @@ def register(code: CodeType, columns: dict[int, int]) -> None:
             register(inner, columns)
 
 
-def _is_ours(code: CodeType) -> bool:
-    return code.co_filename.startswith(_PACKAGE)
+@lru_cache(maxsize=1024)
+def _is_theirs(filename: str) -> bool:
+    """The user's own: not ours, and not Python's library (which holds site-packages)."""
+    library = filename.startswith(_LIBRARY) and "site-packages" not in filename
+    return not (is_own(filename) or library or filename.startswith("<frozen"))
 
 
 @lru_cache(maxsize=256)
@@ -41,7 +45,18 @@ def _span(code: CodeType, lasti: int, line: int) -> Loc:
         first, last, start, stop = positions[lasti // 2]
         if first == line and start is not None:
             column, end = start, stop if last == line else None
+    column, end = characters(code.co_filename, line, column, end)
     return Loc(code.co_filename, line, column + 1, end + 1 if end is not None else None)
+
+
+def characters(file: str, line: int, start: int, stop: int | None) -> tuple[int, int | None]:
+    """Offsets into a line as Python gives them, in bytes of UTF-8, as counts of characters."""
+    text = linecache.getline(file, line)
+    if text.isascii():
+        return start, stop
+    data = text.encode()
+    count = [len(data[:at].decode(errors="replace")) for at in (start, stop or 0)]
+    return count[0], None if stop is None else count[1]
 
 
 def _chain(spans: list[Loc]) -> Loc | None:
@@ -68,7 +83,7 @@ def locate() -> Loc | None:
             depth = len(spans)
         elif code is _ROOT:
             break
-        elif not _is_ours(code):
+        elif _is_theirs(code.co_filename):
             spans.append(_span(code, frame.f_lasti, frame.f_lineno))
         frame = frame.f_back
     return _chain(spans[:depth] or spans[:1])
@@ -80,7 +95,7 @@ def locate_traceback(traceback: TracebackType | None) -> tuple[Loc | None, Frame
     found: FrameType | None = None
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if code in _REWRITTEN or (spans and not _is_ours(code)):
+        if code in _REWRITTEN or (spans and _is_theirs(code.co_filename)):
             spans.insert(0, _span(code, traceback.tb_lasti, traceback.tb_lineno))
             found = traceback.tb_frame
         traceback = traceback.tb_next
@@ -94,3 +109,6 @@ def set_root(code: CodeType) -> None:
     """Frames outside `code`, which runs a traced function, are of no interest."""
     global _ROOT
     _ROOT = code
+
+
+locate_calls(locate)

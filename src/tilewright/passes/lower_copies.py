@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from tilewright.ir.bounds import multiple_of
 from tilewright.ir.buffer import Region
 from tilewright.ir.dtype import dtype
-from tilewright.ir.expr import Call, Const, Expr, Load, const
+from tilewright.ir.expr import Call, Expr, Load, Var, const
 from tilewright.ir.fragment import Fragment, wgmma_accumulator
 from tilewright.ir.layout import Layout
 from tilewright.ir.op import Copy, For, Intrinsic, Op
 from tilewright.passes.addresses import (
     TileAddress,
+    fit_index,
     layout_expr,
     registers_of,
     sub_tile,
@@ -95,16 +98,7 @@ def cut_boxes(tensor: Region, address: TileAddress, op: Copy) -> Boxes:
     corners = []
     for at in product(*(range(0, e, b) for e, b in zip(shape, box, strict=True))):
         corners.append((at, sum(m(c) for m, c in zip(layouts, at, strict=True))))
-    whole = sum(
-        (np.add.outer(np.arange(b) * s, 0) for b, s in zip(box, _dense(box), strict=True)),
-        np.zeros(()),
-    )
-    del whole
     return Boxes(tuple(box), tuple(corners))
-
-
-def _dense(box: list[int]) -> list[int]:
-    return [prod(box[i + 1 :]) for i in range(len(box))]
 
 
 def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
@@ -135,8 +129,7 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
         if op.multicast is not None:
             args.append(op.multicast)
         copies.append(Intrinsic(op.atom or "", tuple(args), text=text, loc=op.loc))
-    if load:
-        yield from low.meet(op.loc)
+    yield from low.meet(op.loc)
     yield from low.by_leader(*copies)
 
 
@@ -150,7 +143,7 @@ def _stmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
     fragment = op.src.buffer.layout
     assert isinstance(fragment, Fragment)
     pack = _PACK.get(op.dst.dtype.name)
-    if pack is None or op.src.dtype.name not in ("float32", op.dst.dtype.name):
+    if pack is None or op.src.dtype.name != "float32":
         raise low.unsupported(op, f"stmatrix from {op.src.dtype} to {op.dst.dtype}")
     rows, columns = op.src.static_tile
     if rows % 64 or columns % 16 or low.instance.threads != 128:
@@ -179,22 +172,16 @@ def _stmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
 
     source = low.flat(op.src.buffer)
     values = [Load(source, (register(v),), op.loc) for v in range(8)]
-    packed = [
-        Call(pack, (values[i], values[i + 1]), UINT32)
-        if op.src.dtype.name == "float32"
-        else Call("reinterpret_pair", (values[i], values[i + 1]), UINT32)
-        for i in range(0, 8, 2)
-    ]
+    packed = [Call(pack, (values[i], values[i + 1]), UINT32) for i in range(0, 8, 2)]
     # lane 8·q + r gives the address of row r of matrix q: rows 0-7, 8-15, then columns 8-15
-    thread = low.instance.thread
-    place = low.simplify(
-        layout_expr(address.modes[0], thread // 32 * 16 + thread % 16)
-        + layout_expr(address.modes[1], thread // 16 % 2 * 8)
+    lets, offset = swizzled_offset(
+        low,
+        address,
+        lambda t: (t // 32 * 16 + t % 16, t // 16 % 2 * 8),
+        ((row_var, 64), (column_var, 16)),
+        op,
     )
-    at, let = low.let("at", low.simplify(swizzle_expr(address.swizzle, place)), op.loc)
-    yield let
-    step = _step_expr(low, address, ((row_var, 64), (column_var, 16)), op)
-    offset = low.simplify(address.base + (at ^ step if address.swizzle.bits else at + step))
+    yield from lets
     body: Op = Intrinsic("stmatrix", (low.span(op.dst.buffer, offset, 8), *packed), loc=op.loc)
     for var, values_of in reversed(loops):
         body = For(var, const(0), const(len(values_of)), (body,), kind="unroll", loc=op.loc)
@@ -216,22 +203,45 @@ def _check_rows(address: TileAddress, op: Copy) -> None:
         )
 
 
-def _step_expr(
-    low: Lowering, address: TileAddress, steps: tuple[tuple[Expr, int], ...], op: Copy
-) -> Expr:
-    """The swizzled offset of the unrolled part, to be XORed (or added, without a swizzle) to the
-    threads' part: the swizzle is linear over bits, and the two parts share none."""
-    from tilewright.passes.addresses import fit_index
+def swizzled_offset(
+    low: Lowering,
+    address: TileAddress,
+    coords: Callable[[Any], tuple[Any, ...]],
+    steps: Sequence[tuple[Var, int]],
+    op: Copy,
+) -> tuple[list[Op], Expr]:
+    """The offset of the element at `coords(thread)` plus `steps` (an unrolled variable and what
+    it advances, per dimension), and what has to be computed before.
 
-    axes = [range(0, m.size(), step) for m, (_, step) in zip(address.modes, steps, strict=True)]
-    table = np.array(
-        [[address.swizzle(address.linear(i, j)) for j in axes[1]] for i in axes[0]], np.int64
+    The swizzle is linear over bits: where the threads' part, the unrolled part and the base share
+    none, each is swizzled by itself, and the unrolled part becomes a constant.
+    """
+    thread = low.instance.thread
+    parts = [layout_expr(m, c) for m, c in zip(address.modes, coords(thread), strict=True)]
+    place = low.simplify(sum(parts, const(0)))
+    numbers = np.arange(low.instance.threads, dtype=np.int64)
+    places = sum(
+        (m.at(c) for m, c in zip(address.modes, coords(numbers), strict=True)),
+        np.zeros_like(numbers),
     )
-    variables = [v for v, _ in steps]
-    found = fit_index(table, variables)  # type: ignore[arg-type]
-    if found is None:
-        raise CompileError("the unrolled part of this address is not simple", loc=op.loc)
-    return found
+    table = np.zeros((), np.int64)
+    for mode, (_, step) in zip(address.modes, steps, strict=True):
+        table = np.add.outer(table, mode.at(np.arange(0, mode.size(), step)))
+    swizzle = address.swizzle
+    names = [v for v, _ in steps]
+    shared = int(np.bitwise_or.reduce(places)) & int(np.bitwise_or.reduce(table, axis=None))
+    period = 1 << (swizzle.base + swizzle.shift + swizzle.bits)
+    if not swizzle.bits or (not shared and not multiple_of(address.base, low.ranges) % period):
+        step_expr = fit_index(swizzle(table), names)
+        if step_expr is not None:
+            at, let = low.let("at", low.simplify(swizzle_expr(swizzle, place)), op.loc)
+            inner = at ^ step_expr if swizzle.bits else at + step_expr
+            return [let], low.simplify(address.base + inner)
+    plain = fit_index(table, names)
+    if plain is None:
+        raise CompileError("this address is not a simple function of the threads", loc=op.loc)
+    at, let = low.let("at", low.simplify(address.base + place), op.loc)
+    return [let], swizzle_expr(swizzle, at + plain)
 
 
 COPIES: dict[str, Callable[[Lowering, Copy], Iterable[Op]]] = {
@@ -239,4 +249,3 @@ COPIES: dict[str, Callable[[Lowering, Copy], Iterable[Op]]] = {
     "bulk_store": _bulk,
     "stmatrix": _stmatrix,
 }
-_ = Const

@@ -100,6 +100,11 @@ def _trip(op: For) -> range | None:
 
 
 def _if(low: Lowering, op: If) -> Iterable[Op]:
+    if op.then and not op.orelse and all(_is_wgmma_fence(inner) for inner in op.then):
+        # the assembler wants a fence on every path (C7519) and adds one otherwise; a fence more
+        # costs nothing
+        yield from low.inside(op, "then", op.then)
+        return
     low.check_plain(op)
     before = low.touched
     then = low.inside(op, "then", op.then)
@@ -108,6 +113,10 @@ def _if(low: Lowering, op: If) -> Iterable[Op]:
     orelse = low.inside(op, "orelse", op.orelse)
     low.touched = low.touched or after
     yield rebuild(op, then=then, orelse=orelse)
+
+
+def _is_wgmma_fence(op: Op) -> bool:
+    return isinstance(op, Fence) and op.kind == "wgmma"
 
 
 def _role(low: Lowering, op: Role) -> Iterable[Op]:

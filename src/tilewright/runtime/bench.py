@@ -59,6 +59,11 @@ class Profiler:
         self.supply_type = supply_type
         self.seed = seed
 
+    @property
+    def func(self) -> CompiledKernel:
+        """The kernel itself."""
+        return self.kernel
+
     def inputs(self, sizes: Mapping[str, int] | None = None) -> list[Any]:
         """One fresh argument per parameter that is not made by the kernel."""
         rng = np.random.default_rng(self.seed)

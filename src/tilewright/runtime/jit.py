@@ -109,6 +109,10 @@ class Jit:
             kernel = self._kernels[key] = self._compile(self.prim_func(*args, **kwargs))
         return kernel
 
+    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
+        """The generated source of the kernel for these arguments."""
+        return self.compile(*args, **kwargs).get_kernel_source()
+
     def on(self, target: str | Target) -> Jit:
         """The same function for another target.
 

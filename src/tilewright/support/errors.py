@@ -7,11 +7,22 @@ to fix it; through macros it shows the chain of call sites.
 
 from __future__ import annotations
 
+import functools
 import linecache
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from tilewright.support import env
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @dataclass(frozen=True)
@@ -32,11 +43,10 @@ class Loc:
         text = linecache.getline(self.file, self.line).rstrip("\n")
         if not text.strip():
             return ""
-        stripped = text.expandtabs(4)
-        width = (self.end_column or self.column + 1) - self.column
-        width = max(1, min(width, len(stripped) - self.column + 1))
+        before = text[: self.column - 1].expandtabs(4)
+        span = text[self.column - 1 : (self.end_column or self.column + 1) - 1].expandtabs(4)
         gutter = f"{self.line:>5} | "
-        return f"{gutter}{stripped}\n{' ' * (len(gutter) + self.column - 1)}{'^' * width}"
+        return f"{gutter}{text.expandtabs(4)}\n{' ' * len(gutter + before)}{'^' * max(1, len(span))}"
 
 
 @dataclass(frozen=True)
@@ -125,10 +135,18 @@ class SanitizerError(RunError):
 _locator: ContextVar[Callable[[], Loc | None] | None] = ContextVar("locator", default=None)
 
 
+_outside: list[Callable[[], Loc | None]] = []
+
+
 def current_loc() -> Loc | None:
-    """The user's position, while something that knows it (the tracer) is running."""
-    locate = _locator.get()
+    """The user's position: that of the kernel's text while it is traced, of a call otherwise."""
+    locate = _locator.get() or (_outside[0] if _outside else None)
     return locate() if locate else None
+
+
+def locate_calls(locate: Callable[[], Loc | None]) -> None:
+    """How to find the user's position while no kernel is traced."""
+    _outside[:] = [locate]
 
 
 @contextmanager
@@ -139,3 +157,45 @@ def locating(locate: Callable[[], Loc | None]) -> Iterator[None]:
         yield
     finally:
         _locator.reset(token)
+
+
+# ── tracebacks ───────────────────────────────────────────────────────────────────────────────
+
+
+def is_own(filename: str) -> bool:
+    """Whether code from this file is Tilewright's."""
+    return filename.startswith(_PACKAGE)
+
+
+def entry(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that users call: its errors show their frames and none of ours.
+
+    TILEWRIGHT_TRACEBACK=1 shows all of them.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TilewrightError as error:
+            if env.TRACEBACK.on():
+                raise
+            error.__cause__, error.__suppress_context__ = None, True
+            error.__traceback__ = _their_frames(error.__traceback__)
+            if sys.version_info < (3, 11):  # a bare `raise` there brings the old frames back
+                raise error
+            raise
+
+    return call
+
+
+def _their_frames(traceback: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    while traceback is not None:
+        if not is_own(traceback.tb_frame.f_code.co_filename):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    found: TracebackType | None = None
+    for each in reversed(kept):
+        found = TracebackType(found, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return found

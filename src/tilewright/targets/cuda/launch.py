@@ -366,7 +366,7 @@ class CudaModule:
         """The launches these arguments need, in order."""
         loaded = self.load(common_device(views))
         device = loaded.device
-        known = {**sizes, SM_COUNT: device.sms}
+        known = {**sizes, **self._integers(scalars), SM_COUNT: device.sms}
         if self._maps is None:
             found = self.driver
             encode = driver_encoder(lambda *a: int(found.encode_tiled(*a)), found.error)
@@ -376,6 +376,15 @@ class CudaModule:
             for spec, function in zip(self.specs, loaded.functions, strict=True)
         )
         return tuple(step for step in steps if step is not None)
+
+    def _integers(self, scalars: Mapping[str, bytes]) -> dict[str, int]:
+        """Integer scalars count among the sizes: a grid may depend on them."""
+        kinds = {p.name: p.dtype for s in self.specs for p in s.params if isinstance(p, Scalar)}
+        return {
+            name: int(np.frombuffer(raw, kinds[name].numpy)[0])
+            for name, raw in scalars.items()
+            if name in kinds and kinds[name].is_int
+        }
 
     def run(self, steps: tuple[Step, ...]) -> None:
         """Launch what `prepare` made."""

@@ -175,6 +175,7 @@ def _wrapped(text: str, width: int = 84) -> list[str]:
 INSTRUCTIONS: dict[str, Instruction] = {
     i.name: i
     for i in (
+        Instruction("warp_index", "tw::warp_index({0})"),
         Instruction("elect", "{0} && tw::elect()"),
         Instruction("prefetch_map", "tw::prefetch(&{map})"),
         Instruction("bulk_load", "{function}({0}, &{map}, {1}, {rest})", _bulk_load),

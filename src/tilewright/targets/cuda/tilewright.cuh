@@ -2,6 +2,7 @@
 // anything: shared memory is named by 32-bit addresses, barriers likewise.
 #pragma once
 
+#ifdef __CUDACC_RTC__
 typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
@@ -10,6 +11,9 @@ typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#endif
 
 namespace tw {
 
@@ -152,16 +156,16 @@ TW_DEVICE void arrive_expect(uint32_t barrier, uint32_t bytes) {
                : "memory");
 }
 TW_DEVICE void arrive_remote(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier)
                : "memory");
 }
 TW_DEVICE void arrive_remote(uint32_t barrier, int count) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier),
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier),
                "r"(count)
                : "memory");
 }
 TW_DEVICE void arrive_expect_remote(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
+  asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(
                    barrier),
                "r"(bytes)
                : "memory");

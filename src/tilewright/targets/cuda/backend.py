@@ -1,0 +1,152 @@
+"""The CUDA target: passes, source, machine code, and the object that is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import resources as package_files
+from math import prod
+from time import perf_counter
+from typing import Any
+
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import Var
+from tilewright.ir.op import Program, walk_ops, written_buffers
+from tilewright.ir.target import Target
+from tilewright.ir.verify import Stage
+from tilewright.passes.lower_threads import lower_threads
+from tilewright.passes.pipeline import Pass, run_pipeline
+from tilewright.passes.place_shared import place_shared
+from tilewright.targets.cuda.arguments import ProgramCheck
+from tilewright.targets.cuda.emit import HEADER, KernelSource, MapParam, emit_program
+from tilewright.targets.cuda.launch import (
+    CudaModule,
+    LaunchSpec,
+    Map,
+    Param,
+    Scalar,
+    Size,
+    TensorArg,
+    TensorPointer,
+)
+from tilewright.targets.cuda.nvrtc import CompiledCuda, Resources, compile_cuda
+from tilewright.targets.cuda.tensormap import TensorMapSpec
+
+PIPELINE = (
+    Pass(
+        "place_shared",
+        place_shared,
+        "while buffers still have the layouts that say how they must be aligned",
+        Stage.LAID_OUT,
+    ),
+    Pass(
+        "lower_threads",
+        lower_threads,
+        "last: every choice has been made, and the emitter prints what this leaves",
+        Stage.THREAD,
+        whole_program=True,
+    ),
+)
+
+
+@cache
+def header() -> str:
+    """The text of the one header that generated sources include."""
+    return (package_files.files("tilewright.targets.cuda") / HEADER).read_text()
+
+
+class CudaKernel:
+    """A compiled program. Call it with a mapping from parameter names to arrays and numbers."""
+
+    def __init__(self, program: Program, target: Target, *, diagnostic: bool = False) -> None:
+        started = perf_counter()
+        self.name = program.name
+        self.target = target
+        self.trace = run_pipeline(program, target, PIPELINE, stage=Stage.LAID_OUT)
+        self.program = self.trace.result
+        emitted = emit_program(self.program)
+        self.source = emitted.text
+        self.compiled: CompiledCuda = compile_cuda(
+            self.source,
+            f"{program.name}.cu",
+            target.arch,
+            headers={HEADER: header()},
+            diagnostic=diagnostic,
+        )
+        self.resources: dict[str, Resources] = self.compiled.resources
+        self.specs = tuple(launch_spec(program, kernel) for kernel in emitted.kernels)
+        self.module = CudaModule(
+            self.compiled.cubin, self.specs, resources=self.resources, arch=target.arch
+        )
+        self.compile_seconds = perf_counter() - started
+        self._call: Callable[..., None] | None = None
+
+    @property
+    def ptx(self) -> str:
+        return self.compiled.ptx
+
+    @property
+    def cubin(self) -> bytes:
+        return self.compiled.cubin
+
+    def caller(self) -> Callable[..., None]:
+        """A function of the parameters in order that checks and launches."""
+        if self._call is None:
+            program = self.trace[0].program
+            params: list[TensorArg | Scalar] = []
+            for p in program.params:
+                if isinstance(p, Buffer):
+                    params.append(TensorArg(p.name, strided=p.strides is not None))
+                else:
+                    params.append(Scalar(p.name, p.dtype))
+            check = ProgramCheck(program, written_parameters(program))
+            self._call = self.module.caller(params, check)
+        return self._call
+
+    def __call__(self, args: Mapping[str, Any]) -> None:
+        self.caller()(*(args[p.name] for p in self.trace[0].program.params))
+
+
+def launch_spec(program: Program, source: KernelSource) -> LaunchSpec:
+    """How a kernel of `program` is launched."""
+    dims = {d.var for d in program.dims}
+    return LaunchSpec(
+        source.name,
+        source.kernel.grid,
+        prod(source.kernel.threads),
+        tuple(_param(p, dims) for p in source.params),
+        source.kernel.cluster or (1, 1, 1),
+        source.shared_bytes,
+    )
+
+
+def _param(param: Buffer | Var | MapParam, dims: set[Var]) -> Param:
+    if isinstance(param, MapParam):
+        tensor = param.tensor
+        shape = strides = None
+        if tensor.strides is not None:
+            shape, strides = tensor.shape, tensor.strides
+        return Map(
+            TensorMapSpec(
+                tensor.name, tensor.dtype, param.box, param.swizzle, shape=shape, strides=strides
+            )
+        )
+    if isinstance(param, Buffer):
+        return TensorPointer(param.name)
+    if param in dims:
+        return Size(param.name, param.dtype)
+    return Scalar(param.name, param.dtype)
+
+
+def written_parameters(program: Program) -> set[str]:
+    """Names of the tensors that some kernel writes."""
+    found: set[str] = set()
+    for kernel in program.kernels:
+        for op in walk_ops(kernel):
+            found |= {b.name for b in written_buffers(op) if b.space is Space.GLOBAL}
+    return found
+
+
+def compile_program(program: Program, target: Target) -> CudaKernel:
+    """Machine code for an NVIDIA GPU from a scheduled program."""
+    return CudaKernel(program, target)

@@ -1,0 +1,477 @@
+"""Thread IR to CUDA C++. Every choice has been made: this prints.
+
+One `extern "C"` function per kernel. Parameters: pointers of the tensors that threads touch,
+tensor maps, scalars, sizes. Buffers in shared memory are typed pointers at fixed offsets, barriers
+32-bit addresses; registers are arrays indexed by constants after unrolling.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Const, Expr, Load, Var, loads
+from tilewright.ir.op import (
+    Alloc,
+    Arrive,
+    BarrierInit,
+    Body,
+    Break,
+    Commit,
+    Continue,
+    Fence,
+    For,
+    Hint,
+    If,
+    Intrinsic,
+    Kernel,
+    Let,
+    Op,
+    Program,
+    Role,
+    Store,
+    Sync,
+    Wait,
+    WaitGroup,
+    While,
+    expressions,
+    operands,
+    walk_ops,
+)
+from tilewright.support.errors import CompileError, Loc
+from tilewright.targets.cuda.emit_expr import TYPES, Names, print_expr
+from tilewright.targets.cuda.sm90a import REGISTERS, fields_of, instruction
+
+HEADER = "tilewright.cuh"
+
+
+@dataclass(frozen=True)
+class MapParam:
+    """A tensor map among the parameters: `box` per dimension of the tensor, slowest first."""
+
+    name: str
+    tensor: Buffer
+    box: tuple[int, ...]
+    swizzle: int
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """One kernel's function and how it is launched."""
+
+    name: str
+    kernel: Kernel
+    shared_bytes: int
+    params: tuple[Buffer | Var | MapParam, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A program's CUDA C++."""
+
+    text: str
+    kernels: tuple[KernelSource, ...]
+
+
+def emit_program(program: Program, name: str | None = None) -> Source:
+    """The source of all kernels of a program at stage THREAD."""
+    functions: dict[str, str] = {}
+    texts, kernels = [], []
+    for kernel in program.kernels:
+        writer = _Writer(program, kernel, functions)
+        texts.append(writer.function())
+        kernels.append(writer.described())
+    parts = [f"// {name or program.name}", f'#include "{HEADER}"', "", *program.sources]
+    parts += [*functions.values(), *texts]
+    return Source("\n".join(parts), tuple(kernels))
+
+
+@dataclass
+class _Writer:
+    program: Program
+    kernel: Kernel
+    functions: dict[str, str]
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+    at: tuple[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.names = Names()
+        self.places: dict[str, int] = {}
+        self.maps: list[MapParam] = []
+        self.shared_bytes = 0
+        self.warp: str | None = None
+        for op in walk_ops(self.kernel):
+            if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
+                self.places[op.buffer.name] = int(op.detail[0])
+                self.shared_bytes = max(self.shared_bytes, int(op.detail[0]) + _bytes(op.buffer))
+            if isinstance(op, Hint) and op.name == "tensor_map" and op.buffer is not None:
+                map_name, swizzle, *box = op.detail
+                self.maps.append(MapParam(map_name, op.buffer, tuple(box), swizzle))
+
+    # ── the function ─────────────────────────────────────────────────────────────────────────
+
+    @property
+    def params(self) -> tuple[Buffer | Var | MapParam, ...]:
+        buffers: set[Buffer] = set()
+        variables: set[Var] = set()
+        for op in walk_ops(self.kernel):
+            if isinstance(op, Hint):
+                continue
+            for operand in operands(op):
+                if isinstance(operand, Region):
+                    buffers.add(operand.buffer)
+                elif isinstance(operand, Buffer):
+                    buffers.add(operand)
+            for expr in expressions(op):
+                found = [expr, *(i for x in loads(expr) for i in x.buffer.shape)]
+                buffers |= {x.buffer for x in loads(expr)}
+                variables |= {v for e in found for v in _variables(e)}
+            if isinstance(op, Store):
+                variables |= {v for e in op.buffer.shape for v in _variables(e)}
+        for buffer in list(buffers):
+            if buffer.space is Space.GLOBAL:
+                for size in (*buffer.shape, *(buffer.strides or ())):
+                    variables |= set(_variables(size))
+        tensors = [t for t in (*self.program.tensors, *self.program.scratch) if t in buffers]
+        dims = [d.var for d in self.program.dims if d.var in variables]
+        scalars = [s for s in self.program.scalars if s in variables]
+        return (*self.maps, *tensors, *scalars, *dims)
+
+    def described(self) -> KernelSource:
+        return KernelSource(self.name, self.kernel, self.shared_bytes, self.params)
+
+    @property
+    def name(self) -> str:
+        return self.names.of(f"{self.program.name}_{self.kernel.name}")
+
+    def function(self) -> str:
+        threads = prod(self.kernel.threads)
+        params = ",\n    ".join(self.param(p) for p in self.params)
+        cluster = ""
+        if self.kernel.cluster:
+            dims = (*self.kernel.cluster, 1, 1)[:3]
+            cluster = f" __cluster_dims__({', '.join(map(str, dims))})"
+        self.lines = [
+            f'extern "C" __global__ void __launch_bounds__({threads}, 1){cluster}',
+            f"{self.name}(\n    {params}) {{",
+            "  extern __shared__ __align__(1024) uint8_t shared[];",
+        ]
+        for var, axis in zip(self.kernel.thread_vars, "xyz", strict=False):
+            self.line(f"const int {self.names.of(var.name)} = threadIdx.{axis};")
+        used = {v for op in walk_ops(self.kernel.body) for e in expressions(op)
+                for v in _variables(e)}  # fmt: skip
+        for var, axis in zip(self.kernel.blocks, "xyz", strict=False):
+            if var in used:
+                self.line(f"const int {self.names.of(var.name)} = blockIdx.{axis};")
+        rank = self.kernel.rank
+        if rank is not None and rank in used:
+            self.line(f"const int {self.names.of(rank.name)} = tw::cluster_rank();")
+        self.body(self.kernel.body)
+        self.lines.append("}")
+        return "\n".join(self.lines) + "\n"
+
+    def param(self, param: Buffer | Var | MapParam) -> str:
+        name = self.names.of(param.name)
+        if isinstance(param, MapParam):
+            return f"const __grid_constant__ tw::TensorMap {name}"
+        if isinstance(param, Var):
+            return f"const {TYPES[param.dtype.name]} {name}"
+        return f"{TYPES[param.dtype.name]}* __restrict__ {name}"
+
+    # ── lines ────────────────────────────────────────────────────────────────────────────────
+
+    def line(self, text: str, loc: Loc | None = None) -> None:
+        if loc is not None and (loc.file, loc.line) != self.at:
+            self.at = (loc.file, loc.line)
+            self.lines.append(f'#line {loc.line} "{_escaped(loc.file)}"')
+        self.lines.append("  " * self.depth + text)
+
+    def block(self, head: str, body: Body, loc: Loc | None = None, tail: str = "}") -> None:
+        self.line(head, loc)
+        self.depth += 1
+        self.body(body)
+        self.depth -= 1
+        self.line(tail)
+
+    def body(self, body: Body) -> None:
+        index = 0
+        while index < len(body):
+            op = body[index]
+            if isinstance(op, Role):
+                roles = [op]
+                while index + len(roles) < len(body):
+                    following = body[index + len(roles)]
+                    if not isinstance(following, Role):
+                        break
+                    roles.append(following)
+                self.roles(roles)
+                index += len(roles)
+                continue
+            rule = _RULES.get(type(op))
+            if rule is None:
+                raise CompileError(f"{type(op).__name__} has no CUDA form", loc=op.loc)
+            rule(self, op)
+            index += 1
+
+    def expr(self, expr: Expr) -> str:
+        return print_expr(expr, self.names, self.load)
+
+    def load(self, load: Load) -> str:
+        return self.element(load.buffer, load.indices)
+
+    def element(self, buffer: Buffer, indices: Iterable[Expr]) -> str:
+        name = self.names.of(buffer.name)
+        indices = tuple(indices)
+        if not indices:
+            return name
+        return f"{name}[{self.index(buffer, indices)}]"
+
+    def index(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
+        """The row-major (or strided) offset; 64 bits in global memory."""
+        if len(indices) == 1 and buffer.space is not Space.GLOBAL:
+            return self.expr(indices[0])
+        strides: list[str | None] = []
+        if buffer.strides is not None:
+            strides = [self.expr(s) for s in buffer.strides]
+        else:
+            for axis in range(len(indices)):
+                rest = buffer.shape[axis + 1 :]
+                strides.append(" * ".join(self.expr_atom(s) for s in rest) if rest else None)
+        wide = "int64_t" if buffer.space is Space.GLOBAL else "int"
+        terms = []
+        for index, stride in zip(indices, strides, strict=True):
+            if isinstance(index, Const) and index.value == 0:
+                continue
+            text = self.expr(index)
+            if stride is None or stride == "1":
+                terms.append(text)
+            else:
+                terms.append(f"{wide}({text}) * ({stride})")
+        return " + ".join(terms) or "0"
+
+    def expr_atom(self, expr: Expr) -> str:
+        text = self.expr(expr)
+        return text if re.fullmatch(r"\w+", text) else f"({text})"
+
+    def operand(self, operand: Expr | Region) -> str:
+        """A value, or for a region its address: 32 bits in shared memory, a pointer elsewhere."""
+        if isinstance(operand, Expr):
+            return self.expr(operand)
+        buffer = operand.buffer
+        name = self.names.of(buffer.name)
+        index = self.index(buffer, operand.starts)
+        if buffer.space is Space.BARRIER:
+            where = name if index == "0" else f"{name} + 8 * ({index})"
+        elif buffer.space is Space.SHARED:
+            where = f"tw::address({name})" if index == "0" else f"tw::address({name} + {index})"
+        else:
+            return name if index == "0" else f"{name} + {index}"
+        if operand.cta is not None:
+            return f"tw::remote({where}, {self.expr(operand.cta)})"
+        return where
+
+    # ── structure ────────────────────────────────────────────────────────────────────────────
+
+    def roles(self, roles: list[Role]) -> None:
+        """One chain over the warp's number."""
+        at_entry = REGISTERS // prod(self.kernel.threads) // 8 * 8
+        for number, role in enumerate(roles):
+            first, last = role.first, role.first + role.warps
+            warp = self.warp or "warp"
+            bound = f"{warp} < {last}" if first == 0 else f"{warp} >= {first} && {warp} < {last}"
+            head = ("} else " if number else "") + f"if ({bound}) {{  // role {role.name}"
+            self.line(head, role.loc)
+            self.depth += 1
+            if role.registers is not None:
+                verb = "give" if role.registers < at_entry else "take"
+                self.line(f"tw::{verb}_registers<{role.registers}>();")
+            if role.var is not None:
+                per = role.warps // role.instances
+                offset = f"({warp} - {first})" if first else warp
+                self.line(f"const int {self.names.of(role.var.name)} = {offset} / {per};")
+            self.body(role.body)
+            self.depth -= 1
+        self.line("}")
+
+
+def _variables(expr: Expr) -> list[Var]:
+    from tilewright.ir.expr import variables
+
+    return list(variables(expr))
+
+
+def _bytes(buffer: Buffer) -> int:
+    count = prod(buffer.static_shape)
+    return 8 * count if buffer.space is Space.BARRIER else buffer.dtype.storage_bytes(count)
+
+
+def _escaped(path: str) -> str:
+    return path.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _type(dtype: DType) -> str:
+    return TYPES[dtype.name]
+
+
+# ── ops ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _for(w: _Writer, op: For) -> None:
+    var, kind = w.names.of(op.var.name), _type(op.var.dtype)
+    stop = w.expr(op.stop)
+    if loads(op.stop):
+        bound = w.names.of(f"{op.var.name}_stop")
+        w.line(f"const {kind} {bound} = {stop};", op.loc)
+        stop = bound
+    w.line("#pragma unroll" if op.kind == "unroll" else "#pragma unroll 1")
+    step = w.expr(op.step)
+    advance = f"++{var}" if step == "1" else f"{var} += {step}"
+    head = f"for ({kind} {var} = {w.expr(op.start)}; {var} < {stop}; {advance}) {{"
+    w.block(head, op.body, op.loc)
+
+
+def _while(w: _Writer, op: While) -> None:
+    w.block(f"while ({w.expr(op.cond)}) {{", op.body, op.loc)
+
+
+def _if(w: _Writer, op: If) -> None:
+    if not op.orelse:
+        w.block(f"if ({w.expr(op.cond)}) {{", op.then, op.loc)
+        return
+    w.block(f"if ({w.expr(op.cond)}) {{", op.then, op.loc, "} else {")
+    w.depth += 1
+    w.body(op.orelse)
+    w.depth -= 1
+    w.line("}")
+
+
+def _break(w: _Writer, op: Break) -> None:
+    w.line("break;", op.loc)
+
+
+def _continue(w: _Writer, op: Continue) -> None:
+    w.line("continue;", op.loc)
+
+
+def _let(w: _Writer, op: Let) -> None:
+    w.line(f"const {_type(op.var.dtype)} {w.names.of(op.var.name)} = {w.expr(op.value)};", op.loc)
+
+
+def _alloc(w: _Writer, op: Alloc) -> None:
+    buffer = op.buffer
+    name = w.names.of(buffer.name)
+    if buffer.space is Space.BARRIER:
+        place = w.places[buffer.name]
+        w.line(f"const uint32_t {name} = tw::address(shared) + {place};", op.loc)
+        return
+    kind = _type(buffer.dtype)
+    if buffer.space is Space.SHARED:
+        place = w.places[buffer.name]
+        w.line(f"{kind}* const {name} = reinterpret_cast<{kind}*>(shared + {place});", op.loc)
+    elif not buffer.rank:
+        start = f" = {w.expr(op.init)}" if op.init is not None else ""
+        w.line(f"{kind} {name}{start};", op.loc)
+    else:
+        align = "alignas(16) " if buffer.dtype.bits < 32 else ""
+        w.line(f"{align}{kind} {name}[{prod(buffer.static_shape)}];", op.loc)
+
+
+def _store(w: _Writer, op: Store) -> None:
+    w.line(f"{w.element(op.buffer, op.indices)} = {w.expr(op.value)};", op.loc)
+
+
+def _barrier_init(w: _Writer, op: BarrierInit) -> None:
+    count = prod(int(e) for e in op.barrier.extents)
+    name = w.operand(op.barrier)
+    if count == 1:
+        w.line(f"tw::barrier_init({name}, {w.expr(op.count)});", op.loc)
+        return
+    w.line(f"for (int i = 0; i < {count}; ++i) tw::barrier_init({name} + 8 * i, "
+           f"{w.expr(op.count)});", op.loc)  # fmt: skip
+
+
+def _arrive(w: _Writer, op: Arrive) -> None:
+    remote = "_remote" if op.barrier.cta is not None else ""
+    name = w.operand(op.barrier)
+    if op.bytes is not None:
+        w.line(f"tw::arrive_expect{remote}({name}, {w.expr(op.bytes)});", op.loc)
+        if isinstance(op.count, Const) and op.count.value == 1:
+            return
+        raise CompileError("an arrival that expects bytes counts once", loc=op.loc)
+    one = isinstance(op.count, Const) and op.count.value == 1
+    count = "" if one else f", {w.expr(op.count)}"
+    w.line(f"tw::arrive{remote}({name}{count});", op.loc)
+
+
+def _wait(w: _Writer, op: Wait) -> None:
+    w.line(f"tw::wait({w.operand(op.barrier)}, {w.expr(op.phase)});", op.loc)
+
+
+def _commit(w: _Writer, op: Commit) -> None:
+    w.line(f"tw::commit_{op.unit}();", op.loc)
+
+
+def _wait_group(w: _Writer, op: WaitGroup) -> None:
+    read = "_read" if op.read else ""
+    w.line(f"tw::wait_{op.unit}{read}<{op.pending}>();", op.loc)
+
+
+def _fence(w: _Writer, op: Fence) -> None:
+    w.line(f"tw::fence_{op.kind}();", op.loc)
+
+
+def _sync(w: _Writer, op: Sync) -> None:
+    if op.scope == "named" and op.id is not None:
+        verb = "arrive" if op.arrive else "sync"
+        w.line(f"tw::{verb}_named({w.expr(op.id)}, {op.threads});", op.loc)
+        return
+    text = {"block": "__syncthreads()", "warp": "__syncwarp()", "cluster": "tw::sync_cluster()"}
+    w.line(f"{text[op.scope]};", op.loc)
+
+
+def _hint(w: _Writer, op: Hint) -> None:
+    return
+
+
+def _intrinsic(w: _Writer, op: Intrinsic) -> None:
+    if op.name == "warp_index":
+        assert op.result is not None
+        w.warp = w.names.of(op.result.name)
+    record = instruction(op.name)
+    fields: dict[str, Any] = dict(fields_of(op.text))
+    if record.define is not None:
+        fields["function"], text = record.define(fields)
+        w.functions[fields["function"]] = text
+    printed = [w.operand(a) for a in op.args]
+    numbered = 1 + max((int(n) for n in re.findall(r"\{(\d+)\}", record.template)), default=-1)
+    text = record.template.format(*printed, rest=", ".join(printed[numbered:]), **fields)
+    if op.result is not None:
+        text = f"const {_type(op.result.dtype)} {w.names.of(op.result.name)} = {text}"
+    w.line(text + ";", op.loc)
+
+
+_RULES: dict[type[Op], Callable[[_Writer, Any], None]] = {
+    For: _for,
+    While: _while,
+    If: _if,
+    Break: _break,
+    Continue: _continue,
+    Let: _let,
+    Alloc: _alloc,
+    Store: _store,
+    BarrierInit: _barrier_init,
+    Arrive: _arrive,
+    Wait: _wait,
+    Commit: _commit,
+    WaitGroup: _wait_group,
+    Fence: _fence,
+    Sync: _sync,
+    Hint: _hint,
+    Intrinsic: _intrinsic,
+}

@@ -1,0 +1,196 @@
+"""Expressions as C++."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var
+from tilewright.support.errors import CompileError
+
+TYPES: dict[str, str] = {
+    "float64": "double", "float32": "float", "tfloat32": "float", "float16": "tw::float16",
+    "bfloat16": "tw::bfloat16", "float8_e4m3fn": "tw::float8_e4m3fn",
+    "float8_e5m2": "tw::float8_e5m2", "bool": "bool", "int32": "int", "int8": "int8_t",
+    "int16": "int16_t", "int64": "int64_t", "uint8": "uint8_t", "uint16": "uint16_t",
+    "uint32": "uint32_t", "uint64": "uint64_t",
+}  # fmt: skip
+
+_RESERVED = frozenset(
+    "alignas alignof and asm auto bool break case catch char class const constexpr continue "
+    "default delete do double else enum explicit export extern false float for friend goto if "
+    "inline int long mutable namespace new not operator or private protected public register "
+    "return shared short signed sizeof static struct switch template this throw true try typedef "
+    "typename union unsigned using virtual void volatile while xor tw blockIdx threadIdx".split()
+)
+
+
+class Names:
+    """Identifiers for the IR's names."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, str] = {}
+        self._taken: set[str] = set()
+
+    def of(self, name: str) -> str:
+        if name not in self._found:
+            plain = re.sub(r"\W", "_", name)
+            if plain in _RESERVED or not re.match(r"[A-Za-z_]", plain):
+                plain = f"{plain}_" if plain in _RESERVED else f"v{plain}"
+            while plain in self._taken:
+                plain += "_"
+            self._taken.add(plain)
+            self._found[name] = plain
+        return self._found[name]
+
+
+# binding strength, as in C++
+_STRENGTH = {
+    "*": 12, "/": 12, "+": 11, "-": 11, "<<": 10, ">>": 10, "<": 9, "<=": 9, ">": 9, ">=": 9,
+    "==": 8, "!=": 8, "&": 7, "^": 6, "|": 5, "and": 4, "or": 3, "?": 2,
+}  # fmt: skip
+_WORDS = {"and": "&&", "or": "||"}
+_BITS = ("&", "^", "|", "<<", ">>")  # few remember how these bind: parentheses
+_SMALL_FLOATS = ("float16", "bfloat16")
+
+_CALLS: dict[str, str] = {
+    "exp": "expf", "exp2": "exp2f", "exp10": "exp10f", "log": "logf", "log2": "log2f",
+    "log10": "log10f", "log1p": "log1pf", "sqrt": "sqrtf", "rsqrt": "rsqrtf", "sin": "sinf",
+    "cos": "cosf", "tan": "tanf", "tanh": "tanhf", "erf": "erff", "floor": "floorf",
+    "ceil": "ceilf", "round": "rintf", "trunc": "truncf", "pow": "powf", "fmod": "fmodf",
+    "atan2": "atan2f", "copysign": "copysignf", "fma": "fmaf", "isnan": "isnan", "isinf": "isinf",
+    "isfinite": "isfinite", "abs": "fabsf", "__exp": "__expf", "__exp2": "tw::exp2_fast",
+    "__log": "__logf", "__log2": "__log2f", "__sin": "__sinf", "__cos": "__cosf",
+    "popcount": "__popc", "clz": "__clz", "pack_bfloat16": "tw::pack_bfloat16",
+    "pack_float16": "tw::pack_float16",
+}  # fmt: skip
+
+
+def print_expr(expr: Expr, names: Names, load: Callable[[Load], str]) -> str:
+    """`expr` as C++; `load` prints the elements it reads."""
+    return _Printer(names, load).go(expr)[0]
+
+
+class _Printer:
+    def __init__(self, names: Names, load: Callable[[Load], str]) -> None:
+        self.names, self.load = names, load
+
+    def go(self, e: Expr) -> tuple[str, int]:
+        """The text and how strongly its outermost operator binds."""
+        if isinstance(e, Const):
+            return _constant(e)
+        if isinstance(e, Var):
+            return self.names.of(e.name), 99
+        if isinstance(e, Load):
+            return self.load(e), 99
+        if isinstance(e, (Bin, Cmp)):
+            return self.binary(e)
+        if isinstance(e, Select):
+            parts = [self.within(x, _STRENGTH["?"] + 1) for x in e.children]
+            return f"{parts[0]} ? {parts[1]} : {parts[2]}", _STRENGTH["?"]
+        if isinstance(e, Cast):
+            return self.cast(e)
+        if isinstance(e, Call):
+            return self.call(e)
+        raise CompileError(f"{type(e).__name__} has no CUDA form")
+
+    def within(self, e: Expr, least: int) -> str:
+        text, strength = self.go(e)
+        return text if strength >= least else f"({text})"
+
+    def binary(self, e: Bin | Cmp) -> tuple[str, int]:
+        op, kind = e.op, e.a.dtype
+        if kind.name in _SMALL_FLOATS:
+            raise CompileError(f"arithmetic on {kind} has not been widened")
+        if op in ("//", "%"):
+            return self.division(e)
+        if op in ("min", "max"):
+            name = f"f{op}f" if kind.is_float else op
+            return f"{name}({self.go(e.a)[0]}, {self.go(e.b)[0]})", 99
+        strength = _STRENGTH[op]
+        least = 13 if op in _BITS else strength
+        left, right = self.within(e.a, least), self.within(e.b, max(least, strength + 1))
+        return f"{left} {_WORDS.get(op, op)} {right}", strength
+
+    def division(self, e: Bin | Cmp) -> tuple[str, int]:
+        """Rounds toward minus infinity, as `>>` and `&` do for powers of two."""
+        a, b = e.a, e.b
+        if a.dtype.is_float:
+            a_text, b_text = self.go(a)[0], self.go(b)[0]
+            floor = f"floorf({self.within(a, 12)} / {self.within(b, 13)})"
+            return (floor, 99) if e.op == "//" else (f"fmodf({a_text}, {b_text})", 99)
+        if isinstance(b, Const) and b.value > 0 and int(b.value) & (int(b.value) - 1) == 0:
+            value = int(b.value)
+            if e.op == "//":
+                return f"{self.within(a, 13)} >> {value.bit_length() - 1}", _STRENGTH[">>"]
+            return f"{self.within(a, 13)} & {value - 1}", _STRENGTH["&"]
+        if a.dtype.kind == "uint":
+            return f"{self.within(a, 12)} {'/' if e.op == '//' else '%'} {self.within(b, 13)}", 12
+        name = "tw::floor_div" if e.op == "//" else "tw::floor_mod"
+        return f"{name}({self.go(a)[0]}, {self.go(b)[0]})", 99
+
+    def cast(self, e: Cast) -> tuple[str, int]:
+        text, source, target = self.go(e.a)[0], e.a.dtype, e.dtype
+        if source.name in _SMALL_FLOATS:
+            text = f"tw::to_float({text})"
+            if target.name == "float32":
+                return text, 99
+        if target.name in _SMALL_FLOATS:
+            inner = text if source.is_float else f"float({text})"
+            return f"tw::to_{target.name}({inner})", 99
+        if target.is_bool:
+            return f"({text}) != 0", _STRENGTH["!="]
+        return f"{TYPES[target.name]}({text})", 99
+
+    def call(self, e: Call) -> tuple[str, int]:
+        args = [self.go(a)[0] for a in e.args]
+        if e.name == "neg":
+            return f"-{self.within(e.args[0], 13)}", 13
+        if e.name == "not":
+            return f"!{self.within(e.args[0], 13)}", 13
+        if e.name == "invert":
+            return f"~{self.within(e.args[0], 13)}", 13
+        if e.name == "abs" and e.dtype.is_int:
+            return f"abs({args[0]})", 99
+        if e.name == "sigmoid":
+            return f"1.0f / (1.0f + expf(-({args[0]})))", 12
+        if e.name == "reinterpret":
+            return _reinterpret(args[0], e.args[0].dtype, e.dtype), 99
+        name = _CALLS.get(e.name)
+        if name is None:
+            raise CompileError(f"{e.name} has no CUDA form yet")
+        return f"{name}({', '.join(args)})", 99
+
+
+def _reinterpret(text: str, source: DType, target: DType) -> str:
+    names = {
+        ("float32", "int32"): "__float_as_int",
+        ("float32", "uint32"): "__float_as_uint",
+        ("int32", "float32"): "__int_as_float",
+        ("uint32", "float32"): "__uint_as_float",
+    }
+    found = names.get((source.name, target.name))
+    if found is None:
+        raise CompileError(f"reinterpret from {source} to {target} has no CUDA form yet")
+    return f"{found}({text})"
+
+
+def _constant(e: Const) -> tuple[str, int]:
+    kind = e.dtype
+    if kind.is_bool:
+        return ("true" if e.value else "false"), 99
+    if kind.is_int:
+        suffix = {"int64": "ll", "uint32": "u", "uint64": "ull"}.get(kind.name, "")
+        text = f"{e.value}{suffix}"
+        return (text, 99) if e.value >= 0 else (text, 13)
+    value = float(e.value)
+    if math.isinf(value) or math.isnan(value):
+        bits = {"inf": "0x7f800000", "-inf": "0xff800000"}.get(str(value), "0x7fffffff")
+        text = f"__uint_as_float({bits}u)"
+    else:
+        text = repr(value) + ("" if kind.name == "float64" else "f")
+    if kind.name in _SMALL_FLOATS:
+        return f"tw::to_{kind.name}({text})", 99
+    return (text, 99) if value >= 0 or math.isinf(value) else (text, 13)
