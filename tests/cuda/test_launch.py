@@ -9,7 +9,7 @@ import pytest
 from tests.cuda.fake import fake_driver
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import INT32, dtype
-from tilewright.ir.expr import Var
+from tilewright.ir.expr import Var, wrap
 from tilewright.ir.op import Dim, Program
 from tilewright.support.errors import CompileError, LaunchError, RunError
 from tilewright.targets.cuda.arguments import ProgramCheck
@@ -23,12 +23,11 @@ from tilewright.targets.cuda.launch import (
     TensorPointer,
     block_layout,
     encode_scalar,
-    stream_handle,
 )
 from tilewright.targets.cuda.nvrtc import Resources
 from tilewright.targets.cuda.tensormap import TensorMapSpec
 from tilewright.targets.cuda.values import SM_COUNT
-from tilewright.targets.cuda.views import ArrayView
+from tilewright.targets.cuda.views import ArrayView, stream_handle
 
 BF16, FLOAT = dtype("bfloat16"), dtype("float32")
 M = Var("M", INT32)
@@ -226,10 +225,23 @@ def test_streams():
 # ------------------------------------------------------------------------ the generated caller
 
 
+class Kind:
+    """torch.bfloat16 and the like."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return f"torch.{self.name}"
+
+
+BFLOAT16 = Kind("bfloat16")
+
+
 class Tensor:
     """As much of a PyTorch tensor as a launch looks at."""
 
-    def __init__(self, address, shape=(512, 64), kind="torch.bfloat16", strides=None, device=0):
+    def __init__(self, address, shape=(512, 64), kind=BFLOAT16, strides=None, device=0):
         self.address, self.shape, self.dtype, self.device = address, shape, kind, device
         self.strides = strides or (shape[1], 1)
         self.is_cuda = device >= 0
@@ -258,7 +270,7 @@ def torch(monkeypatch):
 
 
 def tensor(name, shape, strides=None):
-    return Buffer(name, shape, BF16, Space.GLOBAL, strides=strides)
+    return Buffer(name, tuple(map(wrap, shape)), BF16, Space.GLOBAL, strides=strides)
 
 
 @pytest.fixture
@@ -295,12 +307,12 @@ def test_caller(caller, torch):
 @pytest.mark.parametrize(
     ("a", "c", "alpha", "text"),
     [
-        (Tensor(0x10000, kind="torch.float16"), Tensor(0x20000), 1, "A has the wrong dtype"),
+        (Tensor(0x10000, kind=Kind("float16")), Tensor(0x20000), 1, "A has the wrong dtype"),
         (Tensor(0x10000, (512, 32)), Tensor(0x20000), 1, "A has the wrong size"),
         (Tensor(0x10000, (256, 64)), Tensor(0x20000), 1, "both M but differ"),
         (Tensor(0x10000, strides=(1, 512)), Tensor(0x20000), 1, "A must be contiguous"),
-        (Tensor(0x10000, device=-1), Tensor(0x20000), 1, "A is in host memory"),
-        (Tensor(0x10000, device=1), Tensor(0x20000), 1, "different GPUs"),
+        (Tensor(0x30000, device=-1), Tensor(0x20000), 1, "A is in host memory"),
+        (Tensor(0x30000, device=1), Tensor(0x20000), 1, "different GPUs"),
         (Tensor(0x10000), Tensor(0x10100), 1, "C is written and overlaps A"),
         (Tensor(0x10000), Tensor(0x20001), 1, "C does not start at a multiple of 2"),
         (Tensor(0x10000), Tensor(0x20000), "x", "alpha must be a float32 scalar"),

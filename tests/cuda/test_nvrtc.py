@@ -1,5 +1,9 @@
 """CUDA source to sm_90a code, and what the assembler reports. No GPU is needed."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from tilewright.support.errors import CompileError
@@ -248,3 +252,13 @@ def test_without_a_disassembler_it_says_what_to_install(monkeypatch):
     with pytest.raises(Exception, match="nvidia-cuda-nvdisasm"):
         sass.disassembler()
     sass.disassembler.cache_clear()
+
+
+def test_importing_loads_no_cuda():
+    code = (
+        "import sys\n"
+        "import tilewright.targets.cuda.arguments, tilewright.targets.cuda.sass\n"
+        "assert not {'cuda', 'torch', 'cupy', 'jax'} & set(sys.modules), sorted(sys.modules)"
+    )
+    path = os.pathsep.join(map(str, sys.path))
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})

@@ -9,7 +9,7 @@ from tests.cuda.fake import fake_driver
 from tilewright.ir.dtype import dtype
 from tilewright.support.errors import LaunchError
 from tilewright.targets.cuda import driver as driver_module
-from tilewright.targets.cuda.views import ArrayView, view_of
+from tilewright.targets.cuda.views import ArrayView, read_arrays, view_of
 
 
 class Interface:
@@ -66,7 +66,7 @@ def test_dlpack():
         (np.zeros(3), "host memory"),
         (OnGpu(np.zeros(3), kind=1), "host memory"),
         (OnGpu(np.zeros(3, np.complex64)), "elements Tilewright does not know"),
-        (Interface(typestr="<c8"), "unknown dtype"),
+        (Interface(typestr="<c8"), "elements Tilewright does not know"),
         (3.5, "must be an array in GPU memory"),
     ],
 )
@@ -95,3 +95,11 @@ def test_layout_facts(shape, strides, contiguous, span):
 def test_refusals_are_launch_errors():
     with pytest.raises(LaunchError, match=r"cuda\(\)"):
         view_of(np.zeros(3), "x")
+
+
+def test_libraries_without_a_stream_are_told_ours():
+    given = OnGpu(np.zeros(3, np.int8))
+    told = ArrayView(0, (), (), dtype("int8"), 0, stream=0x55)
+    views, where = read_arrays({"x": given, "y": told}, None)
+    assert where == 0x55 and given.streams == [0x55] and list(views) == ["x", "y"]
+    assert read_arrays({"x": given}, 0x66)[1] == 0x66 and given.streams[-1] == 0x66

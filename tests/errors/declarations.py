@@ -91,12 +91,12 @@ def variadic():
             A[0, 0] = 1
 
 
-@case(CompileError, "an impossible contract", "min=16, max=8", "fix:")
+@case(CompileError, "the contract of m is impossible", "min ≤ max", "min=16, max=8", "fix:")
 def impossible_contract():
     m = T.dynamic("m", min=16, max=8)
 
 
-@case(CompileError, "an impossible contract", "m", "fix:")
+@case(CompileError, "the contracts of m do not meet", "min=16 and max=8", "fix:")
 def contracts_that_do_not_meet():
     m, n = T.dynamic("m", min=16), T.dynamic("m", max=8)
 

@@ -90,7 +90,7 @@ def not_an_array():
     twice()(zeros(4, 8), [[0.0] * 8] * 4, 2)
 
 
-@case(LaunchError, "s must be a int32 scalar", "2.5", "fix:")
+@case(LaunchError, "s must be a number of type int32", "2.5", "fix:")
 def scalar_type():
     twice()(zeros(4, 8), zeros(4, 8), 2.5)
 

@@ -44,7 +44,7 @@ def index_of_a_neighbour():
     check(main, np.zeros(8, np.int32))
 
 
-@case(SanitizerError, "uninitialized", "s[0, 0] is read, but nothing wrote it", "fill s")
+@case(SanitizerError, "uninitialized", "s[0, 0] is read, but nothing wrote it", "T.clear(s)")
 def uninitialized_tile():
     @T.prim_func
     def main(A: T.Tensor((8, 8), "float32")):
@@ -69,7 +69,7 @@ def uncleared_accumulator():
     check(main, np.zeros((16, 16), np.float16), np.zeros((16, 16), np.float32))
 
 
-@case(SanitizerError, "uninitialized", "x", "fix:")
+@case(SanitizerError, "uninitialized", "x is read", "T.alloc_var(…, init=…)")
 def uninitialized_variable():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
@@ -161,7 +161,7 @@ def index_overflow():
     check(main, np.arange(8, dtype=np.int32), 70000)
 
 
-@case(tw.RunError, "assert", "too small", "fix:")
+@case(tw.RunError, "device_assert failed in block", "too small")
 def device_assert():
     @T.prim_func
     def main(A: T.Tensor((8,), "int32")):

@@ -3,10 +3,12 @@
 # fmt: off (the carets stand under the text)
 from __future__ import annotations
 
+import numpy as np
+
 import tilewright as tw
 import tilewright.language as T
 from tests.errors.case import case
-from tilewright import CompileError
+from tilewright import CompileError, RunError
 
 
 @case(CompileError, "an operand of a copy must be the same in all threads", "tx", "fix:")
@@ -108,7 +110,7 @@ def barrier_as_value():
             A[0] = bar[0] + 1
 
 
-@case(CompileError, "no meaning on the cpu", "PTX", 'target="cuda"')
+@case(CompileError, "the CPU target cannot run ptx", "target='cuda'")
 def ptx_on_the_cpu():
     @T.prim_func
     def main(A: T.Tensor((128,), "int32")):
@@ -119,7 +121,7 @@ def ptx_on_the_cpu():
     tw.compile(main, target="cpu")
 
 
-@case(CompileError, "no meaning on the cpu", "C++", 'target="cuda"')
+@case(CompileError, "the CPU target cannot run call_extern", "target='cuda'")
 def extern_on_the_cpu():
     @T.prim_func
     def main(A: T.Tensor((128,), "int32")):
@@ -130,7 +132,7 @@ def extern_on_the_cpu():
     tw.compile(main, target="cpu")
 
 
-@case(CompileError, "no meaning on the interp", "PTX", 'target="cuda"')
+@case(RunError, "ptx is foreign code, which the interpreter cannot run", 'target="cuda"')
 def ptx_in_the_interpreter():
     @T.prim_func
     def main(A: T.Tensor((128,), "int32")):
@@ -138,4 +140,4 @@ def ptx_in_the_interpreter():
             T.ptx("bar.sync 0;")
             A[0] = 1
 
-    tw.compile(main, target="interp")
+    tw.compile(main, target="interp")(np.zeros(128, np.int32))

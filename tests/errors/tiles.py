@@ -191,7 +191,7 @@ def reduce_a_parameter():
             T.reduce_sum(A, m, dim=1)
 
 
-@case(CompileError, "unknown kind", "sum", "'mean'", "fix:")
+@case(CompileError, "unknown kind", "sum", "'mean'", "divided afterwards")
 def reduce_of_unknown_kind():
     @T.prim_func
     def main(A: T.Tensor((64, 32), "float32")):
@@ -277,14 +277,6 @@ def negative_index():
             s[0, -1] = 0
 
 
-@case(CompileError, "index -1", "of A", "do not wrap")
-def negative_index_of_a_parameter():
-    @T.prim_func
-    def main(A: T.Tensor((8,), "float32")):
-        with T.Kernel(1):
-            A[0] = A[-1]
-
-
 @case(CompileError, "A has 1 dimension", "at most 1", "2", "fix:")
 def too_many_indices():
     @T.prim_func
@@ -293,7 +285,7 @@ def too_many_indices():
             A[0, 1] = 1
 
 
-@case(CompileError, "A[...] is a row of A", "2 indices", "fix:")
+@case(CompileError, "a region of A, not an element", "2 indices", "A[i, j]")
 def too_few_indices():
     @T.prim_func
     def main(A: T.Tensor((8, 8), "float32"), B: T.Tensor((8,), "float32")):
@@ -364,14 +356,6 @@ def division_by_zero():
             A[0] = n // (8 - 8)
 
 
-@case(CompileError, "300 does not fit int8", "-128", "fix:")
-def constant_too_large():
-    @T.prim_func
-    def main(A: T.Tensor((8,), "int8")):
-        with T.Kernel(1):
-            A[0] = 300
-
-
 @case(CompileError, "int4 elements have no atomics", "int32")
 def atomic_on_packed():
     @T.prim_func
@@ -389,15 +373,6 @@ def atomic_on_a_fragment():
             T.atomic_add(f[0], 1)
 
 
-@case(CompileError, "A is a parameter", "fragment", "shared", "fix:")
-def layout_of_a_parameter():
-    @T.prim_func
-    def main(A: T.Tensor((8, 64), "float16")):
-        with T.Kernel(1):
-            T.annotate_layout({A: T.Layout((8, 64), (64, 1))})
-            A[0, 0] = 1
-
-
 @case(CompileError, "this layout is not for s", "T.Layout for shared memory", "fix:")
 def layout_of_another_space():
     @T.prim_func
@@ -407,7 +382,7 @@ def layout_of_another_space():
             T.annotate_layout({s: T.spatial(8, 4) * T.repeat(1, 16)})
 
 
-@case(CompileError, "the layout", "(8, 32)", "(8, 64)", "fix:")
+@case(CompileError, "another size than s", "512 elements", "256 elements", "fix:")
 def layout_of_another_shape():
     @T.prim_func
     def main(A: T.Tensor((8, 64), "float16")):

@@ -312,7 +312,7 @@ def test_python_errors_are_located():
 
     refused(misspelt, "NameError", "did you mean 'block_size'?", line="blok_size")
     refused(bad_index, "IndexError", line="(1, 2)[5]")
-    refused(bad_call, "TypeError", "dst", line="T.copy(A)")
+    refused(bad_call, "T.copy: missing", "dst", line="T.copy(A)")
 
 
 def test_unknown_words():

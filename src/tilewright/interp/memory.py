@@ -210,7 +210,7 @@ def make_poison(memory: Memory, where: tuple[Any, ...], dtype: DType) -> None:
 
 
 def describe_index(memory: Memory, index: tuple[int, ...]) -> str:
-    return f"{memory.name}[{', '.join(map(str, index))}]"
+    return f"{memory.name}[{', '.join(map(str, index))}]" if index else memory.name
 
 
 def out_of_range(
@@ -220,7 +220,8 @@ def out_of_range(
     from tilewright.support.errors import SanitizerError
 
     what = f"{describe_index(memory, index)} is outside {memory.name}"
-    shape = "(" + ", ".join(map(str, memory.shape)) + ")"
+    shape = "(" + ", ".join(map(str, memory.shape)) + ("," if len(memory.shape) == 1 else "") + ")"
+    fix = f"guard the access with an `if`, or make {memory.name} larger"
     if sanitize:
-        return SanitizerError("out-of-range", f"{what}, which has shape {shape}", loc=loc)
-    return RunError(f"out-of-range: {what}", loc=loc, expected=f"an index inside {shape}")
+        return SanitizerError("out-of-range", f"{what}, which has shape {shape}", loc=loc, fix=fix)
+    return RunError(f"out-of-range: {what}", loc=loc, expected=f"an index inside {shape}", fix=fix)

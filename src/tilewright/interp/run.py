@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.interp.lanes import Frame
 from tilewright.interp.machine import CompiledKernel, Launch, Options
 from tilewright.interp.memory import Memory, allocate
-from tilewright.ir.bind import bind_sizes, describe
+from tilewright.ir.bind import array_sizes, describe
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var
 from tilewright.ir.op import Program
@@ -65,7 +65,7 @@ def run(
     with np.errstate(all="ignore"):
         kernels = compiled_kernels(program, options)
         arrays = {t.name: _array(t, args) for t in program.tensors}
-        sizes = bind_sizes(program, {name: a.shape for name, a in arrays.items()})
+        sizes = array_sizes(program, arrays)
         values: dict[str, Any] = {v.name: v.dtype.numpy.type(n) for v, n in sizes.items()}
         for scalar in program.scalars:
             values[scalar.name] = _scalar(scalar, args)

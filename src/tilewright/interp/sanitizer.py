@@ -49,7 +49,8 @@ def require_written(mem: Memory, where: Where, loc: Loc | None) -> None:
             "uninitialized",
             f"{_first(mem, where, ~np.asarray(known))} is read, but nothing wrote it",
             loc=loc,
-            fix=f"fill {mem.name} before it is read",
+            fix=f"write {mem.name} before it is read: "
+            + (f"T.clear({mem.name}), T.fill or T.copy" if mem.shape else "T.alloc_var(…, init=…)"),
         )
 
 

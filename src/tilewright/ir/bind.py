@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, fold, transform
 from tilewright.ir.op import Program
@@ -22,14 +23,15 @@ def bind_sizes(
     dims = {dim.var: dim for dim in program.dims}
     found: dict[Var, tuple[int, str]] = {}
 
-    def meet(size: Expr, value: int, where: str) -> None:
-        if not isinstance(size, Var) or size not in dims:
+    def meet(size: Expr, value: int, where: str, loose: bool = False) -> None:
+        if not isinstance(size, Var) or size not in dims or (loose and size in found):
             return
         if size in found and found[size][0] != value:
             raise LaunchError(
                 f"{where} and {found[size][1]} are both {size.name} but differ",
                 expected=f"{size.name} = {found[size][0]}",
                 got=f"{size.name} = {value}",
+                fix=f"pass arrays that agree, or declare two sizes in place of {size.name}",
             )
         found[size] = (value, where)
 
@@ -40,14 +42,17 @@ def bind_sizes(
                 f"{tensor.name} must have {tensor.rank} dimensions",
                 expected=describe(tensor.shape),
                 got=str(tuple(got)),
+                fix=f"reshape it to {describe(tensor.shape)}",
             )
         for axis, (size, value) in enumerate(zip(tensor.shape, got, strict=True)):
             meet(size, value, f"dimension {axis} of {tensor.name}")
-        if tensor.strides is not None and strides is not None:
-            for axis, (size, value) in enumerate(
-                zip(tensor.strides, strides[tensor.name], strict=True)
-            ):
-                meet(size, value, f"stride {axis} of {tensor.name}")
+    # the stride of a dimension of one element is arbitrary: it binds what nothing else does
+    for loose in (False, True):
+        for tensor in program.tensors:
+            for axis, size in enumerate(tensor.strides or () if strides is not None else ()):
+                if (shapes[tensor.name][axis] < 2) is loose:
+                    value = strides[tensor.name][axis]
+                    meet(size, value, f"stride {axis} of {tensor.name}", loose)
     for var, dim in dims.items():
         if var not in found:
             raise LaunchError(
@@ -63,8 +68,18 @@ def bind_sizes(
                 f"{where} breaks the contract of {var.name}",
                 expected=f"{var.name} {' and '.join(contract)}",
                 got=str(value),
+                fix=f"pad the arrays, or loosen the contract in T.dynamic({var.name!r}, …)",
             )
     return {var: value for var, (value, _) in found.items()}
+
+
+def array_sizes(program: Program, arrays: Mapping[str, Any]) -> dict[Var, int]:
+    """`bind_sizes` for NumPy arrays by parameter name."""
+    return bind_sizes(
+        program,
+        {name: a.shape for name, a in arrays.items()},
+        {name: tuple(s // a.itemsize for s in a.strides) for name, a in arrays.items()},
+    )
 
 
 def static_value(expr: Expr, values: Mapping[Var, int]) -> int:

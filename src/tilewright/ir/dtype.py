@@ -126,8 +126,8 @@ def dtype(name: Any) -> DType:
     if found is None:
         raise CompileError(
             f"unknown dtype {name!r}",
-            expected="one of " + ", ".join(sorted(DTYPES)),
-            fix=f"did you mean {_closest(_spelling(name))!r}?",
+            expected="one of " + ", ".join(d for d in sorted(DTYPES) if d != "barrier"),
+            fix=_closest(_spelling(name)),
         )
     return found
 
@@ -157,7 +157,8 @@ def _lookup(text: str) -> DType | None:
 def _closest(text: str) -> str:
     import difflib
 
-    return (difflib.get_close_matches(text, [*DTYPES, *_ALIASES], 1) or ["float32"])[0]
+    found = difflib.get_close_matches(text, [*DTYPES, *_ALIASES], 1)
+    return f"did you mean {found[0]!r}?" if found else ""
 
 
 def promote(a: DType, b: DType) -> DType:

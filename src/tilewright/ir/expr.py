@@ -182,7 +182,7 @@ class Expr:
     def __bool__(self) -> bool:
         raise CompileError(
             "a run-time value was used where Python needs a plain True or False",
-            got=f"{type(self).__name__.lower()} of type {self.dtype}",
+            got=f"a value of type {self.dtype}",
             fix="decorate the helper that branches on it with @T.macro, or use T.if_then_else",
         )
 
@@ -192,7 +192,17 @@ class Expr:
         raise CompileError(
             "a run-time value was used where a compile-time integer is needed",
             got=f"a value of type {self.dtype}",
-            fix="use a constant, or T.const / a factory argument for the size",
+            fix="Python's lists, ranges and sizes take constants; a table that is indexed at run "
+            "time is a tensor or a T.alloc_local",
+        )
+
+    def __float__(self) -> float:
+        if isinstance(self, Const):
+            return float(self.value)
+        raise CompileError(
+            "a run-time value was used where a compile-time number is needed",
+            got=f"a value of type {self.dtype}",
+            fix="use T.sqrt, T.exp, … in place of Python's math, and T.cast in place of float()",
         )
 
     def __str__(self) -> str:
@@ -463,6 +473,11 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
         x, y = cast(x, INT32), cast(y, INT32)
     if op == "/" and not x.dtype.is_float:
         x, y = cast(x, FLOAT32), cast(y, FLOAT32)
+    if op in ("//", "%") and isinstance(y, Const) and not y.value and not y.dtype.is_float:
+        raise CompileError(
+            "division by a constant zero", expected="a divisor that is not 0",
+            fix="check the sizes it is computed from",
+        )  # fmt: skip
     if op in ("&", "|", "^", "<<", ">>") and x.dtype.is_float:
         raise CompileError(
             f"'{op}' needs integers, got {x.dtype}",

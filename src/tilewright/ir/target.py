@@ -41,6 +41,7 @@ class Target:
                 f"unknown target {text!r}",
                 expected="'auto', 'cpu', 'interp', 'interp -sanitize', 'cuda', "
                 "'cuda -arch=sm_80' or 'cuda -arch=sm_90a'",
+                fix='leave it out, or write target="auto"',
             )
         known = ARCHITECTURES[kind]
         arch = list(known)[-1]

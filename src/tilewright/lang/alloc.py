@@ -41,6 +41,7 @@ def _alloc(shape: Any, dtype: Any, space: Space, word: str) -> Tile:
     kernel = builder.require_kernel(f"alloc_{word}")
     if space is not Space.LOCAL:
         builder.require_block(f"alloc_{word}")
+    shape = shape_tuple(shape)  # before the dtype: the two are easily exchanged
     buffer = new_buffer(builder, shape, find_dtype(dtype), space, word)
     builder.emit(Alloc(buffer))
     tile = Tile(buffer)

@@ -156,6 +156,12 @@ class Builder:
                 "T.Kernel inside T.Kernel",
                 fix="close the first one; several kernels in one function run in order",
             )
+        if self._bodies:
+            raise CompileError(
+                "T.Kernel inside a run-time branch or loop",
+                expected="kernels that run one after the other, always",
+                fix="put the branch or the loop inside T.Kernel, or choose at compile time",
+            )
         self.kernel = state
         self.open()
         yield
@@ -192,9 +198,12 @@ class Builder:
 
 
 def word_of(op: Op) -> str:
-    return {"Let": "reading a tensor", "Store": "a store"}.get(
-        type(op).__name__, f"T.{type(op).__name__.lower()}"
-    )
+    return {
+        "Let": "reading a tensor",
+        "Store": "a store",
+        "If": "a run-time `if`",
+        "While": "a run-time `while`",
+    }.get(type(op).__name__, f"T.{type(op).__name__.lower()}")
 
 
 _CURRENT: ContextVar[Builder | None] = ContextVar("builder", default=None)
@@ -231,6 +240,7 @@ def static_int(value: Any, what: str, least: int | None = None) -> int:
         raise CompileError(
             f"{what} must be a compile-time integer",
             got="a run-time value" if expr is not None else repr(value)[:60],
+            fix="use a number, or an argument of the factory",
         )
     number = int(value.__index__())
     if least is not None and number < least:

@@ -25,7 +25,7 @@ from tilewright.ir.op import (
 from tilewright.ir.uniform import check_uniform, per_thread
 from tilewright.ir.verify import Stage, verify
 from tilewright.lang.affine import same
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, VerifyError
 
 
 def shape_text(shape: Sequence[Expr | int]) -> str:
@@ -133,6 +133,7 @@ def _matrix(region: Region, name: str) -> tuple[int, int]:
             f"T.gemm: {name} ({region.buffer.name}) must be a matrix",
             expected="two dimensions",
             got=shape_text(region.tile),
+            fix=f"index the others: {region.buffer.name}[b, :, :]",
         )
     return shape[0], shape[1]
 
@@ -164,6 +165,7 @@ def check_dim(dim: int, rank: int, word: str, name: str) -> int:
             f"T.{word}: {name} has no dimension {dim}",
             expected=f"{-rank} … {rank - 1}",
             got=str(dim),
+            fix="dimensions count from 0, or from -1 backwards",
         )
     return dim % rank
 
@@ -178,6 +180,7 @@ def check_reduce(src: Region, dst: Region, dim: int, word: str) -> None:
             f"T.{word}: {dst.buffer.name} does not fit {src.buffer.name} reduced over {dim}",
             expected=shape_text(rest) + " (or with that dimension as 1)",
             got=shape_text(dst.extents),
+            fix=f"allocate {dst.buffer.name} with that shape, or reduce over another dim",
         )
     for region in (src, dst):
         check_data(region, word)
@@ -199,7 +202,14 @@ def check_program(program: Program) -> None:
         for op in walk_ops(kernel):
             if isinstance(op, Map):
                 _check_nest(op)
-    verify(program, Stage.TILE)
+    try:
+        verify(program, Stage.TILE)
+    except VerifyError as error:
+        said = error.diagnostic
+        raise CompileError(
+            said.message, loc=said.loc, expected=said.expected, got=said.got, fix=said.fix,
+            notes=said.notes,
+        ) from None  # fmt: skip
 
 
 def _check_fragments(kernel: Kernel) -> None:
@@ -207,17 +217,17 @@ def _check_fragments(kernel: Kernel) -> None:
     pinned = {op.buffer for op in walk_ops(kernel) if isinstance(op, Hint) and op.name == "layout"}
     threads = per_thread(kernel).vars
     for op in walk_ops(kernel):
-        places = [(load.buffer, load.indices) for load in op_loads(op)]
+        places = [(load.buffer, load.indices, load.loc) for load in op_loads(op)]
         if isinstance(op, Store):
-            places.append((op.buffer, op.indices))
-        for buffer, indices in places:
+            places.append((op.buffer, op.indices, op.loc))
+        for buffer, indices, loc in places:
             if buffer.space is not Space.FRAGMENT or buffer in pinned:
                 continue
             source = next((v for i in indices for v in variables(i) if v in threads), None)
             if source is not None:
                 raise CompileError(
                     f"{buffer.name} is a fragment and is indexed by thread, with {source.name}",
-                    loc=op.loc,
+                    loc=loc or op.loc,
                     expected="indices of T.Parallel",
                     fix="loop over it with T.Parallel, or keep the values in T.alloc_local or "
                     "shared memory",

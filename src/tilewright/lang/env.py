@@ -378,6 +378,13 @@ class Env:
         if old is not None and name in self.refs and _is_number(value):
             store(old.value, value)
             return old.value
+        if old is not None and isinstance(old.value, Tile) and _is_number(value):
+            raise CompileError(
+                f"{name!r} is a {'tensor' if old.value.scope() == 'global' else 'tile'}: this "
+                "would give its name to a number and store nothing",
+                fix=f"store elements, {name}[i] = …, fill it with T.fill({name}, …), or use "
+                "another name",
+            )
         top = self.top()
         if old is not None and old.frame is not top and value is not old.value and name != "_":
             self._refuse_rebinding(name, old, top)
@@ -485,6 +492,11 @@ class Env:
 
     def storing(self, name: str, container: Any) -> None:
         """Before `name[...] = …`: a Python container changes once, at compile time."""
+        if isinstance(container, Expr):
+            raise CompileError(
+                f"{name!r} is a number, of type {container.dtype}: it has no elements to store to",
+                fix="store to a tensor or a tile",
+            )
         old = self.bindings.get(name)
         outside = old is None or old.frame is not self.top()
         if isinstance(container, (list, dict)) and self.top() is not None and outside:

@@ -104,6 +104,15 @@ class Memory:
 
 
 def _no_operator(self: Any, *_: Any) -> Any:
+    if isinstance(self, Tiles):
+        rank, kept = self.buffer.rank, len(self.kept)
+        raise CompileError(
+            f"this is a region of {self.name}, not an element: {kept} of its {rank} dimensions "
+            f"{'is' if kept == 1 else 'are'} not indexed",
+            expected=f"{rank} indices",
+            got=f"{rank - kept}",
+            fix=f"index all of them: {self.name}[{', '.join('ijklmn'[:rank])}]",
+        )
     raise CompileError(
         f"{self.name} is a whole tile: arithmetic works on its elements",
         fix=f"loop over it: `for i in T.Parallel(...)`, and use {self.name}[i]",
@@ -330,8 +339,9 @@ def expand_key(buffer: Buffer, key: Any) -> list[Any]:
     if len(given) > buffer.rank:
         raise CompileError(
             f"{buffer.name} has {buffer.rank} dimension{'s' * (buffer.rank != 1)}",
-            expected=f"at most {buffer.rank} indices",
+            expected=f"at most {buffer.rank} ind{'ices' if buffer.rank != 1 else 'ex'}",
             got=str(len(given)),
+            fix=f"drop an index, or declare {buffer.name} with more dimensions",
         )
     return given + [slice(None)] * (buffer.rank - len(given))
 
@@ -342,6 +352,13 @@ def index_expr(buffer: Buffer, axis: int, key: Any) -> Expr:
         raise CompileError(
             f"{key.name} is a tile and cannot be an index of {buffer.name}",
             fix=f"index with one of its elements: {key.name}[i]",
+        )
+    if isinstance(key, (tuple, list)):
+        raise CompileError(
+            f"an index of {buffer.name} is a {type(key).__name__} of {len(key)}",
+            expected="one number for each dimension",
+            fix="a loop over several extents gives one index for each: "
+            "`for i, j in T.Parallel(m, n)`",
         )
     expr = wrap(key)
     if not expr.dtype.is_int and not expr.dtype.is_bool:
@@ -369,7 +386,9 @@ def in_range(buffer: Buffer, axis: int, start: Expr, extent: Expr) -> None:
             f"{what} is outside dimension {axis} of {buffer.name}",
             expected=f"0 … {limit}" if high != low + 1 else f"0 … {limit - 1}",
             got=what,
-            fix="negative indices do not wrap" if low < 0 else "",
+            fix="negative indices do not wrap: count from the front"
+            if low < 0
+            else f"make {buffer.name} larger or the index smaller",
         )
 
 
@@ -388,8 +407,9 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
     if isinstance(extent, Const) and extent.value <= 0:
         raise CompileError(
             f"an empty slice of {buffer.name}",
-            got=f"{extent.value} elements in dimension {axis}",
-            fix="negative indices do not wrap" if extent.value < 0 else "",
+            expected=f"start < stop in dimension {axis}",
+            got=f"{plain(start)}:{plain(stop)}",
+            fix="negative indices do not wrap: write A[i0:i1] with both counted from the front",
         )
     if buffer.space is not Space.GLOBAL:
         in_range(buffer, axis, start, extent)
@@ -460,9 +480,10 @@ def region_of(value: Any, word: str) -> Region:
     raise CompileError(
         f"T.{word} needs a tensor, a tile or a region of one",
         got=describe(value),
-        fix="" if not isinstance(value, Expr) else
-        "a name bound to an element holds its value; write the element itself, A[i, j]",
-    )  # fmt: skip
+        fix="a name bound to an element holds its value; write the element itself, A[i, j]"
+        if isinstance(value, Expr)
+        else "pass the data as a parameter of the kernel, or T.fill a tile",
+    )
 
 
 def describe(value: Any) -> str:

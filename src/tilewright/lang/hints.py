@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import AnyLayout, Space
@@ -29,7 +30,7 @@ def Layout(shape: Any, stride: Any = None) -> AnyLayout | None:
     fitted = _strides(sizes, stride)
     if fitted is None:
         warnings.warn(
-            "this layout function has no strides; the hint is ignored", UserWarning, stacklevel=2
+            "this layout function has no strides; the hint is ignored", UserWarning, stacklevel=3
         )
         return None
     return _Layout(sizes, fitted)
@@ -98,7 +99,7 @@ def annotate_layout(layouts: Mapping[Tile, Any]) -> None:
             warnings.warn(
                 f"the layout of {tile.name} in global memory is its strides; the hint is ignored",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=3,  # past the word's `entry`
             )
             continue
         is_fragment = isinstance(given, Fragment)
@@ -107,6 +108,15 @@ def annotate_layout(layouts: Mapping[Tile, Any]) -> None:
                 f"T.annotate_layout: this layout is not for {tile.name}",
                 expected="a T.Fragment for a fragment, a T.Layout for shared memory",
                 got=f"{type(given).__name__} for {tile.buffer.space.value} memory",
+                fix=f"leave it out: the compiler finds a layout for {tile.name}",
+            )
+        covered = given.elements if isinstance(given, Fragment) else given.size()
+        if tile.buffer.is_static and covered != prod(tile.buffer.static_shape):
+            raise CompileError(
+                f"T.annotate_layout: the layout has another size than {tile.name}",
+                expected=f"{prod(tile.buffer.static_shape)} elements, as {list(tile.shape)}",
+                got=f"{covered} elements, as {given.tile if is_fragment else given.shape}",
+                fix=f"make the layout for {tile.name}.shape",
             )
         builder.emit(Hint("layout", tile.buffer, layout=given))
 

@@ -368,6 +368,13 @@ def Pipelined(
     """A sequential loop whose copies run ahead, `num_stages` deep. Means the same as `serial`."""
     stages = static_int(num_stages, "num_stages of T.Pipelined", 0)
     low, high = (0, start) if stop is None else (start, stop)
+    for pin, what in ((order, "order"), (stage, "stage")):
+        if pin is not None and not isinstance(pin, (list, tuple)):
+            raise CompileError(
+                f"{what} of T.Pipelined must be a list",
+                got=repr(pin)[:60],
+                fix=f"write num_stages=… by name, or {what}=[…] with one entry per statement",
+            )
     pins = [
         tuple(static_int(x, f"{what} of T.Pipelined") for x in pin) if pin else None
         for pin, what in ((order, "order"), (stage, "stage"))

@@ -51,7 +51,11 @@ def _gemm(
     a, b, c = (region_of(x, word) for x in (A, B, C))
     for flag, name in ((transpose_A, "transpose_A"), (transpose_B, "transpose_B")):
         if isinstance(flag, Expr):
-            raise CompileError(f"T.{word}: {name} must be known at compile time")
+            raise CompileError(
+                f"T.{word}: {name} must be known at compile time",
+                got="a run-time value",
+                fix="branch with an `if` around two calls, or take it as a factory's argument",
+            )
     check_gemm(a, b, c, bool(transpose_A), bool(transpose_B), sparse=meta is not None)
     if precision not in _PRECISIONS:
         raise CompileError(
@@ -81,6 +85,7 @@ def _policy(policy: GemmWarpPolicy | str) -> str:
             "unknown GemmWarpPolicy",
             expected="T.GemmWarpPolicy.Square, FullRow or FullCol",
             got=repr(policy),
+            fix="write policy=T.GemmWarpPolicy.FullRow, or leave it out",
         ) from None
 
 

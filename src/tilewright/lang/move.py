@@ -48,7 +48,8 @@ def from_corner(corner: Access, other: Region, word: str) -> Region:
         unit = next((i for i, e in enumerate(shape) if isinstance(e, Const) and e.value == 1), None)
         if unit is None:
             raise CompileError(
-                f"T.{word}: {corner.name} has {corner.buffer.rank} dimensions",
+                f"T.{word}: {corner.name} has {corner.buffer.rank} "
+                f"dimension{'s' * (corner.buffer.rank != 1)}",
                 expected=f"room for a tile of shape {shape_text(other.tile)}",
                 fix=f"index {corner.name} with slices to say which dimensions the tile covers",
             )
@@ -90,6 +91,7 @@ def _option(value: str | None, known: dict[str | None, str | None], name: str) -
             f"T.copy: unknown {name}",
             expected=", ".join(repr(k) for k in known if k),
             got=repr(value),
+            fix=f"write {name}= one of these, or leave it out",
         )
     return known[value]
 
@@ -226,14 +228,18 @@ def copy_cluster(
 
 def fill(buffer: Any, value: Any) -> None:
     """Every element of a tile or region = value."""
-    builder = current("fill")
-    builder.require_kernel("fill")
+    _fill(buffer, value, "fill")
+
+
+def _fill(buffer: Any, value: Any, word: str) -> None:
+    builder = current(word)
+    builder.require_kernel(word)
     if isinstance(buffer, Variable):
         buffer.assign(value)
         return
-    to = region_of(buffer, "fill")
-    check_data(to, "fill")
-    check_inside(to, "fill")
+    to = region_of(buffer, word)
+    check_data(to, word)
+    check_inside(to, word)
     if isinstance(value, (Tile, Tiles)):
         raise CompileError(
             "T.fill needs one value", got=describe(value), fix="use T.copy for a whole tile"
@@ -242,13 +248,13 @@ def fill(buffer: Any, value: Any) -> None:
     if to.buffer.space is Space.LOCAL:
         _by_thread(builder, to, lambda _: number)
         return
-    builder.require_block("fill")
+    builder.require_block(word)
     builder.emit(Fill(to, number))
 
 
 def clear(buffer: Any) -> None:
     """Every element of a tile or region = 0."""
-    fill(buffer, 0)
+    _fill(buffer, 0, "clear")
 
 
 def transpose(src: Any, dst: Any) -> None:
@@ -261,6 +267,7 @@ def transpose(src: Any, dst: Any) -> None:
             "T.transpose: the shapes do not fit",
             expected=f"{shape_text(frm.tile[::-1])} for a source of shape {shape_text(frm.tile)}",
             got=shape_text(to.tile),
+            fix="swap the extents of the destination",
         )
     for region in (frm, to):
         check_data(region, "transpose")
@@ -283,7 +290,11 @@ def view(src: Any, shape: Any = None, dtype: Any = None, *, word: str = "view") 
     """The same memory under another shape or type, row-major."""
     builder = current(word)
     if not isinstance(src, Tile):
-        raise CompileError(f"T.{word} needs a whole buffer", got=describe(src))
+        raise CompileError(
+            f"T.{word} needs a whole buffer",
+            got=describe(src),
+            fix="view the whole buffer, then index the view",
+        )
     usable(src)
     source = src.buffer
     kind = source.dtype if dtype is None else find_dtype(dtype)
@@ -324,4 +335,5 @@ def _check_view(source: Buffer, sizes: tuple[Expr, ...], bits: int, word: str) -
             f"T.{word} of {source.name} changes its size",
             expected=f"{have // 8} bytes, as {shape_text(source.shape)} {source.dtype}",
             got=f"{want // 8} bytes, as {shape_text(sizes)}",
+            fix=f"give a shape of as many elements (one extent may be -1), or slice {source.name}",
         )

@@ -7,7 +7,7 @@ from typing import Any
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import DType
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.expr import Bin, Const, Expr, Var, wrap
+from tilewright.ir.expr import Bin, Const, Expr, Var, loads, wrap
 from tilewright.ir.op import Dim
 from tilewright.lang.builder import Builder, current
 from tilewright.lang.handles import Tile
@@ -28,15 +28,35 @@ def sizes(builder: Builder, shape: tuple[Any, ...], name: str) -> tuple[Expr, ..
     found = []
     for axis, size in enumerate(shape):
         if isinstance(size, SymbolicSize):
-            known = builder.dims.get(size.dim.var)
-            builder.dims[size.dim.var] = _meet(known, size.dim)
-            builder.fresh(size.name) if known is None else None
+            _note(builder, size)
         elif isinstance(size, str):
             raise CompileError(
                 f"dimension {axis} of {name} is a string", fix=f"write T.dynamic({size!r})"
             )
-        found.append(size_expr(size, f"dimension {axis} of {name}"))
+        expr = size_expr(size, f"dimension {axis} of {name}")
+        if loads(expr):
+            raise CompileError(
+                f"dimension {axis} of {name} is known only inside a kernel",
+                expected="sizes made of numbers, T.dynamic sizes and scalar parameters",
+                fix="allocate for the largest case",
+            )
+        found.append(expr)
     return tuple(found)
+
+
+def _note(builder: Builder, size: SymbolicSize) -> None:
+    known = builder.dims.get(size.dim.var)
+    builder.dims[size.dim.var] = _meet(known, size.dim)
+    if known is None:
+        builder.fresh(size.name)
+
+
+def _strides(builder: Builder, strides: tuple[Any, ...] | None) -> tuple[Expr, ...] | None:
+    """Strides as expressions; a size may be known from a stride alone."""
+    for stride in strides or ():
+        if isinstance(stride, SymbolicSize):
+            _note(builder, stride)
+    return None if strides is None else tuple(wrap(s) for s in strides)
 
 
 def _meet(a: Dim | None, b: Dim) -> Dim:
@@ -44,10 +64,18 @@ def _meet(a: Dim | None, b: Dim) -> Dim:
     if a is None:
         return b
     highs = [m for m in (a.max, b.max) if m is not None]
+    low, high = max(a.min, b.min), min(highs) if highs else None
+    if high is not None and high < low:
+        raise CompileError(
+            f"the contracts of {b.var.name} do not meet",
+            expected="one contract for one name",
+            got=f"min={low} and max={high}",
+            fix=f"make {b.var.name} once and use it in both shapes, or rename one",
+        )
     return Dim(
         b.var,
-        max(a.min, b.min),
-        min(highs) if highs else None,
+        low,
+        high,
         a.multiple_of * b.multiple_of // _gcd(a.multiple_of, b.multiple_of),
     )
 
@@ -69,6 +97,7 @@ def check_packed(buffer: Buffer) -> None:
             f"{buffer.name} packs {per_byte} {buffer.dtype} elements into a byte",
             expected=f"an innermost extent that is a multiple of {per_byte}",
             got=str(inner),
+            fix=f"pad the innermost extent to {-(-inner // per_byte) * per_byte}",
         )
 
 
@@ -79,11 +108,14 @@ def add_tensor(builder: Builder, name: str, kind: TensorType) -> Tile:
         sizes(builder, kind.shape, name),
         kind.dtype,
         Space.GLOBAL,
-        None if kind.strides is None else tuple(wrap(s) for s in kind.strides),
+        _strides(builder, kind.strides),
     )
     if buffer.strides is not None and len(buffer.strides) != buffer.rank:
         raise CompileError(
-            f"{name} has {buffer.rank} dimensions", got=f"{len(buffer.strides)} strides"
+            f"{name} has {buffer.rank} dimensions and {len(buffer.strides)} strides",
+            expected=f"{buffer.rank} strides, in elements",
+            got=str(len(buffer.strides)),
+            fix="give one stride per dimension",
         )
     check_packed(buffer)
     builder.params.append(buffer)
@@ -119,6 +151,7 @@ def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
                 f"parameter {name!r} has no usable annotation",
                 expected="T.Tensor(shape, dtype) or a scalar type such as T.int32",
                 got=repr(annotation)[:60],
+                fix=f'write {name}: T.Tensor((M, N), "float32")',
             ) from None
     return add_scalar(builder, name, annotation)
 
@@ -149,6 +182,7 @@ def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
         raise CompileError(
             f"{name} is declared with {tile.buffer.rank} dimensions",
             got=f"an array of shape {came}",
+            fix=f"pass an array of {tile.buffer.rank} dimensions, or declare {name} otherwise",
         )
     for axis, (size, value) in enumerate(zip(tile.buffer.shape, came, strict=True)):
         if isinstance(size, Const) and size.value != value:
@@ -156,6 +190,8 @@ def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
                 f"dimension {axis} of {name} does not fit its declaration",
                 expected=str(size.value),
                 got=f"{value}, in an array of shape {came}",
+                fix=f"pass an array of that size, or declare it as a size of T.const: {name}'s "
+                "own size binds it",
             )
     builder.declared.append(name)
     return tile

@@ -7,7 +7,7 @@ from typing import Any
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Load, Var, binary, const, truth, wrap
-from tilewright.ir.op import Alloc, Intrinsic, Map, Reduce, Scan, Store
+from tilewright.ir.op import Alloc, Copy, Intrinsic, Map, Reduce, Scan, Store
 from tilewright.lang.builder import current, static_int
 from tilewright.lang.check import (
     check_data,
@@ -44,7 +44,10 @@ def reduce(
     builder.require_block(word)
     if kind not in KINDS:
         raise CompileError(
-            f"T.{word}: unknown kind", expected=", ".join(sorted(KINDS)), got=repr(kind)
+            f"T.{word}: unknown kind",
+            expected=", ".join(sorted(KINDS)),
+            got=repr(kind),
+            fix="a mean is a sum that is divided afterwards" if kind in ("mean", "avg") else "",
         )
     frm, to = region_of(src, word), region_of(dst, word)
     axes = src.kept if isinstance(src, Tiles) else tuple(range(frm.buffer.rank))
@@ -99,19 +102,24 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
     builder.require_block(word)
     frm = region_of(src, word)
     to = frm if dst is None else region_of(dst, word)
-    axis = check_dim(
-        static_int(dim, f"dim of T.{word}"), max(1, len(frm.tile)), word, frm.buffer.name
-    )
+    axes = src.kept if isinstance(src, Tiles) else tuple(range(frm.buffer.rank))
+    at = axes[check_dim(static_int(dim, f"dim of T.{word}"), len(axes), word, frm.buffer.name)]
     if not fits(frm.tile, to.tile):
         raise CompileError(
             f"T.{word}: {to.buffer.name} has another shape than {frm.buffer.name}",
             expected=shape_text(frm.tile),
             got=shape_text(to.tile),
+            fix=f"allocate {to.buffer.name} with that shape, or leave it out to scan in place",
         )
     for region in (frm, to):
         check_data(region, word)
         check_inside(region, word)
-    builder.emit(Scan(kind, frm, to, axis, bool(reverse)))
+    if not _is_unit(frm.extents[at]):
+        # the IR counts dimensions of the tile it sees, without those of one element
+        axis = sum(not _is_unit(e) for e in frm.extents[:at])
+        builder.emit(Scan(kind, frm, to, axis, bool(reverse)))
+    elif dst is not None:
+        builder.emit(Copy(frm, to))
 
 
 def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> None:

@@ -12,7 +12,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from tilewright.lang.where import characters, register
+from tilewright.lang.where import register, span_of
 from tilewright.support.errors import CompileError, Loc
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -88,13 +88,8 @@ def find_definition(function: FunctionType) -> ast.FunctionDef:
 def location(node: ast.AST, filename: str) -> Loc:
     line = getattr(node, "lineno", 1)
     same_line = getattr(node, "end_lineno", None) == line
-    column, end = characters(
-        filename,
-        line,
-        getattr(node, "col_offset", 0),
-        getattr(node, "end_col_offset", None) if same_line else None,
-    )
-    return Loc(filename, line, column + 1, end + 1 if end is not None else None)
+    end = getattr(node, "end_col_offset", None) if same_line else None
+    return span_of(filename, line, getattr(node, "col_offset", 0), end)
 
 
 def _copy(node: Any) -> Any:

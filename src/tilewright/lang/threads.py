@@ -21,7 +21,10 @@ FULL = 0xFFFFFFFF
 def _full_mask(mask: Any, word: str) -> None:
     if mask is not None and getattr(mask, "value", mask) not in (FULL, -1):
         raise CompileError(
-            f"T.{word} runs in whole warps", expected="mask=0xFFFFFFFF", got=f"mask={mask}"
+            f"T.{word} runs in whole warps",
+            expected="mask=0xFFFFFFFF",
+            got=f"mask={mask}",
+            fix="leave the mask out, and let all lanes reach the shuffle",
         )
 
 

@@ -230,7 +230,8 @@ def _enter(builder: Builder, word: str) -> Callable[[dict[str, Any]], Env]:
 def _explained(error: Exception) -> CompileError:
     """A Python error in the user's compile-time code, at its place."""
     loc, frame = locate_traceback(error.__traceback__)
-    message = f"{type(error).__name__}: {error}"
+    said = re.sub(r"'(Var|Bin|Cmp|Select|Cast|Call|Load|Const)' object", "a run-time value", f"{error}")
+    message = f"{type(error).__name__}: {said}"
     name = getattr(error, "name", None)
     if isinstance(error, UnboundLocalError):
         found = re.search(r"'(\w+)'", str(error))
@@ -254,7 +255,8 @@ def _explained(error: Exception) -> CompileError:
         found = _called(loc, frame)
         if found is not None and f"{found[1].__name__}()" in message:
             return _bad_call(message, loc, *found)
-    return CompileError(message, loc=loc, notes=("this Python ran at compile time",))
+    fix = "a run-time value is a number: index a tensor or a tile" if "subscript" in said else ""
+    return CompileError(message, loc=loc, notes=("this Python ran at compile time",), fix=fix)
 
 
 def _called(loc: Loc, frame: FrameType) -> tuple[str, Any] | None:

@@ -103,6 +103,10 @@ class SymbolicSize(Scalar):
 
 def split_names(names: str) -> list[str]:
     """'M, N' or 'M N' as names."""
+    if not isinstance(names, str):
+        raise CompileError(
+            "a size needs a name", got=repr(names)[:60], fix='write a string: T.dynamic("m")'
+        )
     found = [name for name in re.split(r"[\s,]+", names.strip()) if name]
     for name in found:
         if not name.isidentifier():

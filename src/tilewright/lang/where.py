@@ -25,11 +25,11 @@ def register(code: CodeType, columns: dict[int, int]) -> None:
             register(inner, columns)
 
 
-@lru_cache(maxsize=1024)
-def _is_theirs(filename: str) -> bool:
+def _is_theirs(frame: FrameType) -> bool:
     """The user's own: not ours, and not Python's library (which holds site-packages)."""
-    library = filename.startswith(_LIBRARY) and "site-packages" not in filename
-    return not (is_own(filename) or library or filename.startswith("<frozen"))
+    file = frame.f_code.co_filename
+    library = file.startswith(_LIBRARY) and "site-packages" not in file
+    return not (library or file.startswith("<frozen") or is_own(frame))
 
 
 @lru_cache(maxsize=256)
@@ -39,24 +39,26 @@ def _positions(code: CodeType) -> tuple[tuple[int | None, ...], ...]:
 
 
 def _span(code: CodeType, lasti: int, line: int) -> Loc:
-    column, end = _REWRITTEN.get(code, {}).get(line, 0), None
+    column, end = _REWRITTEN.get(code, {}).get(line), None
     positions = _positions(code)
     if 0 <= lasti // 2 < len(positions):
         first, last, start, stop = positions[lasti // 2]
         if first == line and start is not None:
             column, end = start, stop if last == line else None
-    column, end = characters(code.co_filename, line, column, end)
-    return Loc(code.co_filename, line, column + 1, end + 1 if end is not None else None)
+    return span_of(code.co_filename, line, column, end)
 
 
-def characters(file: str, line: int, start: int, stop: int | None) -> tuple[int, int | None]:
-    """Offsets into a line as Python gives them, in bytes of UTF-8, as counts of characters."""
-    text = linecache.getline(file, line)
-    if text.isascii():
-        return start, stop
-    data = text.encode()
-    count = [len(data[:at].decode(errors="replace")) for at in (start, stop or 0)]
-    return count[0], None if stop is None else count[1]
+def span_of(file: str, line: int, start: int | None, stop: int | None) -> Loc:
+    """A span of a line from offsets as Python gives them: counts of UTF-8 bytes, None where the
+    span does not begin or end on the line."""
+    data = linecache.getline(file, line).rstrip().encode()
+    if not data:
+        return Loc(file, line, (start or 0) + 1, None if stop is None else stop + 1)
+    if start is None:
+        start = len(data) - len(data.lstrip())
+    stop = len(data) if stop is None else stop
+    first, last = (len(data[:at].decode(errors="replace")) for at in (start, stop))
+    return Loc(file, line, first + 1, max(last, first + 1) + 1)
 
 
 def _chain(spans: list[Loc]) -> Loc | None:
@@ -83,7 +85,7 @@ def locate() -> Loc | None:
             depth = len(spans)
         elif code is _ROOT:
             break
-        elif _is_theirs(code.co_filename):
+        elif _is_theirs(frame):
             spans.append(_span(code, frame.f_lasti, frame.f_lineno))
         frame = frame.f_back
     return _chain(spans[:depth] or spans[:1])
@@ -95,7 +97,7 @@ def locate_traceback(traceback: TracebackType | None) -> tuple[Loc | None, Frame
     found: FrameType | None = None
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if code in _REWRITTEN or (spans and _is_theirs(code.co_filename)):
+        if code in _REWRITTEN or (spans and _is_theirs(traceback.tb_frame)):
             spans.insert(0, _span(code, traceback.tb_lasti, traceback.tb_lineno))
             found = traceback.tb_frame
         traceback = traceback.tb_next

@@ -291,10 +291,11 @@ def written_by_threads(body: tuple[Op, ...]) -> tuple[Buffer, ...]:
     written: set[Buffer] = set()
     for op in walk_ops(body):
         if isinstance(op, Gemm):
-            used.update({r.buffer: None for r in (op.a, op.c) if isinstance(r.buffer.layout, Fragment)})
+            used.update(
+                {r.buffer: None for r in (op.a, op.c) if isinstance(r.buffer.layout, Fragment)}
+            )
         elif isinstance(op, Store):
             written.add(op.buffer)
         elif not isinstance(op, Map):
             written |= {r.buffer for r in regions(op, writes=True)}
     return tuple(b for b in used if b in written)
-

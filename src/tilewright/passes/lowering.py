@@ -149,7 +149,9 @@ class Lowering:
         values = [self.unrolled[v] for v in names]
         table = np.zeros([len(v) for v in values], np.int64)
         for place in np.ndindex(*table.shape):
-            at = {v: const(r[i]) for v, r, i in zip(names, values, place, strict=True)}
+            at: dict[Var, Expr] = {
+                v: const(r[i]) for v, r, i in zip(names, values, place, strict=True)
+            }
             table[place] = index(tuple(int(simplify(substitute(s, at))) for s in starts))
         first = [r.start for r in values]
         found = fit_index(table, names, first, [r.step for r in values])
@@ -289,7 +291,7 @@ def touches(body: Body, before: bool, threads: int) -> bool:
 
 def accesses_memory(op: Op) -> bool:
     """Whether the threads themselves read or write shared or global memory in `op`."""
-    if isinstance(op, Copy) and op.atom in BULK_ATOMS or isinstance(op, Gemm):
+    if (isinstance(op, Copy) and op.atom in BULK_ATOMS) or isinstance(op, Gemm):
         return False
     for inner in walk_ops(op):
         if isinstance(inner, Store) and inner.buffer.space in MEMORY:

@@ -10,7 +10,7 @@ from math import prod
 
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.layout import ComposedLayout, Layout
-from tilewright.ir.op import Alloc, Hint, Kernel, walk_ops
+from tilewright.ir.op import Alloc, Hint, Kernel, Op, walk_ops
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError
@@ -44,11 +44,12 @@ def place_shared(kernel: Kernel, target: Target) -> Kernel:
         )
     places = {op.buffer.name: at for op, at in hints}
 
-    body = []
-    for op in kernel.body:
-        body.append(op)
-        if isinstance(op, Alloc) and op.buffer.name in places:
-            body.append(Hint("place", op.buffer, detail=(places.pop(op.buffer.name),), loc=op.loc))
+    body: list[Op] = []
+    for each in kernel.body:
+        body.append(each)
+        if isinstance(each, Alloc) and each.buffer.name in places:
+            place = places.pop(each.buffer.name)
+            body.append(Hint("place", each.buffer, detail=(place,), loc=each.loc))
     if places:
         raise CompileError(
             f"shared buffers must be allocated at the top of the kernel: {', '.join(places)}",

@@ -97,6 +97,13 @@ def _convergent(op: Op) -> bool:
 
 class _Splitter:
     def __init__(self, kernel: Kernel, names: Names) -> None:
+        # an index that has one value makes nothing differ between threads
+        single: dict[Var, Expr] = {
+            var: const(0, var.dtype)
+            for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True)
+            if extent == 1
+        }
+        kernel = replace(kernel, body=substitute_vars(kernel.body, single))
         self.kernel = kernel
         found = per_thread(kernel)
         self.vars = set(found.vars) | set(kernel.thread_vars)

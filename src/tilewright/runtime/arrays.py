@@ -53,6 +53,7 @@ def as_numpy(value: Any, name: str) -> Array:
         f"{name} must be an array",
         expected="a NumPy array, a PyTorch tensor, or anything with __dlpack__",
         got=type(value).__name__,
+        fix="convert it: np.asarray(x)",
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,11 +16,12 @@ from tilewright.ir.target import Target
 from tilewright.lang import PrimFunc, is_direct, trace_direct
 from tilewright.runtime.configs import options_from
 from tilewright.runtime.kernel import CompiledKernel
-from tilewright.support.errors import CompileError, TilewrightError
+from tilewright.support.errors import CompileError, entry
 
 OutIdx = int | Sequence[int] | None
 
 
+@entry
 def compile(
     prim_func: PrimFunc,
     out_idx: OutIdx = None,
@@ -26,7 +29,7 @@ def compile(
     pass_configs: Mapping[Any, Any] | None = None,
     compile_flags: Sequence[str] | None = None,
     verbose: bool = False,
-    **_: Any,
+    **others: Any,
 ) -> CompiledKernel:
     """Compile one `prim_func`.
 
@@ -38,6 +41,7 @@ def compile(
             got=type(prim_func).__name__,
             fix="return the prim_func from the factory, or decorate the factory with @tw.jit",
         )
+    _ignore("tw.compile", others)
     kernel = CompiledKernel(
         prim_func.program, target=target, out_idx=out_idx, options=options_from(pass_configs)
     )
@@ -46,6 +50,7 @@ def compile(
     return kernel
 
 
+@entry
 def par_compile(
     prim_funcs: Iterable[PrimFunc], num_workers: int | None = None, **kwargs: Any
 ) -> list[CompiledKernel]:
@@ -84,14 +89,13 @@ class Jit:
         self._kernels: dict[Any, Any] = {}
         self._others: dict[str | Target, Jit] = {}
 
+    @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            if self.direct:
-                return self._call_direct(args, kwargs)
-            return self.compile(*args, **kwargs)
-        except TilewrightError as error:
-            raise error.with_traceback(None) from None
+        if self.direct:
+            return self._call_direct(args, kwargs)
+        return self.compile(*args, **kwargs)
 
+    @entry
     def compile(self, *args: Any, **kwargs: Any) -> CompiledKernel:
         """The kernel for these arguments, without running it.
 
@@ -132,6 +136,7 @@ class Jit:
             )
         return self._others[target]
 
+    @entry
     def prim_func(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """What the factory returns for these arguments, traced but not compiled."""
         made = self.fn(*args, **kwargs)
@@ -168,7 +173,9 @@ class Jit:
             bound = bind(*args, **kwargs)
         except TypeError as error:
             raise CompileError(
-                f"{self.fn.__name__}: {error}", expected=f"{self.fn.__name__}{self.signature}"
+                f"{self.fn.__name__}: {error}",
+                expected=f"{self.fn.__name__}{self.signature}",
+                fix="pass the arguments that its signature names",
             ) from None
         bound.apply_defaults()
         return dict(bound.arguments)
@@ -206,6 +213,7 @@ class Jit:
         )
 
 
+@entry
 def jit(
     fn: Callable[..., Any] | None = None,
     *,
@@ -215,7 +223,7 @@ def jit(
     compile_flags: Sequence[str] | None = None,
     verbose: bool = False,
     debug_root_path: str | None = None,
-    **_: Any,
+    **others: Any,
 ) -> Any:
     """Compile a kernel when it is first called, once per distinct arguments.
 
@@ -226,6 +234,7 @@ def jit(
     >>> @tw.jit(out_idx=[-1])                   # doctest: +SKIP
     ... def matmul(M, N, K): ...
     """
+    _ignore("tw.jit", others)
 
     def decorate(function: Callable[..., Any]) -> Jit:
         return Jit(
@@ -239,6 +248,26 @@ def jit(
         )
 
     return decorate(fn) if fn is not None else decorate
+
+
+_OPTIONS = (
+    "out_idx", "target", "pass_configs", "compile_flags", "verbose", "debug_root_path",
+)  # fmt: skip
+
+
+def _ignore(word: str, others: Mapping[str, Any]) -> None:
+    """Options of other dialects get a warning; a misspelt one of ours is an error."""
+    for name in others:
+        close = difflib.get_close_matches(name, _OPTIONS, 1, 0.75)
+        if close:
+            raise CompileError(
+                f"{word} has no option {name!r}",
+                expected=", ".join(_OPTIONS),
+                fix=f"did you mean {close[0]!r}?",
+            )
+        warnings.warn(
+            f"{word}: {name!r} has no meaning in Tilewright and is ignored", stacklevel=4
+        )
 
 
 def _is_array(value: Any) -> bool:

@@ -11,7 +11,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
 from tilewright.runtime.backends import build, resolve
 from tilewright.runtime.launch import Launcher
-from tilewright.support.errors import CompileError, TilewrightError
+from tilewright.support.errors import CompileError, entry
 
 if TYPE_CHECKING:
     from tilewright.runtime.bench import Profiler
@@ -42,12 +42,10 @@ class CompiledKernel:
         self.launcher = Launcher(program, indices)
         self.executable = build(program, self.target)
 
+    @entry
     def __call__(self, *args: Any, **named: Any) -> Any:
-        try:
-            call = self.launcher.prepare(args, named)
-            self.executable(call.args)
-        except TilewrightError as error:
-            raise error.with_traceback(None) from None
+        call = self.launcher.prepare(args, named)
+        self.executable(call.args)
         for finish in call.after:
             finish()
         if not call.results:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir.bind import bind_sizes, describe, static_value
+from tilewright.ir.bind import array_sizes, describe, static_value
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Const, Expr, Var
@@ -37,7 +38,11 @@ class Launcher:
         self.outputs = tuple(_position(i, len(program.params)) for i in outputs)
         for i in self.outputs:
             if isinstance(self.params[i], Var):
-                raise LaunchError(f"out_idx names {self.params[i].name}, which is a scalar")
+                raise LaunchError(
+                    f"out_idx names {self.params[i].name}, which is a scalar",
+                    expected="positions of tensor parameters",
+                    fix="return a number through a tensor of one element",
+                )
         self.written = written_params(program)
         self.inputs = tuple(i for i in range(len(self.params)) if i not in self.outputs)
         self.dynamic = bool(program.dims)
@@ -51,7 +56,7 @@ class Launcher:
                 expected=f"({names})",
                 fix="parameters named by out_idx are made by the kernel: leave them out"
                 if self.outputs
-                else "",
+                else "pass one argument per parameter, in this order",
             )
         raw: dict[str, Any] = {}
         arrays: dict[str, Array] = {}
@@ -87,22 +92,21 @@ class Launcher:
             raise LaunchError(
                 f"{self.program.name} has no free parameter named {unknown[0]!r}",
                 expected=f"({', '.join(names)})",
+                fix=_suggest(unknown[0], names),
             )
         missing = [n for n in names[len(given) :] if n not in named]
         if missing:
-            raise LaunchError(f"{self.program.name} needs an argument for {missing[0]!r}")
+            raise LaunchError(
+                f"{self.program.name} needs an argument for {missing[0]!r}",
+                expected=f"({', '.join(names)})",
+                fix=f"pass {missing[0]}=…",
+            )
         return [*given, *(named[n] for n in names[len(given) :])]
 
     def _sizes(self, arrays: dict[str, Array]) -> dict[Var, int]:
         if not self.dynamic:
             return {}
-        given = _only(self.program, arrays)
-        shapes = {name: array.shape for name, array in arrays.items()}
-        strides = {
-            name: tuple(s // array.itemsize for s in array.strides)
-            for name, array in arrays.items()
-        }
-        return bind_sizes(given, shapes, strides)
+        return array_sizes(_only(self.program, arrays), arrays)
 
     def _array(self, param: Buffer, value: Any, after: list[Callable[[], None]]) -> Array:
         array = as_numpy(value, param.name)
@@ -168,7 +172,12 @@ def _only(program: Program, arrays: dict[str, Array]) -> Program:
 
 def _position(index: int, count: int) -> int:
     if not -count <= index < count:
-        raise LaunchError(f"out_idx {index} is not among {count} parameters")
+        raise LaunchError(
+            f"out_idx {index} is not among {count} parameters",
+            expected=f"{-count} … {count - 1}",
+            got=str(index),
+            fix="-1 is the last parameter",
+        )
     return index % count
 
 
@@ -184,13 +193,26 @@ def _scalar(param: Var, value: Any) -> Any:
     value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if isinstance(value, bool) or (isinstance(value, int) and not dtype.is_bool):
         if dtype.is_int and not dtype.min_value <= value <= dtype.max_value:
-            raise LaunchError(f"{param.name} = {value} does not fit {dtype}")
+            raise LaunchError(
+                f"{param.name} = {value} does not fit {dtype}",
+                expected=f"{dtype.min_value} … {dtype.max_value}",
+                got=str(value),
+                fix=f"declare {param.name} as T.int64",
+            )
         return dtype.numpy.type(value)
     if isinstance(value, float) and dtype.is_float:
         return dtype.numpy.type(value)
     raise LaunchError(
-        f"{param.name} must be a {dtype} scalar", expected=str(dtype), got=repr(value)[:60]
+        f"{param.name} must be a number of type {dtype}",
+        expected=str(dtype),
+        got=f"{type(value).__name__}: {value!r}"[:60],
+        fix=f"convert it: {'int' if dtype.is_int else 'float'}(…), or declare {param.name} otherwise",
     )
+
+
+def _suggest(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name.lower(), [k.lower() for k in known], 1)
+    return f"did you mean {next(k for k in known if k.lower() == close[0])!r}?" if close else ""
 
 
 def _check_shape(tensor: Buffer, array: Array, sizes: dict[Var, int]) -> None:
@@ -202,12 +224,16 @@ def _check_shape(tensor: Buffer, array: Array, sizes: dict[Var, int]) -> None:
                 f"{tensor.name} must have {len(want)} dimensions",
                 expected=describe(tensor.shape),
                 got=got,
+                fix=f"reshape it to {describe(tensor.shape)}",
             )
         axis = next(i for i, (a, b) in enumerate(zip(array.shape, want, strict=True)) if a != b)
         raise LaunchError(
             f"{tensor.name} has the wrong size in dimension {axis}",
-            expected=f"{want} (declared {describe(tensor.shape)})",
+            expected=str(want)
+            if all(isinstance(s, Const) for s in tensor.shape)
+            else f"{want}, declared as {describe(tensor.shape)}",
             got=got,
+            fix="pass an array of that shape, or compile the kernel for this one",
         )
     if tensor.strides is None:
         if not array.flags.c_contiguous:
@@ -225,6 +251,7 @@ def _check_shape(tensor: Buffer, array: Array, sizes: dict[Var, int]) -> None:
                 f"{tensor.name} has the wrong stride in dimension {axis}",
                 expected=f"{expect} elements",
                 got=f"{got_strides} elements",
+                fix="pass an array with these strides, or declare others",
             )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from tilewright.support import env
@@ -162,9 +162,12 @@ def locating(locate: Callable[[], Loc | None]) -> Iterator[None]:
 # ── tracebacks ───────────────────────────────────────────────────────────────────────────────
 
 
-def is_own(filename: str) -> bool:
-    """Whether code from this file is Tilewright's."""
-    return filename.startswith(_PACKAGE)
+def is_own(frame: FrameType) -> bool:
+    """Whether a frame runs Tilewright's code, methods that `dataclass` wrote included."""
+    file = frame.f_code.co_filename
+    return file.startswith(_PACKAGE) or (
+        file == "<string>" and str(frame.f_globals.get("__name__")).startswith("tilewright.")
+    )
 
 
 def entry(function: Callable[P, R]) -> Callable[P, R]:
@@ -192,7 +195,7 @@ def entry(function: Callable[P, R]) -> Callable[P, R]:
 def _their_frames(traceback: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
     while traceback is not None:
-        if not is_own(traceback.tb_frame.f_code.co_filename):
+        if not is_own(traceback.tb_frame):
             kept.append(traceback)
         traceback = traceback.tb_next
     found: TracebackType | None = None

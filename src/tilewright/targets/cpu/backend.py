@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.bind import static_value
+from tilewright.ir.bind import array_sizes, static_value
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Const, Var
 from tilewright.ir.op import Program
@@ -138,6 +138,11 @@ class CpuKernel:
                 if axes:
                     self._dims.append((tensor.name, axes[0], dim.var, slots[dim.var.name]))
                     break
+        shaped = {var for _, _, var, _ in self._dims}
+        # sizes that only strides give; rare, so found the long way
+        self._from_strides = [
+            (d.var, slots[d.var.name]) for d in program.dims if d.var not in shaped
+        ]
         self._show = _SHOW(self._print)
 
     def __call__(self, args: Mapping[str, Any]) -> None:
@@ -152,6 +157,10 @@ class CpuKernel:
         sizes = {}
         for name, axis, var, slot in self._dims:
             block[slot] = sizes[var] = args[name].shape[axis]
+        if self._from_strides:
+            sizes = array_sizes(self.program, {name: args[name] for name, _ in self._tensors})
+            for var, slot in self._from_strides:
+                block[slot] = sizes[var]
         kept = []
         for buffer, slot in self._scratch:
             memory = np.empty(_scratch_bytes(buffer, sizes), np.uint8)

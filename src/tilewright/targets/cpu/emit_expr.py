@@ -276,12 +276,17 @@ class ExprEmitter(Math):
         if not self.varies(e):
             return 0
         assert self.lanes is not None
-        if self._lane_loads(e):
+        resolved = self.ranges.resolve(e, self.lanes.var)
+        if resolved is None or self._irregular(resolved):
             return None
         return stride_of(e, self.lanes.var, self.ranges)
 
-    def _lane_loads(self, e: Expr) -> bool:
-        return (isinstance(e, Load) and self.varies(e)) or any(map(self._lane_loads, e.children))
+    def _irregular(self, e: Expr) -> bool:
+        """Something in `e` differs between lanes in another way than the lane's index."""
+        if isinstance(e, (Load, Var)):
+            assert self.lanes is not None
+            return e is not self.lanes.var and self.varies(e)
+        return any(map(self._irregular, e.children))
 
     # ── addresses ────────────────────────────────────────────────────────────────────────────
 

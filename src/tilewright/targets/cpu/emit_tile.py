@@ -89,12 +89,10 @@ class TileEmitter(GemmEmitter):
     # ── reductions ───────────────────────────────────────────────────────────────────────────
 
     def _reduced_axis(self, op: Reduce, src: _Side, dst: _Side) -> tuple[_Side, int]:
-        """`dim` counts all dimensions of a whole buffer, else those that are not 1; the reading
-        that fits dst's shape wins where only one does."""
+        """`dim` counts the dimensions that are not 1, or all of them when the reduced one is 1
+        itself: the reading that fits dst's shape."""
         short = src.kept([d for d, n in enumerate(src.extents) if n != 1])
-        full = (src, op.dim % max(len(src.extents), 1))
-        readings = [full, (short, op.dim)]
-        for side, axis in readings if op.src.is_whole else reversed(readings):
+        for side, axis in ((short, op.dim), (src, op.dim % max(len(src.extents), 1))):
             if axis < len(side.extents):
                 left = side.extents[:axis] + side.extents[axis + 1 :]
                 if _squeezed(left) == _squeezed(dst.extents):
@@ -258,7 +256,7 @@ class TileEmitter(GemmEmitter):
         src, dst = self._side(op.src), self._side(op.dst)
         axis = op.dim % len(src.extents)
         short = [d for d, n in enumerate(src.extents) if n != 1]
-        if not op.src.is_whole and op.dim < len(short):
+        if op.dim < len(short):
             axis = short[op.dim]
         if _squeezed(src.extents) != _squeezed(dst.extents):
             raise CompileError("the shapes of a scan do not match")

@@ -42,7 +42,7 @@ from tilewright.targets.cuda.tensormap import (
     resolve,
 )
 from tilewright.targets.cuda.values import SM_COUNT, Sizes, Value, evaluate
-from tilewright.targets.cuda.views import ArrayView, torch_stream, view_of
+from tilewright.targets.cuda.views import ArrayView, common_device, read_arrays, torch_stream
 
 
 @dataclass(frozen=True)
@@ -292,6 +292,11 @@ class CudaModule:
     ) -> None:
         self.cubin = cubin
         self.specs = tuple(specs)
+        every = [p for spec in self.specs for p in spec.params]
+        tensors = [p.name for p in every if isinstance(p, TensorPointer)]
+        tensors += [p.spec.tensor for p in every if isinstance(p, Map)]
+        self._tensors = tuple(dict.fromkeys(tensors))
+        self._scalars = tuple(dict.fromkeys(p for p in every if isinstance(p, Scalar)))
         self._using = using
         self._loaded: dict[int, Loaded] = {}
         self._steps: Kept = {}
@@ -331,30 +336,14 @@ class CudaModule:
 
         Without `stream`, the one the arrays' library is working on is taken.
         """
-        number = None if stream is None else stream_handle(stream)
-        views, scalars = self._read(args, number)
-        where = common_stream(views) if number is None else number
+        views, where = read_arrays({name: args[name] for name in self._tensors}, stream)
+        scalars = {p.name: encode_scalar(p.name, p.dtype, args[p.name]) for p in self._scalars}
         sizes = sizes or {}
         key = (where, _facts(views), tuple(scalars.items()), tuple(sizes.items()))
         steps = self._steps.get(key)
         if steps is None:
             steps = keep(self._steps, key, self.prepare(views, scalars, sizes, where))
         self.run(steps)
-
-    def _read(
-        self, args: Mapping[str, Any], stream: int | None
-    ) -> tuple[dict[str, ArrayView], dict[str, bytes]]:
-        views: dict[str, ArrayView] = {}
-        scalars: dict[str, bytes] = {}
-        for spec in self.specs:
-            for p in spec.params:
-                if isinstance(p, Scalar):
-                    scalars[p.name] = encode_scalar(p.name, p.dtype, args[p.name])
-                elif isinstance(p, (TensorPointer, Map)):
-                    name = p.name if isinstance(p, TensorPointer) else p.spec.tensor
-                    if name not in views:
-                        views[name] = view_of(args[name], name, stream)
-        return views, scalars
 
     def prepare(
         self,
@@ -445,7 +434,11 @@ def make_caller(
     check: Callable[[Mapping[str, ArrayView]], Sizes],
 ) -> Callable[..., None]:
     """See `CudaModule.caller`. The function is generated, so that reading the arguments is
-    straight code: with three tensors a loop over them costs as much as the launch itself."""
+    straight code: with three tensors a loop over them costs as much as the launch itself.
+
+    Devices are not asked again: with one GPU an address that was found on it stays there or, once
+    freed, is nobody's. With several, every call takes the general path, which asks.
+    """
     kept: Kept = {}  # not the module's: another caller may check otherwise
     tensors = [p for p in params if isinstance(p, TensorArg)]
     positions = {p.name: f"x{i}" for i, p in enumerate(params)}
@@ -454,21 +447,18 @@ def make_caller(
         x = positions[p.name]
         if isinstance(p, TensorArg):
             layout = "stride()" if p.strided else "is_contiguous()"
-            facts += [f"{x}.data_ptr()", f"{x}.shape", f"{x}.dtype"]
-            facts += [f"{x}.{layout}", f"{x}.get_device()"]
+            facts += [f"{x}.data_ptr()", f"{x}.shape", f"{x}.dtype", f"{x}.{layout}"]
         else:
             facts.append(f"encode_{x}({x})")
 
     def slow(values: tuple[Any, ...], stream: Any, key: Any) -> None:
         args = {p.name: v for p, v in zip(params, values, strict=True)}
-        number = None if stream is None else stream_handle(stream)
-        views = {p.name: view_of(args[p.name], p.name, number) for p in tensors}
+        views, where = read_arrays({p.name: args[p.name] for p in tensors}, stream)
         scalars = {
             p.name: encode_scalar(p.name, p.dtype, args[p.name])
             for p in params
             if isinstance(p, Scalar)
         }
-        where = common_stream(views) if number is None else number
         general = (where, _facts(views), tuple(scalars.items()))
         steps = kept.get(general)
         if steps is None:
@@ -499,13 +489,12 @@ def make_caller(
     hot = "kept.get(key)"
     if not tensors or _several_gpus(module):
         hot = "None"  # the general path looks after contexts
-    lead = f"raw_stream({positions[tensors[0].name]}.get_device())" if tensors else "0"
     text = f"""\
 def call({arguments}stream=None):
     if stream is not None:
         return slow(({arguments}), stream, None)
     try:
-        key = ({", ".join([lead, *facts])},)
+        key = ({", ".join(["raw_stream(0)", *facts])},)
     except Exception:  # not PyTorch's, or wrong: the general path knows, or says what is wrong
         return slow(({arguments}), None, None)
     found = {hot}
@@ -544,49 +533,6 @@ def not_contiguous(name: str, view: ArrayView) -> LaunchError:
 
 
 def _facts(views: Mapping[str, ArrayView]) -> tuple[Any, ...]:
-    return tuple((n, v.address, v.shape, v.strides, v.dtype, v.device) for n, v in views.items())
-
-
-def common_device(views: Mapping[str, ArrayView]) -> int | None:
-    """The device all arrays are on; None without arrays."""
-    devices = {view.device: name for name, view in views.items()}
-    if len(devices) > 1:
-        (a, first), (b, second) = list(devices.items())[:2]
-        raise LaunchError(
-            "the arguments are on different GPUs",
-            expected="one device",
-            got=f"{first} on cuda:{a}, {second} on cuda:{b}",
-        )
-    return next(iter(devices), None)
-
-
-def common_stream(views: Mapping[str, ArrayView]) -> int:
-    """The stream the arrays' libraries are working on: no order could be kept with two."""
-    streams = {0 if v.stream == 1 else v.stream: n for n, v in views.items()}
-    streams.pop(None, None)
-    if len(streams) > 1:
-        (a, first), (b, second) = list(streams.items())[:2]
-        raise LaunchError(
-            "the arguments' libraries are working on different streams",
-            got=f"{first}: {a:#x}, {second}: {b:#x}",
-            fix="pass stream=, and let it wait for the others",
-        )
-    return next(iter(streams), None) or 0
-
-
-def stream_handle(stream: Any) -> int:
-    """A stream as the driver's handle: an integer, PyTorch's, CuPy's, cuda.core's."""
-    if hasattr(stream, "__cuda_stream__"):
-        pair = stream.__cuda_stream__
-        return int((pair() if callable(pair) else pair)[1])
-    for name in ("cuda_stream", "ptr", "handle"):
-        if hasattr(stream, name):
-            return int(getattr(stream, name))
-    try:
-        return int(stream)
-    except (TypeError, ValueError):
-        raise LaunchError(
-            "stream must be a CUDA stream",
-            expected="a PyTorch or CuPy stream, or the driver's handle as an integer",
-            got=type(stream).__name__,
-        ) from None
+    return tuple(
+        (n, v.address, v.shape, v.strides, v.dtype.name, v.device) for n, v in views.items()
+    )

@@ -246,10 +246,11 @@ TW_DEVICE void store_remote(uint32_t to, float value, uint32_t barrier) {
 // ── matrices ────────────────────────────────────────────────────────────────────────────────
 
 // Offsets and address in units of 16 bytes; swizzle 0 none, 1 of 128, 2 of 64, 3 of 32 bytes.
+// In a cluster an address carries the block's rank above bit 17; the field has no room for it.
 template <int Leading, int Stride, int Swizzle>
 TW_DEVICE uint64_t descriptor(uint32_t address) {
   return (uint64_t(uint32_t(Stride) | uint32_t(Swizzle) << 30) << 32) | (uint32_t(Leading) << 16) |
-         (address >> 4);
+         ((address & 0x3FFFFu) >> 4);
 }
 TW_DEVICE void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TW_DEVICE void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -30,8 +30,8 @@ def evaluate(value: Value, sizes: Sizes) -> int:
         if isinstance(value, Expr):
             names = {v: sizes[v.name] for v in variables(value)}
             return static_value(value, names)
+        return int(value(sizes))
     except KeyError as error:
         raise LaunchError(
             f"no size is called {error.args[0]!r}", expected=f"one of {sorted(sizes)}"
         ) from None
-    return int(value(sizes))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tilewright.ir.dtype import DTYPES, DType, dtype
-from tilewright.support.errors import LaunchError, TilewrightError
+from tilewright.support.errors import CompileError, LaunchError
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,16 @@ class ArrayView:
         return self.address + low * bits // 8, self.address + ((high + 1) * bits + 7) // 8
 
 
+def waits_for_stream(value: Any) -> bool:
+    """Its library has no current stream: it is told ours, and makes that one wait for its work."""
+    if type(value).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        return True
+    # PyTorch first: its interface property costs more than a launch
+    if isinstance(value, ArrayView) or hasattr(value, "data_ptr"):
+        return False
+    return not hasattr(value, "__cuda_array_interface__") and hasattr(value, "__dlpack__")
+
+
 def view_of(value: Any, name: str, stream: int | None = None) -> ArrayView:
     """The view of `value`, checked to be on a GPU. Nothing is copied, nothing waits on the host."""
     if isinstance(value, ArrayView):
@@ -70,8 +83,10 @@ def view_of(value: Any, name: str, stream: int | None = None) -> ArrayView:
             return _interface(value, interface)
         if root != "numpy" and hasattr(value, "__dlpack__"):
             return _dlpack(value, name, stream)
-    except TilewrightError:
-        raise
+    except CompileError as error:  # from dtype()
+        raise LaunchError(
+            f"{name} has elements Tilewright does not know", got=error.message
+        ) from None
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise LaunchError(
             f"{name} could not be read as an array in GPU memory",
@@ -85,6 +100,60 @@ def view_of(value: Any, name: str, stream: int | None = None) -> ArrayView:
         "or __dlpack__",
         got=type(value).__name__,
     )
+
+
+def read_arrays(arrays: Mapping[str, Any], stream: Any) -> tuple[dict[str, ArrayView], int]:
+    """The arrays' views and the stream to launch on: `stream`, or the one their libraries use."""
+    number = None if stream is None else stream_handle(stream)
+    told = {name for name, value in arrays.items() if waits_for_stream(value)}
+    views = {n: view_of(value, n) for n, value in arrays.items() if n not in told}
+    where = common_stream(views) if number is None else number
+    return {n: views[n] if n in views else view_of(v, n, where) for n, v in arrays.items()}, where
+
+
+def common_device(views: Mapping[str, ArrayView]) -> int | None:
+    """The device all arrays are on; None without arrays."""
+    devices = {view.device: name for name, view in views.items()}
+    if len(devices) > 1:
+        (a, first), (b, second) = list(devices.items())[:2]
+        raise LaunchError(
+            "the arguments are on different GPUs",
+            expected="one device",
+            got=f"{first} on cuda:{a}, {second} on cuda:{b}",
+        )
+    return next(iter(devices), None)
+
+
+def common_stream(views: Mapping[str, ArrayView]) -> int:
+    """The stream the arrays' libraries are working on: no order could be kept with two."""
+    streams = {0 if v.stream == 1 else v.stream: n for n, v in views.items()}
+    streams.pop(None, None)
+    if len(streams) > 1:
+        (a, first), (b, second) = list(streams.items())[:2]
+        raise LaunchError(
+            "the arguments' libraries are working on different streams",
+            got=f"{first}: {a:#x}, {second}: {b:#x}",
+            fix="pass stream=, and let it wait for the others",
+        )
+    return next(iter(streams), None) or 0
+
+
+def stream_handle(stream: Any) -> int:
+    """A stream as the driver's handle: an integer, PyTorch's, CuPy's, cuda.core's."""
+    if hasattr(stream, "__cuda_stream__"):
+        pair = stream.__cuda_stream__
+        return int((pair() if callable(pair) else pair)[1])
+    for name in ("cuda_stream", "ptr", "handle"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    try:
+        return int(stream)
+    except (TypeError, ValueError):
+        raise LaunchError(
+            "stream must be a CUDA stream",
+            expected="a PyTorch or CuPy stream, or the driver's handle as an integer",
+            got=type(stream).__name__,
+        ) from None
 
 
 def _on_host(name: str, what: str, fix: str) -> LaunchError:
@@ -120,8 +189,7 @@ def torch_stream(device: int) -> int:
 
 def _interface(value: Any, interface: dict[str, Any]) -> ArrayView:
     address, read_only = interface["data"]
-    kind = getattr(value, "dtype", None) or interface["typestr"]
-    element = dtype(kind)
+    element = dtype(getattr(value, "dtype", None) or np.dtype(interface["typestr"]))
     shape = tuple(interface["shape"])
     strides = interface.get("strides")
     stream = interface.get("stream")

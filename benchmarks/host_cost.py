@@ -1,0 +1,142 @@
+"""What a launch costs the host: ours, three PyTorch tensors checked, against the driver's alone.
+
+    python benchmarks/host_cost.py [--json FILE]
+
+Contenders take turns within one process, and a turn's launches fit the driver's queue, so that
+nobody waits for the GPU. `bare` launches the same kernel with the same parameters, prepared
+beforehand: once through cuda-bindings' cuLaunchKernel, once by calling cuLaunchKernelEx by its
+address; the ratio is against the faster one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.dtype import INT32, dtype
+from tilewright.ir.expr import Var, wrap
+from tilewright.ir.op import Dim, Program
+from tilewright.targets.cuda.arguments import ProgramCheck
+from tilewright.targets.cuda.driver import driver
+from tilewright.targets.cuda.launch import (
+    CudaModule,
+    LaunchSpec,
+    Map,
+    Size,
+    TensorArg,
+    TensorPointer,
+)
+from tilewright.targets.cuda.nvrtc import compile_cuda
+from tilewright.targets.cuda.tensormap import TensorMapSpec
+
+GOAL = 1.5
+SOURCE = """
+struct alignas(64) Map { unsigned long long words[16]; };
+extern "C" __global__ void pointers(const void* a, const void* b, void* c, int m, int n, int k) {}
+extern "C" __global__ void maps(const __grid_constant__ Map a, const __grid_constant__ Map b,
+                                const __grid_constant__ Map c, int m, int n, int k) {}
+"""
+BF16 = dtype("bfloat16")
+M, N, K = (Var(name, INT32) for name in "MNK")
+SIZES = (Size("M"), Size("N"), Size("K"))
+PARAMS = {
+    "pointers": (TensorPointer("A"), TensorPointer("B"), TensorPointer("C")),
+    "maps": tuple(Map(TensorMapSpec(name, BF16, (128, 64), swizzle=128)) for name in "ABC"),
+}
+
+
+def program() -> Program:
+    shapes = {"A": (M, K), "B": (K, N), "C": (M, N)}
+    tensors = tuple(
+        Buffer(name, tuple(map(wrap, shape)), BF16, Space.GLOBAL) for name, shape in shapes.items()
+    )
+    return Program("gemm", tensors, (), (Dim(M), Dim(N), Dim(K)))
+
+
+def contenders(kind: str) -> dict[str, Callable[[], object]]:
+    import torch
+    from cuda.bindings import driver as api
+
+    compiled = compile_cuda(SOURCE, "host_cost.cu", "sm_90a")
+    spec = LaunchSpec(kind, (1,), 32, PARAMS[kind] + SIZES)
+    module = CudaModule(compiled.cubin, [spec], resources=compiled.resources, arch="sm_90a")
+    a, b, c = (torch.empty(1024, 1024, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    check = ProgramCheck(program(), written={"C"})
+    ours = module.caller([TensorArg(name) for name in "ABC"], check)
+    ours(a, b, c)
+    torch.cuda.synchronize()
+
+    from tilewright.targets.cuda.views import view_of
+
+    views = {name: view_of(x, name) for name, x in zip("ABC", (a, b, c))}
+    (step,) = module.prepare(views, {}, check(views), 0)
+    launch, arguments = driver().launch, step.arguments
+    function, pointers = api.CUfunction(arguments[1]), arguments[2]
+    stream = api.CUstream(0)
+    args, sizes = {"A": a, "B": b, "C": c}, {"M": 1024, "N": 1024, "K": 1024}
+    return {
+        "ours": lambda: ours(a, b, c),
+        "bare cuda-bindings": lambda: api.cuLaunchKernel(
+            function, 1, 1, 1, 32, 1, 1, 0, stream, pointers, 0
+        ),
+        "bare by address": lambda: launch(*arguments),
+        "general path": lambda: module.launch(args, sizes),
+    }
+
+
+def measure(calls: dict[str, Callable[[], object]], turns: int, count: int) -> dict[str, float]:
+    import torch
+
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(turns):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(count):
+                call()
+            times[name].append((time.perf_counter() - started) / count)
+    return {name: statistics.median(seen) * 1e6 for name, seen in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--count", type=int, default=300, help="launches a turn; the queue is 1024")
+    options = parser.parse_args()
+    import torch
+
+    device = driver().device(0)
+    result: dict[str, object] = {
+        "command": " ".join(sys.argv),
+        "gpu": device.name,
+        "driver": driver().driver_version,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "goal": GOAL,
+    }
+    for kind in PARAMS:
+        calls = contenders(kind)
+        measure(calls, 5, options.count)
+        micros = measure(calls, options.turns, options.count)
+        bare = min(micros["bare cuda-bindings"], micros["bare by address"])
+        ratio = micros["ours"] / bare
+        result[kind] = {"microseconds": micros, "ratio": ratio}
+        print(f"{kind}: three checked tensors, {'met' if ratio <= GOAL else 'MISSED'}")
+        for name, value in micros.items():
+            print(f"  {name:<20}{value:8.2f} µs  {value / bare:5.2f} × bare")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Scheduled programs to sm_90a code: golden source, the instructions that must be there, and
+nothing the assembler complains of. No GPU is needed.
+
+TILEWRIGHT_UPDATE_GOLDEN=1 writes the golden files anew.
+"""
+
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tilewright.ir.target import Target
+from tilewright.ir.text import parse_program
+from tilewright.targets.cuda.backend import CudaKernel, compile_program
+from tilewright.targets.cuda.sm90a import INSTRUCTIONS, fields_of, instruction
+
+SCHEDULES = Path(__file__).parent.parent / "schedules"
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = ["gemm_cooperative", "gemm_pingpong"]
+
+# PTX that each program must contain: what, and how often
+REQUIRED = {
+    "gemm_cooperative": {
+        r"wgmma\.mma_async\.sync\.aligned\.m64n256k16\.f32\.bf16\.bf16": 4,
+        r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\S*\.multicast::cluster ": 2,
+        r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta": 4,
+        r"stmatrix\.sync\.aligned\.m8n8\.x4": 16,
+        r"setmaxnreg\.inc\.sync\.aligned\.u32 240": 1,
+        r"setmaxnreg\.dec\.sync\.aligned\.u32 24": 1,
+        r"mbarrier\.arrive\.shared::cluster": 4,
+    },
+    "gemm_pingpong": {
+        r"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32\.bf16\.bf16": 8,
+        r"cp\.async\.bulk\.tensor\.2d\.shared::cluster": 3,
+        r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta": 2,
+        r"stmatrix\.sync\.aligned\.m8n8\.x4": 16,
+    },
+}
+
+
+@cache
+def compiled(name: str) -> CudaKernel:
+    text = (SCHEDULES / f"{name}.tw").read_text()
+    return compile_program(parse_program(text, f"{name}.tw"), Target.parse("cuda"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_source_is_golden(name):
+    path = GOLDEN / f"{name}.cu"
+    source = compiled(name).source
+    if os.environ.get("TILEWRIGHT_UPDATE_GOLDEN"):
+        path.write_text(source)
+    assert source == path.read_text(), "generated source changed; TILEWRIGHT_UPDATE_GOLDEN=1"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_to_complain_of(name):
+    kernel = compiled(name)
+    assert kernel.compiled.problems() == []
+    assert all(r.registers <= 168 for r in kernel.resources.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_required_instructions(name):
+    ptx = compiled(name).ptx
+    for pattern, count in REQUIRED[name].items():
+        assert len(re.findall(pattern, ptx)) == count, pattern
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_point_at_the_schedule(name):
+    source = compiled(name).source
+    lines = (SCHEDULES / f"{name}.tw").read_text().splitlines()
+    found = re.findall(rf'#line (\d+) "{name}\.tw"\n\s*(?:const \w+ \w+ = )?(\S+?)\(', source)
+    waits = [lines[int(n) - 1] for n, word in found if word == "tw::wait"]
+    assert waits and all("wait " in line for line in waits)
+
+
+def test_launch_follows_from_the_program():
+    kernel = compiled("gemm_cooperative")
+    (spec,) = kernel.specs
+    assert spec.threads == 384 and spec.cluster == (2,)
+    assert spec.shared == kernel.module.specs[0].shared <= 232448
+    boxes = {p.spec.tensor: p.spec.box for p in spec.params if hasattr(p, "spec")}
+    assert boxes == {"A": (128, 64), "B": (64, 64), "C": (64, 64)}
+
+
+def test_every_instruction_has_a_record_or_says_so():
+    with pytest.raises(Exception, match="no instruction for intrinsic shfl_nowhere"):
+        instruction("shfl_nowhere")
+    name, text = INSTRUCTIONS["wgmma"].define(
+        fields_of("n=16 a=float8_e4m3fn b=float8_e5m2 d=float32 from=rs ta=0 tb=0")
+    )
+    assert name == "wgmma_m64n16k32_f32_e4m3_e5m2_rs"
+    assert "m64n16k32.f32.e4m3.e5m2" in text and "p, 1, 1;" in text
