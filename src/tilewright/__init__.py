@@ -16,6 +16,7 @@ _PUBLIC = {
     "CompiledKernel": "tilewright.runtime.kernel",
     "PassConfigKey": "tilewright.runtime.configs",
     "resolve": "tilewright.runtime.backends",
+    "parse_ir": "tilewright.runtime.backends",
     "TensorSupplyType": "tilewright.runtime.bench",
     "Profiler": "tilewright.runtime.bench",
     "measure": "tilewright.runtime.bench",
@@ -52,6 +53,7 @@ __all__ = [
     "measure",
     "next_power_of_2",
     "par_compile",
+    "parse_ir",
     "resolve",
 ]
 
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
     from tilewright import language, layout
     from tilewright.ir.atoms import Feature
     from tilewright.ir.target import Target
-    from tilewright.runtime.backends import resolve
+    from tilewright.runtime.backends import parse_ir, resolve
     from tilewright.runtime.bench import Profiler, TensorSupplyType, measure
     from tilewright.runtime.configs import PassConfigKey
     from tilewright.runtime.jit import compile, jit, par_compile

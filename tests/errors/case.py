@@ -11,7 +11,7 @@ A line that goes wrong further down is marked in the same way; a case has one su
 
 from __future__ import annotations
 
-import inspect
+import linecache
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,8 +32,11 @@ class Case:
 
     @property
     def lines(self) -> tuple[list[str], int]:
-        """The source with the number of its first line."""
-        return inspect.getsourcelines(self.run)
+        """The source up to the next case, with the number of its first line."""
+        first = self.run.__code__.co_firstlineno
+        rest = linecache.getlines(self.run.__code__.co_filename)[first - 1 :]
+        after = (at for at, line in enumerate(rest) if at and line.startswith("@case"))
+        return rest[: next(after, len(rest))], first
 
     def mark(self) -> tuple[int, int, int]:
         """Line, column and width of the place that is marked, all from the file's view."""
@@ -50,11 +53,8 @@ class Case:
         """The case as a file of its own, its kernel at the top level."""
         lines, _ = self.lines
         body = next(at for at, line in enumerate(lines) if line.startswith("def ")) + 1
-        imports = (
-            "import numpy as np\nimport tilewright as tw\nimport tilewright.language as T\n"
-            "from tests.errors.case import *\n\n"
-        )
-        return imports + textwrap.dedent("".join(line for line in lines[body:]))
+        text = "".join(line for line in lines[body:] if not line.startswith("#"))
+        return f"from {self.run.__module__} import *\n\n" + textwrap.dedent(text)
 
 
 CASES: list[Case] = []

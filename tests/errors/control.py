@@ -14,6 +14,7 @@ def misspelt_word():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             s = T.aloc_shared((8,), "float32")
+#               ^^^^^^^^^^^^^
 
 
 @case(CompileError, "'blok_M' is not defined", "did you mean 'block_M'?")
@@ -24,6 +25,7 @@ def misspelt_name():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(T.ceildiv(8, block_M)) as bx:
             A[bx * blok_M] = 1
+#                  ^^^^^^
 
 
 @case(CompileError, "no attribute 'shap'", "did you mean 'shape'?")
@@ -32,6 +34,7 @@ def misspelt_attribute():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             A[0] = A.shap[0]
+#                  ^^^^^^
 
 
 @case(CompileError, "'x' is used before it has a value", "assign to x")
@@ -40,6 +43,7 @@ def used_before_bound():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             A[0] = x
+#                  ^
             x = 1
 
 
@@ -51,6 +55,7 @@ def rebinding_in_a_loop():
             total = 0.0
             for i in T.serial(8):
                 total = total + A[i]
+#               ^^^^^^^^^^^^^^^^^^^^
             A[0] = total
 
 
@@ -62,6 +67,7 @@ def adding_in_a_loop():
             total = 0.0
             for i in range(8):
                 total += A[i]
+#               ^^^^^^^^^^^^^
             A[0] = total
 
 
@@ -73,6 +79,7 @@ def rebinding_in_a_branch():
             x = A[0]
             if n > 3:
                 x = A[1]
+#               ^^^^^^^^
             A[2] = x
 
 
@@ -86,6 +93,7 @@ def bound_only_in_a_branch():
             else:
                 x = A[0]
             A[2] = x + 1
+#                  ^^^^^
 
 
 @case(CompileError, "'i' was bound inside a run-time loop", "T.alloc_var")
@@ -96,6 +104,7 @@ def loop_variable_after_the_loop():
             for i in range(8):
                 A[i] = 1
             A[0] = i
+#                  ^
 
 
 @case(CompileError, "'A' is a tensor", "store nothing", "A[i] = …", "T.fill")
@@ -104,6 +113,7 @@ def rebinding_a_parameter():
     def main(A: T.Tensor((8,), "float32"), B: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             A = B[0] + 1
+#           ^^^^^^^^^^^^
 
 
 @case(CompileError, "'sums' is a Python list", "T.alloc_local")
@@ -114,6 +124,7 @@ def store_in_a_list():
             sums = [0.0, 0.0]
             for i in range(8):
                 sums[0] = A[i]
+#               ^^^^^^^
 
 
 @case(CompileError, "a run-time value", "compile-time integer", "int32", "T.alloc_local")
@@ -124,6 +135,7 @@ def list_indexed_at_run_time():
             table = [1.0, 2.0, 3.0, 4.0]
             for i in range(4):
                 A[i] = table[i]
+#                      ^^^^^^^^
 
 
 @case(CompileError, "run-time value", "range", "fix:")
@@ -132,6 +144,7 @@ def unrolling_a_run_time_range():
     def main(A: T.Tensor((8,), "float32"), n: T.int32):
         with T.Kernel(1):
             for i in tuple(range(n)):
+#                          ^^^^^^^^
                 A[i] = 1
 
 
@@ -140,6 +153,7 @@ def run_time_threads():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32"), n: T.int32):
         with T.Kernel(1, threads=n):
+#            ^^^^^^^^^^^^^^^^^^^^^^
             A[0] = 1
 
 
@@ -148,6 +162,7 @@ def too_many_threads():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1, threads=2048):
+#            ^^^^^^^^^^^^^^^^^^^^^^^^^
             A[0] = 1
 
 
@@ -156,6 +171,7 @@ def float_grid():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(8 / 4) as bx:
+#            ^^^^^^^^^^^^^^^
             A[bx] = 1
 
 
@@ -164,6 +180,7 @@ def grid_names():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(8) as (bx, by):
+#            ^^^^^^^^^^^
             A[bx] = 1
 
 
@@ -173,6 +190,7 @@ def run_time_stages():
     def main(A: T.Tensor((8,), "float32"), n: T.int32):
         with T.Kernel(1):
             for k in T.Pipelined(8, num_stages=n):
+#                    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
                 A[k] = 1
 
 
@@ -181,6 +199,7 @@ def tile_word_outside_the_kernel():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         T.clear(A)
+#       ^^^^^^^^^^
         with T.Kernel(1):
             A[0] = 1
 
@@ -190,6 +209,7 @@ def allocation_outside_the_kernel():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         s = T.alloc_shared((8,), "float32")
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             T.copy(A, s)
 
@@ -198,6 +218,7 @@ def allocation_outside_the_kernel():
 def no_kernel():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
+#   ^^^^^^^^
         pass
 
 
@@ -207,6 +228,7 @@ def nested_kernels():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             with T.Kernel(2) as bx:
+#                ^^^^^^^^^^^
                 A[bx] = 1
 
 
@@ -216,12 +238,14 @@ def kernel_in_a_branch():
     def main(A: T.Tensor((8,), "float32"), n: T.int32):
         if n > 2:
             with T.Kernel(2) as bx:
+#                ^^^^^^^^^^^
                 A[bx] = 1
 
 
 @case(CompileError, "T.alloc_shared outside a kernel function", "@T.prim_func")
 def word_outside_any_kernel_function():
     s = T.alloc_shared((8,), "float32")
+#       ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "tile belongs to another kernel", "T.alloc_global")
@@ -233,6 +257,7 @@ def tile_of_another_kernel():
             T.copy(A, tile)
         with T.Kernel(1):
             T.copy(tile, A)
+#           ^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "names do not fit its extents", "2 names", "3: i, j, k", "fix:")
@@ -241,6 +266,7 @@ def parallel_names():
     def main(A: T.Tensor((8, 8), "float32")):
         with T.Kernel(1):
             for i, j, k in T.Parallel(8, 8):
+#                          ^^^^^^^^^^^^^^^^
                 A[i, j] = k
 
 
@@ -251,6 +277,7 @@ def parallel_with_one_name():
         with T.Kernel(1):
             for i in T.Parallel(8, 8):
                 A[i, 0] = 1
+#               ^^^^^^^
 
 
 @case(CompileError, "iterations of T.Parallel write the same element of A", "depends on j", "fix:")
@@ -260,6 +287,7 @@ def parallel_conflict():
         with T.Kernel(1):
             for i, j in T.Parallel(8, 8):
                 A[i] = B[i, j]
+#               ^^^^
 
 
 @case(CompileError, "an extent of T.Parallel must be an integer", "2.0", "//")
@@ -268,6 +296,7 @@ def parallel_extent():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             for i in T.Parallel(8 / 4):
+#                    ^^^^^^^^^^^^^^^^^
                 A[i] = 1
 
 
@@ -279,6 +308,7 @@ def tile_word_in_parallel():
             s = T.alloc_shared((8,), "float32")
             for i in T.Parallel(8):
                 T.copy(A[i, 0:8], s)
+#               ^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "T.sync_threads inside T.Parallel", "fix:")
@@ -289,6 +319,7 @@ def barrier_in_parallel():
             for i in T.Parallel(8):
                 A[i] = 1
                 T.sync_threads()
+#               ^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "`break` inside T.Parallel", "independent", "`if`")
@@ -299,6 +330,7 @@ def break_in_parallel():
             for i in T.Parallel(8):
                 if A[i] > 3:
                     break
+#                   ^^^^^
 
 
 @case(CompileError, "a loop with step 0", "fix:")
@@ -307,6 +339,7 @@ def loop_without_a_step():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             for i in range(0, 8, 0):
+#                    ^^^^^^^^^^^^^^
                 A[i] = 1
 
 
@@ -316,6 +349,7 @@ def float_loop():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             for i in range(A[0]):
+#                    ^^^^^^^^^^^
                 A[i] = 1
 
 
@@ -326,6 +360,7 @@ def return_in_a_branch():
         with T.Kernel(8) as bx:
             if bx > 4:
                 return
+#               ^^^^^^
             A[bx] = 1
 
 
@@ -337,6 +372,7 @@ def break_of_an_unrolled_loop():
             for i in (0, 1, 2):
                 if A[i] > 0:
                     break
+#                   ^^^^^
 
 
 @case(CompileError, "`try` is not part of the kernel language", "`if`")
@@ -345,6 +381,7 @@ def python_try():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             try:
+#           ^^^^
                 A[0] = 1
             except ValueError:
                 A[1] = 1
@@ -357,12 +394,14 @@ def python_yield():
         with T.Kernel(1):
             A[0] = 1
             yield A
+#           ^^^^^^^
 
 
 @case(CompileError, "`async`", "not part of the kernel language", "fix:")
 def python_async():
     @T.prim_func
     async def main(A: T.Tensor((8,), "float32")):
+#   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0] = 1
 
@@ -372,6 +411,7 @@ def python_global():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         global counter
+#       ^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0] = 1
 
@@ -383,6 +423,7 @@ def python_del():
         with T.Kernel(1):
             x = A[0]
             del x
+#           ^^^^^
 
 
 @case(CompileError, "a class is not part of the kernel language", "outside")
@@ -391,12 +432,14 @@ def python_class():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             class Point:
+#           ^^^^^^^^^^^^
                 pass
 
 
 @case(CompileError, "a lambda", "fix:")
 def prim_func_of_a_lambda():
     main = T.prim_func(lambda A: None)
+#                      ^^^^^^^^^^^^^^
 
 
 @case(CompileError, "ZeroDivisionError: division by zero", "ran at compile time")
@@ -405,6 +448,7 @@ def python_error():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             A[0] = 1 / (A.shape[0] - 8)
+#                  ^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "assertion failed: 8 rows")
@@ -413,12 +457,14 @@ def python_assertion():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             assert A.shape[0] % 16 == 0, f"{A.shape[0]} rows"
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "a run-time value", "True or False", "@T.macro", "called from")
 def if_in_a_plain_helper():
     def relu(x):
         if x > 0:
+#          ^^^^^
             return x
         return 0
 
@@ -432,6 +478,7 @@ def if_in_a_plain_helper():
 def and_in_a_plain_helper():
     def inside(i, n):
         return 0 <= i and i < n
+#              ^^^^^^^^^^^^^^^^
 
     @T.prim_func
     def main(A: T.Tensor((8,), "float32"), n: T.int32):
@@ -448,12 +495,14 @@ def python_math():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             A[0] = math.sqrt(A[0])
+#                  ^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "@T.macro", "called from")
 def loop_in_a_plain_helper():
     def zero(A):
         for i in T.Parallel(8):
+#       ^^^^^^^^^^^^^^^^^^^^^^^
             A[i] = 0
 
     @T.prim_func
@@ -468,6 +517,7 @@ def loop_without_a_for():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             A[0] = sum([A[i] for i in T.serial(8)])
+#                      ^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "'x' of scale must be a shared buffer", "fragment f", "shared memory", "fix:")
@@ -483,6 +533,7 @@ def macro_argument():
             f = T.alloc_fragment((8,), "float32")
             T.copy(A, f)
             scale(f)
+#           ^^^^^^^^
 
 
 @case(CompileError, "scale", "missing", "'by'", "scale(x, by)")
@@ -496,6 +547,7 @@ def macro_argument_count():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             scale(A)
+#           ^^^^^^^^
 
 
 @case(CompileError, "recurses without end", "fix:")
@@ -503,6 +555,7 @@ def endless_macro():
     @T.macro
     def again(x):
         again(x)
+#       ^^^^^^^^
 
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
@@ -518,6 +571,7 @@ def calling_a_prim_func():
             A[0] = 1
 
     main([1.0] * 8)
+#   ^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "'i' is a number", "fix:")
@@ -527,6 +581,7 @@ def storing_into_an_index():
         with T.Kernel(1):
             for i in T.Parallel(8):
                 i[0] = 1
+#               ^^^^
 
 
 @case(CompileError, "'total' is rebound", "T.alloc_var")
@@ -537,6 +592,7 @@ def rebinding_in_a_while():
             total = 0
             while A[0] > total:
                 total = total + 1
+#               ^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "a tensor outside a kernel", "T.Kernel")
@@ -544,6 +600,7 @@ def reading_outside_the_kernel():
     @T.prim_func
     def main(A: T.Tensor((8,), "int32")):
         n = A[0]
+#       ^^^^^^^^
         with T.Kernel(1):
             A[1] = n
 
@@ -556,6 +613,7 @@ def continue_in_parallel():
             for i in T.Parallel(8):
                 if A[i] > 3:
                     continue
+#                   ^^^^^^^^
                 A[i] = 0
 
 
@@ -569,6 +627,7 @@ def else_of_a_loop():
                     break
             else:
                 A[0] = 0
+#               ^^^^^^^^
 
 
 @case(CompileError, "unknown dtype 'flot32'", "did you mean 'float32'?")
@@ -577,6 +636,7 @@ def é_is_one_character():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             größe = "größe"; x = T.alloc_var("flot32")
+#                                ^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "a run-time value is not subscriptable", "index a tensor")
@@ -585,3 +645,4 @@ def element_of_a_number():
     def main(A: T.Tensor((8,), "float32"), n: T.int32):
         with T.Kernel(1):
             A[0] = n[0]
+#                  ^^^^

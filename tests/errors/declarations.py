@@ -15,6 +15,7 @@ from tilewright import CompileError
 def missing_annotation():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32"), B):
+#                                          ^
         with T.Kernel(1):
             B[0] = A[0]
 
@@ -23,6 +24,7 @@ def missing_annotation():
 def unusable_annotation():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32"), B: np.ndarray):
+#                                          ^^^^^^^^^^^^^
         with T.Kernel(1):
             B[0] = A[0]
 
@@ -31,6 +33,7 @@ def unusable_annotation():
 def misspelt_dtype_of_a_parameter():
     @T.prim_func
     def main(A: T.Tensor((8,), "flaot32")):
+#            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0] = 1
 
@@ -39,6 +42,7 @@ def misspelt_dtype_of_a_parameter():
 def float_size():
     @T.prim_func
     def main(A: T.Tensor((8 / 2,), "float32")):
+#            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0] = 1
 
@@ -47,6 +51,7 @@ def float_size():
 def size_by_name():
     @T.prim_func
     def main(A: T.Tensor(("m", 8), "float32")):
+#            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0, 0] = 1
 
@@ -55,6 +60,7 @@ def size_by_name():
 def odd_packed_parameter():
     @T.prim_func
     def main(A: T.Tensor((4, 7), "int4")):
+#            ^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0, 0] = 1
 
@@ -63,6 +69,7 @@ def odd_packed_parameter():
 def strides_of_another_rank():
     @T.prim_func
     def main(A: T.StridedTensor((4, 8), (8,), "float32")):
+#            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0, 0] = 1
 
@@ -71,6 +78,7 @@ def strides_of_another_rank():
 def unknown_name_in_an_annotation():
     @T.prim_func
     def main(A: T.Tensor((M, 8), "float32")):
+#            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0, 0] = 1
 
@@ -79,6 +87,7 @@ def unknown_name_in_an_annotation():
 def shared_parameter():
     @T.prim_func
     def main(A: T.SharedBuffer((4, 8), "float32")):
+#            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0, 0] = 1
 
@@ -87,6 +96,7 @@ def shared_parameter():
 def variadic():
     @T.prim_func
     def main(*A: T.Tensor((4, 8), "float32")):
+#   ^^^^^^^^
         with T.Kernel(1):
             A[0, 0] = 1
 
@@ -94,6 +104,7 @@ def variadic():
 @case(CompileError, "the contract of m is impossible", "min ≤ max", "min=16, max=8", "fix:")
 def impossible_contract():
     m = T.dynamic("m", min=16, max=8)
+#       ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "the contracts of m do not meet", "min=16 and max=8", "fix:")
@@ -102,6 +113,7 @@ def contracts_that_do_not_meet():
 
     @T.prim_func
     def main(A: T.Tensor((m,), "float32"), B: T.Tensor((n,), "float32")):
+#                                          ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0] = B[0]
 
@@ -116,6 +128,7 @@ def factory_without_return():
                 A[0] = 1
 
     factory(8)
+#   ^^^^^^^^^^
 
 
 @case(CompileError, "missing a required argument: 'n'", "factory(m, n)")
@@ -130,6 +143,7 @@ def factory_arguments():
         return main
 
     factory(8)
+#   ^^^^^^^^^^
 
 
 @case(CompileError, "tw.compile takes a @T.prim_func", "function", "fix:")
@@ -138,6 +152,7 @@ def compiling_a_function():
         return A
 
     tw.compile(main)
+#   ^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "unknown target", "'gpu'", "cuda", "cpu", "interp")
@@ -148,11 +163,13 @@ def unknown_target():
             A[0] = 1
 
     tw.compile(main, target="gpu")
+#   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "'targte'", "did you mean 'target'?")
 def unknown_option_of_jit():
     @tw.jit(targte="cpu")
+#    ^^^^^^^^^^^^^^^^^^^^
     def factory(n):
         return None
 
@@ -165,6 +182,7 @@ def output_that_is_not_there():
             A[0] = 1
 
     tw.compile(main, target="interp", out_idx=[3])
+#   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "nothing determines the size 'K'", "T.Tensor((K, …), dtype)")
@@ -172,6 +190,7 @@ def undetermined_size():
     @tw.jit(target="interp")
     def scale(A):
         M, K = T.const("M, K")
+#              ^^^^^^^^^^^^^^^
         A: T.Tensor((M,), "float32")
         with T.Kernel(1):
             A[0] = K
@@ -187,6 +206,7 @@ def undeclared_argument():
         A: T.Tensor((M,), "float32")
         with T.Kernel(1):
             A[0] = B[0]
+#                  ^^^^
 
     scale(np.zeros(8, np.float32), np.zeros(8, np.float32))
 
@@ -198,6 +218,7 @@ def declaring_a_stranger():
         M = T.const("M")
         A: T.Tensor((M,), "float32")
         C: T.Tensor((M,), "float32")
+#       ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0] = 1
 
@@ -210,6 +231,7 @@ def declared_size():
     def scale(A):
         M = T.const("M")
         A: T.Tensor((M, 16), "float32")
+#       ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0, 0] = 1
 
@@ -222,6 +244,7 @@ def declared_rank():
     def scale(A):
         M, N = T.const("M, N")
         A: T.Tensor((M, N), "float32")
+#       ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0, 0] = 1
 
@@ -232,6 +255,7 @@ def declared_rank():
 def output_not_returned():
     @tw.jit(target="interp")
     def scale(A):
+#   ^^^^^^^^^
         M = T.const("M")
         A: T.Tensor((M,), "float32")
         B = T.empty((M,), "float32")
@@ -245,6 +269,7 @@ def output_not_returned():
 def returning_an_input():
     @tw.jit(target="interp")
     def scale(A):
+#   ^^^^^^^^^
         M = T.const("M")
         A: T.Tensor((M,), "float32")
         with T.Kernel(1):
@@ -265,12 +290,14 @@ def direct_argument_count():
             A[0] = B[0]
 
     scale(np.zeros(8, np.float32))
+#   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "T.Kernel outside a kernel function", "@T.prim_func")
 def forgotten_decorator():
     def main(A):
         with T.Kernel(1):
+#            ^^^^^^^^^^^
             A[0] = 1
 
     main(np.zeros(8))

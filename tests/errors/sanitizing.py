@@ -27,6 +27,7 @@ def index_out_of_range():
             s = T.alloc_shared((8,), "int32")
             T.clear(s)
             s[N[0]] = 1
+#           ^^^^^^^
 
     check(main, ints(9, 0, 0, 0, 0, 0, 0, 0))
 
@@ -40,6 +41,7 @@ def index_of_a_neighbour():
             T.clear(s)
             for i in T.Parallel(8):
                 A[i] = s[i] + s[i + 1]
+#                             ^^^^^^^^
 
     check(main, np.zeros(8, np.int32))
 
@@ -51,6 +53,7 @@ def uninitialized_tile():
         with T.Kernel(1, threads=32):
             s = T.alloc_shared((8, 8), "float32")
             T.copy(s, A)
+#           ^^^^^^^^^^^^
 
     check(main, np.zeros((8, 8), np.float32))
 
@@ -64,6 +67,7 @@ def uncleared_accumulator():
             c = T.alloc_fragment((16, 16), "float32")
             T.copy(A, a)
             T.gemm(a, a, c)
+#           ^^^^^^^^^^^^^^^
             T.copy(c, C)
 
     check(main, np.zeros((16, 16), np.float16), np.zeros((16, 16), np.float32))
@@ -76,6 +80,7 @@ def uninitialized_variable():
         with T.Kernel(1, threads=32):
             x = T.alloc_var("float32")
             A[0] = x + 1
+#                  ^^^^^
 
     check(main, np.zeros(8, np.float32))
 
@@ -87,6 +92,7 @@ def parallel_conflict():
         with T.Kernel(1, threads=32):
             for i in T.Parallel(8):
                 A[N[i]] = i
+#               ^^^^^^^
 
     check(main, np.zeros(8, np.int32), np.zeros(8, np.int32))
 
@@ -98,6 +104,7 @@ def parallel_shift():
         with T.Kernel(1, threads=32):
             for i in T.Parallel(7):
                 A[i] = A[i + 1]
+#               ^^^^
 
     check(main, np.zeros(8, np.int32))
 
@@ -111,6 +118,7 @@ def missing_barrier():
             s = T.alloc_shared((64,), "int32")
             s[t] = A[t]
             A[t] = s[63 - t]
+#                  ^^^^^^^^^
 
     check(main, np.zeros(64, np.int32))
 
@@ -121,6 +129,7 @@ def block_race():
     def main(A: T.Tensor((8,), "int32")):
         with T.Kernel(4, threads=32) as bx:
             A[0] = bx
+#           ^^^^
 
     check(main, np.zeros(8, np.int32))
 
@@ -136,6 +145,7 @@ def divergent_barrier():
             while x < 5:
                 x += 1
                 T.sync_warp()
+#               ^^^^^^^^^^^^^
 
     check(main, np.arange(64, dtype=np.int32))
 
@@ -147,6 +157,7 @@ def division_by_zero():
         with T.Kernel(1, threads=32):
             for i in T.Parallel(8):
                 A[i] = 64 // A[i]
+#               ^^^^
 
     check(main, np.arange(8, dtype=np.int32))
 
@@ -157,6 +168,7 @@ def index_overflow():
     def main(A: T.Tensor((8,), "int32"), n: T.int32):
         with T.Kernel(1, threads=32):
             A[n * n % 8] = 1
+#           ^^^^^^^^^^^^
 
     check(main, np.arange(8, dtype=np.int32), 70000)
 
@@ -167,6 +179,7 @@ def device_assert():
     def main(A: T.Tensor((8,), "int32")):
         with T.Kernel(1, threads=32):
             T.device_assert(A[0] > 3, "too small")
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
             A[0] = 1
 
     check(main, np.zeros(8, np.int32))

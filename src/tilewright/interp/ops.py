@@ -111,7 +111,10 @@ def copy_now(fr: Frame, op: Copy, src: Box, dst: Box) -> None:
     part = needed(src, dst)
     if fr.watch is not None and not src.is_empty and all(s.stop > s.start for s in part):
         fr.watch.read(fr, src.mem, part, None, fr.loc())
-    watch_write(fr, dst)
+    if op.reduce is None:
+        watch_write(fr, dst)
+    elif fr.watch is not None and not dst.is_empty:
+        fr.watch.atomic(fr, dst.mem, dst.where, fr.loc())
     store_tile(op, dst, moved(op, src, dst))
 
 

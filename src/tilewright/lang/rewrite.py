@@ -235,10 +235,13 @@ class Rewriter(ast.NodeTransformer):
         loop = ast.For(target, self._call(iterable, "loop", source, hint), inner, [], None)
         if node.orelse:
             loop.orelse = [
-                self._do(node, self._call(node, "check_else")), *self.body(node.orelse)
+                self._check_else(node), *self.body(node.orelse)
             ]  # fmt: skip
         after = self._after(node, assigned_names([node]))
         return [_locate(node, loop), *after]
+
+    def _check_else(self, node: ast.For | ast.While) -> ast.Expr:
+        return self._do(node.orelse[0], self._call(node.orelse[0], "check_else"))
 
     def _target(self, target: ast.expr) -> tuple[ast.expr, list[ast.stmt]]:
         """A `for`/`with` target, and the statements that make its names known."""
@@ -266,7 +269,7 @@ class Rewriter(ast.NodeTransformer):
         )
         if node.orelse:
             loop.orelse = [
-                self._do(node, self._call(node, "check_else")), *self.body(node.orelse)
+                self._check_else(node), *self.body(node.orelse)
             ]  # fmt: skip
         return [_locate(node, loop), *self._after(node, assigned_names(node.body))]
 

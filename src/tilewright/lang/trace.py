@@ -68,11 +68,12 @@ class DirectTrace:
     single: bool = True
 
 
+@entry
 def prim_func(function: Any = None, **_: Any) -> Any:
     """Trace a kernel function whose parameters are annotated with tensors and scalars."""
     if function is None:
         return prim_func
-    frame = sys._getframe(1)
+    frame = sys._getframe(2)  # past `entry`
     return _prim_func(function, _visible(frame))
 
 
@@ -81,7 +82,6 @@ def _visible(frame: FrameType) -> dict[str, Any]:
     return {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
 
 
-@entry
 def _prim_func(function: FunctionType, names: dict[str, Any]) -> PrimFunc:
     if not isinstance(function, FunctionType):
         raise CompileError(
@@ -333,6 +333,7 @@ class Macro:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
+    @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         builder = current(self.function.__name__)
         loc = locate()

@@ -7,8 +7,10 @@ from typing import Any, Protocol
 
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
+from tilewright.ir.text import parse_program
+from tilewright.ir.verify import Stage, verify
 from tilewright.support import env
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, VerifyError
 
 
 class Executable(Protocol):
@@ -53,11 +55,18 @@ def _cpu(program: Program, target: Target) -> Executable:
 
 
 def _cuda(program: Program, target: Target) -> Executable:
-    raise CompileError(
-        f"this version cannot generate code for {target} yet",
-        fix='use target="cpu" or target="interp"',
-        loc=program.loc,
-    )
+    try:
+        verify(program, Stage.LAID_OUT)
+    except VerifyError as error:
+        raise CompileError(
+            f"{program.name} is not scheduled, and this version derives no schedules for {target}",
+            notes=(error.message,),
+            fix='use target="cpu" or "interp", or write the scheduled form (docs/scheduled.md)',
+            loc=error.loc or program.loc,
+        ) from None
+    from tilewright.targets.cuda.backend import compile_program
+
+    return compile_program(program, target)
 
 
 BACKENDS: dict[str, Callable[[Program, Target], Executable]] = {
@@ -79,3 +88,12 @@ def resolve(target: str | Target) -> Target:
 
 def build(program: Program, target: Target) -> Executable:
     return BACKENDS[target.kind](program, target)
+
+
+def parse_ir(text: str, file: str = "<ir>") -> Program:
+    """A program from its text form, at any stage; `tw.compile` takes it.
+
+    >>> parse_ir("program p { kernel k grid b in 1 threads t in 32 { } }").name
+    'p'
+    """
+    return parse_program(text, file)

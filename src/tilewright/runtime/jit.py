@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.lang import PrimFunc, is_direct, trace_direct
 from tilewright.runtime.configs import options_from
@@ -23,7 +24,7 @@ OutIdx = int | Sequence[int] | None
 
 @entry
 def compile(
-    prim_func: PrimFunc,
+    prim_func: PrimFunc | Program,
     out_idx: OutIdx = None,
     target: str | Target = "auto",
     pass_configs: Mapping[Any, Any] | None = None,
@@ -31,11 +32,12 @@ def compile(
     verbose: bool = False,
     **others: Any,
 ) -> CompiledKernel:
-    """Compile one `prim_func`.
+    """Compile one `prim_func`, or a program read with `tw.parse_ir`.
 
     >>> kernel = tw.compile(main, out_idx=[-1], target="cpu")   # doctest: +SKIP
     """
-    if not isinstance(prim_func, PrimFunc):
+    program = prim_func.program if isinstance(prim_func, PrimFunc) else prim_func
+    if not isinstance(program, Program):
         raise CompileError(
             "tw.compile takes a @T.prim_func",
             got=type(prim_func).__name__,
@@ -43,7 +45,7 @@ def compile(
         )
     _ignore("tw.compile", others)
     kernel = CompiledKernel(
-        prim_func.program, target=target, out_idx=out_idx, options=options_from(pass_configs)
+        program, target=target, out_idx=out_idx, options=options_from(pass_configs)
     )
     if verbose:
         print(kernel.explain(), file=sys.stderr)
@@ -265,9 +267,7 @@ def _ignore(word: str, others: Mapping[str, Any]) -> None:
                 expected=", ".join(_OPTIONS),
                 fix=f"did you mean {close[0]!r}?",
             )
-        warnings.warn(
-            f"{word}: {name!r} has no meaning in Tilewright and is ignored", stacklevel=4
-        )
+        warnings.warn(f"{word}: {name!r} has no meaning in Tilewright and is ignored", stacklevel=4)
 
 
 def _is_array(value: Any) -> bool:

@@ -39,11 +39,15 @@ class CompiledKernel:
         self.target = resolve(target)
         self.options = dict(options or {})
         indices = [out_idx] if isinstance(out_idx, int) else list(out_idx or [])
+        if indices and self.target.kind == "cuda":
+            raise CompileError("out_idx is not there yet on CUDA targets", fix="pass the outputs")
         self.launcher = Launcher(program, indices)
         self.executable = build(program, self.target)
 
     @entry
     def __call__(self, *args: Any, **named: Any) -> Any:
+        if self.target.kind == "cuda":
+            return self._launch(args, named)
         call = self.launcher.prepare(args, named)
         self.executable(call.args)
         for finish in call.after:
@@ -51,6 +55,11 @@ class CompiledKernel:
         if not call.results:
             return None
         return call.results[0] if len(call.results) == 1 else list(call.results)
+
+    def _launch(self, args: Sequence[Any], named: dict[str, Any]) -> None:
+        """On a GPU the executable checks device arrays itself, in parameter order."""
+        given = self.launcher.in_order(args, named) if named else args
+        self.executable(dict(zip((p.name for p in self.program.params), given, strict=True)))
 
     @property
     def name(self) -> str:
@@ -104,16 +113,22 @@ class CompiledKernel:
 
     @property
     def ptx(self) -> str:
-        raise self._not_cuda("PTX")
+        """The PTX of a kernel for CUDA."""
+        return str(self._cuda("PTX").ptx)
 
     @property
     def sass(self) -> str:
-        raise self._not_cuda("SASS")
+        """The machine code of a kernel for CUDA, disassembled."""
+        from tilewright.targets.cuda.sass import disassemble
 
-    def _not_cuda(self, what: str) -> CompileError:
-        return CompileError(
-            f"{what} exists for CUDA targets only; this kernel is for {self.target}"
-        )
+        return disassemble(self._cuda("SASS").cubin)
+
+    def _cuda(self, what: str) -> Any:
+        if self.target.kind != "cuda":
+            raise CompileError(
+                f"{what} exists for CUDA targets only; this kernel is for {self.target}"
+            )
+        return self.executable
 
     def get_profiler(self, tensor_supply_type: Any = "auto") -> Profiler:
         from tilewright.runtime.bench import Profiler

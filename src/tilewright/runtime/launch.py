@@ -48,7 +48,7 @@ class Launcher:
         self.dynamic = bool(program.dims)
 
     def prepare(self, given: Sequence[Any], named: dict[str, Any] | None = None) -> Call:
-        given = self._in_order(given, named) if named else given
+        given = self.in_order(given, named) if named else given
         if len(given) != len(self.inputs):
             names = ", ".join(self.params[i].name for i in self.inputs)
             raise LaunchError(
@@ -85,7 +85,7 @@ class Launcher:
         results = tuple(raw[self.params[i].name] for i in self.outputs)
         return Call(args, results, tuple(after))
 
-    def _in_order(self, given: Sequence[Any], named: dict[str, Any]) -> Sequence[Any]:
+    def in_order(self, given: Sequence[Any], named: dict[str, Any]) -> Sequence[Any]:
         names = [self.params[i].name for i in self.inputs]
         unknown = [n for n in named if n not in names[len(given) :]]
         if unknown:

@@ -1,0 +1,123 @@
+"""Every wrong program gets the error it deserves, at the place it deserves."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+import tilewright
+from tests.errors import control, declarations, launching, sanitizing, threads, tiles
+from tests.errors.case import CASES, Case
+from tilewright import TilewrightError
+
+PACKAGE = str(Path(tilewright.__file__).parent) + os.sep
+MODULES = (tiles, control, threads, declarations, launching, sanitizing)
+# before 3.11 Python keeps lines only
+HAS_COLUMNS = sys.version_info >= (3, 11)
+
+
+def failure(case: Case) -> TilewrightError:
+    try:
+        case.run()
+    except TilewrightError as error:
+        return error
+    raise AssertionError(f"{case.name} went through")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_error(case: Case):
+    error = failure(case)
+    text = str(error)
+    assert isinstance(error, case.error), text
+    for word in case.words:
+        assert word in text, f"{word!r} is missing from:\n{text}"
+
+    line, column, width = case.mark()
+    assert error.loc is not None, text
+    assert error.loc.file == case.run.__code__.co_filename
+    assert error.loc.line == line, text
+    said, source, carets = text.split("\n")[:3]
+    assert said.startswith(f"{error.loc.file}:{line}:")
+    written = linecache.getline(error.loc.file, line).rstrip("\n")
+    assert source == f"{line:>5} | {written}"
+    if HAS_COLUMNS:
+        assert carets == " " * (len("12345 | ") + column - 1) + "^" * width, text
+
+    found = error.diagnostic
+    assert found.fix or found.expected or found.notes or "assert" in text, text
+    # names of our classes and addresses say nothing to a user
+    assert not re.search(r"object at 0x|_tw_|tilewright\.\w+\.\w+", text), text
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_traceback_is_the_users(case: Case):
+    error = failure(case)
+    assert error.__cause__ is None
+    assert error.__context__ is None or error.__suppress_context__
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    inside = [file for file in files if file.startswith(PACKAGE)]
+    assert len(inside) <= (0 if HAS_COLUMNS else 1), inside
+
+
+def test_the_corpus_is_there():
+    assert len(CASES) >= 150
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert {case.run.__module__ for case in CASES} == {module.__name__ for module in MODULES}
+
+
+SCRIPTS = [
+    "tiles-copy_shapes",
+    "control-misspelt_word",
+    "control-misspelt_name",
+    "control-if_in_a_plain_helper",
+    "control-word_outside_any_kernel_function",
+    "declarations-misspelt_dtype_of_a_parameter",
+    "declarations-factory_without_return",
+    "declarations-forgotten_decorator",
+    "declarations-unknown_target",
+    "launching-dtype",
+    "threads-ptx_on_the_cpu",
+    "sanitizing-block_race",
+]
+
+
+def test_scripts(tmp_path: Path):
+    """What a user sees who runs the file: their own lines, then the message, and no more."""
+    named = {case.name: case for case in CASES}
+    running = []
+    for name in SCRIPTS:
+        file = tmp_path / f"{name.replace('-', '_')}.py"
+        file.write_text(named[name].script())
+        root = Path(__file__).parents[2]
+        environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{PACKAGE}.."}
+        running.append(
+            subprocess.Popen(
+                [sys.executable, str(file)], stderr=subprocess.PIPE, text=True, env=environment
+            )
+        )
+        if len(running) % 2 == 0:
+            running[-1].wait(120)
+    for name, process in zip(SCRIPTS, running, strict=True):
+        _, shown = process.communicate(timeout=120)
+        assert process.returncode == 1, f"{name}: {shown}"
+        assert shown.count("Traceback (most recent call last)") == 1, shown
+        frames = re.findall(r'^  File "(.*)", line', shown, re.MULTILINE)
+        assert frames, shown
+        assert sum(f.startswith(PACKAGE) for f in frames) <= (0 if HAS_COLUMNS else 1), shown
+        last = re.split(r"^tilewright\.support\.errors\.|^tilewright\.", shown, flags=re.M)[-1]
+        for word in named[name].words:
+            assert word in last, f"{name}: {word!r} is missing from:\n{last}"
+
+
+def test_everything_on_request(monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_TRACEBACK", "1")
+    error = failure(CASES[0])
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    assert any(file.startswith(PACKAGE) for file in files)
