@@ -20,7 +20,7 @@ BELOW = {
     for depth, rooms in enumerate(ORDER)
     for room in rooms
 }
-PUBLIC = {"tilewright", "tilewright.language", "tilewright.layout"}
+PUBLIC = {"tilewright", "tilewright.language", "tilewright.layout", "tilewright.profiler"}
 # The wheel holds none of these.
 OUTSIDE = {"zoo", "tests", "examples", "benchmarks"}
 HEAVY = {"torch", "jax", "cupy", "llvmlite", "hypothesis", "click", "rich", "matplotlib"}

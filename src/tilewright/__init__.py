@@ -14,6 +14,7 @@ _PUBLIC = {
     "par_compile": "tilewright.runtime.jit",
     "autotune": "tilewright.runtime.tune",
     "CompiledKernel": "tilewright.runtime.kernel",
+    "JITKernel": "tilewright.runtime.kernel",
     "PassConfigKey": "tilewright.runtime.configs",
     "resolve": "tilewright.runtime.backends",
     "parse_ir": "tilewright.runtime.backends",
@@ -29,12 +30,13 @@ _PUBLIC = {
     "SanitizerError": "tilewright.support.errors",
     "VerifyError": "tilewright.support.errors",
 }
-_MODULES = ("language", "layout")
+_MODULES = ("language", "layout", "profiler")
 
 __all__ = [
     "CompileError",
     "CompiledKernel",
     "Feature",
+    "JITKernel",
     "LaunchError",
     "PassConfigKey",
     "Profiler",
@@ -54,6 +56,7 @@ __all__ = [
     "next_power_of_2",
     "par_compile",
     "parse_ir",
+    "profiler",
     "resolve",
 ]
 
@@ -65,7 +68,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.bench import Profiler, TensorSupplyType, measure
     from tilewright.runtime.configs import PassConfigKey
     from tilewright.runtime.jit import compile, jit, par_compile
-    from tilewright.runtime.kernel import CompiledKernel
+    from tilewright.runtime.kernel import CompiledKernel, JITKernel
     from tilewright.runtime.tune import autotune
     from tilewright.support.errors import (
         CompileError,

@@ -1,6 +1,7 @@
 """Wrong control flow, names and Python."""
 
-# fmt: off (the carets stand under the text)
+# The carets stand under the text, which a formatter would move.
+# fmt: off
 from __future__ import annotations
 
 import tilewright.language as T
@@ -148,7 +149,7 @@ def unrolling_a_run_time_range():
                 A[i] = 1
 
 
-@case(CompileError, "threads of T.Kernel must be a compile-time integer", "a run-time value", "fix:")
+@case(CompileError, "threads of T.Kernel must be a compile-time integer", "a run-time value")
 def run_time_threads():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32"), n: T.int32):
@@ -477,8 +478,8 @@ def if_in_a_plain_helper():
 @case(CompileError, "run-time value", "@T.macro", "called from")
 def and_in_a_plain_helper():
     def inside(i, n):
-        return 0 <= i and i < n
-#              ^^^^^^^^^^^^^^^^
+        return i > 0 and i < n
+#              ^^^^^^^^^^^^^^^
 
     @T.prim_func
     def main(A: T.Tensor((8,), "float32"), n: T.int32):
@@ -635,8 +636,8 @@ def é_is_one_character():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
-            größe = "größe"; x = T.alloc_var("flot32")
-#                                ^^^^^^^^^^^^^^^^^^^^^
+            größe, x = "größe", T.alloc_var("flot32")
+#                               ^^^^^^^^^^^^^^^^^^^^^
 
 
 @case(CompileError, "a run-time value is not subscriptable", "index a tensor")

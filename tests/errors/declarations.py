@@ -1,6 +1,7 @@
 """Wrong parameters, sizes, factories and direct-style kernels."""
 
-# fmt: off (the carets stand under the text)
+# The carets stand under the text, which a formatter would move.
+# fmt: off
 from __future__ import annotations
 
 import numpy as np
@@ -217,7 +218,7 @@ def declaring_a_stranger():
     def scale(A):
         M = T.const("M")
         A: T.Tensor((M,), "float32")
-        C: T.Tensor((M,), "float32")
+        C: T.Tensor((M,), "float32")  # noqa: F842
 #       ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
         with T.Kernel(1):
             A[0] = 1

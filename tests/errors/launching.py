@@ -1,6 +1,7 @@
 """Wrong arguments at a launch: refused before anything runs."""
 
-# fmt: off (the carets stand under the text)
+# The carets stand under the text, which a formatter would move.
+# fmt: off
 from __future__ import annotations
 
 import numpy as np

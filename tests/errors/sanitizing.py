@@ -1,6 +1,7 @@
 """Programs that go wrong when they run, reported by the sanitizer."""
 
-# fmt: off (the carets stand under the text)
+# The carets stand under the text, which a formatter would move.
+# fmt: off
 from __future__ import annotations
 
 import numpy as np

@@ -16,6 +16,7 @@ import tilewright
 from tests.errors import control, declarations, launching, sanitizing, threads, tiles
 from tests.errors.case import CASES, Case
 from tilewright import TilewrightError
+from tilewright.support.errors import Loc
 
 PACKAGE = str(Path(tilewright.__file__).parent) + os.sep
 MODULES = (tiles, control, threads, declarations, launching, sanitizing)
@@ -64,6 +65,28 @@ def test_traceback_is_the_users(case: Case):
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     inside = [file for file in files if file.startswith(PACKAGE)]
     assert len(inside) <= (0 if HAS_COLUMNS else 1), inside
+
+
+LAUNCHES = [case for case in CASES if case.run.__module__ == launching.__name__]
+
+
+@pytest.mark.parametrize("case", LAUNCHES, ids=lambda case: case.name)
+def test_nothing_runs_with_a_wrong_argument(case: Case, monkeypatch):
+    def run(*_):
+        raise AssertionError("the kernel ran")
+
+    monkeypatch.setattr("tilewright.runtime.backends.InterpExecutable.__call__", run)
+    assert isinstance(failure(case), tilewright.LaunchError)
+
+
+def test_tabs_and_wide_spans(tmp_path: Path):
+    file = tmp_path / "tabs.py"
+    file.write_text("if x:\n\ty = wrong(1)\n")
+    assert Loc(str(file), 2, 6, 14).excerpt() == (
+        "    2 |     y = wrong(1)\n                ^^^^^^^^"
+    )
+    assert Loc(str(file), 2, 6, 99).excerpt().endswith(" ^^^^^^^^")
+    assert Loc(str(file), 9, 1).excerpt() == ""
 
 
 def test_the_corpus_is_there():

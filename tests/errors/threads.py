@@ -1,6 +1,7 @@
 """Wrong thread-level code: values that differ between threads, barriers, foreign code."""
 
-# fmt: off (the carets stand under the text)
+# The carets stand under the text, which a formatter would move.
+# fmt: off
 from __future__ import annotations
 
 import numpy as np

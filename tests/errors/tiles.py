@@ -1,6 +1,7 @@
 """Wrong tile words: copies, products, reductions, allocation, indices."""
 
-# fmt: off (the carets stand under the text)
+# The carets stand under the text, which a formatter would move.
+# fmt: off
 from __future__ import annotations
 
 import tilewright.language as T

@@ -256,10 +256,9 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
             return
     if fr.watch is not None:
         seen = mask
-        if mask is not None and uniform and not fr.in_map and not mem.lead:
-            # threads that store one value in one place do not disturb each other
-            seen = np.zeros(fr.lanes, np.bool_)
-            seen[int(np.argmax(np.broadcast_to(mask, fr.lanes)))] = True
+        one_place = all(i.ndim == 0 for i in idx) and not fr.in_map and not mem.lead
+        if one_place and (mask is not None or value.ndim):
+            seen = _storing(fr, value, mask)
         watch_lanes(fr, mem, idx, seen, None, fr.watch.write, masked=True)
     data = mem.data
     if not mem.lead and uniform:
@@ -277,6 +276,19 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
         full, value = tuple(i[keep] for i in full), value[keep]
     data[full if full else ...] = value if full or not value.ndim else value.reshape(-1)[-1]
     mem.flush(data)
+
+
+def _storing(fr: Frame, value: Value, mask: Any) -> Any:
+    """The threads that store in one place: all of them, or the first one when they agree on the
+    value, since then they do not disturb each other."""
+    active = np.broadcast_to(True if mask is None else mask, fr.lanes)
+    values = np.broadcast_to(value, fr.lanes)[active]
+    bits = values.view(np.uint8).reshape(-1, values.itemsize)
+    if (bits != bits[:1]).any():
+        return active
+    first = np.zeros(fr.lanes, np.bool_)
+    first[int(np.argmax(active))] = True
+    return first
 
 
 # ── boxes: a nest's variables plus offsets, without index arrays ─────────────────────────────

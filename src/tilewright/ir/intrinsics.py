@@ -55,6 +55,9 @@ FUNCTIONS: dict[str, Function] = {
         Function("atan2", 2),
         Function("copysign", 2),
         Function("fma", 3),
+        # unlike `min` and `max`, NaN when either is: what reductions fold by
+        Function("min_nan", 2),
+        Function("max_nan", 2),
         Function("reinterpret", 1, "any", "free"),
         Function("dp4a", 3, "int", "free"),
         # two values rounded to 16 bits, the first in the low half of a uint32

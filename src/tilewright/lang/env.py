@@ -19,7 +19,7 @@ from tilewright.lang.alloc import alloc_var
 from tilewright.lang.builder import Builder
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
 from tilewright.lang.looking import device_assert
-from tilewright.lang.loops import ForLoop, Loop, serial
+from tilewright.lang.loops import ForLoop, Loop, ThreadLoop, serial
 from tilewright.lang.params import declare_argument
 from tilewright.lang.scalar import Lost, Scalar, concrete, is_runtime
 from tilewright.lang.types import ScalarType, TensorType
@@ -378,10 +378,10 @@ class Env:
         if old is not None and name in self.refs and _is_number(value):
             store(old.value, value)
             return old.value
-        if old is not None and isinstance(old.value, Tile) and _is_number(value):
+        tensor = old.value.buffer if old is not None and isinstance(old.value, Tile) else None
+        if tensor in self.builder.params and not fresh and _is_number(value):
             raise CompileError(
-                f"{name!r} is a {'tensor' if old.value.scope() == 'global' else 'tile'}: this "
-                "would give its name to a number and store nothing",
+                f"{name!r} is a tensor: this would give its name to a number and store nothing",
                 fix=f"store elements, {name}[i] = …, fill it with T.fill({name}, …), or use "
                 "another name",
             )
@@ -408,6 +408,8 @@ class Env:
         """The value a name keeps: elements and expressions over memory are read now."""
         if isinstance(value, Lost):
             value.fail()
+        if isinstance(value, ThreadLoop):
+            return value.index(self.builder)
         if isinstance(value, Variable):
             if value.named:
                 return self.builder.let(value.as_expr(), name)

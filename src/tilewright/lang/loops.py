@@ -312,12 +312,16 @@ def _fold_max(a: Expr, b: Expr) -> Expr:
 
 @dataclass
 class ThreadLoop(Loop):
-    """`T.thread_binding`: the body once, in every thread, the name being its index."""
+    """`T.thread_binding`: the body once, in every thread, the name being its index. Assigned to a
+    name instead, it is the index for the rest of the kernel."""
 
     extent: Any
     thread: str
 
     def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
+        yield self.index(builder)
+
+    def index(self, builder: Builder) -> Var:
         kernel = builder.require_kernel("thread_binding")
         unit, _, axis = self.thread.partition(".")
         at = "xyz".find(axis or "?")
@@ -336,7 +340,7 @@ class ThreadLoop(Loop):
                 expected=str(getattr(extents[at], "value", extents[at])),
                 got=str(getattr(self.extent, "value", self.extent)),
             )
-        yield vars[at]
+        return vars[at]
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────

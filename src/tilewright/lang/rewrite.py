@@ -61,23 +61,27 @@ def find_definition(function: FunctionType) -> ast.FunctionDef:
             fix="define the kernel in a file",
         )
     for node in ast.walk(_parse("".join(lines), code.co_filename)):
-        if isinstance(node, ast.Lambda) and code.co_name == "<lambda>":
-            if node.lineno == code.co_firstlineno:
-                raise CompileError(
-                    "a lambda cannot be a kernel",
-                    loc=location(node, code.co_filename),
-                    fix="write a `def`",
-                )
+        if (
+            isinstance(node, ast.Lambda)
+            and code.co_name == "<lambda>"
+            and node.lineno == code.co_firstlineno
+        ):
+            raise CompileError(
+                "a lambda cannot be a kernel",
+                loc=location(node, code.co_filename),
+                fix="write a `def`",
+            )
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
             first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
-            if first == code.co_firstlineno and isinstance(node, ast.AsyncFunctionDef):
-                raise CompileError(
-                    "`async` is not part of the kernel language",
-                    loc=location(node, code.co_filename),
-                    fix="write a plain `def`",
-                )
-            if first == code.co_firstlineno:
+            if first != code.co_firstlineno:
+                continue
+            if isinstance(node, ast.FunctionDef):
                 return node
+            raise CompileError(
+                "`async` is not part of the kernel language",
+                loc=location(node, code.co_filename),
+                fix="write a plain `def`",
+            )
     raise CompileError(
         f"the source of {function.__name__} has changed since it was loaded",
         loc=Loc(code.co_filename, code.co_firstlineno),

@@ -12,7 +12,8 @@ from tilewright.support.errors import CompileError
 
 _OPERATORS = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift "
-    "rlshift rshift rrshift and rand or ror xor rxor neg pos abs invert lt le gt ge bool index float"
+    "rlshift rshift rrshift and rand or ror xor rxor neg pos abs invert lt le gt ge bool index "
+    "float"
 ).split()
 
 

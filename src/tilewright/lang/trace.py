@@ -227,15 +227,19 @@ def _enter(builder: Builder, word: str) -> Callable[[dict[str, Any]], Env]:
     return enter
 
 
+# how Python's own messages call an expression
+_CLASSES = re.compile(r"'(Var|Bin|Cmp|Select|Cast|Call|Load|Const|Access|Variable)' object")
+
+
 def _explained(error: Exception) -> CompileError:
     """A Python error in the user's compile-time code, at its place."""
     loc, frame = locate_traceback(error.__traceback__)
-    said = re.sub(r"'(Var|Bin|Cmp|Select|Cast|Call|Load|Const)' object", "a run-time value", f"{error}")
+    said = _CLASSES.sub("a run-time value", str(error))
     message = f"{type(error).__name__}: {said}"
     name = getattr(error, "name", None)
     if isinstance(error, UnboundLocalError):
-        found = re.search(r"'(\w+)'", str(error))
-        name = found.group(1) if found else "a name"
+        unbound = re.search(r"'(\w+)'", str(error))
+        name = unbound.group(1) if unbound else "a name"
         return CompileError(
             f"{name!r} is used before it has a value", loc=loc, fix=f"assign to {name} above"
         )
@@ -252,9 +256,9 @@ def _explained(error: Exception) -> CompileError:
             fix=_suggest(name, dir(owner)),
         )
     if isinstance(error, TypeError) and loc is not None and frame is not None:
-        found = _called(loc, frame)
-        if found is not None and f"{found[1].__name__}()" in message:
-            return _bad_call(message, loc, *found)
+        called = _called(loc, frame)
+        if called is not None and f"{called[1].__name__}()" in message:
+            return _bad_call(message, loc, *called)
     fix = "a run-time value is a number: index a tensor or a tile" if "subscript" in said else ""
     return CompileError(message, loc=loc, notes=("this Python ran at compile time",), fix=fix)
 
@@ -282,7 +286,9 @@ def _bad_call(message: str, loc: Loc, name: str, function: Any) -> CompileError:
         str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters.values()
     )
     wrong = re.search(r"unexpected keyword argument '(\w+)'", message)
-    fix = _suggest(wrong.group(1), list(parameters)) or f"leave {wrong.group(1)} out" if wrong else ""
+    fix = ""
+    if wrong:
+        fix = _suggest(wrong.group(1), list(parameters)) or f"leave {wrong.group(1)} out"
     said = message.split("() ", 1)[-1]
     return CompileError(f"{name}: {said}", loc=loc, expected=f"{name}({shown})", fix=fix)
 

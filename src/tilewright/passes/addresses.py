@@ -8,16 +8,17 @@ from the table of all their values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.bounds import Ranges, multiple_of
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32
-from tilewright.ir.expr import Const, Expr, Var, const
+from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Select, Var, const
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.layout import ComposedLayout, Indices, Layout, LayoutError, Swizzle
 from tilewright.ir.layout_ops import composition
@@ -150,6 +151,33 @@ def swizzle_expr(swizzle: Swizzle, offset: Expr) -> Expr:
         return offset
     mask = ((1 << swizzle.bits) - 1) << swizzle.base
     return offset ^ ((offset >> swizzle.shift) & mask)
+
+
+_INTEGER: dict[str, Callable[[Any, Any], Any]] = {
+    "+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.remainder,
+    "min": np.minimum, "max": np.maximum, "&": np.bitwise_and, "|": np.bitwise_or,
+    "^": np.bitwise_xor, "<<": np.left_shift, ">>": np.right_shift, "<": np.less,
+    "<=": np.less_equal, "==": np.equal, "!=": np.not_equal, ">": np.greater,
+    ">=": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
+}  # fmt: skip
+
+
+def evaluate(expr: Expr, values: Mapping[Var, Any]) -> Any:
+    """An integer or bool expression over arrays of its variables' values."""
+    match expr:
+        case Const():
+            return np.int64(expr.value)
+        case Var():
+            return values[expr]
+        case Bin() | Cmp():
+            return _INTEGER[expr.op](evaluate(expr.a, values), evaluate(expr.b, values))
+        case Select():
+            return np.where(*(evaluate(e, values) for e in expr.children))
+        case Cast() if expr.dtype.is_int:
+            return evaluate(expr.a, values)
+        case Call(name="neg"):
+            return -evaluate(expr.args[0], values)
+    raise CompileError(f"{expr} is not known at compile time")
 
 
 def fit_index(

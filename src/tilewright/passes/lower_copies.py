@@ -12,7 +12,6 @@ import numpy as np
 
 from tilewright.ir.bounds import multiple_of
 from tilewright.ir.buffer import Region
-from tilewright.ir.dtype import dtype
 from tilewright.ir.expr import Call, Expr, Load, Var, const
 from tilewright.ir.fragment import Fragment, wgmma_accumulator
 from tilewright.ir.layout import Layout
@@ -26,10 +25,10 @@ from tilewright.passes.addresses import (
     swizzle_expr,
     tile_address,
 )
+from tilewright.passes.lower_maps import PACK, UINT32, copy_fragment
 from tilewright.passes.lowering import Lowering
 from tilewright.support.errors import CompileError
 
-UINT32 = dtype("uint32")
 MOST_BOX = 256
 MOST_RANK = 5
 
@@ -39,6 +38,13 @@ def lower_copy(low: Lowering, op: Copy) -> Iterable[Op]:
     if rule is None:
         raise low.unsupported(op, f"copies by {op.atom} are not lowered to threads yet")
     return rule(low, op)
+
+
+def _threads(low: Lowering, op: Copy) -> Iterable[Op]:
+    source, target = (isinstance(r.buffer.layout, Fragment) for r in (op.src, op.dst))
+    if source and target:
+        return copy_fragment(low, op)
+    raise low.unsupported(op, "copies by threads are lowered between fragments only")
 
 
 # ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
@@ -135,14 +141,12 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
 
 # ── matrix stores ────────────────────────────────────────────────────────────────────────────
 
-_PACK = {"bfloat16": "pack_bfloat16", "float16": "pack_float16"}
-
 
 def _stmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
     """Four 8×8 matrices of 16 bits an instruction: 16 rows by 16 columns of each warp."""
     fragment = op.src.buffer.layout
     assert isinstance(fragment, Fragment)
-    pack = _PACK.get(op.dst.dtype.name)
+    pack = PACK.get(op.dst.dtype.name)
     if pack is None or op.src.dtype.name != "float32":
         raise low.unsupported(op, f"stmatrix from {op.src.dtype} to {op.dst.dtype}")
     rows, columns = op.src.static_tile
@@ -248,4 +252,5 @@ COPIES: dict[str, Callable[[Lowering, Copy], Iterable[Op]]] = {
     "bulk_load": _bulk,
     "bulk_store": _bulk,
     "stmatrix": _stmatrix,
+    "threads": _threads,
 }

@@ -55,6 +55,8 @@ from tilewright.ir.rewrite import program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.lower_copies import lower_copy
 from tilewright.passes.lower_gemm import lower_fence, lower_gemm, written_by_threads
+from tilewright.passes.lower_maps import lower_fill, lower_map
+from tilewright.passes.lower_reduce import lower_reduce
 from tilewright.passes.lowering import (
     BULK_ATOMS,
     NAMED_BARRIERS,
@@ -308,9 +310,9 @@ RULES: dict[type[Op], Rule] = {
     Sync: _sync,
     Copy: lower_copy,
     Gemm: lower_gemm,
-    Map: _not_yet,
-    Reduce: _not_yet,
-    Fill: _not_yet,
+    Map: lower_map,
+    Reduce: lower_reduce,
+    Fill: lower_fill,
     Scan: _not_yet,
     Relayout: _not_yet,
 }

@@ -134,3 +134,6 @@ class CompiledKernel:
         from tilewright.runtime.bench import Profiler
 
         return Profiler(self, tensor_supply_type)
+
+
+JITKernel = CompiledKernel  # the name that ported programs annotate with

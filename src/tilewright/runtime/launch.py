@@ -206,7 +206,7 @@ def _scalar(param: Var, value: Any) -> Any:
         f"{param.name} must be a number of type {dtype}",
         expected=str(dtype),
         got=f"{type(value).__name__}: {value!r}"[:60],
-        fix=f"convert it: {'int' if dtype.is_int else 'float'}(…), or declare {param.name} otherwise",
+        fix=f"pass a plain {'int' if dtype.is_int else 'number'}, or declare it otherwise",
     )
 
 

@@ -46,7 +46,8 @@ class Loc:
         before = text[: self.column - 1].expandtabs(4)
         span = text[self.column - 1 : (self.end_column or self.column + 1) - 1].expandtabs(4)
         gutter = f"{self.line:>5} | "
-        return f"{gutter}{text.expandtabs(4)}\n{' ' * len(gutter + before)}{'^' * max(1, len(span))}"
+        carets = "^" * max(1, len(span))
+        return f"{gutter}{text.expandtabs(4)}\n{' ' * len(gutter + before)}{carets}"
 
 
 @dataclass(frozen=True)

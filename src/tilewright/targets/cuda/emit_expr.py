@@ -64,7 +64,7 @@ _CALLS: dict[str, str] = {
     "isfinite": "isfinite", "abs": "fabsf", "__exp": "__expf", "__exp2": "tw::exp2_fast",
     "__log": "__logf", "__log2": "__log2f", "__sin": "__sinf", "__cos": "__cosf",
     "popcount": "__popc", "clz": "__clz", "pack_bfloat16": "tw::pack_bfloat16",
-    "pack_float16": "tw::pack_float16",
+    "pack_float16": "tw::pack_float16", "min_nan": "tw::min_nan", "max_nan": "tw::max_nan",
 }  # fmt: skip
 
 

@@ -185,6 +185,7 @@ INSTRUCTIONS: dict[str, Instruction] = {
         Instruction("pin", "tw::pin<{count}>({0})"),
         Instruction("stmatrix", "tw::stmatrix({0}, {rest})"),
         Instruction("ldmatrix", "tw::ldmatrix({0}, {1})"),
+        Instruction("shfl_xor", "__shfl_xor_sync(~0u, {0}, {1})"),
         Instruction("store_packed", "*reinterpret_cast<uint32_t*>({0}) = {1}"),
         Instruction("store_remote", "tw::store_remote({0}, {2}, {1})"),
     )

@@ -1,0 +1,337 @@
+"""Elementwise nests as thread code: each thread visits the values of its fragment layout.
+
+A thread's coordinates are `f(thread) + g(value)`. The values are one unrolled loop, `g` and the
+registers that an element lies in are functions of its variable, found from the table of all
+threads and values: an element that a thread does not hold, or holds in another register than its
+neighbour, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.bounds import linear, prove
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.dtype import FLOAT32
+from tilewright.ir.expr import (
+    FALSE,
+    TRUE,
+    Bin,
+    Call,
+    Cast,
+    Cmp,
+    Const,
+    Expr,
+    Load,
+    Var,
+    binary,
+    cast,
+    compare,
+    const,
+    is_pure,
+    select,
+    substitute,
+    variables,
+)
+from tilewright.ir.fragment import IDLE, Fragment
+from tilewright.ir.layout import Indices
+from tilewright.ir.linear import Linear, build_sum
+from tilewright.ir.op import Body, For, If, Let, Op, expressions, walk_ops
+from tilewright.passes.addresses import (
+    evaluate,
+    fit_index,
+    layout_expr,
+    shared_layout,
+    swizzle_expr,
+)
+from tilewright.passes.lowering import Lowering
+from tilewright.support.errors import CompileError, Loc
+
+_SMALL = ("float16", "bfloat16")
+
+
+@dataclass
+class Nest:
+    """What each thread visits of `fragment`'s tile. `value` counts it; `coords` are the tile
+    coordinates at `value`, `named` the variables of the source that stand for them. `before` has
+    to be computed in front of the loop."""
+
+    low: Lowering
+    fragment: Fragment
+    loc: Loc | None
+    var: Var
+    coords: tuple[Expr, ...] = ()
+    named: dict[Var, Expr] = field(default_factory=dict)
+    tables: dict[Var, Indices] = field(default_factory=dict)
+    lets: dict[Var, Expr] = field(default_factory=dict)
+    before: list[Op] = field(default_factory=list)
+
+    @property
+    def values(self) -> int:
+        return self.fragment.values
+
+    # ── expressions ──────────────────────────────────────────────────────────────────────────
+
+    def expr(self, e: Expr) -> Expr:
+        """`e` as thread `thread` computes it for value `value`."""
+        if isinstance(e, Var):
+            return self.named.get(e, e)
+        if isinstance(e, Load):
+            return self.load(e)
+        if isinstance(e, Cmp):
+            hoisted = self.comparison(e)
+            if hoisted is not None:
+                return hoisted
+        children = tuple(self.expr(c) for c in e.children)
+        same = all(a is b for a, b in zip(children, e.children, strict=True))
+        return widened(e if same else e.rebuild(children))
+
+    def index(self, e: Expr) -> Expr:
+        return self.low.simplify(self.expr(e))
+
+    def load(self, e: Load) -> Expr:
+        flat = self.low.flat(e.buffer)
+        if e.buffer.space is Space.FRAGMENT:
+            return Load(flat, (self.register(e.buffer, e.indices, e.loc),), e.loc)
+        if e.buffer.space is Space.SHARED:
+            return Load(flat, (self.offset(e.buffer, e.indices),), e.loc)
+        indices = tuple(self.index(i) for i in e.indices)
+        found = Load(flat, indices, e.loc)
+        if e.buffer.space is not Space.GLOBAL:
+            return found
+        return select(self.within(e.buffer, indices), found, const(0, e.dtype))
+
+    def within(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
+        """Whether an element is one of the tensor's, as far as that is not known."""
+        result: Expr = TRUE
+        for index, size in zip(indices, buffer.shape, strict=True):
+            for cond in (compare(">=", index, 0), compare("<", index, size)):
+                known = prove(cond, self.low.ranges)
+                if known is None:
+                    result = binary("and", result, cond) if result is not TRUE else cond
+                elif not known:
+                    return FALSE
+        return result
+
+    def offset(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
+        """Where an element of a shared tile lies."""
+        swizzle, layout = shared_layout(buffer, self.loc)
+        parts = [layout_expr(layout[d], self.index(i)) for d, i in enumerate(indices)]
+        return self.low.simplify(swizzle_expr(swizzle, sum(parts, const(0))))
+
+    def register(self, buffer: Buffer, indices: Sequence[Expr], loc: Loc | None) -> Expr:
+        """The register that holds an element of a fragment, the same in all threads."""
+        fragment = buffer.layout
+        assert isinstance(fragment, Fragment)
+        inlined = [substitute(i, self.lets) for i in indices]
+        names = sorted(
+            {v for i in inlined for v in variables(i)} - set(self.tables), key=lambda v: v.name
+        )
+        for var in names:
+            if var not in self.low.unrolled:
+                raise CompileError(
+                    f"the register of an element of {buffer.name} depends on {var.name}, which is "
+                    "known only at run time",
+                    loc=loc or self.loc,
+                    fix=f"unroll the loop over {var.name} (kind=unroll)",
+                )
+        ranges = [self.low.unrolled[v] for v in names]
+        table = np.zeros([*(len(r) for r in ranges), self.values], np.int64)
+        strides = [prod(fragment.tile[d + 1 :]) for d in range(len(fragment.tile))]
+        idle = self.fragment.table() == IDLE
+        for place in np.ndindex(*table.shape[:-1]):
+            env = {v: np.int64(r[i]) for v, r, i in zip(names, ranges, place, strict=True)}
+            places = [evaluate(i, {**self.tables, **env}) for i in inlined]
+            needed = np.broadcast_to(
+                sum(p * s for p, s in zip(places, strides, strict=True)), idle.shape
+            )
+            inside = np.broadcast_to(
+                np.logical_and.reduce(
+                    [(p >= 0) & (p < t) for p, t in zip(places, fragment.tile, strict=True)]
+                ),
+                idle.shape,
+            )
+            table[place] = self._columns(fragment, buffer, needed, inside, idle, loc)
+        steps = [*(r.step for r in ranges), 1]
+        starts = [*(r.start for r in ranges), 0]
+        if self.values == 1:
+            table, steps, starts = table[..., 0], steps[:-1], starts[:-1]
+        found = fit_index(table, [*names, self.var][: table.ndim], starts, steps)
+        if found is None:
+            raise CompileError(
+                f"the registers of {buffer.name} are not a simple function of the nest's values",
+                loc=loc or self.loc,
+            )
+        return found
+
+    def _columns(
+        self,
+        fragment: Fragment,
+        buffer: Buffer,
+        needed: Indices,
+        inside: Indices,
+        idle: Indices,
+        loc: Loc | None,
+    ) -> Indices:
+        """One register per value of the nest; refused where threads disagree."""
+        if fragment.threads != self.fragment.threads:
+            raise CompileError(
+                f"{buffer.name} is spread over {fragment.threads} threads, the nest over "
+                f"{self.fragment.threads}",
+                loc=loc or self.loc,
+            )
+        found = fragment.locate(np.where(inside & ~idle, needed, -1))
+        best = found.max(axis=0)
+        if (~idle & (found != best)).any():
+            raise CompileError(
+                f"a thread needs an element of {buffer.name} that it does not hold",
+                loc=loc or self.loc,
+                expected=f"the elements of {self.fragment}",
+                got=str(fragment),
+                fix="give both the same layout, or relayout one",
+            )
+        result: Indices = np.maximum(best, 0)
+        return result
+
+    # ── masks ────────────────────────────────────────────────────────────────────────────────
+
+    def comparison(self, e: Cmp) -> Expr | None:
+        """A comparison of coordinates with what is the same for all values, as `g(value) op
+        limit`: one instruction an element, the limit computed once."""
+        if not e.a.dtype.is_int or not is_pure(e.a) or not is_pure(e.b):
+            return None
+        difference = self.expr(e.a) - self.expr(e.b)
+        private = {self.var, *self.lets}
+        form = linear(difference, self.low.ranges)
+        if form is None or self.var not in variables(difference):
+            return None
+        moving = {a: c for a, c in form.terms.items() if self.var in variables(a)}
+        fixed = {a: -c for a, c in form.terms.items() if a not in moving}
+        if any(variables(a) - {self.var} for a in moving):
+            return None
+        if any(variables(a) & private for a in fixed):
+            return None
+        left = self.low.simplify(build_sum(Linear(moving, 0), e.a.dtype))
+        limit = self.low.simplify(build_sum(Linear(fixed, -form.const), e.a.dtype))
+        if not isinstance(limit, (Const, Var)):
+            limit = self.name("limit", limit)
+        return compare(e.op, left, limit)
+
+    def name(self, name: str, value: Expr) -> Var:
+        """`value`, computed once in front of the loop."""
+        for op in self.before:
+            if isinstance(op, Let) and op.value is value:
+                return op.var
+        var, let = self.low.let(name, value, self.loc)
+        self.before.append(let)
+        self.low.ranges = self.low.ranges.let(var, value)
+        return var
+
+    # ── threads ──────────────────────────────────────────────────────────────────────────────
+
+    def guard(self) -> Expr:
+        """Whether the slot at `value` is one of the tile."""
+        cond: Expr = TRUE
+        for coord, most, size in zip(
+            self.coords, self.fragment.cover, self.fragment.tile, strict=True
+        ):
+            if most > size:
+                test = compare("<", coord, size)
+                cond = test if cond is TRUE else binary("and", cond, test)
+        return cond
+
+    def first_copy(self) -> Expr:
+        """True in one of the threads that hold the same elements."""
+        table = self.fragment.table()
+        flat = np.where(table == IDLE, -1, table)
+        if len(np.unique(flat, axis=0)) == len(flat):
+            return TRUE
+        thread = self.low.instance.thread
+        numbers = np.arange(self.fragment.threads)
+        cond: Expr = TRUE
+        chosen = np.ones_like(numbers, dtype=bool)
+        inner = 1
+        for extent, stride in self.fragment.layout[0].modes():
+            if stride == 0 and extent > 1:
+                test = compare("==", thread // inner % extent, 0)
+                cond = test if cond is TRUE else binary("and", cond, test)
+                chosen &= numbers // inner % extent == 0
+            inner *= extent
+        owners = flat[chosen]
+        once = np.sort(owners[owners >= 0])
+        if not np.array_equal(once, np.unique(flat[flat >= 0])):
+            raise CompileError(
+                "threads hold the same elements in a way that no simple rule chooses one of",
+                loc=self.loc,
+                got=str(self.fragment),
+            )
+        return self.low.simplify(cond)
+
+    def loop(self, body: Body) -> Body:
+        """`body` at every value, what it needs in front."""
+        cond = self.guard()
+        if cond is not TRUE:
+            body = (If(cond, body, loc=self.loc),)
+        if self.values > 1:
+            body = (For(self.var, const(0), const(self.values), body, kind="unroll", loc=self.loc),)
+        return (*used(self.before, body), *body)
+
+
+def used(before: Iterable[Op], body: Body) -> Body:
+    """Those of the `Let`s `before` whose variables are read."""
+    needed = {v for op in walk_ops(body) for e in expressions(op) for v in variables(e)}
+    found: list[Op] = []
+    for op in reversed(list(before)):
+        if not isinstance(op, Let) or op.var in needed:
+            found.append(op)
+            needed |= {v for e in expressions(op) for v in variables(e)}
+    return tuple(reversed(found))
+
+
+def make_nest(low: Lowering, fragment: Fragment, names: Sequence[Var], loc: Loc | None) -> Nest:
+    """The nest of `fragment`'s tile in the instance's threads; `names` stand for its
+    coordinates."""
+    if fragment.threads != low.instance.threads:
+        raise CompileError(
+            f"the layout is for {fragment.threads} threads, the instance has "
+            f"{low.instance.threads}",
+            loc=loc,
+            got=str(fragment),
+        )
+    fragment = fragment.drop_repeats()
+    nest = Nest(low, fragment, loc, low.var("v"))
+    low.unrolled[nest.var] = range(fragment.values)
+    low.ranges = low.ranges.where(nest.var, 0, fragment.values - 1)
+    value: Expr = nest.var if fragment.values > 1 else const(0)
+    coords = []
+    for dim, name in enumerate(names):
+        thread, values = fragment.along(dim)
+        place = low.simplify(layout_expr(thread, low.instance.thread))
+        if not isinstance(place, (Const, Var)):
+            place = nest.name(name.name, place)
+        coord = low.simplify(place + layout_expr(values, value))
+        coords.append(coord)
+        nest.named[name] = coord
+        nest.tables[name] = thread.indices()[:, None] + values.indices()[None, :]
+    nest.coords = tuple(coords)
+    return nest
+
+
+def widened(e: Expr) -> Expr:
+    """Arithmetic on 16-bit floats in float32, rounded once per operation."""
+    children = e.children
+    if isinstance(e, (Cast, Load)) or not any(c.dtype.name in _SMALL for c in children):
+        return e
+    if isinstance(e, Call) and e.name.startswith(("pack_", "reinterpret")):
+        return e
+    if not isinstance(e, (Bin, Cmp, Call)):
+        return e
+    wide = tuple(cast(c, FLOAT32) if c.dtype.name in _SMALL else c for c in children)
+    if isinstance(e, Call):
+        kind = FLOAT32 if e.dtype.name in _SMALL else e.dtype
+        return cast(Call(e.name, wide, kind), e.dtype)
+    return cast(e.rebuild(wide), e.dtype)
