@@ -18,10 +18,31 @@ from tilewright.targets.cuda.sm90a import INSTRUCTIONS, fields_of, instruction
 
 SCHEDULES = Path(__file__).parent.parent / "schedules"
 GOLDEN = Path(__file__).parent / "golden"
-NAMES = ["gemm_cooperative", "gemm_pingpong"]
+NAMES = ["flash_attention", "flash_attention_causal", "gemm_cooperative", "gemm_pingpong"]
 
 # PTX that each program must contain: what, and how often
 REQUIRED = {
+    "flash_attention": {
+        r"wgmma\.mma_async\.sync\.aligned\.m64n176k16\.f32\.bf16\.bf16": 2 * 8,
+        r"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32\.bf16\.bf16": 2 * 11,
+        r"cp\.async\.bulk\.tensor\.4d\.shared::cluster": 10,
+        r"cp\.async\.bulk\.tensor\.4d\.global\.shared::cta": 2,
+        r"stmatrix\.sync\.aligned\.m8n8\.x4": 8,
+        r"ex2\.approx\.ftz\.f32": 88 + 88 + 2,
+        r"max\.NaN\.f32": 88 + 2 + 92 + 2,
+        r"cvt\.rn\.bf16x2\.f32": 44 + 44 + 32,
+        r"shfl\.sync\.bfly": 4 * 4,
+        r"setmaxnreg\.inc\.sync\.aligned\.u32 240": 1,
+        r"setmaxnreg\.dec\.sync\.aligned\.u32 24": 1,
+    },
+    "flash_attention_causal": {
+        r"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32\.bf16\.bf16": 3 * 8 + 3 * 8,
+        r"cp\.async\.bulk\.tensor\.4d\.shared::cluster": 10,
+        r"cp\.async\.bulk\.tensor\.4d\.global\.shared::cta": 2,
+        r"ex2\.approx\.ftz\.f32": 3 * 64 + 4,
+        r"cvt\.rn\.bf16x2\.f32": 3 * 32 + 32,
+        r"stmatrix\.sync\.aligned\.m8n8\.x4": 8,
+    },
     "gemm_cooperative": {
         r"wgmma\.mma_async\.sync\.aligned\.m64n256k16\.f32\.bf16\.bf16": 4,
         r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\S*\.multicast::cluster ": 2,

@@ -25,6 +25,8 @@ class Case:
     run: Callable[[], Any]
     error: type[Exception]
     words: tuple[str, ...]
+    # where an iteration stands is the whole loop in Python 3.11, its iterable in later ones
+    iteration: bool = False
 
     @property
     def name(self) -> str:
@@ -60,11 +62,13 @@ class Case:
 CASES: list[Case] = []
 
 
-def case(error: type[Exception], *words: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+def case(
+    error: type[Exception], *words: str, iteration: bool = False
+) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """The function fails with `error`, and the text says all of `words`."""
 
     def register(run: Callable[[], Any]) -> Callable[[], Any]:
-        CASES.append(Case(run, error, words))
+        CASES.append(Case(run, error, words, iteration))
         return run
 
     return register

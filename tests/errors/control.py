@@ -499,7 +499,7 @@ def python_math():
 #                  ^^^^^^^^^^^^^^^
 
 
-@case(CompileError, "@T.macro", "called from")
+@case(CompileError, "@T.macro", "called from", iteration=True)
 def loop_in_a_plain_helper():
     def zero(A):
         for i in T.Parallel(8):
@@ -512,7 +512,7 @@ def loop_in_a_plain_helper():
             zero(A)
 
 
-@case(CompileError, "`for`", "range(n)", "fix:")
+@case(CompileError, "`for`", "range(n)", "fix:", iteration=True)
 def loop_without_a_for():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):

@@ -49,8 +49,8 @@ def bind_sizes(
     # the stride of a dimension of one element is arbitrary: it binds what nothing else does
     for loose in (False, True):
         for tensor in program.tensors:
-            for axis, size in enumerate(tensor.strides or () if strides is not None else ()):
-                if (shapes[tensor.name][axis] < 2) is loose:
+            for axis, size in enumerate(tensor.strides or ()):
+                if strides is not None and (shapes[tensor.name][axis] < 2) is loose:
                     value = strides[tensor.name][axis]
                     meet(size, value, f"stride {axis} of {tensor.name}", loose)
     for var, dim in dims.items():

@@ -130,10 +130,7 @@ def lower_reduce(low: Lowering, op: Reduce) -> Iterable[Op]:
             op, f"reduce {op.op} from {op.src.dtype} to {op.dst.dtype} is not lowered yet"
         )
     if source.threads != low.instance.threads:
-        raise low.unsupported(
-            op,
-            f"{op.src.buffer.name} is not spread over the instance's {low.instance.threads} threads",
-        )
+        raise low.unsupported(op, f"{op.src.buffer.name} has other threads than the instance")
     plan = plan_reduction(source, target, op.dim, op.loc)
     if plan.lanes and plan.lanes[-1] >= WARP:
         raise low.unsupported(op, "a reduction across warps is not lowered yet")

@@ -108,13 +108,21 @@ def _if(low: Lowering, op: If) -> Iterable[Op]:
         yield from low.inside(op, "then", op.then)
         return
     low.check_plain(op)
-    before = low.touched
+    touched, groups = low.touched, list(low.committed)
     then = low.inside(op, "then", op.then)
-    after = low.touched
-    low.touched = before
+    after, open_after = low.touched, low.committed
+    low.touched, low.committed = touched, groups
     orelse = low.inside(op, "orelse", op.orelse)
     low.touched = low.touched or after
+    low.committed = _either(low.committed, open_after)
     yield rebuild(op, then=then, orelse=orelse)
+
+
+def _either(a: list[frozenset[Buffer]], b: list[frozenset[Buffer]]) -> list[frozenset[Buffer]]:
+    """Groups of matrix instructions that may be open behind two branches, latest last."""
+    short, long = sorted((a, b), key=len)
+    pad = [frozenset[Buffer]()] * (len(long) - len(short))
+    return [x | y for x, y in zip(pad + short, long, strict=True)]
 
 
 def _is_wgmma_fence(op: Op) -> bool:
