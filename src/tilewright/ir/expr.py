@@ -55,6 +55,14 @@ def _exact(value: Any) -> Any:
     return (type(value), repr(value)) if isinstance(value, (bool, int, float)) else value
 
 
+def _not_asked(op: str, a: object, b: object) -> Expr | None:
+    """The run-time comparison that a user's code meant by `a == b` or `a != b`, if it was one."""
+    return None
+
+
+asked: Callable[[str, object, object], Expr | None] = _not_asked
+
+
 class Expr:
     """A typed value computed at run time."""
 
@@ -177,7 +185,18 @@ class Expr:
         return compare(">=", self, other)
 
     # `==` between expressions asks whether they are the same tree, because expressions are keys
-    # everywhere in the compiler. The tracer turns a user's `==` into `compare("==", …)`.
+    # everywhere in the compiler. A user's `==` is `compare("==", …)`: the tracer rewrites it in
+    # kernels and macros, and answers `asked` where a plain helper says it.
+
+    def __eq__(self, other: object) -> Any:
+        found = asked("==", self, other)
+        return self is other if found is None else found
+
+    def __ne__(self, other: object) -> Any:
+        found = asked("!=", self, other)
+        return not self == other if found is None else found
+
+    __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
         raise CompileError(
@@ -333,6 +352,14 @@ class Load(Expr):
     buffer: Buffer
     indices: tuple[Expr, ...]
     loc: Loc | None = field(default=None, compare=False)
+
+    def __eq__(self, other: object) -> Any:
+        found = asked("==", self, other)
+        if found is not None:
+            return found
+        if not isinstance(other, Load):
+            return False
+        return self.buffer == other.buffer and self.indices == other.indices
 
     @property
     def dtype(self) -> DType:  # type: ignore[override]

@@ -69,6 +69,8 @@ class PerThread:
     vars: frozenset[Var]
     buffers: frozenset[Buffer]
     causes: Mapping[Name, Cause] = field(default_factory=dict, compare=False, repr=False)
+    # by id of an op: what decides which threads run it; all of them where there is no entry
+    controls: Mapping[int, Name] = field(default_factory=dict, compare=False, repr=False)
 
     def source(self, exprs: Expr | Iterable[Expr]) -> Name | None:
         """The first per-thread variable or buffer that the expressions read; None if uniform."""
@@ -128,6 +130,7 @@ class _Analysis:
             frozenset(n for n in names if isinstance(n, Var)),
             frozenset(n for n in names if isinstance(n, Buffer)),
             names,
+            self.controls,
         )
 
     def mark(self, name: Name | None, source: Name | None, op: Op, what: str = "") -> None:

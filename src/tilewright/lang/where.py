@@ -25,7 +25,7 @@ def register(code: CodeType, columns: dict[int, int]) -> None:
             register(inner, columns)
 
 
-def _is_theirs(frame: FrameType) -> bool:
+def is_theirs(frame: FrameType) -> bool:
     """The user's own: not ours, and not Python's library (which holds site-packages)."""
     file = frame.f_code.co_filename
     library = file.startswith(_LIBRARY) and "site-packages" not in file
@@ -85,7 +85,7 @@ def locate() -> Loc | None:
             depth = len(spans)
         elif code is _ROOT:
             break
-        elif _is_theirs(frame):
+        elif is_theirs(frame):
             spans.append(_span(code, frame.f_lasti, frame.f_lineno))
         frame = frame.f_back
     return _chain(spans[:depth] or spans[:1])
@@ -97,7 +97,7 @@ def locate_traceback(traceback: TracebackType | None) -> tuple[Loc | None, Frame
     found: FrameType | None = None
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if code in _REWRITTEN or (spans and _is_theirs(traceback.tb_frame)):
+        if code in _REWRITTEN or (spans and is_theirs(traceback.tb_frame)):
             spans.insert(0, _span(code, traceback.tb_lasti, traceback.tb_lineno))
             found = traceback.tb_frame
         traceback = traceback.tb_next

@@ -108,6 +108,7 @@ class _Splitter:
         found = per_thread(kernel)
         self.vars = set(found.vars) | set(kernel.thread_vars)
         self.buffers = {b.name for b in found.buffers}
+        self.controls = found.controls
         self.names = names
         self.count = prod(kernel.threads)
         lin: Expr = const(0)
@@ -164,7 +165,17 @@ class _Splitter:
             return not self.threaded(op)
         if isinstance(op, _COLLECTIVE):
             return True
-        return any(self.waits(inner) for body in bodies(op) for inner in body)
+        return any(
+            self.waits(inner) or self.once(inner) for body in bodies(op) for inner in body
+        )
+
+    def once(self, op: Op) -> bool:
+        """The block does `op` once, whatever its threads do around it."""
+        if isinstance(op, Alloc):
+            effect = op.init is not None and op.buffer.space is Space.LOCAL
+        else:
+            effect = isinstance(op, (Store, Atomic, Intrinsic))
+        return effect and id(op) not in self.controls and not self.mentions(op)
 
     # ── grouping ─────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,188 @@
+"""Maps, fills, reductions and copies of fragments as thread code: run for all threads in NumPy and
+compared with what the tile op means."""
+
+import numpy as np
+import pytest
+
+from tests.passes.test_lower_threads import lowered
+from tests.passes.thread_machine import Machine
+from tilewright.ir.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
+from tilewright.passes.lower_reduce import plan_reduction
+from tilewright.support.errors import CompileError
+
+ACC = wgmma_accumulator(64, 48)
+ROW = row_of(ACC, 1)
+QUAD_ROWS = spatial(32, 4) * repeat(1, 4)  # 32 rows of 16, four lanes each
+WIDE = Fragment((8, 256), (repeat(1, 4) * spatial(8, 16) * repeat(1, 4)).layout)
+
+
+def spread(fragment, tile):
+    """Registers [thread, value] that hold `tile`; NaN in idle slots."""
+    table = fragment.table()
+    return np.where(table < 0, np.nan, tile.reshape(-1)[table])
+
+
+def gathered(fragment, registers):
+    """The tile that registers hold; all copies must agree."""
+    tile = np.full(fragment.elements, np.nan)
+    table = fragment.table()
+    tile[table[table >= 0]] = registers[table >= 0]
+    np.testing.assert_array_equal(spread(fragment, tile)[table >= 0], registers[table >= 0])
+    return tile.reshape(fragment.tile)
+
+
+def execute(body, fragments, tiles, **values):
+    """Run `body` in a role of four warps with these fragments; their tiles afterwards."""
+    allocs = "\n".join(
+        f'alloc {name}: {kind}{list(f.tile)} fragment layout="{f}"'
+        for name, (f, kind) in fragments.items()
+    )
+    head = """program p {
+      dim m min=1
+      param bound: int32
+      kernel main grid bx in 4 threads tx in 128 {
+    """
+    program = lowered(f"role r warps 0 + 4 {{\n{allocs}\n{body}\n}}\n", head)
+    machine = Machine(128, **{"bx": 0, **values})
+    for name, tile in tiles.items():
+        machine.registers(name, spread(fragments[name][0], tile))
+    machine.run(program)
+    return {n: gathered(f, machine.memory[n]) for n, (f, _) in fragments.items()}
+
+
+def numbers(shape, seed=0):
+    return np.random.default_rng(seed).integers(-50, 50, shape).astype(float)
+
+
+@pytest.mark.parametrize("layout", [f'layout="{ACC}"', ""])
+def test_map_reads_rows_and_masks_by_coordinates(layout):
+    s, top = numbers((64, 48)), numbers(64, 1)
+    found = execute(
+        f"""map (i, j) in (64, 48) {layout} {{
+          s[i, j] = s[i, j] * 2.0 - top[i] if bound + j <= i * 2 + bx * 3 else -inf
+        }}""",
+        {"s": (ACC, "float32"), "top": (ROW, "float32")},
+        {"s": s, "top": top},
+        bound=20,
+        bx=2,
+    )
+    i, j = np.indices((64, 48))
+    want = np.where(20 + j <= i * 2 + 6, s * 2 - top[:, None], -np.inf)
+    np.testing.assert_array_equal(found["s"], want)
+
+
+def test_masks_compare_a_constant_with_one_limit():
+    program = lowered(f"""role r warps 0 + 4 {{
+      alloc s: float32[64, 48] fragment layout="{ACC}"
+      map (i, j) in (64, 48) layout="{ACC}" {{
+        s[i, j] = s[i, j] if bx * 48 + j <= i + 5 else -inf
+      }}
+    }}
+""")
+    from tilewright.ir.expr import Select, variables
+    from tilewright.ir.op import Store, walk_ops
+
+    (store,) = (op for op in walk_ops(program.kernels[0]) if isinstance(op, Store))
+    assert isinstance(store.value, Select)
+    names = {v.name for v in variables(store.value.cond)}
+    assert len(names) == 2 and any(n.startswith("limit") for n in names)
+
+
+def test_statements_of_a_map_run_in_order():
+    a, b = numbers(64), numbers(64, 1)
+    found = execute(
+        f"""map r in 64 layout="{ROW}" {{
+          let old = b[r]
+          b[r] = a[r] + 1.0
+          a[r] = old * b[r]
+        }}""",
+        {"a": (ROW, "float32"), "b": (ROW, "float32")},
+        {"a": a, "b": b},
+    )
+    np.testing.assert_array_equal(found["b"], a + 1)
+    np.testing.assert_array_equal(found["a"], b * (a + 1))
+
+
+def test_a_cropped_layout_is_guarded():
+    cropped = (spatial(4, 32) * repeat(1, 4)).crop(4, 100)
+    x = numbers((4, 100))
+    found = execute(
+        "map (i, j) in (4, 100) { x[i, j] = x[i, j] + 1.0 }", {"x": (cropped, "float32")}, {"x": x}
+    )
+    np.testing.assert_array_equal(found["x"], x + 1)
+
+
+@pytest.mark.parametrize("clear", [True, False])
+@pytest.mark.parametrize("word", ["sum", "max", "min", "absmax"])
+@pytest.mark.parametrize("source", [ACC, QUAD_ROWS, WIDE, wgmma_accumulator(64, 8)])
+def test_reductions_fold_every_element_of_a_row_once(source, word, clear):
+    target = row_of(source, 1)
+    x, old = numbers(source.tile), numbers(target.tile, 1)
+    found = execute(
+        f"reduce {word} x -> r dim 1 clear={str(clear).lower()}",
+        {"x": (source, "float32"), "r": (target, "float32")},
+        {"x": x, "r": old},
+    )
+    want = {"sum": x.sum(1), "max": x.max(1), "min": x.min(1), "absmax": abs(x).max(1)}[word]
+    if not clear:
+        want = {"sum": want + old, "min": np.minimum(want, old)}.get(word, np.maximum(want, old))
+    np.testing.assert_array_equal(found["r"], want)
+
+
+def test_reductions_keep_nan():
+    x = numbers((64, 48))
+    x[3, 7] = np.nan
+    found = execute(
+        "reduce max x -> r dim 1",
+        {"x": (ACC, "float32"), "r": (ROW, "float32")},
+        {"x": x, "r": numbers(64)},
+    )
+    np.testing.assert_array_equal(found["r"], x.max(1))
+
+
+def test_lanes_of_a_reduction():
+    assert plan_reduction(ACC, ROW, 1).lanes == (1, 2)
+    assert plan_reduction(WIDE, row_of(WIDE, 1), 1).lanes == (1, 2, 4, 8)
+    columns = plan_reduction(ACC, row_of(ACC, 0), 0)
+    assert columns.lanes == (4, 8, 16, 32, 64)
+
+
+def test_fill_and_copies_between_fragments():
+    s = numbers((64, 48))
+    kinds = {"s": (ACC, "float32"), "p": (ACC, "bfloat16"), "t": (ACC, "float32")}
+    found = execute("copy s -> p atom=threads\ncopy s -> t atom=threads\nfill s = 3.0", kinds,
+                    {"s": s})  # fmt: skip
+    np.testing.assert_array_equal(found["p"], s)
+    np.testing.assert_array_equal(found["t"], s)
+    assert (found["s"] == 3).all()
+
+
+REFUSED = {
+    "a thread needs an element of top that it does not hold": """
+      map (i, j) in (64, 48) layout="{acc}" {{ s[i, j] = top[j] }}""",
+    "depends on bx, which is known only at run time": """
+      map (i, j) in (64, 48) layout="{acc}" {{ s[i, j] = s[i, bx] }}""",
+    "the threads that hold a row do not all hold its result": """
+      reduce sum s -> single dim 1""",
+    "the nest and its layout have different shapes": """
+      map (i, j) in (64, 40) layout="{acc}" {{ s[i, j] = 0.0 }}""",
+    "this nest has no layout": """
+      map (i, j) in (64, 48) {{ s[i, (j + 1) % 48] = 0.0 }}""",
+    "reduction across warps": """
+      reduce sum s -> columns dim 0""",
+}
+
+
+@pytest.mark.parametrize("message", list(REFUSED))
+def test_refusals_say_the_line(message):
+    with pytest.raises(CompileError, match=message) as error:
+        lowered(f"""
+    role r warps 0 + 4 {{
+      alloc s: float32[64, 48] fragment layout="{ACC}"
+      alloc top: float32[64] fragment layout="{ROW}"
+      alloc columns: float32[48] fragment layout="{row_of(ACC, 0)}"
+      alloc single: float32[64] fragment layout="frag{{tile=(64) tv=((64,2),1):((1,0),0)}}"
+      {REFUSED[message].format(acc=ACC)}
+    }}
+""")
+    assert error.value.loc is not None and error.value.loc.line == 11
