@@ -12,7 +12,7 @@ DEV  := $(VENV)/.dev-$(KEY)
 .DELETE_ON_ERROR:
 # Checks run one after the other, so that the first failure is the last thing printed.
 .NOTPARALLEL:
-.PHONY: help demo test quick lint types fix bench-cpu clean
+.PHONY: help demo test quick lint types gates fix bench-cpu clean
 
 # $(call step,title,command,what to do when it fails)
 define step
@@ -39,6 +39,13 @@ lint: $(DEV) ## ruff check and ruff format --check
 
 types: $(DEV) ## mypy --strict
 	$(call step,mypy,$(PY) -m mypy --strict src/tilewright,)
+
+# The wheel is unpacked, not installed: the library that is loaded first is the one in use.
+NVRTC ?= 13.0
+OTHER := $(VENV)/nvrtc-$(NVRTC)
+gates: $(DEV) ## CUDA gates with another NVRTC: make gates NVRTC=13.0
+	@test -d $(OTHER) || $(INSTALL) --no-deps --target $(OTHER) 'nvidia-cuda-nvrtc==$(NVRTC).*'
+	$(call step,gates with NVRTC $(NVRTC),LD_PRELOAD=$$(echo $(OTHER)/nvidia/*/lib/libnvrtc.so.*) $(PY) -m pytest -q tests/cuda/test_emit.py,)
 
 fix: $(DEV) ## let ruff repair and format
 	@$(PY) -m ruff check --fix .

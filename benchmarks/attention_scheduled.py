@@ -68,7 +68,8 @@ def worst(q: Any, k: Any, v: Any, o: Any, causal: bool) -> float:
             del scores
             want = p @ v[b, h].double()
             # the probabilities and the result each keep 8 bits; the rest is float32
-            bound = 2.0**-8 * (p @ v[b, h].double().abs()) + 1e-5
+            # bf16 rounds by up to 2^-8 of a value, and two roundings meet: of P, and of the result
+            bound = 2 * 2.0**-8 * (p @ v[b, h].double().abs()) + 1e-5
             error = ((o[b, h].double() - want).abs() / bound).max().item()
             most = max(most, error if math.isfinite(error) else math.inf)
     return most

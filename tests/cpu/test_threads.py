@@ -224,3 +224,92 @@ def test_roles_are_refused():
     text = kernel("role r warps 0 + 4 { fill C = 0 }", ["C: float32[64]"])
     with pytest.raises(CompileError, match="Role"):
         compiled(text)
+
+
+@pytest.mark.parametrize("threads", ["tx in 1", "tx in 33", "(tx, ty) in (1, 16)"])
+def test_locals_of_a_block_with_an_index_of_one_value(threads):
+    text = kernel(
+        """
+        alloc n: int32 local init=0
+        alloc c: int32 local init=7
+        if tx < 40 {
+          n = A[tx]
+          while n > 1 { n = n // 2; c = c + 1 }
+          C[tx] = c
+        }
+        """,
+        ["A: int32[64]", "C: int32[64]"],
+        threads=threads,
+    )
+    check(text, {"A": draw(64, "int32", low=0), "C": np.zeros(64, np.int32)})
+
+
+def test_what_the_block_does_once_in_a_loop_of_its_threads():
+    text = kernel(
+        """
+        alloc u: int32 local init=1
+        alloc x: int32 local init=0
+        x = A[tx]
+        for k in 0 .. 5 {
+          x = x + k
+          u = u * 2
+          N[0] = N[0] + u
+          atomic add N[1] value=1
+          if u > 3 { x = x * 3 % 100; u = u + 1 }
+        }
+        C[tx] = x + u
+        """,
+        ["A: int32[48]", "N: int32[2]", "C: int32[48]"],
+        threads="tx in 48",
+    )
+    args = {"A": draw(48, "int32"), "N": np.zeros(2, np.int32), "C": np.zeros(48, np.int32)}
+    assert check(text, args)["N"].tolist() == [2 + 4 + 10 + 22 + 46, 5]
+
+
+def test_a_shared_counter_of_a_loop_that_threads_leave():
+    text = kernel(
+        """
+        alloc z: int32 local init=0
+        alloc x: int32 local init=0
+        while z < 6 {
+          z = z + 1
+          if A[tx] > z { continue }
+          x = x + z
+        }
+        C[tx] = x * 10 + z
+        """,
+        ["A: int32[48]", "C: int32[48]"],
+        threads="tx in 48",
+    )
+    check(text, {"A": draw(48, "int32", low=0, high=9), "C": np.zeros(48, np.int32)})
+
+
+def test_a_tile_operation_on_such_a_counter_is_refused():
+    text = kernel(
+        """
+        alloc z: int32 local init=0
+        alloc t: int32[8] shared
+        while z < 6 { z = z + 1; if A[tx] > z { continue }; C[tx] = z }
+        map i in 8 { t[i] = z }
+        """,
+        ["A: int32[48]", "C: int32[48]"],
+        threads="tx in 48",
+    )
+    with pytest.raises(CompileError, match="uses z, which is written in a loop that threads leave"):
+        compiled(text)
+
+
+@pytest.mark.parametrize("threads", [8, 33, 64])
+def test_results_of_atomics_as_places(threads):
+    text = kernel(
+        """
+        if A[tx] > 0 {
+          atomic add N[0] value=1 result=p: int32
+          C[p] = A[tx]
+        }
+        """,
+        [f"A: int32[{threads}]", "N: int32[1]", f"C: int32[{threads}]"],
+        threads=f"tx in {threads}",
+    )
+    zero = np.zeros(threads, np.int32)
+    check(text, {"A": draw(threads, "int32"), "N": np.zeros(1, np.int32), "C": zero})

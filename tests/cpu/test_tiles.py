@@ -523,3 +523,27 @@ def test_source_and_assembly_are_readable():
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(TilewrightError, match="shapes"):
         compiled(program("alloc t: float32[8] shared\ncopy C -> t", ["C: float32[64]"]))
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 4), (4, 1, 4), (4, 4, 1), (1, 3, 3, 1)])
+def test_dimensions_of_one_element_do_not_count(shape):
+    """`dim` counts the others: both readings would fit the shape of the result here."""
+    inner = [n for n in shape if n != 1]
+    dims = ", ".join(map(str, shape))
+    for dim in range(len(inner)):
+        text = program(
+            f"""
+            alloc a: int32[{dims}] shared
+            alloc r: int32[{inner[1 - dim]}] fragment
+            copy A -> a
+            reduce sum a -> r dim {dim}
+            copy r -> R
+            scan sum a -> a dim {dim}
+            copy a -> S
+            """,
+            [f"A: int32[{dims}]", f"R: int32[{inner[1 - dim]}]", f"S: int32[{dims}]"],
+        )
+        a = draw(shape, "int32")
+        out = check(text, {"A": a, "R": np.zeros(inner[1 - dim], np.int32), "S": np.zeros_like(a)})
+        np.testing.assert_array_equal(out["R"], a.reshape(inner).sum(dim))
+        np.testing.assert_array_equal(out["S"].reshape(inner), a.reshape(inner).cumsum(dim))

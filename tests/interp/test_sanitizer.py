@@ -39,6 +39,8 @@ BAD = [
     ("race", "alloc s: int32[64] shared\nif tx == 3 { s[0] = tx }\nN[tx] = s[0]", 2),
     ("race", "alloc s: int32[64] shared\ns[tx // 2] = tx", 1),
     ("race", "alloc s: int32[64] shared\ns[tx] = tx\nsync warp\nN[tx] = s[(tx + 32) % 64]", 3),
+    ("race", "alloc s: int32[64] shared\ns[0] = tx", 1),
+    ("race", "A[0] = A[0] + A[tx]", 0),
     ("divergent-barrier", "if tx < 32 {\nsync block\n}", 1),
     ("index-overflow", "A[(k * k) % 64] = 1.0", 0),
     ("index-overflow", "let at = k * k\nif at > 0 { A[at] = 1.0 }", 0),
@@ -57,6 +59,8 @@ def test_reported(kind, body, line):
 
 
 GOOD = [
+    "intrinsic warp_reduce_max (tx) result=m: int32\nif tx < 32 { N[0] = m }",
+    "if tx > 100 { N[0] = tx }",
     "alloc s: float32[8] shared\nmap i in 8 { s[i] = 1.0 }\nmap i in 8 { A[i] = s[7 - i] }",
     "map i in 8 { A[i] = A[i] + 1.0\nA[i] = A[i] * 2.0 }",
     "map (i, j) in (8, 8) { if j == i { A[i] = float32(j) } }",

@@ -90,3 +90,28 @@ def test_matmul():
     c = np.full((48, 24), -1, np.float32)
     run(f.program, {"A": a, "B": b, "C": c})
     np.testing.assert_array_equal(c, np.maximum(a.astype(np.float32) @ b.astype(np.float32), 0))
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (5, 1), (1, 4, 4), (4, 4, 1), (1, 1)])
+def test_scans_count_the_dimensions_that_are_written(shape):
+    a = np.random.default_rng(0).integers(-5, 6, shape).astype(np.int32)
+    for dim in (*range(len(shape)), -1):
+
+        @T.prim_func
+        def f(
+            A: T.Tensor(shape, "int32"), O: T.Tensor(shape, "int32"), P: T.Tensor(shape, "int32")
+        ):
+            with T.Kernel(1, threads=32):
+                s = T.alloc_shared(shape, "int32")
+                t = T.alloc_shared(shape, "int32")
+                T.copy(A, s)
+                T.cumsum(s, t, dim=dim)
+                T.copy(t, O)
+                T.cummax(s, dim=dim, reverse=True)
+                T.copy(s, P)
+
+        o, p = np.zeros_like(a), np.zeros_like(a)
+        run(f.program, {"A": a, "O": o, "P": p})
+        np.testing.assert_array_equal(o, a.cumsum(dim))
+        flipped = np.maximum.accumulate(np.flip(a, dim), dim)
+        np.testing.assert_array_equal(p, np.flip(flipped, dim))

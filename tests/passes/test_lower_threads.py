@@ -1,12 +1,14 @@
 """Tile ops as thread code: addresses and registers element by element, descriptors against their
 canonical layouts, syncs before arrivals, and refusals with positions."""
 
+from itertools import groupby
+
 import numpy as np
 import pytest
 
 from tilewright.ir.expr import Bin, Const, Load, Var
 from tilewright.ir.fragment import wgmma_accumulator
-from tilewright.ir.op import Arrive, Fence, If, Intrinsic, Sync, walk_ops
+from tilewright.ir.op import Arrive, Commit, Fence, If, Intrinsic, Sync, WaitGroup, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage
@@ -182,6 +184,68 @@ def test_accumulators_are_pinned_after_their_wait():
         for op in walk_ops(program.kernels[0])
     ]
     assert names.index("pin") == names.index("WaitGroup") + 1
+
+
+PRODUCTS = """
+    alloc a: bfloat16[64, 64] shared layout="{a}"
+    alloc full: barrier[1] barrier
+    barrier_init full count 1
+    fence barrier_init
+    sync block
+    role r warps 0 + 4 {{
+      alloc s: float32[64, 64] fragment layout="{acc}"
+      alloc p: bfloat16[64, 64] fragment layout="{acc}"
+      alloc o: float32[64, 64] fragment layout="{acc}"
+      alloc old: float32[64] fragment layout="frag{{tile=(64) tv=((4,8,4),2):((0,1,16),8)}}"
+      alloc sum: float32[64] fragment layout="frag{{tile=(64) tv=((4,8,4),2):((0,1,16),8)}}"
+      fill o = 0
+      fill p = 0
+      arrive full[0]
+      fence wgmma
+      gemm a, a -> s clear=true transpose_b atom=wgmma
+      commit wgmma
+      {between}
+      gemm p, a -> o atom=wgmma
+      commit wgmma
+      wait_group wgmma pending 1
+      map r in 64 {{ old[r] = sum[r]; sum[r] = old[r] * 2 }}
+      map (i, j) in (64, 64) {{ s[i, j] = s[i, j] * old[i] }}
+      reduce sum s -> sum dim 1 clear=false
+      wait_group wgmma pending 0
+      copy s -> p atom=threads
+    }}
+"""
+
+
+def _order(between):
+    """The matrix instructions of `PRODUCTS`, a run of them as one, and what orders them."""
+    acc = wgmma_accumulator(64, 64)
+    program = lowered(PRODUCTS.format(a=K_MAJOR, acc=acc, between=between))
+    found = []
+    for op in walk_ops(program.kernels[0]):
+        if isinstance(op, Intrinsic) and op.name in ("pin", "settle", "wgmma"):
+            found.append(f"{op.name} {op.args[0].buffer.name}")
+        elif isinstance(op, (Commit, WaitGroup)) or (isinstance(op, Fence) and op.kind == "wgmma"):
+            found.append(type(op).__name__)
+    return [word for word, _ in groupby(found)]
+
+
+def test_a_fence_stands_in_the_same_run_of_code_as_its_instructions():
+    first = ["pin s", "pin p", "pin o", "Fence", "wgmma s", "Commit"]
+    assert _order("")[:7] == [*first, "wgmma o"]
+    assert _order("sync named id=2 threads=128")[:7] == [*first, "wgmma o"]
+    # a wait is a loop; s is being added to and may not be named
+    again = ["pin p", "pin o", "Fence", "wgmma o"]
+    assert _order("wait full[0] phase 0")[:10] == [*first, *again]
+    assert _order("fence wgmma")[:10] == [*first, *again]
+    assert _order("for k in 0 .. 3 { fence wgmma }")[9:13] == again
+
+
+def test_what_is_computed_under_a_product_is_done_before_its_wait():
+    order = _order("")
+    last = len(order) - order[::-1].index("WaitGroup") - 1
+    # old went into sum, s was folded into sum: sum alone stands for all of it
+    assert order[last - 2 :] == ["pin s", "settle sum", "WaitGroup", "pin s", "pin o"]
 
 
 COPY_BACK = """

@@ -93,6 +93,44 @@ def test_interleaved_rows_do_not_overlap():
     )
 
 
+@pytest.mark.parametrize("target", ["cpu", "interp"])
+def test_a_stride_known_at_launch(target):
+    n, s = T.dynamic("n"), T.dynamic("s", multiple_of=2)
+
+    @T.prim_func
+    def main(X: T.StridedTensor((n, 6), (s, 1), "float32"), Y: T.Tensor((n, 6), "float32")):
+        with T.Kernel(T.ceildiv(n, 4), threads=32) as bx:
+            x = T.alloc_shared((4, 6), "float32")
+            T.copy(X[bx * 4, 0], x)
+            T.copy(x, Y[bx * 4, 0])
+
+    kernel = tw.compile(main, target=target)
+    big = np.arange(11 * 18, dtype=np.float32).reshape(11, 18)
+    for rows in (11, 1):
+        y = np.zeros((rows, 6), np.float32)
+        kernel(big[:rows, 3:9], y)
+        np.testing.assert_array_equal(y, big[:rows, 3:9])
+    refused(
+        lambda: kernel(np.zeros((4, 9), np.float32)[:, :6], np.zeros((4, 6), np.float32)),
+        "stride 0 of X breaks the contract of s",
+    )
+
+
+@pytest.mark.parametrize("target", ["cpu", "interp"])
+def test_the_stride_of_one_row_is_free(target):
+    m, n = T.dynamic("m"), T.dynamic("n")
+
+    @T.prim_func
+    def main(X: T.StridedTensor((m, n), (n, 1), "float32"), Y: T.Tensor((m, n), "float32")):
+        with T.Kernel(m, threads=32) as bx:
+            for j in T.Parallel(8):
+                Y[bx, j] = X[bx, j] + 1
+
+    x, y = np.zeros((1, 16), np.float32)[:, :8], np.zeros((1, 8), np.float32)
+    tw.compile(main, target=target)(x, y)
+    assert (y == 1).all()
+
+
 def test_not_an_array():
     x, _ = arrays()
     refused(lambda: double(4, 8)(x, [1, 2]), "Y must be an array", "list")

@@ -311,8 +311,8 @@ def run_sync(b: Builder, op: Sync) -> Step:
         _require_all(fr, op)
         if fr.watch is not None:
             fr.watch.synced(fr, "warp" if op.scope == "warp" else "block")
-        if not cluster.compiled.scheduled:
-            return
+        if not cluster.compiled.scheduled or (op.scope == "named" and _is_partial(fr)):
+            return  # lanes run in step, so those that reach it are all here
         if op.scope == "warp":
             if agent.first_warp == agent.last_warp:
                 agent.clocks.acquire(agent.clocks.release())
@@ -354,6 +354,10 @@ def run_sync(b: Builder, op: Sync) -> Step:
     return Step(op, run, waits=True)
 
 
+def _is_partial(fr: Frame) -> bool:
+    return fr.mask is not None and not fr.mask.all()
+
+
 def _require_all(fr: Frame, op: Sync) -> None:
     """A barrier that only some of the threads reach hangs."""
     if fr.mask is None or fr.mask.all():
@@ -363,6 +367,8 @@ def _require_all(fr: Frame, op: Sync) -> None:
         starts = range(0, threads.size, WARP)
         if all(threads[s : s + WARP].all() or not threads[s : s + WARP].any() for s in starts):
             return
+    if op.scope == "named" and int(np.broadcast_to(fr.mask, fr.lanes).sum()) == op.threads:
+        return
     missing = int((~np.broadcast_to(fr.mask, fr.lanes)).sum())
     message = f"{missing} threads do not reach this barrier of the {op.scope}"
     fix = "move the barrier out of the guard that differs between threads"

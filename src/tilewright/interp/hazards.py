@@ -18,6 +18,7 @@ elected thread that waits for it; other threads learn of it at the next thread b
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,8 @@ import numpy as np
 from tilewright.interp.lanes import Frame, Watch, Where
 from tilewright.interp.memory import Array, Memory, Storage
 from tilewright.ir.buffer import Space
-from tilewright.ir.op import Op
+from tilewright.ir.fragment import Fragment
+from tilewright.ir.op import Copy, Op
 from tilewright.support.errors import Loc, RunError
 
 if TYPE_CHECKING:
@@ -295,7 +297,7 @@ class HazardWatch(Watch):
             clock=clocks.now,
             owners=None if fr.in_map else owners,
             loc=loc,
-            threads=(fr.layout, fr.pattern) if fr.layout is not None and fr.pattern else None,
+            threads=_pattern(fr),
         )
         check(new, clocks.known, self.strict)
         if space is not Space.SHARED:
@@ -303,6 +305,23 @@ class HazardWatch(Watch):
         record(new, clocks.known)
         if new.writes:
             clocks.unfenced.append(new)
+
+
+def _pattern(fr: Frame) -> Any:
+    """Equal for accesses of the same elements that take each of them to the same one thread."""
+    if fr.layout is not None and fr.pattern:
+        return fr.layout, fr.pattern
+    if isinstance(fr.op, Copy) and fr.op.atom == "threads":
+        for side in (fr.op.src, fr.op.dst):
+            layout = side.buffer.layout
+            if isinstance(layout, Fragment) and side.is_whole and _is_bijective(layout):
+                return layout
+    return None
+
+
+@lru_cache(maxsize=64)
+def _is_bijective(layout: Fragment) -> bool:
+    return layout.is_bijective
 
 
 def alive(storage: Storage, fr: Frame) -> None:

@@ -43,6 +43,24 @@ def watch_write(fr: Frame, box: Box) -> None:
         fr.watch.write(fr, box.mem, box.where, None, fr.loc())
 
 
+def watch_overlap(fr: Frame, src: Box, dst: Box, *, in_place: bool = False) -> None:
+    """An op that reads one place and writes another must not write what it reads; `in_place`:
+    but each element may be read where it is written."""
+    if fr.watch is None or not fr.watch.exact or src.mem.storage is not dst.mem.storage:
+        return
+    x, y = src.mem.data[src.where], dst.mem.data[dst.where]
+    places = [(a.__array_interface__["data"], a.strides) for a in (np.squeeze(x), np.squeeze(y))]
+    if (in_place and places[0] == places[1]) or not np.shares_memory(x, y):
+        return
+    raise SanitizerError(
+        "parallel-conflict",
+        f"the part of {dst.mem.name} that is written overlaps the part of {src.mem.name} that is "
+        "read",
+        loc=fr.loc(),
+        fix="go through another tile",
+    )
+
+
 def tile_box(fr: Frame, tile: TileRegion) -> Box:
     """The box of a collective op's operand."""
     box = locate(fr, tile)
@@ -109,6 +127,7 @@ def copy_now(fr: Frame, op: Copy, src: Box, dst: Box) -> None:
     if dst.is_empty and 0 not in dst.extents:
         return
     part = needed(src, dst)
+    watch_overlap(fr, src, dst, in_place=True)
     if fr.watch is not None and not src.is_empty and all(s.stop > s.start for s in part):
         fr.watch.read(fr, src.mem, part, None, fr.loc())
     if op.reduce is None:
@@ -266,6 +285,8 @@ def run_gemm(b: Builder, op: Gemm) -> Step:
         watch_read(fr, y)
         if not fresh:
             watch_read(fr, c)
+        watch_overlap(fr, x, c)
+        watch_overlap(fr, y, c)
         watch_write(fr, c)
         value = gemm_value(op, x, y, c, fresh)
         if nan:

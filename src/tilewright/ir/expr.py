@@ -55,12 +55,12 @@ def _exact(value: Any) -> Any:
     return (type(value), repr(value)) if isinstance(value, (bool, int, float)) else value
 
 
-def _not_asked(op: str, a: object, b: object) -> Expr | None:
+def _not_asked(op: str, a: object, b: object) -> Expr | bool | None:
     """The run-time comparison that a user's code meant by `a == b` or `a != b`, if it was one."""
     return None
 
 
-asked: Callable[[str, object, object], Expr | None] = _not_asked
+asked: Callable[[str, object, object], Expr | bool | None] = _not_asked
 
 
 class Expr:

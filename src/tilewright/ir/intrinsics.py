@@ -92,8 +92,11 @@ INTRINSICS: dict[str, Effect] = {
         Effect("descriptor", yields=True),
         Effect("wgmma", convergent=True),
         Effect("pin"),
+        Effect("settle"),
         Effect("stmatrix", convergent=True),
         Effect("ldmatrix", convergent=True),
         Effect("store_packed"),
+        *(Effect(f"{verb}_{space}") for verb in ("load", "store") for space in ("shared", "global")),
+        Effect("wait_cluster"),
     )
 }  # fmt: skip

@@ -9,11 +9,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilewright.ir import expr
+from tilewright.ir import expr as _expr
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import Const, Expr, Var, compare, is_pure, variables, walk, wrap
-from tilewright.ir.op import Body, Dim, Kernel, Let, Op, Param, Program, written_buffers
+from tilewright.ir.op import Body, Dim, Kernel, Let, Map, Op, Param, Program, written_buffers
 from tilewright.lang.where import is_theirs, locate
 from tilewright.support.errors import CompileError, Loc
 
@@ -101,6 +101,9 @@ class Builder:
             )
         if op.loc is None:
             op = replace(op, loc=locate())
+        if isinstance(op, Map):  # a word that stands for a nest
+            body = tuple(replace(o, loc=op.loc) if o.loc is None else o for o in op.body)
+            op = replace(op, body=body)
         self._bodies[-1].append(op)
         self.emitted += 1
         for buffer in written_buffers(op):
@@ -231,17 +234,18 @@ def building(builder: Builder) -> Iterator[Builder]:
         _CURRENT.reset(token)
 
 
-def _asked(op: str, a: object, b: object) -> Expr | None:
+def _asked(op: str, a: object, b: object) -> Expr | bool | None:
     """`a == b` said by a plain helper of the user's while a kernel is traced."""
     if _CURRENT.get() is None or not is_theirs(sys._getframe(2)):
         return None
     both = (a, b)
     if not all(isinstance(x, (int, float, Expr)) or hasattr(x, "as_expr") for x in both):
         return None
-    return compare(op, wrap(a), wrap(b))
+    found = compare(op, wrap(a), wrap(b))
+    return bool(found.value) if isinstance(found, Const) else found
 
 
-expr.asked = _asked
+_expr.asked = _asked
 
 
 def static_int(value: Any, what: str, least: int | None = None) -> int:

@@ -24,7 +24,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.uniform import check_uniform, per_thread
 from tilewright.ir.verify import Stage, verify
-from tilewright.lang.affine import same
+from tilewright.lang.affine import difference, same
 from tilewright.support.errors import CompileError, VerifyError
 
 
@@ -50,6 +50,31 @@ def check_copy(src: Region, dst: Region) -> None:
     for region in (src, dst):
         check_data(region, "copy")
         check_inside(region, "copy")
+    check_apart(src, dst, "copy", in_place=True)
+
+
+def check_apart(read: Region, written: Region, word: str, in_place: bool = False) -> None:
+    """What is written does not overlap what is read, as far as that can be seen; `in_place`: each
+    element may be read where it is written."""
+    if read.buffer is not written.buffer or read.cta is not written.cta:
+        return
+    gaps = [difference(w, r) for r, w in zip(read.starts, written.starts, strict=True)]
+    if in_place and fits(read.extents, written.extents) and all(_is(gap, 0) for gap in gaps):
+        return
+    for gap, r, w in zip(gaps, read.extents, written.extents, strict=True):
+        if not all(isinstance(e, Const) for e in (gap, r, w)):
+            return
+        if not -int(w) < int(gap) < int(r):
+            return
+    name = read.buffer.name
+    raise CompileError(
+        f"T.{word}: what is written to {name} overlaps what is read from it",
+        fix=f"go through another tile of {name}'s type",
+    )
+
+
+def _is(e: Expr, value: int) -> bool:
+    return isinstance(e, Const) and e.value == value
 
 
 def check_data(region: Region, word: str) -> None:
@@ -117,6 +142,8 @@ def check_gemm(
             fix="check transpose_A / transpose_B and the tiles' shapes",
         )
     _check_gemm_types(a, b, c)
+    for operand in (a, b):
+        check_apart(operand, c, "gemm")
     return m, n, ak
 
 

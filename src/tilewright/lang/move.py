@@ -10,7 +10,14 @@ from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import Const, Expr, Load, cast, const, wrap
 from tilewright.ir.op import Arrive, Commit, Copy, Fill, For, Map, Store, View
 from tilewright.lang.builder import Builder, current
-from tilewright.lang.check import check_copy, check_data, check_inside, fits, shape_text
+from tilewright.lang.check import (
+    check_apart,
+    check_copy,
+    check_data,
+    check_inside,
+    fits,
+    shape_text,
+)
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe, region_of, usable
 from tilewright.lang.types import shape_tuple
 from tilewright.support.errors import CompileError
@@ -272,6 +279,7 @@ def transpose(src: Any, dst: Any) -> None:
     for region in (frm, to):
         check_data(region, "transpose")
         check_inside(region, "transpose")
+    check_apart(frm, to, "transpose")
     i, j = (builder.var(None, e.dtype, n) for e, n in zip(frm.tile, "ij", strict=True))
     value = cast(Load(frm.buffer, _places(frm, (i, j))), to.dtype)
     builder.emit(Map((i, j), frm.tile, (Store(to.buffer, _places(to, (j, i)), value),)))

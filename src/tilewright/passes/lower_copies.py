@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.bounds import multiple_of
-from tilewright.ir.buffer import Region
+from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Call, Expr, Load, Var, const
 from tilewright.ir.fragment import Fragment, wgmma_accumulator
 from tilewright.ir.layout import Layout
 from tilewright.ir.op import Copy, For, Intrinsic, Op
+from tilewright.ir.simplify import simplify
 from tilewright.passes.addresses import (
     TileAddress,
     fit_index,
@@ -25,7 +26,8 @@ from tilewright.passes.addresses import (
     swizzle_expr,
     tile_address,
 )
-from tilewright.passes.lower_maps import PACK, UINT32, copy_fragment
+from tilewright.passes.lower_maps import PACK, UINT32, check_single, copy_fragment
+from tilewright.passes.lower_moves import copy_memory, store_remote
 from tilewright.passes.lowering import Lowering
 from tilewright.support.errors import CompileError
 
@@ -44,7 +46,9 @@ def _threads(low: Lowering, op: Copy) -> Iterable[Op]:
     source, target = (isinstance(r.buffer.layout, Fragment) for r in (op.src, op.dst))
     if source and target:
         return copy_fragment(low, op)
-    raise low.unsupported(op, "copies by threads are lowered between fragments only")
+    if source or target:
+        return copy_memory(low, op)
+    raise low.unsupported(op, "copies by threads are lowered from or to fragments only")
 
 
 # ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
@@ -139,30 +143,66 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
     yield from low.by_leader(*copies)
 
 
-# ── matrix stores ────────────────────────────────────────────────────────────────────────────
+# ── matrix stores and loads ──────────────────────────────────────────────────────────────────
 
 
 def _stmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
-    """Four 8×8 matrices of 16 bits an instruction: 16 rows by 16 columns of each warp."""
-    fragment = op.src.buffer.layout
-    assert isinstance(fragment, Fragment)
     pack = PACK.get(op.dst.dtype.name)
     if pack is None or op.src.dtype.name != "float32":
         raise low.unsupported(op, f"stmatrix from {op.src.dtype} to {op.dst.dtype}")
-    rows, columns = op.src.static_tile
+    source = low.flat(op.src.buffer)
+
+    def store(registers: list[Expr], where: Region) -> Op:
+        values = [Load(source, (r,), op.loc) for r in registers]
+        packed = [Call(pack, (values[i], values[i + 1]), UINT32) for i in range(0, 8, 2)]
+        return Intrinsic("stmatrix", (where, *packed), loc=op.loc)
+
+    return _matrices(low, op, op.src, op.dst, store)
+
+
+def _ldmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
+    if op.src.dtype != op.dst.dtype or op.src.dtype.bits != 16:
+        raise low.unsupported(op, f"ldmatrix from {op.src.dtype} to {op.dst.dtype}")
+    check_single(op.dst.buffer, op)
+
+    def load(registers: list[Expr], where: Region) -> Op:
+        first = registers[0]
+        if any(simplify(r - first) is not const(i) for i, r in enumerate(registers)):
+            raise CompileError(
+                f"ldmatrix fills consecutive registers, {op.dst.buffer.name} has others",
+                loc=op.loc,
+                got=str(op.dst.buffer.layout),
+            )
+        return Intrinsic("ldmatrix", (low.span(op.dst.buffer, first, 8), where), loc=op.loc)
+
+    return _matrices(low, op, op.dst, op.src, load)
+
+
+def _matrices(
+    low: Lowering,
+    op: Copy,
+    held: Region,
+    memory: Region,
+    instruction: Callable[[list[Expr], Region], Op],
+) -> Iterable[Op]:
+    """Four 8×8 matrices of 16 bits an instruction: 16 rows by 16 columns of each warp."""
+    fragment = held.buffer.layout
+    if not isinstance(fragment, Fragment) or memory.buffer.space is not Space.SHARED:
+        raise low.unsupported(op, f"{op.atom} moves between a fragment and shared memory")
+    rows, columns = held.static_tile
     if rows % 64 or columns % 16 or low.instance.threads != 128:
         raise low.unsupported(
-            op, "stmatrix is lowered for tiles of 64·i rows and 16·j columns in a warpgroup"
+            op, f"{op.atom} is lowered for tiles of 64·i rows and 16·j columns in a warpgroup"
         )
-    address = tile_address(op.dst, low.ranges, op.loc)
-    _check_rows(address, op)
+    address = tile_address(memory, low.ranges, op.loc)
+    _check_rows(low, address, op)
     atom = wgmma_accumulator(64, 16)
 
     row_var, column_var = low.var("r"), low.var("c")
     loops = [(row_var, range(0, rows, 64)), (column_var, range(0, columns, 16))]
     before = dict(low.unrolled)
     low.unrolled.update({v: range(len(r)) for v, r in loops})
-    extents = [int(e) for e in op.src.extents]
+    extents = [int(e) for e in held.extents]
 
     def register(value: int) -> Expr:
         def index(starts: tuple[int, ...]) -> int:
@@ -170,13 +210,11 @@ def _stmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
             box, _ = sub_tile(fragment.tile, corner, extents)
             part = box[i * 64 : i * 64 + 64, j * 16 : j * 16 + 16]
             needed = part.reshape(-1)[atom.table()]
-            return registers_of(fragment, needed, op.src.buffer.name, op.loc)[value]
+            return registers_of(fragment, needed, held.buffer.name, op.loc)[value]
 
-        return low.register_index((*op.src.starts, row_var, column_var), index, op.loc)
+        return low.register_index((*held.starts, row_var, column_var), index, op.loc)
 
-    source = low.flat(op.src.buffer)
-    values = [Load(source, (register(v),), op.loc) for v in range(8)]
-    packed = [Call(pack, (values[i], values[i + 1]), UINT32) for i in range(0, 8, 2)]
+    registers = [register(v) for v in range(8)]
     # lane 8·q + r gives the address of row r of matrix q: rows 0-7, 8-15, then columns 8-15
     lets, offset = swizzled_offset(
         low,
@@ -186,7 +224,7 @@ def _stmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
         op,
     )
     yield from lets
-    body: Op = Intrinsic("stmatrix", (low.span(op.dst.buffer, offset, 8), *packed), loc=op.loc)
+    body = instruction(registers, low.span(memory.buffer, offset, 8))
     for var, values_of in reversed(loops):
         body = For(var, const(0), const(len(values_of)), (body,), kind="unroll", loc=op.loc)
     low.unrolled = before
@@ -194,14 +232,15 @@ def _stmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
     yield body
 
 
-def _check_rows(address: TileAddress, op: Copy) -> None:
+def _check_rows(low: Lowering, address: TileAddress, op: Copy) -> None:
     table = address.offsets()
     first = table[:, ::8]
     contiguous = all(np.array_equal(table[:, i::8], first + i) for i in range(8))
+    aligned = not (first % 8).any() and multiple_of(address.base, low.ranges) % 8 == 0
     swizzle = address.swizzle
-    if not contiguous or (swizzle.bits and swizzle.base < 3):
+    if not contiguous or not aligned or (swizzle.bits and swizzle.base < 3):
         raise CompileError(
-            f"stmatrix needs rows of 16 contiguous bytes in {address.buffer.name}",
+            f"{op.atom} needs rows of 16 contiguous bytes in {address.buffer.name}",
             loc=op.loc,
             got=str(address.buffer.layout),
         )
@@ -251,6 +290,8 @@ def swizzled_offset(
 COPIES: dict[str, Callable[[Lowering, Copy], Iterable[Op]]] = {
     "bulk_load": _bulk,
     "bulk_store": _bulk,
+    "remote_store": store_remote,
+    "ldmatrix": _ldmatrix,
     "stmatrix": _stmatrix,
     "threads": _threads,
 }

@@ -19,7 +19,7 @@ from tilewright.ir.fragment import Fragment, wgmma_a_operand, wgmma_accumulator
 from tilewright.ir.op import Fence, Gemm, Intrinsic, Map, Op, Store, regions, walk_ops
 from tilewright.passes.addresses import TileAddress, registers_of, sub_tile, tile_address
 from tilewright.passes.lowering import Lowering, pin
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, Loc
 
 M = 64
 UINT64 = dtype("uint64")
@@ -161,6 +161,9 @@ def lower_gemm(low: Lowering, op: Gemm) -> Iterable[Op]:
             "tb": int(b.mn_major),
         }.items()
     )
+    if not low.fenced:
+        used = {r.buffer for r in (op.a, op.c)}
+        yield from _fence(low, [b for b in low.instance.written if b in used], op.loc)
     keep = select(op.clear, 0, 1)
     for k0 in range(0, k, kind.k):
         for m0 in range(0, m, M):
@@ -180,7 +183,7 @@ def lower_gemm(low: Lowering, op: Gemm) -> Iterable[Op]:
                     text=text,
                     loc=op.loc,
                 )
-    low.open_group.append(op.c.buffer)
+    low.open_group += [op.c.buffer, op.a.buffer] if a is None else [op.c.buffer]
 
 
 def _operand_type(op: Gemm, region: Region) -> str:
@@ -280,9 +283,18 @@ def lower_fence(low: Lowering, op: Fence) -> Iterable[Op]:
     """Before `fence wgmma`, registers that ordinary code writes and matrix instructions use are
     pinned, so that no write moves behind the fence."""
     if op.kind == "wgmma":
-        for buffer in low.instance.written:
-            yield pin(low, buffer, op.loc)
-    yield op
+        yield from _fence(low, low.instance.written, op.loc)
+    else:
+        yield op
+
+
+def _fence(low: Lowering, written: Iterable[Buffer], loc: Loc | None) -> Iterable[Op]:
+    """A fence behind `written`; what instructions under way use may not be named."""
+    low.fenced = True
+    for buffer in written:
+        if buffer not in low.in_flight:
+            yield pin(low, buffer, loc)
+    yield Fence("wgmma", loc=loc)
 
 
 def written_by_threads(body: tuple[Op, ...]) -> tuple[Buffer, ...]:

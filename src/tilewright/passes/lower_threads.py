@@ -46,6 +46,7 @@ from tilewright.ir.op import (
     Store,
     Sync,
     View,
+    Wait,
     WaitGroup,
     While,
     expressions,
@@ -53,6 +54,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import program_names, rebuild
 from tilewright.ir.target import Target
+from tilewright.passes.lower_cluster import crossing_barriers, lower_wait, order_arrivals
 from tilewright.passes.lower_copies import lower_copy
 from tilewright.passes.lower_gemm import lower_fence, lower_gemm, written_by_threads
 from tilewright.passes.lower_maps import lower_fill, lower_map
@@ -83,7 +85,13 @@ def _for(low: Lowering, op: For) -> Iterable[Op]:
     if values is not None:
         low.unrolled[op.var] = values
     low.touched = low.touched or touches(op.body, low.touched, low.instance.threads)
+    ordered = low.ordered
+    if values is not None and (fence := order_arrivals(low, op.body)):
+        yield from fence
+        low.ordered = True
     body = low.inside(op, "body", op.body)
+    low.ordered = ordered
+    low.fenced = False
     low.unrolled.pop(op.var, None)
     kind = "unroll" if values is not None else "serial"
     yield rebuild(op, body=body, kind=kind, stages=0, order=None, stage=None)
@@ -92,7 +100,9 @@ def _for(low: Lowering, op: For) -> Iterable[Op]:
 def _while(low: Lowering, op: While) -> Iterable[Op]:
     low.check_plain(op)
     low.touched = low.touched or touches(op.body, low.touched, low.instance.threads)
-    yield rebuild(op, body=low.inside(op, "body", op.body))
+    body = low.inside(op, "body", op.body)
+    low.fenced = False
+    yield rebuild(op, body=body)
 
 
 def _trip(op: For) -> range | None:
@@ -111,8 +121,9 @@ def _if(low: Lowering, op: If) -> Iterable[Op]:
     touched, groups = low.touched, list(low.committed)
     then = low.inside(op, "then", op.then)
     after, open_after = low.touched, low.committed
-    low.touched, low.committed = touched, groups
+    low.touched, low.committed, low.fenced = touched, groups, False
     orelse = low.inside(op, "orelse", op.orelse)
+    low.fenced = False
     low.touched = low.touched or after
     low.committed = _either(low.committed, open_after)
     yield rebuild(op, then=then, orelse=orelse)
@@ -156,7 +167,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
         _accumulators(op.body),
         written_by_threads(op.body),
     )
-    low.touched = False
+    low.touched = low.fenced = False
     body = low.body(op.body)
     low.instance, low.ranges = outer, outer_ranges
     used = {v for inner in walk_ops(body) for e in expressions(inner) for v in variables(e)}
@@ -220,6 +231,7 @@ def _barrier_init(low: Lowering, op: BarrierInit) -> Iterable[Op]:
 
 def _arrive(low: Lowering, op: Arrive) -> Iterable[Op]:
     yield from low.meet(op.loc)
+    yield from order_arrivals(low, (op,))
     yield from low.by_leader(op)
 
 
@@ -237,13 +249,14 @@ def _wait_group(low: Lowering, op: WaitGroup) -> Iterable[Op]:
     if op.unit == "bulk":
         yield from low.by_leader(op)
         return
+    if op.unit == "wgmma":
+        yield from low.settle(op.loc)
     yield op
     if op.unit == "wgmma":
         # registers are the program's again: nothing may be moved across the wait
         low.committed = low.committed[-op.pending :] if op.pending else []
-        still_open = frozenset[Buffer]().union(*low.committed)
         for buffer in low.instance.accumulators:
-            if buffer not in still_open:
+            if buffer not in low.in_flight:
                 yield pin(low, buffer, op.loc)
 
 
@@ -278,6 +291,7 @@ def _lower_kernel(kernel: Kernel, program: Program, names: set[str]) -> Kernel:
     low.warp = low.var("warp")
     low.ranges = low.ranges.where(low.warp, 0, -(-prod(kernel.threads) // WARP) - 1)
     low.free_ids = _free_barriers(kernel)
+    low.crossing = crossing_barriers(kernel)
     body = low.body(kernel.body)
     start: list[Op] = [Intrinsic("warp_index", (linear,), low.warp, loc=kernel.loc)]
     for found in low.maps.values():
@@ -312,6 +326,7 @@ RULES: dict[type[Op], Rule] = {
     Store: _plain_store,
     BarrierInit: _barrier_init,
     Arrive: _arrive,
+    Wait: lower_wait,
     Commit: _commit,
     WaitGroup: _wait_group,
     Fence: lower_fence,

@@ -1,5 +1,6 @@
 """What the lowering to threads carries along: the instance that runs the code, names, ranges,
-unrolled loops, tensor maps, and whether threads have touched memory since they last met."""
+unrolled loops, tensor maps, whether threads have touched memory since they last met, and what
+matrix instructions are under way."""
 
 from __future__ import annotations
 
@@ -18,21 +19,29 @@ from tilewright.ir.expr import Expr, Var, compare, const, loads, substitute, var
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.layout import ComposedLayout, Layout
 from tilewright.ir.op import (
+    Alloc,
     Body,
+    Commit,
     Copy,
+    Fence,
+    Fill,
     Gemm,
+    Hint,
     If,
     Intrinsic,
     Kernel,
     Let,
     Map,
     Op,
+    Reduce,
     Store,
     Sync,
     bodies,
     expressions,
+    read_buffers,
     regions,
     walk_ops,
+    written_buffers,
 )
 from tilewright.ir.rewrite import fresh_name, rebuild
 from tilewright.ir.simplify import simplify
@@ -43,6 +52,9 @@ WARP = 32
 NAMED_BARRIERS = 16  # in a block
 MEMORY = (Space.SHARED, Space.GLOBAL)
 BULK_ATOMS = ("bulk_load", "bulk_store")
+ENGINE_ATOMS = (*BULK_ATOMS, "remote_store")  # whose barrier or group tells when they are done
+# registers of a value that a wait is made to depend on: reduced values, not whole tiles
+MOST_SETTLED = 8
 
 Rule = Callable[["Lowering", Any], "Iterable[Op]"]
 
@@ -83,7 +95,16 @@ class TensorMap:
 @dataclass
 class Lowering:
     """State of one kernel's lowering. `unrolled` maps the unrolled loop variables around to their
-    values; `touched`: threads have accessed memory since they last met."""
+    values; `touched`: threads have accessed memory since they last met.
+
+    Of matrix instructions: `open_group` and `committed` are the registers of those under way;
+    `fenced`: since the last fence control went straight on and no register was written; `fresh`:
+    fragments computed while instructions are under way, less those that others of them were
+    computed from.
+
+    In a cluster: `crossing` are the barriers that order ordinary accesses of different blocks;
+    `ordered`: the fence for arrivals at peers stands in front of the loop around.
+    """
 
     kernel: Kernel
     rules: Mapping[type[Op], Rule]
@@ -96,8 +117,12 @@ class Lowering:
     touched: bool = False
     open_group: list[Buffer] = field(default_factory=list)
     committed: list[frozenset[Buffer]] = field(default_factory=list)
+    fenced: bool = False
+    fresh: dict[Buffer, None] = field(default_factory=dict)
     warp: Var = Var("warp")
     free_ids: list[int] = field(default_factory=list)
+    crossing: frozenset[str] = frozenset()
+    ordered: bool = False
 
     # ── names and buffers ────────────────────────────────────────────────────────────────────
 
@@ -173,8 +198,10 @@ class Lowering:
         before = self.ranges
         found: list[Op] = []
         for op in body:
+            self.fenced = self.fenced and _keeps_fence(op)
             for new in self.op(op):
                 _append(found, new)
+            self.note_computed(op)
             self.ranges = scope.after(op, self.ranges)
         self.ranges = before
         return tuple(found)
@@ -192,6 +219,34 @@ class Lowering:
         result = self.body(body)
         self.ranges = before
         return result
+
+    def note_computed(self, op: Op) -> None:
+        """Keep `fresh` behind an op that threads compute."""
+        if not self.committed or not isinstance(op, (Map, Reduce, Copy, Fill)):
+            return
+        for inner in walk_ops(op):
+            written = [b for b in written_buffers(inner) if isinstance(b.layout, Fragment)]
+            if written:
+                for buffer in read_buffers(inner):
+                    self.fresh.pop(buffer, None)
+                self.fresh.update(dict.fromkeys(written))
+
+    def settle(self, loc: Loc | None) -> Iterable[Op]:
+        """Make what was computed under matrix instructions come before their wait. The assembler
+        prefers to wait first, and the work that the instructions were to hide is then in the
+        open."""
+        for buffer in self.fresh:
+            flat = self.flat(buffer)
+            count = int(flat.shape[0])
+            if flat.dtype.bits == 32 and count <= MOST_SETTLED:
+                where = self.span(buffer, const(0), count)
+                yield Intrinsic("settle", (where,), text=f"count={count}", loc=loc)
+        self.fresh.clear()
+
+    @property
+    def in_flight(self) -> frozenset[Buffer]:
+        """Fragments that matrix instructions use which have not been waited for."""
+        return frozenset(self.open_group).union(*self.committed)
 
     def check_plain(self, op: Op) -> None:
         for expr in expressions(op):
@@ -248,6 +303,14 @@ def _append(found: list[Op], op: Op) -> None:
         found.append(op)
 
 
+def _keeps_fence(op: Op) -> bool:
+    """Whether a fence before `op` still stands for matrix instructions behind it. The assembler
+    wants it in the same straight run of code: a wait for a barrier is a loop."""
+    if isinstance(op, Commit):
+        return op.unit == "wgmma"
+    return isinstance(op, (Alloc, Fence, Gemm, Hint, Let, Sync))
+
+
 def pin(low: Lowering, buffer: Buffer, loc: Loc | None) -> Op:
     """Registers stay on this side of what follows."""
     flat = low.flat(buffer)
@@ -291,7 +354,7 @@ def touches(body: Body, before: bool, threads: int) -> bool:
 
 def accesses_memory(op: Op) -> bool:
     """Whether the threads themselves read or write shared or global memory in `op`."""
-    if (isinstance(op, Copy) and op.atom in BULK_ATOMS) or isinstance(op, Gemm):
+    if (isinstance(op, Copy) and op.atom in ENGINE_ATOMS) or isinstance(op, Gemm):
         return False
     for inner in walk_ops(op):
         if isinstance(inner, Store) and inner.buffer.space in MEMORY:

@@ -13,10 +13,14 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+from tilewright.ir.bind import static_value
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import BOOL, DTYPES, INT32, DType
 from tilewright.ir.expr import (
     TRUE,
+    Bin,
+    Cmp,
+    Const,
     Expr,
     Load,
     Var,
@@ -29,6 +33,7 @@ from tilewright.ir.expr import (
     select,
     transform,
     truth,
+    variables,
     walk,
 )
 from tilewright.ir.intrinsics import INTRINSICS
@@ -109,6 +114,7 @@ class _Splitter:
         self.vars = set(found.vars) | set(kernel.thread_vars)
         self.buffers = {b.name for b in found.buffers}
         self.controls = found.controls
+        self.spread = self._spread()
         self.names = names
         self.count = prod(kernel.threads)
         lin: Expr = const(0)
@@ -119,12 +125,47 @@ class _Splitter:
         self.lin = lin
         self.tiles: list[Op] = []
         self.stored: dict[Var, Buffer] = {}
+        self.reaching: frozenset[int] | None = frozenset(range(self.count))
+
+    def _spread(self) -> set[str]:
+        """Uniform locals that get a place per thread all the same: written in a loop that
+        threads leave on their own, which therefore each thread runs by itself."""
+        found: set[str] = set()
+        for loop in walk_ops(self.kernel.body):
+            if not isinstance(loop, (For, While)) or not any(
+                id(leave) in self.controls for leave in _leaves(loop.body)
+            ):
+                continue
+            inside = list(walk_ops(loop.body))
+            if any(isinstance(op, (Sync, *_COLLECTIVE)) or _convergent(op) for op in inside):
+                continue
+            written = [buffer for op in inside for buffer in written_buffers(op)]
+            written += [op.buffer for op in inside if isinstance(op, Alloc)]
+            found |= {buffer.name for buffer in written if buffer.space is Space.LOCAL}
+        found -= self.buffers
+        self.buffers |= found
+        return found
 
     def run(self) -> Kernel:
+        for op in walk_ops(self.kernel.body):
+            if isinstance(op, _COLLECTIVE):
+                self._check_spread(op)
         items = self.items(self.kernel.body, TRUE)
         self._place_values(items)
         body = self.emit(items)
         return replace(self.kernel, body=(*self.tiles, *body))
+
+    def _check_spread(self, op: Op) -> None:
+        used = {b.name for inner in walk_ops((op,)) for b in _buffers(inner)} & self.spread
+        if used:
+            name = min(used)
+            raise CompileError(
+                f"a tile operation uses {name}, which is written in a loop that threads leave on "
+                "their own",
+                loc=op.loc,
+                fix=f"copy {name} to another T.alloc_var behind the loop, or break on a condition "
+                "that all threads of the block share",
+            )
 
     # ── what runs per thread ─────────────────────────────────────────────────────────────────
 
@@ -165,9 +206,7 @@ class _Splitter:
             return not self.threaded(op)
         if isinstance(op, _COLLECTIVE):
             return True
-        return any(
-            self.waits(inner) or self.once(inner) for body in bodies(op) for inner in body
-        )
+        return any(self.waits(inner) or self.once(inner) for body in bodies(op) for inner in body)
 
     def once(self, op: Op) -> bool:
         """The block does `op` once, whatever its threads do around it."""
@@ -220,6 +259,9 @@ class _Splitter:
             raise CompileError(
                 f"the CPU target cannot split a block at this barrier ({op.scope})", loc=op.loc
             )
+        alone = op.scope == "named" and self.reaching is not None
+        if alone and op.threads == len(self.reaching or ()):
+            return  # the guard lets through exactly the threads that meet here
         if mask is not TRUE and op.scope != "warp":
             raise CompileError(
                 "a barrier of the block stands under a guard that differs between threads",
@@ -260,9 +302,28 @@ class _Splitter:
         first = _Group([Store(flag, place, cond, loc=op.loc)], mask)
         held = Load(flag, place)
         out: list[_Item] = [first]
+        outer, taken = self.reaching, self._where(op.cond)
+        self.reaching = None if outer is None or taken is None else outer & taken
         out += self.items(op.then, binary("and", mask, held))
+        self.reaching = None if outer is None or taken is None else outer - taken
         out += self.items(op.orelse, binary("and", mask, logical_not(held)))
+        self.reaching = outer
         return out
+
+    def _where(self, cond: Expr) -> frozenset[int] | None:
+        """The threads for which a condition over thread indices alone holds."""
+        used = set(variables(cond))
+        plain = all(isinstance(node, (Var, Const, Bin, Cmp)) for node in walk(cond))
+        if not plain or not used <= set(self.kernel.thread_vars):
+            return None
+        found = set()
+        for thread in range(self.count):
+            values, rest = {}, thread
+            for var, extent in zip(self.kernel.thread_vars, self.kernel.threads, strict=True):
+                values[var], rest = rest % extent, rest // extent
+            if static_value(cond, values):
+                found.add(thread)
+        return frozenset(found)
 
     def _tile(self, stem: str, dtype: DType, shape: tuple[int, ...] = (), count: int = 0) -> Buffer:
         """Memory with one element per thread, thread index innermost."""
@@ -496,7 +557,8 @@ def _check_group(op: Op) -> None:
         )
     if isinstance(op, (Break, Continue)):
         raise CompileError(
-            "a thread leaves, on its own, a loop that has a barrier or a tile operation inside",
+            "a thread leaves, on its own, a loop in which the block does something together",
+            got="a barrier, a tile operation, or a store that does not depend on the thread",
             loc=op.loc,
             fix="break on a condition that all threads of the block share",
         )
@@ -504,6 +566,17 @@ def _check_group(op: Op) -> None:
         for body in bodies(op):
             for inner in body:
                 _check_group(inner)
+
+
+def _leaves(body: Body) -> list[Op]:
+    """The `Break`s and `Continue`s of the loop around `body`."""
+    found = []
+    for op in body:
+        if isinstance(op, (Break, Continue)):
+            found.append(op)
+        elif not isinstance(op, (For, While)):
+            found += [leave for inner in bodies(op) for leave in _leaves(inner)]
+    return found
 
 
 def _loops(op: Map) -> Op:

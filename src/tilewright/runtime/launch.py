@@ -13,7 +13,7 @@ from tilewright.ir.bind import array_sizes, describe, static_value
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Const, Expr, Var
-from tilewright.ir.op import Program, View, walk_ops, written_buffers
+from tilewright.ir.op import Program, View, operands, read_buffers, walk_ops, written_buffers
 from tilewright.runtime.arrays import Array, as_numpy, empty_like_library, library_of, unpack
 from tilewright.support.errors import LaunchError
 
@@ -44,6 +44,7 @@ class Launcher:
                     fix="return a number through a tensor of one element",
                 )
         self.written = written_params(program)
+        self.unused = unused_params(program)
         self.inputs = tuple(i for i in range(len(self.params)) if i not in self.outputs)
         self.dynamic = bool(program.dims)
 
@@ -66,9 +67,13 @@ class Launcher:
             raw[param.name] = value
             if isinstance(param, Var):
                 raw[param.name] = _scalar(param, value)
-            else:
+            elif value is not None or param.name not in self.unused:
                 arrays[param.name] = self._array(param, value, after)
         sizes = self._sizes(arrays)
+        for tensor in self.program.tensors:
+            if tensor.name in raw and raw[tensor.name] is None:
+                shape = tuple(static_value(s, sizes) for s in tensor.shape)
+                arrays[tensor.name] = np.zeros(shape, tensor.dtype.numpy)
         library = next((library_of(v) for v in given if library_of(v)), "numpy")
         for i in self.outputs:
             param = self.params[i]
@@ -162,6 +167,22 @@ def written_params(program: Program) -> frozenset[str]:
                 owner[op.buffer.name] = owner[op.source.name]
             written |= {owner[b.name] for b in written_buffers(op) if b.name in owner}
     return frozenset(written)
+
+
+def unused_params(program: Program) -> frozenset[str]:
+    """Names of the tensor parameters that no kernel touches: None may stand for them."""
+    used = {
+        buffer.name
+        for kernel in program.kernels
+        for op in walk_ops(kernel)
+        for buffer in (
+            *read_buffers(op),
+            *written_buffers(op),
+            *(x if isinstance(x, Buffer) else getattr(x, "buffer", None) for x in operands(op)),
+        )
+        if buffer is not None
+    }
+    return frozenset(t.name for t in program.tensors if t.name not in used)
 
 
 def _only(program: Program, arrays: dict[str, Array]) -> Program:

@@ -381,6 +381,9 @@ flash_attention_main(
         tw::wait(v_full + 8 * (vc_1 & 1), (vc_1 >> 1) & 1);
 #line 133 "flash_attention.tw"
         const uint64_t v_desc = tw::descriptor<1408, 64, 1>(tw::address(v + (vc_1 & 1) * 22528));
+        tw::pin<88>(p);
+        tw::pin<64>(o);
+        tw::fence_wgmma();
         wgmma_m64n128k16_f32_bf16_bf16_rs_01(o, p, v_desc, i_3 == 1 ? 0 : 1);
         wgmma_m64n128k16_f32_bf16_bf16_rs_01(o, p + 8, v_desc + 128ull, 1);
         wgmma_m64n128k16_f32_bf16_bf16_rs_01(o, p + 16, v_desc + 256ull, 1);
@@ -479,6 +482,7 @@ flash_attention_main(
           sum[d_11] = sum[d_11] + (own_7 + other_7);
         }
 #line 150 "flash_attention.tw"
+        tw::settle<2>(sum);
         tw::wait_wgmma<0>();
         tw::pin<88>(s);
         tw::pin<64>(o);
@@ -528,6 +532,7 @@ flash_attention_main(
         sum[v_11] = 1.0f / sum[v_11];
       }
 #line 165 "flash_attention.tw"
+      tw::settle<2>(sum);
       tw::wait_wgmma<0>();
       tw::pin<88>(s);
       tw::pin<64>(o);

@@ -396,6 +396,9 @@ flash_attention_causal_main(
         tw::wait(v_full + 8 * (vc_1 & 1), (vc_1 >> 1) & 1);
 #line 140 "flash_attention_causal.tw"
         const uint64_t v_desc = tw::descriptor<1024, 64, 1>(tw::address(v + (vc_1 & 1) * 16384));
+        tw::pin<64>(p);
+        tw::pin<64>(o);
+        tw::fence_wgmma();
         wgmma_m64n128k16_f32_bf16_bf16_rs_01(o, p, v_desc, i_4 == 1 ? 0 : 1);
         wgmma_m64n128k16_f32_bf16_bf16_rs_01(o, p + 8, v_desc + 128ull, 1);
         wgmma_m64n128k16_f32_bf16_bf16_rs_01(o, p + 16, v_desc + 256ull, 1);
@@ -502,6 +505,7 @@ flash_attention_causal_main(
           sum[d_11] = sum[d_11] + (own_7 + other_7);
         }
 #line 162 "flash_attention_causal.tw"
+        tw::settle<2>(sum);
         tw::wait_wgmma<0>();
         tw::pin<64>(s);
         tw::pin<64>(o);
@@ -552,6 +556,9 @@ flash_attention_causal_main(
         tw::wait(v_full + 8 * (vc_1 & 1), (vc_1 >> 1) & 1);
 #line 179 "flash_attention_causal.tw"
         const uint64_t v_desc_1 = tw::descriptor<1024, 64, 1>(tw::address(v + (vc_1 & 1) * 16384));
+        tw::pin<64>(p);
+        tw::pin<64>(o);
+        tw::fence_wgmma();
         wgmma_m64n128k16_f32_bf16_bf16_rs_01(o, p, v_desc_1, i_5 == 1 ? 0 : 1);
         wgmma_m64n128k16_f32_bf16_bf16_rs_01(o, p + 8, v_desc_1 + 128ull, 1);
         wgmma_m64n128k16_f32_bf16_bf16_rs_01(o, p + 16, v_desc_1 + 256ull, 1);
@@ -649,6 +656,7 @@ flash_attention_causal_main(
           sum[d_17] = sum[d_17] + (own_11 + other_11);
         }
 #line 197 "flash_attention_causal.tw"
+        tw::settle<2>(sum);
         tw::wait_wgmma<0>();
         tw::pin<64>(s);
         tw::pin<64>(o);
@@ -700,6 +708,7 @@ flash_attention_causal_main(
         sum[v_19] = sum[v_19] > 0.0f ? 1.0f / sum[v_19] : 0.0f;
       }
 #line 215 "flash_attention_causal.tw"
+      tw::settle<2>(sum);
       tw::wait_wgmma<0>();
       tw::pin<64>(s);
       tw::pin<64>(o);

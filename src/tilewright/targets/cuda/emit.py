@@ -232,10 +232,10 @@ class _Writer:
             return name
         return f"{name}[{self.index(buffer, indices)}]"
 
-    def index(self, buffer: Buffer, indices: tuple[Expr, ...]) -> str:
+    def index(self, buffer: Buffer, indices: tuple[Expr, ...], beside: str = "") -> str:
         """The row-major (or strided) offset; 64 bits in global memory."""
         if len(indices) == 1 and buffer.space is not Space.GLOBAL:
-            return self.expr(indices[0])
+            return print_expr(indices[0], self.names, self.load, beside)
         strides: list[str | None] = []
         if buffer.strides is not None:
             strides = [self.expr(s) for s in buffer.strides]
@@ -250,7 +250,7 @@ class _Writer:
                 continue
             text = self.expr(index)
             if stride is None or stride == "1":
-                terms.append(text)
+                terms.append(print_expr(index, self.names, self.load, "+"))
             else:
                 terms.append(f"{wide}({text}) * ({stride})")
         return " + ".join(terms) or "0"
@@ -265,7 +265,7 @@ class _Writer:
             return self.expr(operand)
         buffer = operand.buffer
         name = self.names.of(buffer.name)
-        index = self.index(buffer, operand.starts)
+        index = self.index(buffer, operand.starts, "+")
         if buffer.space is Space.BARRIER:
             where = name if index == "0" else f"{name} + 8 * ({index})"
         elif buffer.space is Space.SHARED:

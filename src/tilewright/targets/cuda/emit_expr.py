@@ -68,9 +68,9 @@ _CALLS: dict[str, str] = {
 }  # fmt: skip
 
 
-def print_expr(expr: Expr, names: Names, load: Callable[[Load], str]) -> str:
-    """`expr` as C++; `load` prints the elements it reads."""
-    return _Printer(names, load).go(expr)[0]
+def print_expr(expr: Expr, names: Names, load: Callable[[Load], str], beside: str = "") -> str:
+    """`expr` as C++, fit to stand `beside` an operator; `load` prints the elements it reads."""
+    return _Printer(names, load).within(expr, _STRENGTH[beside] if beside else 0)
 
 
 class _Printer:

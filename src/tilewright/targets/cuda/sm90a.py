@@ -183,11 +183,17 @@ INSTRUCTIONS: dict[str, Instruction] = {
         Instruction("descriptor", "tw::descriptor<{leading}, {stride}, {swizzle}>({0})"),
         Instruction("wgmma", "{function}({0}, {1}, {rest})", _wgmma),
         Instruction("pin", "tw::pin<{count}>({0})"),
+        Instruction("settle", "tw::settle<{count}>({0})"),
         Instruction("stmatrix", "tw::stmatrix({0}, {rest})"),
         Instruction("ldmatrix", "tw::ldmatrix({0}, {1})"),
         Instruction("shfl_xor", "__shfl_xor_sync(~0u, {0}, {1})"),
         Instruction("store_packed", "*reinterpret_cast<uint32_t*>({0}) = {1}"),
-        Instruction("store_remote", "tw::store_remote({0}, {2}, {1})"),
+        Instruction("load_shared", "tw::load_shared<tw::{type}, {count}>({0}, {1})"),
+        Instruction("store_shared", "tw::store_shared<tw::{type}, {count}>({0}, {1})"),
+        Instruction("load_global", "tw::load_global<tw::{type}, {count}>({0}, {1})"),
+        Instruction("store_global", "tw::store_global<tw::{type}, {count}>({0}, {1})"),
+        Instruction("store_remote", "tw::store_remote<{words}>({0}, {1}, {2})"),
+        Instruction("wait_cluster", "tw::wait_cluster({0}, {1})"),
     )
 }
 

@@ -165,7 +165,7 @@ TW_DEVICE void arrive_remote(uint32_t barrier, int count) {
                : "memory");
 }
 TW_DEVICE void arrive_expect_remote(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(
+  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
                    barrier),
                "r"(bytes)
                : "memory");
@@ -233,14 +233,156 @@ template <int Pending>
 TW_DEVICE void wait_cp_async() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
-// Stores into a peer's shared memory that count their bytes on a barrier there.
-TW_DEVICE void store_remote(uint32_t to, uint32_t value, uint32_t barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
-               "r"(value), "r"(barrier)
-               : "memory");
+// ── vectors of elements ─────────────────────────────────────────────────────────────────────
+
+using float32 = float;
+using int32 = int32_t;
+using uint32 = uint32_t;
+
+// Elements of type From in words, as registers of another type or the same. Registers are arrays of
+// constants' indices, so nothing of this is left but conversions.
+template <class From>
+struct Elements {
+  static constexpr int per_word = 1;
+  template <class To>
+  static TW_DEVICE void unpack(To* to, uint32_t word) {
+    static_assert(sizeof(From) == 4 && sizeof(To) == 4, "words");
+    *reinterpret_cast<uint32_t*>(to) = word;
+  }
+  static TW_DEVICE uint32_t pack(const float* from) { return __float_as_uint(*from); }
+  static TW_DEVICE uint32_t pack(const int32_t* from) { return uint32_t(*from); }
+  static TW_DEVICE uint32_t pack(const uint32_t* from) { return *from; }
+};
+template <>
+struct Elements<bfloat16> {
+  static constexpr int per_word = 2;
+  static TW_DEVICE void unpack(float* to, uint32_t word) {
+    to[0] = __uint_as_float(word << 16);
+    to[1] = __uint_as_float(word & 0xffff0000u);
+  }
+  static TW_DEVICE void unpack(bfloat16* to, uint32_t word) {
+    *reinterpret_cast<uint32_t*>(to) = word;
+  }
+  static TW_DEVICE uint32_t pack(const float* from) { return pack_bfloat16(from[0], from[1]); }
+  static TW_DEVICE uint32_t pack(const bfloat16* from) {
+    return *reinterpret_cast<const uint32_t*>(from);
+  }
+};
+template <>
+struct Elements<float16> {
+  static constexpr int per_word = 2;
+  static TW_DEVICE void unpack(float* to, uint32_t word) {
+    to[0] = to_float(float16{uint16_t(word)});
+    to[1] = to_float(float16{uint16_t(word >> 16)});
+  }
+  static TW_DEVICE void unpack(float16* to, uint32_t word) {
+    *reinterpret_cast<uint32_t*>(to) = word;
+  }
+  static TW_DEVICE uint32_t pack(const float* from) { return pack_float16(from[0], from[1]); }
+  static TW_DEVICE uint32_t pack(const float16* from) {
+    return *reinterpret_cast<const uint32_t*>(from);
+  }
+};
+
+template <class From, int Count, class To>
+TW_DEVICE void load_shared(To* to, uint32_t from) {
+  constexpr int per = Elements<From>::per_word, words = Count / per;
+  uint32_t w[words];
+  if constexpr (words == 4) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(from)
+                 : "memory");
+  } else if constexpr (words == 2) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(w[0]), "=r"(w[1])
+                 : "r"(from)
+                 : "memory");
+  } else {
+    static_assert(words == 1, "a vector is 4, 8 or 16 bytes");
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(w[0]) : "r"(from) : "memory");
+  }
+#pragma unroll
+  for (int i = 0; i < words; ++i) Elements<From>::unpack(to + i * per, w[i]);
 }
-TW_DEVICE void store_remote(uint32_t to, float value, uint32_t barrier) {
-  store_remote(to, __float_as_uint(value), barrier);
+template <class To, int Count, class From>
+TW_DEVICE void store_shared(uint32_t to, const From* from) {
+  constexpr int per = Elements<To>::per_word, words = Count / per;
+  uint32_t w[words];
+#pragma unroll
+  for (int i = 0; i < words; ++i) w[i] = Elements<To>::pack(from + i * per);
+  if constexpr (words == 4) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
+  } else if constexpr (words == 2) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(w[0]), "r"(w[1]) : "memory");
+  } else {
+    static_assert(words == 1, "a vector is 4, 8 or 16 bytes");
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(w[0]) : "memory");
+  }
+}
+template <class From, int Count, class To>
+TW_DEVICE void load_global(To* to, const From* from) {
+  constexpr int per = Elements<From>::per_word, words = Count / per;
+  uint32_t w[words];
+  if constexpr (words == 4) {
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "l"(from)
+                 : "memory");
+  } else if constexpr (words == 2) {
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(w[0]), "=r"(w[1])
+                 : "l"(from)
+                 : "memory");
+  } else {
+    static_assert(words == 1, "a vector is 4, 8 or 16 bytes");
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(w[0]) : "l"(from) : "memory");
+  }
+#pragma unroll
+  for (int i = 0; i < words; ++i) Elements<From>::unpack(to + i * per, w[i]);
+}
+template <class To, int Count, class From>
+TW_DEVICE void store_global(To* to, const From* from) {
+  constexpr int per = Elements<To>::per_word, words = Count / per;
+  uint32_t w[words];
+#pragma unroll
+  for (int i = 0; i < words; ++i) w[i] = Elements<To>::pack(from + i * per);
+  if constexpr (words == 4) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
+  } else if constexpr (words == 2) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory");
+  } else {
+    static_assert(words == 1, "a vector is 4, 8 or 16 bytes");
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(w[0]) : "memory");
+  }
+}
+// Into a peer's shared memory; the bytes count on a barrier there.
+template <int Words, class From>
+TW_DEVICE void store_remote(uint32_t to, const From* from, uint32_t barrier) {
+  const uint32_t* w = reinterpret_cast<const uint32_t*>(from);
+  if constexpr (Words == 4) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+        "[%5];" ::"r"(to),
+        "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(barrier)
+        : "memory");
+  } else if constexpr (Words == 2) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, "
+        "[%3];" ::"r"(to),
+        "r"(w[0]), "r"(w[1]), "r"(barrier)
+        : "memory");
+  } else {
+    static_assert(Words == 1, "a vector is 4, 8 or 16 bytes");
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                     to),
+                 "r"(w[0]), "r"(barrier)
+                 : "memory");
+  }
 }
 
 // ── matrices ────────────────────────────────────────────────────────────────────────────────
@@ -279,6 +421,28 @@ template <int Count>
 TW_DEVICE void pin(float16* registers) {
   pin<Count>(reinterpret_cast<bfloat16*>(registers));
 }
+// These values have been computed before what follows is issued. `pin` holds the compiler, but is
+// gone before the assembler, which sinks arithmetic below waits; it keeps the order of
+// instructions with side effects, so one that is never executed depends on the values here.
+TW_DEVICE void settle(uint32_t bits) {
+  asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, %0, 0x7fc5a3e1;\n @p pmevent 0;\n}" ::"r"(bits)
+               : "memory");
+}
+template <int Count>
+TW_DEVICE void settle(const uint32_t* registers) {
+  uint32_t bits = registers[0];
+#pragma unroll
+  for (int i = 1; i < Count; ++i) bits ^= registers[i];
+  settle(bits);
+}
+template <int Count>
+TW_DEVICE void settle(const float* registers) {
+  settle<Count>(reinterpret_cast<const uint32_t*>(registers));
+}
+template <int Count>
+TW_DEVICE void settle(const int32_t* registers) {
+  settle<Count>(reinterpret_cast<const uint32_t*>(registers));
+}
 TW_DEVICE void stmatrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
                "r"(b), "r"(c), "r"(d)
@@ -288,7 +452,8 @@ TW_DEVICE void stmatrix(uint32_t to, uint32_t a, uint32_t b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b)
                : "memory");
 }
-TW_DEVICE void ldmatrix(uint32_t* to, uint32_t from) {
+TW_DEVICE void ldmatrix(void* registers, uint32_t from) {
+  uint32_t* to = static_cast<uint32_t*>(registers);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(from)

@@ -1,0 +1,77 @@
+"""Memory order between the blocks of a cluster.
+
+Bulk copies and matrix instructions are ordered by barriers alone. Ordinary accesses are ordered by
+a barrier within the block; where the other side is a peer, whoever waits acquires at cluster scope,
+and whoever arrives puts `fence cluster` in front. Such a fence waits for accesses at the scope of
+the GPU, so one serves all the arrivals of an unrolled loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tilewright.ir.op import (
+    Arrive,
+    Body,
+    Copy,
+    Fence,
+    Intrinsic,
+    Kernel,
+    Op,
+    Role,
+    Wait,
+    op_loads,
+    regions,
+    walk_ops,
+)
+from tilewright.passes.lowering import Lowering, accesses_memory
+
+
+def crossing_barriers(kernel: Kernel) -> frozenset[str]:
+    """Names of the barriers that order ordinary accesses of different blocks: those that count
+    remote stores, and those on which a role announces to a peer that it has read, by its threads,
+    what peers write."""
+    copies = [op for op in walk_ops(kernel) if isinstance(op, Copy)]
+    stores = [op for op in copies if op.atom == "remote_store"]
+    shared = {op.dst.buffer for op in copies if op in stores or op.multicast is not None}
+    found = {op.barrier.buffer.name for op in stores if op.barrier is not None}
+    for role in walk_ops(kernel):
+        if isinstance(role, Role) and shared & _read_by_threads(role):
+            found |= {
+                op.barrier.buffer.name
+                for op in walk_ops(role)
+                if isinstance(op, Arrive) and op.barrier.cta is not None
+            }
+    return frozenset(found)
+
+
+def _read_by_threads(role: Role) -> set[object]:
+    found: set[object] = set()
+    for op in walk_ops(role):
+        found |= {load.buffer for load in op_loads(op)}
+        if isinstance(op, Copy) and op.atom in ("threads", "ldmatrix"):
+            found |= {r.buffer for r in regions(op, reads=True)}
+    return found
+
+
+def lower_wait(low: Lowering, op: Wait) -> Iterable[Op]:
+    """A wait, at cluster scope when peers' ordinary accesses come before it."""
+    low.check_plain(op)
+    if op.barrier.buffer.name not in low.crossing:
+        yield op
+    else:
+        yield Intrinsic("wait_cluster", (op.barrier, op.phase), loc=op.loc)
+
+
+def order_arrivals(low: Lowering, body: Body) -> Body:
+    """In front of arrivals at peers: the fence that their order needs, once threads have met."""
+    if low.ordered or any(accesses_memory(op) for op in body):
+        return ()
+    for op in walk_ops(body):
+        if (
+            isinstance(op, Arrive)
+            and op.barrier.cta is not None
+            and op.barrier.buffer.name in low.crossing
+        ):
+            return (*low.meet(op.loc), *low.by_leader(Fence("cluster", loc=op.loc)))
+    return ()
