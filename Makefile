@@ -12,7 +12,7 @@ DEV  := $(VENV)/.dev-$(KEY)
 .DELETE_ON_ERROR:
 # Checks run one after the other, so that the first failure is the last thing printed.
 .NOTPARALLEL:
-.PHONY: help demo test quick lint types gates fix bench-cpu clean
+.PHONY: help demo test quick lint types gates fix bench-cpu test-gpu bench-gpu clean
 
 # $(call step,title,command,what to do when it fails)
 define step
@@ -53,6 +53,17 @@ fix: $(DEV) ## let ruff repair and format
 
 bench-cpu: $(CORE) ## benchmark on the CPU
 	@$(PY) -m zoo.bench
+
+# A GPU machine brings its own Python with PyTorch and CUDA; nothing is installed there.
+GPU_PY ?= python3
+test-gpu: ## the tests that need a GPU, with the machine's own Python
+	$(call step,pytest -m gpu,PYTHONPATH=src:. $(GPU_PY) -m pytest -q -m gpu tests/cuda,)
+
+bench-gpu: ## races against cuBLAS, Triton and cuDNN; JSON into benchmarks/results
+	@mkdir -p benchmarks/results
+	@for family in gemm attention; do \
+	  PYTHONPATH=src $(GPU_PY) benchmarks/$${family}_scheduled.py --out benchmarks/results/$${family}_scheduled.json \
+	    || exit 1; done
 
 clean: ## remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,9 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var
-from tilewright.ir.op import Alloc, For, Hint, If, Intrinsic, Let, Program, Role, Store, Sync
+from tilewright.ir.op import (
+    Alloc,
+    Arrive,
+    BarrierInit,
+    Fence,
+    For,
+    Hint,
+    If,
+    Intrinsic,
+    Let,
+    Program,
+    Role,
+    Store,
+    Sync,
+    Wait,
+)
+from tilewright.targets.cuda.sm90a import fields_of as fields
 
 _OPS = {
     "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "//": np.floor_divide,
@@ -33,6 +49,8 @@ class Machine:
         self.vars: dict[str, Any] = {"tx": np.arange(threads), **values}
         self.memory: dict[str, np.ndarray] = {}
         self.active = np.ones(threads, bool)
+        self.vectors: list[int] = []  # elements of each vector access
+        self.sent: dict[int, int] = {}  # bytes stored into each peer
 
     def run(self, program: Program) -> Machine:
         self.body(program.kernels[0].body)
@@ -53,6 +71,14 @@ class Machine:
     def do_hint(self, op: Hint) -> None: ...
 
     def do_sync(self, op: Sync) -> None: ...
+
+    def do_fence(self, op: Fence) -> None: ...
+
+    def do_arrive(self, op: Arrive) -> None: ...
+
+    def do_wait(self, op: Wait) -> None: ...
+
+    def do_barrierinit(self, op: BarrierInit) -> None: ...
 
     def do_alloc(self, op: Alloc) -> None:
         if op.buffer.name in self.memory or op.buffer.space is Space.BARRIER:
@@ -102,6 +128,52 @@ class Machine:
         for i, half in enumerate(packed.args):
             self.put(where.buffer, start + i, self.value(half))
 
+    def run_load_shared(self, op: Intrinsic) -> None:
+        self.move(*op.args, op.text)
+
+    def run_store_shared(self, op: Intrinsic) -> None:
+        self.move(*op.args, op.text)
+
+    run_load_global = run_load_shared
+    run_store_global = run_store_shared
+
+    def move(self, to: Region, of: Region, text: str) -> None:
+        """A vector: consecutive elements, aligned to its size in memory."""
+        count = int(fields(text)["count"])
+        first, start = (self.flat(r.buffer, r.starts) for r in (to, of))
+        for region, at in ((to, first), (of, start)):
+            if region.buffer.space is not Space.LOCAL:
+                lanes = np.broadcast_to(at, self.threads)[self.active]
+                assert not (lanes % count).any(), "a vector is not aligned"
+        self.vectors.append(count)
+        values = [self.element(of.buffer, start + i) for i in range(count)]
+        for i, value in enumerate(values):
+            self.put(to.buffer, first + i, value)
+
+    def run_store_remote(self, op: Intrinsic) -> None:
+        to, of, barrier = op.args
+        words = int(fields(op.text)["words"])
+        peer = int(self.value(to.cta))
+        assert barrier.cta is to.cta
+        self.sent[peer] = self.sent.get(peer, 0) + 4 * words * int(self.active.sum())
+        count = int(to.extents[0])
+        first, start = self.value(to.starts[0]), self.value(of.starts[0])
+        for i in range(count):
+            self.put(to.buffer, first + i, self.element(of.buffer, start + i))
+
+    def run_ldmatrix(self, op: Intrinsic) -> None:
+        """Lane 8q + r names row r of matrix q; lane 4r + c receives columns 2c, 2c + 1 of row r."""
+        to, of = op.args
+        where = np.broadcast_to(self.value(of.starts[0]), self.threads)
+        assert not (where % 8).any()
+        first = int(self.value(to.starts[0]))
+        thread = np.arange(self.threads)
+        for q in range(4):
+            row = where[thread // 32 * 32 + q * 8 + thread % 32 // 4]
+            for i in range(2):
+                value = self.memory[of.buffer.name][row + thread % 4 * 2 + i]
+                self.put(to.buffer, np.int64(first + 2 * q + i), value)
+
     # ── values ───────────────────────────────────────────────────────────────────────────────
 
     def put(self, buffer: Buffer, index: Any, value: Any) -> None:
@@ -137,11 +209,14 @@ class Machine:
             case Call():
                 return _CALLS[e.name](*(self.value(a) for a in e.args))
             case Load():
-                array = self.memory[e.buffer.name]
-                index = np.broadcast_to(self.flat(e.buffer, e.indices), self.threads)
-                if e.buffer.space is Space.LOCAL:
-                    if e.buffer.shape:
-                        assert len(np.unique(index)) == 1, "a register index differs"
-                    return array[np.arange(self.threads), index]
-                return array[np.clip(index, 0, len(array) - 1)]
+                return self.element(e.buffer, self.flat(e.buffer, e.indices))
         raise AssertionError(e)
+
+    def element(self, buffer: Buffer, at: Any) -> Any:
+        array = self.memory[buffer.name]
+        index = np.broadcast_to(at, self.threads)
+        if buffer.space is Space.LOCAL:
+            if buffer.shape:
+                assert len(np.unique(index)) == 1, "a register index differs"
+            return array[np.arange(self.threads), index]
+        return array[np.clip(index, 0, len(array) - 1)]

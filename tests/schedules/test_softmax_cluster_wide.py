@@ -105,7 +105,8 @@ SLIPS = {
     "half the bytes": (("@peer bytes=64", "@peer bytes=32"),),
     "refilled while the store reads": (("bulk pending 1", "bulk pending 2"),),
     "refilled a row early": (
-        ("(it + 2) % 3", "it % 3"), ("row + 4 * clusters", "row + 6 * clusters"), ("it > 0", "it >= 0"),
+        ("(it + 2) % 3", "it % 3"), ("row + 4 * clusters", "row + 6 * clusters"),
+        ("it > 0", "it >= 0"),
     ),
     "arrivals at home": (("arrive got[g, turn]@peer", "arrive got[g, turn]"),),
     "announced before the row behind is read": (

@@ -96,7 +96,8 @@ INTRINSICS: dict[str, Effect] = {
         Effect("stmatrix", convergent=True),
         Effect("ldmatrix", convergent=True),
         Effect("store_packed"),
-        *(Effect(f"{verb}_{space}") for verb in ("load", "store") for space in ("shared", "global")),
+        *(Effect(f"{verb}_{space}") for verb in ("load", "store") for space in
+          ("shared", "global")),
         Effect("wait_cluster"),
     )
 }  # fmt: skip

@@ -24,7 +24,7 @@ from tilewright.ir.op import (
     regions,
     walk_ops,
 )
-from tilewright.passes.lowering import Lowering, accesses_memory
+from tilewright.passes.lowering import BULK_ATOMS, Lowering, accesses_memory
 
 
 def crossing_barriers(kernel: Kernel) -> frozenset[str]:
@@ -75,3 +75,19 @@ def order_arrivals(low: Lowering, body: Body) -> Body:
         ):
             return (*low.meet(op.loc), *low.by_leader(Fence("cluster", loc=op.loc)))
     return ()
+
+
+def before_unrolled(low: Lowering, body: Body) -> Body:
+    """What every iteration of an unrolled loop would put in front of what it announces: once is
+    enough when threads touch no memory in between."""
+    if any(accesses_memory(op) for op in body):
+        return ()
+    announced = [
+        op
+        for op in walk_ops(body)
+        if isinstance(op, Arrive) or (isinstance(op, Copy) and op.atom in BULK_ATOMS)
+    ]
+    met = low.meet(announced[0].loc) if announced else ()
+    fence = order_arrivals(low, body)
+    low.ordered = low.ordered or bool(fence)
+    return (*met, *fence)

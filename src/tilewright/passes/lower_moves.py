@@ -17,7 +17,7 @@ from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import TRUE, Expr, Load, Var, binary, cast, const, select, substitute
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.layout import Indices
-from tilewright.ir.op import Body, Copy, For, If, Intrinsic, Op, Store
+from tilewright.ir.op import Body, Copy, For, Hint, If, Intrinsic, Op, Store
 from tilewright.ir.simplify import simplify
 from tilewright.passes.addresses import (
     TileAddress,
@@ -100,6 +100,9 @@ def copy_memory(low: Lowering, op: Copy) -> Iterable[Op]:
     if store and moves.cond is not TRUE:
         body = If(moves.cond, (body,), loc=op.loc)
     low.touched = True
+    if memory.buffer.space is Space.GLOBAL and moves.count > 1:
+        size = moves.count * memory.dtype.bits // 8
+        yield Hint("align", memory.buffer, detail=(size,), loc=op.loc)
     yield from moves.loop(body)
 
 

@@ -54,7 +54,12 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import program_names, rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.lower_cluster import crossing_barriers, lower_wait, order_arrivals
+from tilewright.passes.lower_cluster import (
+    before_unrolled,
+    crossing_barriers,
+    lower_wait,
+    order_arrivals,
+)
 from tilewright.passes.lower_copies import lower_copy
 from tilewright.passes.lower_gemm import lower_fence, lower_gemm, written_by_threads
 from tilewright.passes.lower_maps import lower_fill, lower_map
@@ -86,9 +91,8 @@ def _for(low: Lowering, op: For) -> Iterable[Op]:
         low.unrolled[op.var] = values
     low.touched = low.touched or touches(op.body, low.touched, low.instance.threads)
     ordered = low.ordered
-    if values is not None and (fence := order_arrivals(low, op.body)):
-        yield from fence
-        low.ordered = True
+    if values is not None:
+        yield from before_unrolled(low, op.body)
     body = low.inside(op, "body", op.body)
     low.ordered = ordered
     low.fenced = False

@@ -570,7 +570,7 @@ def _check_group(op: Op) -> None:
 
 def _leaves(body: Body) -> list[Op]:
     """The `Break`s and `Continue`s of the loop around `body`."""
-    found = []
+    found: list[Op] = []
     for op in body:
         if isinstance(op, (Break, Continue)):
             found.append(op)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Var
-from tilewright.ir.op import Program, walk_ops, written_buffers
+from tilewright.ir.op import Hint, Program, walk_ops, written_buffers
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage
 from tilewright.passes.lower_threads import lower_threads
@@ -99,7 +99,7 @@ class CudaKernel:
                     params.append(TensorArg(p.name, strided=p.strides is not None))
                 else:
                     params.append(Scalar(p.name, p.dtype))
-            check = ProgramCheck(program, written_parameters(program))
+            check = ProgramCheck(program, written_parameters(program), alignments(self.program))
             self._call = self.module.caller(params, check)
         return self._call
 
@@ -144,6 +144,16 @@ def written_parameters(program: Program) -> set[str]:
     for kernel in program.kernels:
         for op in walk_ops(kernel):
             found |= {b.name for b in written_buffers(op) if b.space is Space.GLOBAL}
+    return found
+
+
+def alignments(program: Program) -> dict[str, int]:
+    """Bytes on which tensors must begin for their vector accesses, by name (`hint align`)."""
+    found: dict[str, int] = {}
+    for kernel in program.kernels:
+        for op in walk_ops(kernel):
+            if isinstance(op, Hint) and op.name == "align" and op.buffer is not None:
+                found[op.buffer.name] = max(found.get(op.buffer.name, 1), int(op.detail[0]))
     return found
 
 

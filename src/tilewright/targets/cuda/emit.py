@@ -265,7 +265,7 @@ class _Writer:
             return self.expr(operand)
         buffer = operand.buffer
         name = self.names.of(buffer.name)
-        index = self.index(buffer, operand.starts, "+")
+        index = self.index(buffer, operand.starts, "" if buffer.space is Space.BARRIER else "+")
         if buffer.space is Space.BARRIER:
             where = name if index == "0" else f"{name} + 8 * ({index})"
         elif buffer.space is Space.SHARED:

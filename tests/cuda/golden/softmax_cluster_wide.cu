@@ -1,0 +1,362 @@
+// softmax_cluster_wide
+#include "tilewright.cuh"
+
+TW_DEVICE void bulk_load_4d(uint32_t to, const tw::TensorMap* map, uint32_t barrier, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::
+               "r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+TW_DEVICE void bulk_store_4d(const tw::TensorMap* map, uint32_t from, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+               "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1) __cluster_dims__(4, 1, 1)
+softmax_cluster_wide_main(
+    const __grid_constant__ tw::TensorMap X_map,
+    const __grid_constant__ tw::TensorMap Y_map,
+    const float scale,
+    const int blocks,
+    const int m,
+    const int groups) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const int tx = threadIdx.x;
+  const int bx = blockIdx.x;
+  const int rank = tw::cluster_rank();
+#line 23 "softmax_cluster_wide.tw"
+  const int warp = tw::warp_index(tx);
+  if (tx == 0) {
+    tw::prefetch(&X_map);
+    tw::prefetch(&Y_map);
+  }
+#line 24 "softmax_cluster_wide.tw"
+  tw::bfloat16* const tile = reinterpret_cast<tw::bfloat16*>(shared + 0);
+#line 26 "softmax_cluster_wide.tw"
+  float* const pairs = reinterpret_cast<float*>(shared + 196608);
+#line 27 "softmax_cluster_wide.tw"
+  const uint32_t full = tw::address(shared) + 197632;
+#line 28 "softmax_cluster_wide.tw"
+  const uint32_t got = tw::address(shared) + 197680;
+#line 29 "softmax_cluster_wide.tw"
+  if (tx == 0) {
+    for (int i = 0; i < 6; ++i) tw::barrier_init(full + 8 * i, 1);
+  }
+#line 30 "softmax_cluster_wide.tw"
+  if (tx == 0) {
+    for (int i = 0; i < 4; ++i) tw::barrier_init(got + 8 * i, 4);
+  }
+#line 31 "softmax_cluster_wide.tw"
+  tw::fence_barrier_init();
+#line 32 "softmax_cluster_wide.tw"
+  tw::sync_cluster();
+#line 34 "softmax_cluster_wide.tw"
+  const int clusters = blocks >> 2;
+#line 35 "softmax_cluster_wide.tw"
+  if (warp < 16) {  // role rows
+    const int g = warp / 8;
+    const int thread = tx & 255;
+    const bool leader = warp == g * 8 && tw::elect();
+#line 36 "softmax_cluster_wide.tw"
+    float x[64];
+#line 38 "softmax_cluster_wide.tw"
+    float part[8];
+#line 39 "softmax_cluster_wide.tw"
+    float top[1];
+#line 40 "softmax_cluster_wide.tw"
+    float sum[1];
+#line 41 "softmax_cluster_wide.tw"
+    float factor[1];
+#line 42 "softmax_cluster_wide.tw"
+    float tops[1];
+#line 43 "softmax_cluster_wide.tw"
+    float sums[1];
+#line 44 "softmax_cluster_wide.tw"
+    float all_top[1];
+#line 45 "softmax_cluster_wide.tw"
+    float all_sum[1];
+#line 46 "softmax_cluster_wide.tw"
+    int it = 0;
+#line 48 "softmax_cluster_wide.tw"
+    const int first = (bx >> 2) + g * clusters;
+    #pragma unroll 1
+#line 49 "softmax_cluster_wide.tw"
+    for (int j = 0; j < 3; ++j) {
+#line 50 "softmax_cluster_wide.tw"
+      if (first + j * 2 * clusters < m) {
+#line 51 "softmax_cluster_wide.tw"
+        if (leader) {
+          tw::arrive_expect(full + 8 * (int(g) * (3) + j), 32768);
+#line 52 "softmax_cluster_wide.tw"
+          bulk_load_4d(tw::address(tile + g * 49152 + j * 16384), &X_map, full + 8 * (int(g) * (3) + j), 0, 0, rank * 8, first + clusters * j * 2);
+        }
+      }
+    }
+    #pragma unroll 1
+#line 56 "softmax_cluster_wide.tw"
+    for (int row = first; row < m; row += 2 * clusters) {
+#line 57 "softmax_cluster_wide.tw"
+      const int s = tw::floor_mod(it, 3);
+#line 58 "softmax_cluster_wide.tw"
+      const int turn = it & 1;
+#line 59 "softmax_cluster_wide.tw"
+      if (leader) {
+        tw::fence_cluster();
+      }
+      #pragma unroll
+      for (int peer = 0; peer < 4; ++peer) {
+        if (leader) {
+          tw::arrive_expect_remote(tw::remote(got + 8 * (int(g) * (2) + turn), peer), 64);
+        }
+      }
+#line 61 "softmax_cluster_wide.tw"
+      tw::wait(full + 8 * (int(g) * (3) + s), tw::floor_div(it, 3) & 1);
+#line 62 "softmax_cluster_wide.tw"
+      const int at = (thread & 31) * 8 + (thread >> 5) * 2048;
+      #pragma unroll
+      for (int v_1 = 0; v_1 < 8; ++v_1) {
+        tw::load_shared<tw::bfloat16, 8>(x + v_1 * 8, tw::address(tile + at + g * 49152 + s * 16384 + v_1 * 256));
+      }
+#line 63 "softmax_cluster_wide.tw"
+      if (rank * 8 + 8 > groups) {
+#line 64 "softmax_cluster_wide.tw"
+        const int w_5 = thread >> 5;
+        #pragma unroll
+        for (int v_2 = 0; v_2 < 64; ++v_2) {
+#line 66 "softmax_cluster_wide.tw"
+          x[v_2] = rank * 8 + w_5 < groups ? x[v_2] : __uint_as_float(0xff800000u);
+        }
+      }
+#line 69 "softmax_cluster_wide.tw"
+      float part_part[16];
+      #pragma unroll
+      for (int d = 0; d < 8; ++d) {
+        #pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          part_part[d * 2 + c] = x[c * 8 + d];
+        }
+      }
+      #pragma unroll
+      for (int k = 1; k < 4; ++k) {
+        #pragma unroll
+        for (int d_1 = 0; d_1 < 8; ++d_1) {
+          #pragma unroll
+          for (int c_1 = 0; c_1 < 2; ++c_1) {
+            part_part[d_1 * 2 + c_1] = tw::max_nan(part_part[d_1 * 2 + c_1], x[c_1 * 8 + d_1 + k * 16]);
+          }
+        }
+      }
+      #pragma unroll
+      for (int d_2 = 0; d_2 < 8; ++d_2) {
+        part[d_2] = tw::max_nan(part_part[d_2 * 2], part_part[d_2 * 2 + 1]);
+      }
+#line 70 "softmax_cluster_wide.tw"
+      float top_part[2];
+      #pragma unroll
+      for (int d_3 = 0; d_3 < 1; ++d_3) {
+        #pragma unroll
+        for (int c_2 = 0; c_2 < 2; ++c_2) {
+          top_part[d_3 * 2 + c_2] = part[c_2];
+        }
+      }
+      #pragma unroll
+      for (int k_1 = 1; k_1 < 4; ++k_1) {
+        #pragma unroll
+        for (int d_4 = 0; d_4 < 1; ++d_4) {
+          #pragma unroll
+          for (int c_3 = 0; c_3 < 2; ++c_3) {
+            top_part[d_4 * 2 + c_3] = tw::max_nan(top_part[d_4 * 2 + c_3], part[c_3 + k_1 * 2]);
+          }
+        }
+      }
+      #pragma unroll
+      for (int d_5 = 0; d_5 < 1; ++d_5) {
+        const float own = tw::max_nan(top_part[d_5 * 2], top_part[d_5 * 2 + 1]);
+        const float other = __shfl_xor_sync(~0u, own, 1);
+        const float own_1 = tw::max_nan(own, other);
+        const float other_1 = __shfl_xor_sync(~0u, own_1, 2);
+        const float own_2 = tw::max_nan(own_1, other_1);
+        const float other_2 = __shfl_xor_sync(~0u, own_2, 4);
+        const float own_3 = tw::max_nan(own_2, other_2);
+        const float other_3 = __shfl_xor_sync(~0u, own_3, 8);
+        const float own_4 = tw::max_nan(own_3, other_3);
+        const float other_4 = __shfl_xor_sync(~0u, own_4, 16);
+        top[d_5] = tw::max_nan(own_4, other_4);
+      }
+#line 72 "softmax_cluster_wide.tw"
+      factor[0] = top[0] > __uint_as_float(0xff800000u) ? top[0] * scale : 0.0f;
+      #pragma unroll
+#line 74 "softmax_cluster_wide.tw"
+      for (int v_4 = 0; v_4 < 64; ++v_4) {
+#line 76 "softmax_cluster_wide.tw"
+        x[v_4] = tw::exp2_fast(x[v_4] * scale - factor[0]);
+      }
+#line 78 "softmax_cluster_wide.tw"
+      float part_part_1[16];
+      #pragma unroll
+      for (int d_6 = 0; d_6 < 8; ++d_6) {
+        #pragma unroll
+        for (int c_4 = 0; c_4 < 2; ++c_4) {
+          part_part_1[d_6 * 2 + c_4] = x[c_4 * 8 + d_6];
+        }
+      }
+      #pragma unroll
+      for (int k_2 = 1; k_2 < 4; ++k_2) {
+        #pragma unroll
+        for (int d_7 = 0; d_7 < 8; ++d_7) {
+          #pragma unroll
+          for (int c_5 = 0; c_5 < 2; ++c_5) {
+            part_part_1[d_7 * 2 + c_5] = part_part_1[d_7 * 2 + c_5] + x[c_5 * 8 + d_7 + k_2 * 16];
+          }
+        }
+      }
+      #pragma unroll
+      for (int d_8 = 0; d_8 < 8; ++d_8) {
+        part[d_8] = part_part_1[d_8 * 2] + part_part_1[d_8 * 2 + 1];
+      }
+#line 79 "softmax_cluster_wide.tw"
+      float sum_part[2];
+      #pragma unroll
+      for (int d_9 = 0; d_9 < 1; ++d_9) {
+        #pragma unroll
+        for (int c_6 = 0; c_6 < 2; ++c_6) {
+          sum_part[d_9 * 2 + c_6] = part[c_6];
+        }
+      }
+      #pragma unroll
+      for (int k_3 = 1; k_3 < 4; ++k_3) {
+        #pragma unroll
+        for (int d_10 = 0; d_10 < 1; ++d_10) {
+          #pragma unroll
+          for (int c_7 = 0; c_7 < 2; ++c_7) {
+            sum_part[d_10 * 2 + c_7] = sum_part[d_10 * 2 + c_7] + part[c_7 + k_3 * 2];
+          }
+        }
+      }
+      #pragma unroll
+      for (int d_11 = 0; d_11 < 1; ++d_11) {
+        const float own_5 = sum_part[d_11 * 2] + sum_part[d_11 * 2 + 1];
+        const float other_5 = __shfl_xor_sync(~0u, own_5, 1);
+        const float own_6 = own_5 + other_5;
+        const float other_6 = __shfl_xor_sync(~0u, own_6, 2);
+        const float own_7 = own_6 + other_6;
+        const float other_7 = __shfl_xor_sync(~0u, own_7, 4);
+        const float own_8 = own_7 + other_7;
+        const float other_8 = __shfl_xor_sync(~0u, own_8, 8);
+        const float own_9 = own_8 + other_8;
+        const float other_9 = __shfl_xor_sync(~0u, own_9, 16);
+        sum[d_11] = own_9 + other_9;
+      }
+      #pragma unroll
+#line 80 "softmax_cluster_wide.tw"
+      for (int peer_1 = 0; peer_1 < 4; ++peer_1) {
+#line 81 "softmax_cluster_wide.tw"
+        const int at_1 = thread >> 5;
+        if ((thread & 31) == 0) {
+          tw::store_remote<1>(tw::remote(tw::address(pairs + at_1 + g * 128 + rank * 8 + turn * 64), peer_1), top, tw::remote(got + 8 * (int(g) * (2) + turn), peer_1));
+        }
+#line 83 "softmax_cluster_wide.tw"
+        const int at_2 = thread >> 5;
+        if ((thread & 31) == 0) {
+          tw::store_remote<1>(tw::remote(tw::address(pairs + at_2 + g * 128 + rank * 8 + turn * 64 + 32), peer_1), sum, tw::remote(got + 8 * (int(g) * (2) + turn), peer_1));
+        }
+      }
+#line 87 "softmax_cluster_wide.tw"
+      tw::wait_cluster(got + 8 * (int(g) * (2) + turn), (it >> 1) & 1);
+#line 88 "softmax_cluster_wide.tw"
+      const int at_3 = thread & 31;
+      tops[0] = pairs[at_3 + g * 128 + turn * 64];
+#line 89 "softmax_cluster_wide.tw"
+      const int at_4 = thread & 31;
+      sums[0] = pairs[at_4 + g * 128 + turn * 64 + 32];
+#line 90 "softmax_cluster_wide.tw"
+      float all_top_part[1];
+      #pragma unroll
+      for (int d_12 = 0; d_12 < 1; ++d_12) {
+        #pragma unroll
+        for (int c_8 = 0; c_8 < 1; ++c_8) {
+          all_top_part[d_12 + c_8] = tops[0];
+        }
+      }
+      #pragma unroll
+      for (int d_13 = 0; d_13 < 1; ++d_13) {
+        const float own_10 = all_top_part[d_13];
+        const float other_10 = __shfl_xor_sync(~0u, own_10, 1);
+        const float own_11 = tw::max_nan(own_10, other_10);
+        const float other_11 = __shfl_xor_sync(~0u, own_11, 2);
+        const float own_12 = tw::max_nan(own_11, other_11);
+        const float other_12 = __shfl_xor_sync(~0u, own_12, 4);
+        const float own_13 = tw::max_nan(own_12, other_12);
+        const float other_13 = __shfl_xor_sync(~0u, own_13, 8);
+        const float own_14 = tw::max_nan(own_13, other_13);
+        const float other_14 = __shfl_xor_sync(~0u, own_14, 16);
+        all_top[d_13] = tw::max_nan(own_14, other_14);
+      }
+#line 92 "softmax_cluster_wide.tw"
+      sums[0] = sums[0] * tw::exp2_fast((tops[0] - all_top[0]) * scale);
+#line 94 "softmax_cluster_wide.tw"
+      float all_sum_part[1];
+      #pragma unroll
+      for (int d_14 = 0; d_14 < 1; ++d_14) {
+        #pragma unroll
+        for (int c_9 = 0; c_9 < 1; ++c_9) {
+          all_sum_part[d_14 + c_9] = sums[0];
+        }
+      }
+      #pragma unroll
+      for (int d_15 = 0; d_15 < 1; ++d_15) {
+        const float own_15 = all_sum_part[d_15];
+        const float other_15 = __shfl_xor_sync(~0u, own_15, 1);
+        const float own_16 = own_15 + other_15;
+        const float other_16 = __shfl_xor_sync(~0u, own_16, 2);
+        const float own_17 = own_16 + other_16;
+        const float other_17 = __shfl_xor_sync(~0u, own_17, 4);
+        const float own_18 = own_17 + other_17;
+        const float other_18 = __shfl_xor_sync(~0u, own_18, 8);
+        const float own_19 = own_18 + other_18;
+        const float other_19 = __shfl_xor_sync(~0u, own_19, 16);
+        all_sum[d_15] = own_19 + other_19;
+      }
+#line 96 "softmax_cluster_wide.tw"
+      factor[0] = tw::exp2_fast((top[0] - all_top[0]) * scale) / all_sum[0];
+      #pragma unroll
+#line 98 "softmax_cluster_wide.tw"
+      for (int v_15 = 0; v_15 < 64; ++v_15) {
+#line 100 "softmax_cluster_wide.tw"
+        x[v_15] = x[v_15] * factor[0];
+      }
+#line 102 "softmax_cluster_wide.tw"
+      const int at_5 = (thread & 31) * 8 + (thread >> 5) * 2048;
+      #pragma unroll
+      for (int v_17 = 0; v_17 < 8; ++v_17) {
+        tw::store_shared<tw::bfloat16, 8>(tw::address(tile + at_5 + g * 49152 + s * 16384 + v_17 * 256), x + v_17 * 8);
+      }
+#line 103 "softmax_cluster_wide.tw"
+      tw::fence_proxy_async();
+#line 104 "softmax_cluster_wide.tw"
+      tw::sync_named(1 + g, 256);
+#line 105 "softmax_cluster_wide.tw"
+      if (leader) {
+        bulk_store_4d(&Y_map, tw::address(tile + g * 49152 + s * 16384), 0, 0, rank * 8, row);
+#line 106 "softmax_cluster_wide.tw"
+        tw::commit_bulk();
+      }
+#line 108 "softmax_cluster_wide.tw"
+      if (it > 0 && row + 4 * clusters < m) {
+#line 109 "softmax_cluster_wide.tw"
+        if (leader) {
+          tw::wait_bulk_read<1>();
+#line 110 "softmax_cluster_wide.tw"
+          tw::arrive_expect(full + 8 * (int(g) * (3) + tw::floor_mod(it + 2, 3)), 32768);
+#line 111 "softmax_cluster_wide.tw"
+          bulk_load_4d(tw::address(tile + g * 49152 + tw::floor_mod(it + 2, 3) * 16384), &X_map, full + 8 * (int(g) * (3) + tw::floor_mod(it + 2, 3)), 0, 0, rank * 8, clusters * 4 + row);
+        }
+      }
+#line 114 "softmax_cluster_wide.tw"
+      it = it + 1;
+    }
+#line 116 "softmax_cluster_wide.tw"
+    if (leader) {
+      tw::wait_bulk_read<0>();
+    }
+  }
+}
