@@ -312,6 +312,19 @@ def test_bulk_copies_are_cut_into_boxes():
     ]
 
 
+def test_bulk_copies_start_at_multiples_of_16_bytes():
+    with pytest.raises(CompileError, match="multiple of 16 bytes along the innermost") as error:
+        lowered("""
+    alloc tile: bfloat16[64, 64] shared layout="S<3,3,3> o 0 o (64,64):(64,1)"
+    role r warps 0 + 4 {
+      copy tile -> C[bx:+64, bx * 100:+64] atom=bulk_store
+      commit bulk
+      wait_group bulk pending 0
+    }
+""")
+    assert error.value.loc is not None and error.value.loc.line == 7
+
+
 def test_register_index_needs_an_unrolled_loop():
     with pytest.raises(CompileError, match="depends on c, which is known only at run time"):
         lowered(f"""

@@ -234,9 +234,15 @@ def building(builder: Builder) -> Iterator[Builder]:
         _CURRENT.reset(token)
 
 
-def _asked(op: str, a: object, b: object) -> Expr | bool | None:
+def _asked(
+    op: str,
+    a: object,
+    b: object,
+    # bound here because weak references may still compare when the module's globals have gone
+    current: ContextVar[Builder | None] = _CURRENT,
+) -> Expr | bool | None:
     """`a == b` said by a plain helper of the user's while a kernel is traced."""
-    if _CURRENT.get() is None or not is_theirs(sys._getframe(2)):
+    if current.get() is None or not is_theirs(sys._getframe(2)):
         return None
     both = (a, b)
     if not all(isinstance(x, (int, float, Expr)) or hasattr(x, "as_expr") for x in both):

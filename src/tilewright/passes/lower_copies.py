@@ -116,6 +116,14 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
     tensor, tile = (op.src, op.dst) if load else (op.dst, op.src)
     if tensor.buffer.rank > MOST_RANK:
         raise low.unsupported(op, f"bulk copies take tensors of rank up to {MOST_RANK}")
+    # seen on an H200: a box that starts elsewhere is an illegal instruction
+    if multiple_of(tensor.starts[-1], low.ranges) * tensor.dtype.bits % 128:
+        raise CompileError(
+            "a bulk copy starts at a multiple of 16 bytes along the innermost dimension",
+            loc=op.loc,
+            got=f"{tensor.starts[-1]} elements of {tensor.dtype}",
+            fix="copy by threads, or say with `hint assume` what the start is a multiple of",
+        )
     address = tile_address(tile, low.ranges, op.loc)
     boxes = cut_boxes(tensor, address, op)
     found = low.tensor_map(tensor.buffer, boxes.box, address.swizzle_bytes)
