@@ -28,7 +28,7 @@ def main(target: str = "cpu", out: str = "benchmarks/results/cpu.json") -> int:
         with console.status(f"{case.name} {case.shape}"):
             run = case.build(target)
             error = case.error(run())
-            taken = tw.measure({"ours": run, "numpy": case.numpy}, rounds=12, budget=4)
+            taken = tw.measure({"ours": run, "numpy": case.numpy}, rounds=12, budget=4, pause=0.05)
         ours, numpy = (statistics.median(taken[k]) for k in ("ours", "numpy"))
         row = {"kernel": case.name, "shape": case.shape, "error": error, "bound": case.bound}
         rows.append(row | {"seconds": taken, "ratio": numpy / ours})

@@ -29,7 +29,7 @@ def main(target: str = "auto") -> int:
             run = case.build(target)
             compiled = time.perf_counter() - begin
             error = case.error(run())
-            taken = tw.measure({"ours": run, "numpy": case.numpy}, rounds=10, budget=1.5)
+            taken = tw.measure({"ours": run, "numpy": case.numpy}, rounds=10, budget=2, pause=0.05)
         ours, numpy = (statistics.median(taken[k]) for k in ("ours", "numpy"))
         good = error <= case.bound
         failed += not good

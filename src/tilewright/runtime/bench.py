@@ -151,9 +151,13 @@ def measure(
     warmup: float = 0.05,
     budget: float = 1.0,
     burst: float = 1e-3,
+    pause: float = 0.0,
 ) -> dict[str, list[float]]:
     """Seconds per call of each contender, one entry a round; contenders take turns in every
-    round, and a round is a burst of at least `burst` seconds."""
+    round, and a round is a burst of at least `burst` seconds.
+
+    Between bursts there is a `pause`: the threads of a BLAS spin for tens of milliseconds after
+    a product, and would take the next contender's cores."""
     repeats: dict[str, int] = {}
     for name, run in contenders.items():
         begin = time.perf_counter()
@@ -171,6 +175,8 @@ def measure(
             break
         for name, run in contenders.items():
             count = repeats[name]
+            if pause:
+                time.sleep(pause)
             start = time.perf_counter()
             for _ in range(count):
                 run()
