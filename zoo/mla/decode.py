@@ -8,9 +8,9 @@ kernel combines their results.
 from __future__ import annotations
 
 import numpy as np
-import tilewright.language as T
 
 import tilewright as tw
+import tilewright.language as T
 
 LOG2E = 1.4426950408889634
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import tilewright.language as T
 
 import tilewright as tw
+import tilewright.language as T
 
 FAST_CHANNELS = (256, 512, 1024, 2048, 4096)
 
