@@ -25,9 +25,13 @@ from typing import Any
 
 from gemm_scheduled import compile_kernel, time_in_turns
 
-HEAD = 128
 SHAPES = ((2, 16, 8192),)  # batch, heads, length
-KERNELS = ("flash_attention", "flash_attention_causal")
+KERNELS = (
+    "flash_attention",
+    "flash_attention_causal",
+    "flash_attention_64",
+    "flash_attention_64_causal",
+)
 # batch, heads, queries, keys: one tile, one row, tails on both sides, more queries than keys (in
 # causal attention some then see nothing), more keys than queries, fewer and more tiles than blocks
 ODD_SHAPES = (

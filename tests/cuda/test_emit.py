@@ -24,6 +24,8 @@ SCHEDULES = Path(__file__).parent.parent / "schedules"
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = [
     "flash_attention",
+    "flash_attention_64",
+    "flash_attention_64_causal",
     "flash_attention_causal",
     "gemm_cooperative",
     "gemm_pingpong",
@@ -54,6 +56,26 @@ REQUIRED = {
         r"ex2\.approx\.ftz\.f32": 3 * 64 + 4,
         r"cvt\.rn\.bf16x2\.f32": 3 * 32 + 32,
         r"stmatrix\.sync\.aligned\.m8n8\.x4": 8,
+    },
+    "flash_attention_64": {
+        r"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32\.bf16\.bf16": 2 * 4,
+        r"wgmma\.mma_async\.sync\.aligned\.m64n64k16\.f32\.bf16\.bf16": 2 * 8,
+        r"cp\.async\.bulk\.tensor\.4d\.shared::cluster": 5,
+        r"cp\.async\.bulk\.tensor\.4d\.global\.shared::cta": 1,
+        r"stmatrix\.sync\.aligned\.m8n8\.x4": 4,
+        r"ex2\.approx\.ftz\.f32": 2 * 64 + 2,
+        r"cvt\.rn\.bf16x2\.f32": 2 * 32 + 16,
+        r"setmaxnreg\.inc\.sync\.aligned\.u32 160": 1,
+        r"setmaxnreg\.dec\.sync\.aligned\.u32 32": 1,
+    },
+    "flash_attention_64_causal": {
+        r"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32\.bf16\.bf16": 3 * 4,
+        r"wgmma\.mma_async\.sync\.aligned\.m64n64k16\.f32\.bf16\.bf16": 3 * 8,
+        r"cp\.async\.bulk\.tensor\.4d\.shared::cluster": 5,
+        r"cp\.async\.bulk\.tensor\.4d\.global\.shared::cta": 1,
+        r"stmatrix\.sync\.aligned\.m8n8\.x4": 4,
+        r"ex2\.approx\.ftz\.f32": 3 * 64 + 4,
+        r"cvt\.rn\.bf16x2\.f32": 3 * 32 + 16,
     },
     "gemm_cooperative": {
         r"wgmma\.mma_async\.sync\.aligned\.m64n256k16\.f32\.bf16\.bf16": 4,
@@ -158,8 +180,8 @@ def test_lines_point_at_the_schedule(name):
     assert waits and all("wait " in line for line in waits)
 
 
-@pytest.mark.parametrize("name, loops", [("flash_attention", 1), ("flash_attention_causal", 2)])
-def test_exponentials_run_under_the_product(name, loops):
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("flash_attention")])
+def test_exponentials_run_under_the_product(name):
     """In the loops over key blocks, every exp2 stands between the wait for the scores and the wait
     for the product of the block before."""
     code = disassemble(compiled(name).cubin)
@@ -170,8 +192,8 @@ def test_exponentials_run_under_the_product(name, loops):
         if kind == "1":
             behind = behind.partition("WARPGROUP.ARRIVE")[0]
             counts.append((under.count("MUFU.EX2"), behind.count("MUFU.EX2")))
-    values = {"flash_attention": 88 + 2, "flash_attention_causal": 64 + 2}[name]
-    assert counts == [(values, 0)] * loops
+    values = 88 if name == "flash_attention" else 64  # of a thread in a block of keys
+    assert counts == [(values + 2, 0)] * (2 if name.endswith("causal") else 1)
 
 
 def test_launch_follows_from_the_program():

@@ -11,13 +11,14 @@ import pytest
 
 from tests.schedules.harness import load, noticed, run, sync_ops, without
 from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Const
 from tilewright.ir.op import Alloc, walk_ops
 from tilewright.ir.text import parse_program, print_op, print_program
 from tilewright.ir.verify import Stage, verify
 
 FULL, CAUSAL = "flash_attention", "flash_attention_causal"
-NAMES = [FULL, CAUSAL]
-HEAD = 128
+FULL_64, CAUSAL_64 = "flash_attention_64", "flash_attention_64_causal"
+NAMES = [FULL, CAUSAL, FULL_64, CAUSAL_64]
 SHARED_BYTES = 232_448
 
 # batch, heads, sq, sk, blocks
@@ -37,6 +38,18 @@ SIZES = {
         (1, 1, 130, 450, 1),  # more keys than queries: iterations of both kinds
         (1, 1, 300, 77, 2),  # more queries than keys: some see nothing
     ],
+    FULL_64: [
+        (1, 1, 100, 100, 1),  # one tile, whose last consumer has no rows; no steady iteration
+        (1, 1, 400, 100, 1),  # three tiles in a row without one
+        (2, 1, 194, 257, 3),  # odd; blocks that get one tile and two
+        (1, 1, 384, 640, 1),  # rings that come round within a tile and run on over the next
+    ],
+    CAUSAL_64: [
+        (1, 3, 192, 192, 1),  # three tiles that the diagonal crosses whole
+        (1, 1, 400, 433, 2),  # odd: it crosses up to three blocks
+        (1, 1, 194, 700, 1),  # more keys than queries: iterations of both kinds
+        (1, 1, 400, 77, 2),  # more queries than keys: some see nothing
+    ],
 }
 CASES = [(name, size) for name in NAMES for size in SIZES[name]]
 # Four or more key blocks a tile bring every slot and phase round again; with two, nothing but
@@ -44,23 +57,31 @@ CASES = [(name, size) for name in NAMES for size in SIZES[name]]
 BROKEN = {
     FULL: [(1, 1, 256, 530, 1), (1, 1, 384, 352, 1)],
     CAUSAL: [(1, 1, 256, 620, 1), (1, 3, 128, 256, 1)],
+    FULL_64: [(1, 1, 384, 640, 1), (1, 1, 1152, 256, 1)],
+    CAUSAL_64: [(1, 1, 384, 900, 1), (1, 6, 192, 256, 1)],
 }
 
 
+def head_of(name: str) -> int:
+    size = load(name).params[0].shape[-1]
+    assert isinstance(size, Const)
+    return int(size.value)
+
+
 @cache
-def inputs(size: tuple[int, ...]) -> dict[str, Any]:
+def inputs(head: int, size: tuple[int, ...]) -> dict[str, Any]:
     batch, heads, sq, sk, blocks = size
     rng = np.random.default_rng(sq + sk)
 
     def tensor(length: int) -> np.ndarray:
-        return rng.standard_normal((batch, heads, length, HEAD)).astype(ml_dtypes.bfloat16)
+        return rng.standard_normal((batch, heads, length, head)).astype(ml_dtypes.bfloat16)
 
     return {
         "Q": tensor(sq),
         "K": tensor(sk),
         "V": tensor(sk),
-        "O": np.full((batch, heads, sq, HEAD), np.nan, ml_dtypes.bfloat16),
-        "scale": np.float32(np.log2(np.e) / np.sqrt(HEAD)),
+        "O": np.full((batch, heads, sq, head), np.nan, ml_dtypes.bfloat16),
+        "scale": np.float32(np.log2(np.e) / np.sqrt(head)),
         "blocks": blocks,
     }
 
@@ -68,7 +89,7 @@ def inputs(size: tuple[int, ...]) -> dict[str, Any]:
 @cache
 def sequential(name: str, size: tuple[int, ...]) -> np.ndarray:
     """What the program without a schedule gives."""
-    args = {k: v for k, v in inputs(size).items() if k != "blocks"}
+    args = {k: v for k, v in inputs(head_of(name), size).items() if k != "blocks"}
     return run(load(f"{name}_plain"), args)["O"]
 
 
@@ -115,14 +136,14 @@ def test_fits_shared_memory(name: str) -> None:
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_sequential_program_is_attention(name: str, size: tuple[int, ...]) -> None:
     got = sequential(name, size).astype(np.float64)
-    want = exact(inputs(size), name == CAUSAL)
+    want = exact(inputs(head_of(name), size), name.endswith("causal"))
     # the probabilities and the result are rounded to 8 bits
     np.testing.assert_allclose(got, want, atol=2**-7, rtol=2**-7)
 
 
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_every_interleaving_equals_the_sequential_program(name: str, size: tuple[int, ...]) -> None:
-    args, want = inputs(size), sequential(name, size)
+    args, want = inputs(head_of(name), size), sequential(name, size)
     for seed in range(10):
         got = run(load(name), args, seed)["O"]
         np.testing.assert_array_equal(got, want, err_msg=f"seed {seed}")
@@ -140,5 +161,5 @@ def _dropped() -> list[Any]:
 def test_what_is_dropped_is_missed(name: str, index: int) -> None:
     mutant = without(load(name), index)
     assert any(
-        noticed(mutant, inputs(size), {"O": sequential(name, size)}) for size in BROKEN[name]
+        noticed(mutant, inputs(head_of(name), size), {"O": sequential(name, size)}) for size in BROKEN[name]
     )
