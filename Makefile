@@ -45,7 +45,7 @@ NVRTC ?= 13.0
 OTHER := $(VENV)/nvrtc-$(NVRTC)
 gates: $(DEV) ## CUDA gates with another NVRTC: make gates NVRTC=13.0
 	@test -d $(OTHER) || $(INSTALL) --no-deps --target $(OTHER) 'nvidia-cuda-nvrtc==$(NVRTC).*'
-	$(call step,gates with NVRTC $(NVRTC),LD_PRELOAD=$$(echo $(OTHER)/nvidia/*/lib/libnvrtc.so.*) $(PY) -m pytest -q tests/cuda/test_emit.py,)
+	$(call step,gates with NVRTC $(NVRTC),LD_LIBRARY_PATH=$$(echo $(OTHER)/nvidia/*/lib) LD_PRELOAD=$$(echo $(OTHER)/nvidia/*/lib/libnvrtc.so.*) $(PY) -m pytest -q tests/cuda/test_emit.py,)
 
 fix: $(DEV) ## let ruff repair and format
 	@$(PY) -m ruff check --fix .

@@ -47,11 +47,16 @@ ODD_SHAPES = (
 )
 
 
-def inputs(batch: int, heads: int, sq: int, sk: int) -> tuple[Any, Any, Any]:
+def head_of(kernel: Any) -> int:
+    """The last size of Q."""
+    return int(kernel.trace[0].program.params[0].shape[-1].value)
+
+
+def inputs(batch: int, heads: int, sq: int, sk: int, head: int) -> tuple[Any, Any, Any]:
     import torch
 
     def tensor(length: int) -> Any:
-        return torch.randn(batch, heads, length, HEAD, device="cuda", dtype=torch.bfloat16)
+        return torch.randn(batch, heads, length, head, device="cuda", dtype=torch.bfloat16)
 
     return tensor(sq), tensor(sk), tensor(sk)
 
@@ -64,7 +69,7 @@ def worst(q: Any, k: Any, v: Any, o: Any, causal: bool) -> float:
     sq, sk = q.shape[2], k.shape[2]
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
-            scores = q[b, h].double() @ k[b, h].double().T / math.sqrt(HEAD)
+            scores = q[b, h].double() @ k[b, h].double().T / math.sqrt(q.shape[3])
             if causal:
                 seen = torch.ones(sq, sk, dtype=torch.bool, device="cuda").tril(sk - sq)
                 scores.masked_fill_(~seen, float("-inf"))
@@ -82,9 +87,10 @@ def worst(q: Any, k: Any, v: Any, o: Any, causal: bool) -> float:
 def check(kernel: Any, causal: bool, shape: tuple[int, ...], runs: int) -> dict[str, Any]:
     import torch
 
-    q, k, v = inputs(*shape)
+    head = head_of(kernel)
+    q, k, v = inputs(*shape, head)
     blocks = torch.cuda.get_device_properties(0).multi_processor_count
-    scale = math.log2(math.e) / math.sqrt(HEAD)
+    scale = math.log2(math.e) / math.sqrt(head)
     first = None
     for _ in range(runs):
         o = torch.full_like(q, float("nan"))
@@ -105,10 +111,11 @@ def measure(kernel: Any, name: str, shape: tuple[int, int, int], args: Any) -> d
 
     batch, heads, length = shape
     causal = name.endswith("causal")
-    q, k, v = inputs(batch, heads, length, length)
+    head = head_of(kernel)
+    q, k, v = inputs(batch, heads, length, length, head)
     o = torch.empty_like(q)
     blocks = torch.cuda.get_device_properties(0).multi_processor_count
-    scale = math.log2(math.e) / math.sqrt(HEAD)
+    scale = math.log2(math.e) / math.sqrt(head)
     call = kernel.caller()
 
     def by(backend: Any) -> Callable[[], None]:
@@ -132,7 +139,7 @@ def measure(kernel: Any, name: str, shape: tuple[int, int, int], args: Any) -> d
             result[peer] = {"why": str(error).splitlines()[0]}
             del contenders[peer]
     times = time_in_turns(contenders, args.rounds, args.burst_ms)
-    flops = 4.0 * batch * heads * length * length * HEAD * (0.5 if causal else 1.0)
+    flops = 4.0 * batch * heads * length * length * head * (0.5 if causal else 1.0)
     for contender, found in times.items():
         middle = statistics.median(found)
         result[contender] = {
