@@ -1,4 +1,4 @@
-"""Sizes known at launch, found from the shapes that came."""
+"""What a launch needs of a program: its sizes, from the shapes that came, and what it writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, fold, transform
-from tilewright.ir.op import Program
+from tilewright.ir.op import Program, View, walk_ops, written_buffers
 from tilewright.support.errors import LaunchError
 
 
@@ -80,6 +80,18 @@ def array_sizes(program: Program, arrays: Mapping[str, Any]) -> dict[Var, int]:
         {name: a.shape for name, a in arrays.items()},
         {name: tuple(s // a.itemsize for s in a.strides) for name, a in arrays.items()},
     )
+
+
+def written_params(program: Program) -> frozenset[str]:
+    """Names of the tensor parameters some kernel writes, views of them included."""
+    owner = {t.name: t.name for t in program.tensors}
+    written = set()
+    for kernel in program.kernels:
+        for op in walk_ops(kernel):
+            if isinstance(op, View) and op.source.name in owner:
+                owner[op.buffer.name] = owner[op.source.name]
+            written |= {owner[b.name] for b in written_buffers(op) if b.name in owner}
+    return frozenset(written)
 
 
 def static_value(expr: Expr, values: Mapping[Var, int]) -> int:

@@ -189,7 +189,8 @@ class Expr:
     # kernels and macros, and answers `asked` where a plain helper says it.
 
     def __eq__(self, other: object) -> Any:
-        found = asked("==", self, other)
+        # weak references may still compare when the module's globals have gone
+        found = asked("==", self, other) if asked is not None else None
         return self is other if found is None else found
 
     def __ne__(self, other: object) -> Any:
@@ -354,10 +355,10 @@ class Load(Expr):
     loc: Loc | None = field(default=None, compare=False)
 
     def __eq__(self, other: object) -> Any:
-        found = asked("==", self, other)
+        found = asked("==", self, other) if asked is not None else None
         if found is not None:
             return found
-        if not isinstance(other, Load):
+        if not isinstance(other, type(self)):
             return False
         return self.buffer == other.buffer and self.indices == other.indices
 

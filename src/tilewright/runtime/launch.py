@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.bind import array_sizes, describe, static_value
+from tilewright.ir.bind import array_sizes, describe, static_value, written_params
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Const, Expr, Var
-from tilewright.ir.op import Program, View, operands, read_buffers, walk_ops, written_buffers
+from tilewright.ir.op import Program, operands, read_buffers, walk_ops, written_buffers
 from tilewright.runtime.arrays import Array, as_numpy, empty_like_library, library_of, unpack
 from tilewright.support.errors import LaunchError
 
@@ -155,18 +155,6 @@ class Launcher:
                         expected="a written parameter that shares no memory with another",
                         fix=f"pass a copy of {other}, or write to a new array",
                     )
-
-
-def written_params(program: Program) -> frozenset[str]:
-    """Names of the tensor parameters some kernel writes, views of them included."""
-    owner = {t.name: t.name for t in program.tensors}
-    written = set()
-    for kernel in program.kernels:
-        for op in walk_ops(kernel):
-            if isinstance(op, View) and op.source.name in owner:
-                owner[op.buffer.name] = owner[op.source.name]
-            written |= {owner[b.name] for b in written_buffers(op) if b.name in owner}
-    return frozenset(written)
 
 
 def unused_params(program: Program) -> frozenset[str]:

@@ -9,9 +9,10 @@ from math import prod
 from time import perf_counter
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.bind import written_params
+from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var
-from tilewright.ir.op import Hint, Program, walk_ops, written_buffers
+from tilewright.ir.op import Hint, Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage
 from tilewright.passes.lower_threads import lower_threads
@@ -99,7 +100,7 @@ class CudaKernel:
                     params.append(TensorArg(p.name, strided=p.strides is not None))
                 else:
                     params.append(Scalar(p.name, p.dtype))
-            check = ProgramCheck(program, written_parameters(program), alignments(self.program))
+            check = ProgramCheck(program, written_params(program), alignments(self.program))
             self._call = self.module.caller(params, check)
         return self._call
 
@@ -136,15 +137,6 @@ def _param(param: Buffer | Var | MapParam, dims: set[Var]) -> Param:
     if param in dims:
         return Size(param.name, param.dtype)
     return Scalar(param.name, param.dtype)
-
-
-def written_parameters(program: Program) -> set[str]:
-    """Names of the tensors that some kernel writes."""
-    found: set[str] = set()
-    for kernel in program.kernels:
-        for op in walk_ops(kernel):
-            found |= {b.name for b in written_buffers(op) if b.space is Space.GLOBAL}
-    return found
 
 
 def alignments(program: Program) -> dict[str, int]:
