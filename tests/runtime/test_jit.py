@@ -76,8 +76,12 @@ def test_unknown_target():
 
 
 def test_cuda_is_refused_where_it_cannot_run():
-    with pytest.raises(tw.CompileError):
+    with pytest.raises(tw.CompileError, match="only scheduled programs compile") as nest:
         scale.on("cuda")(32)
+    assert nest.value.loc is not None and nest.value.loc.file == __file__
+    tiles = rms_norm.on("cuda")
+    with pytest.raises(tw.CompileError, match="derives no schedules for cuda"):
+        tiles.compile(np.zeros((8, 64), np.float32), blk_m=4)
 
 
 def test_sanitizer_by_environment(monkeypatch):

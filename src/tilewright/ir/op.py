@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
-from tilewright.ir.dtype import DType
 from tilewright.ir.expr import FALSE, Expr, Load, Var, const, loads
 from tilewright.support.errors import Loc
 
@@ -553,9 +552,3 @@ def written_buffers(op: Op) -> list[Buffer]:
     if isinstance(op, Alloc) and op.init is not None:
         named.append(op.buffer)
     return list(dict.fromkeys(named))
-
-
-def result_dtype(op: Op) -> DType | None:
-    """The type of the value an op yields, when it yields one."""
-    result = bound(op)
-    return result[0].dtype if len(result) == 1 else None

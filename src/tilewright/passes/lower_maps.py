@@ -65,7 +65,10 @@ def _layout(op: Map) -> Fragment:
         ):
             return inner.buffer.layout
     raise CompileError(
-        "this nest has no layout", loc=op.loc, fix='write one: layout="frag{tile=… tv=…}"'
+        "this nest has no layout",
+        loc=op.loc,
+        notes=("layouts are not derived for CUDA yet: only scheduled programs compile",),
+        fix='use target="cpu" or "interp", or write the layout: layout="frag{tile=… tv=…}"',
     )
 
 

@@ -39,10 +39,13 @@ class CompiledKernel:
         self.target = resolve(target)
         self.options = dict(options or {})
         indices = [out_idx] if isinstance(out_idx, int) else list(out_idx or [])
-        if indices and self.target.kind == "cuda":
-            raise CompileError("out_idx is not there yet on CUDA targets", fix="pass the outputs")
         self.launcher = Launcher(program, indices)
         self.executable = build(program, self.target)
+        if indices and self.target.kind == "cuda":
+            raise CompileError(
+                "a kernel for CUDA cannot make its outputs yet (out_idx, T.empty)",
+                fix="declare them as parameters and pass them",
+            )
 
     @entry
     def __call__(self, *args: Any, **named: Any) -> Any:
