@@ -54,16 +54,34 @@ fix: $(DEV) ## let ruff repair and format
 bench-cpu: $(CORE) ## benchmark on the CPU
 	@$(PY) -m zoo.bench
 
-# A GPU machine brings its own Python with PyTorch and CUDA; nothing is installed there.
-GPU_PY ?= python3
-test-gpu: ## the tests that need a GPU, with the machine's own Python
-	$(call step,pytest -m gpu,PYTHONPATH=src:. $(GPU_PY) -m pytest -q -m gpu tests/cuda,)
+# A GPU machine brings its own Python with PyTorch and CUDA; nothing is installed there. A shard or a
+# family is what one command runs, and ends within ten minutes; more of them run one after the other.
+GPU_PY  ?= python3
+AT_MOST := timeout -k 10 590
+SHARD   ?= cuda rest
+# only files that have such tests: importing the others may need packages the machine lacks
+GPU_TESTS   = $(shell grep -rlE 'mark\.gpu\b' tests zoo --include='test_*.py')
+TESTS_cuda  = $(filter tests/cuda/%,$(GPU_TESTS))
+TESTS_rest  = $(filter-out tests/cuda/%,$(GPU_TESTS))
+test-gpu: $(addprefix test-gpu-,$(SHARD)) ## the tests that need a GPU; one shard: make test-gpu SHARD=cuda
+test-gpu-%:
+	$(if $(TESTS_$*),$(call step,pytest -m gpu: $*,PYTHONPATH=src:. $(AT_MOST) $(GPU_PY) -m pytest -q -m gpu $(TESTS_$*),),@echo "==> pytest -m gpu: $*: no such tests")
 
-bench-gpu: ## races against cuBLAS, Triton and cuDNN; JSON into benchmarks/results
-	@mkdir -p benchmarks/results
-	@for family in gemm attention; do \
-	  PYTHONPATH=src $(GPU_PY) benchmarks/$${family}_scheduled.py --out benchmarks/results/$${family}_scheduled.json \
-	    || exit 1; done
+FAMILY ?= gemm gemm_more attention attention_64 mla softmax host_cost
+# Files of others that take turns with ours: Triton's 09-persistent-matmul.py, TileLang's example_mla_decode.py
+TRITON_TUTORIAL ?=
+TILELANG_MLA    ?=
+BENCH_gemm         := gemm_scheduled.py --triton $(if $(TRITON_TUTORIAL),--triton-tutorial $(TRITON_TUTORIAL))
+BENCH_gemm_more    := $(BENCH_gemm) --shapes 16384x16384x16384 2048x2048x2048 4096x14336x4096 4096x7168x2048 \
+                      512x8192x8192 128x8192x8192 16x8192x8192
+BENCH_attention    := attention_scheduled.py --kernels flash_attention flash_attention_causal --shapes 2x16x8192 2x16x2048
+BENCH_attention_64 := attention_scheduled.py --kernels flash_attention_64 flash_attention_64_causal --shapes 2x16x8192 2x16x2048
+BENCH_mla          := mla_scheduled.py $(if $(TILELANG_MLA),--tilelang $(TILELANG_MLA))
+BENCH_softmax      := softmax_scheduled.py
+BENCH_host_cost    := host_cost.py
+bench-gpu: $(addprefix bench-gpu-,$(FAMILY)) ## races on a GPU, JSON into benchmarks/results; one family: make bench-gpu FAMILY=gemm
+bench-gpu-%:
+	$(call step,bench: $*,$(AT_MOST) $(GPU_PY) benchmarks/$(BENCH_$*) --out benchmarks/results/$*_gpu.json,)
 
 clean: ## remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -7,23 +7,28 @@ Each kernel first runs on NaN-poisoned outputs and fresh data, small and odd sha
 every element is compared with a float64 result, within what rounding the probabilities and the
 output to bf16 can cost; 20 runs must agree bit for bit. Then contenders (this kernel, cuDNN,
 FlashAttention as torch has it) take turns: a round is one burst of at least `--burst-ms` inside a
-pair of events for each of them; medians of `--rounds` rounds are reported. Everything runs in a
-child process that is killed after `--timeout` seconds.
+pair of events for each of them; medians of `--rounds` rounds are reported. Arrays that would stay
+in the L2 cache are made several times and rotated.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import statistics
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from gemm_scheduled import compile_kernel, time_in_turns
+from race import (
+    Race,
+    Schedule,
+    command_line,
+    main,
+    name_of,
+    rotate,
+    same_every_time,
+    sets_for,
+    shape,
+)
 
 SHAPES = ((2, 16, 8192),)  # batch, heads, length
 KERNELS = (
@@ -45,6 +50,7 @@ ODD_SHAPES = (
     (2, 8, 2048, 2048),
     (1, 40, 700, 1500),
 )
+PEERS = ("cudnn", "flash")
 
 
 def head_of(kernel: Any) -> int:
@@ -59,6 +65,14 @@ def inputs(batch: int, heads: int, sq: int, sk: int, head: int) -> tuple[Any, An
         return torch.randn(batch, heads, length, head, device="cuda", dtype=torch.bfloat16)
 
     return tensor(sq), tensor(sk), tensor(sk)
+
+
+def numbers(head: int) -> tuple[float, int]:
+    """The kernels' scalars: scale and blocks."""
+    import torch
+
+    blocks = torch.cuda.get_device_properties(0).multi_processor_count
+    return math.log2(math.e) / math.sqrt(head), blocks
 
 
 def worst(q: Any, k: Any, v: Any, o: Any, causal: bool) -> float:
@@ -89,138 +103,96 @@ def check(kernel: Any, causal: bool, shape: tuple[int, ...], runs: int) -> dict[
 
     head = head_of(kernel)
     q, k, v = inputs(*shape, head)
-    blocks = torch.cuda.get_device_properties(0).multi_processor_count
-    scale = math.log2(math.e) / math.sqrt(head)
-    first = None
-    for _ in range(runs):
+    scale, blocks = numbers(head)
+
+    def run() -> tuple[Any]:
         o = torch.full_like(q, float("nan"))
         kernel({"Q": q, "K": k, "V": v, "O": o, "scale": scale, "blocks": blocks})
-        torch.cuda.synchronize()
-        if first is None:
-            first = o
-        elif not torch.equal(first.view(torch.int16), o.view(torch.int16)):
-            return {"shape": shape, "ok": False, "why": "runs differ"}
-    error = worst(q, k, v, first, causal)
+        return (o,)
+
+    first = same_every_time(run, runs)
+    if first is None:
+        return {"shape": shape, "ok": False, "why": "runs differ"}
+    error = worst(q, k, v, first[0], causal)
     return {"shape": shape, "ok": error <= 1.0, "error_of_bound": error, "runs": runs}
 
 
-def measure(kernel: Any, name: str, shape: tuple[int, int, int], args: Any) -> dict[str, Any]:
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention as sdpa
-
+def race(s: Schedule, shape: tuple[int, int, int], runs: int, quick: bool) -> Race:
     batch, heads, length = shape
-    causal = name.endswith("causal")
-    head = head_of(kernel)
-    q, k, v = inputs(batch, heads, length, length, head)
-    o = torch.empty_like(q)
-    blocks = torch.cuda.get_device_properties(0).multi_processor_count
-    scale = math.log2(math.e) / math.sqrt(head)
-    call = kernel.caller()
+    causal = s.name.endswith("causal")
+    head = head_of(s.kernel)
+    about: dict[str, Any] = {"kernel": s.name, "shape": shape, "compiled": s.about}
 
-    def by(backend: Any) -> Callable[[], None]:
-        def run() -> None:
-            with sdpa_kernel([backend]):
-                sdpa(q, k, v, is_causal=causal)
+    def contenders() -> dict[str, Callable[[], Any]]:
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-        return run
-
-    contenders: dict[str, Callable[[], None]] = {
-        name: lambda: call(q, k, v, o, scale, blocks),
-        "cudnn": by(SDPBackend.CUDNN_ATTENTION),
-        "flash": by(SDPBackend.FLASH_ATTENTION),
-    }
-    result: dict[str, Any] = {"kernel": name, "shape": shape}
-    for peer in ("cudnn", "flash"):
-        try:
-            contenders[peer]()
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            result[peer] = {"why": str(error).splitlines()[0]}
-            del contenders[peer]
-    times = time_in_turns(contenders, args.rounds, args.burst_ms)
-    flops = 4.0 * batch * heads * length * length * head * (0.5 if causal else 1.0)
-    for contender, found in times.items():
-        middle = statistics.median(found)
-        result[contender] = {
-            "ms": middle,
-            "tflops": flops / middle / 1e9,
-            "spread": (max(found) - min(found)) / middle,
+        count = sets_for(4 * 2 * batch * heads * length * head)
+        sets = [inputs(batch, heads, length, length, head) for _ in range(count)]
+        about["rotated"] = count
+        found: dict[str, Callable[[], Any]] = {
+            s.name: rotate(
+                *(partial(s.call, *qkv, torch.empty_like(qkv[0]), *numbers(head)) for qkv in sets)
+            )
         }
-    for peer in ("cudnn", "flash"):
-        if peer in times:
-            result[name][f"against_{peer}"] = result[peer]["ms"] / result[name]["ms"]
-    return result
+
+        def by(backend: Any) -> Callable[[], None]:
+            calls = rotate(*(partial(sdpa, *qkv, is_causal=causal) for qkv in sets))
+
+            def run() -> None:
+                with sdpa_kernel([backend]):
+                    calls()
+
+            return run
+
+        backends = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)
+        for peer, backend in zip(PEERS, backends):
+            try:
+                by(backend)()
+                torch.cuda.synchronize()
+                found[peer] = by(backend)
+            except RuntimeError as error:
+                about[peer] = {"why": str(error).splitlines()[0]}
+        return found
+
+    def checks() -> Iterator[dict[str, Any]]:
+        yield from s.odd()
+        if not quick:
+            found = check(s.kernel, causal, (batch, heads, length, length), runs)
+            yield {"contender": s.name, **found}
+
+    return Race(
+        name_of(s.name, shape),
+        contenders,
+        checks,
+        work=4.0 * batch * heads * length * length * head * (0.5 if causal else 1.0),
+        ours=[s.name],
+        about=about,
+    )
 
 
-def work(args: argparse.Namespace) -> dict[str, Any]:
+def races(
+    shapes: Sequence[tuple[int, int, int]] = SHAPES,
+    kernels: Sequence[str] = KERNELS,
+    quick: bool = False,
+) -> Iterator[Race]:
     import torch
 
-    props = torch.cuda.get_device_properties(0)
-    report: dict[str, Any] = {
-        "gpu": props.name,
-        "sms": props.multi_processor_count,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "command": " ".join(["python", "benchmarks/attention_scheduled.py", *sys.argv[1:]]),
-        "compiled": {},
-        "checks": {},
-        "times": [],
-    }
     torch.manual_seed(0)
-    for name in args.kernels:
-        causal = name.endswith("causal")
-        kernel = compile_kernel(name)
-        report["compiled"][name] = {
-            "seconds": kernel.compile_seconds,
-            "resources": {k: vars(r) for k, r in kernel.resources.items()},
-        }
-        full = [(b, h, n, n) for b, h, n in args.shapes]
-        found = report["checks"][name] = []
-        for shape in (*ODD_SHAPES, *(() if args.quick else full)):
-            print(f"checking {name} {shape}", flush=True)
-            found.append(check(kernel, causal, shape, 20 if shape in full[:1] else 3))
-            print(f"  {found[-1]}", flush=True)
-            if args.out is not None:
-                args.out.write_text(json.dumps(report, indent=1, default=str))
-        if all(f["ok"] for f in found) or args.force:
-            for shape in args.shapes:
-                report["times"].append(measure(kernel, name, shape, args))
-                print(json.dumps(report["times"][-1]), flush=True)
-    return report
 
+    def odd(s: Schedule) -> Iterator[dict[str, Any]]:
+        return (check(s.kernel, s.name.endswith("causal"), one, 3) for one in ODD_SHAPES)
 
-def parse(text: str) -> tuple[int, int, int]:
-    batch, heads, length = (int(x) for x in text.split("x"))
-    return batch, heads, length
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=None, help="where the JSON goes")
-    parser.add_argument("--shapes", type=parse, nargs="+", default=list(SHAPES))
-    parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--burst-ms", type=float, default=4.0)
-    parser.add_argument("--timeout", type=float, default=300.0)
-    parser.add_argument("--quick", action="store_true", help="check the small shapes only")
-    parser.add_argument("--force", action="store_true", help="time what failed its check, too")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.child:
-        report = work(args)
-        if args.out is not None:
-            args.out.write_text(json.dumps(report, indent=1, default=str))
-        return 0 if all(f["ok"] for c in report["checks"].values() for f in c) else 1
-    # a kernel that hangs can only be ended with its process
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", *sys.argv[1:]]
-    try:
-        return subprocess.run(command, timeout=args.timeout).returncode
-    except subprocess.TimeoutExpired:
-        print(f"killed after {args.timeout:g} s: a kernel hangs", file=sys.stderr)
-        return 124
+    for name in kernels:
+        s = Schedule(name, odd)
+        for i, one in enumerate(shapes):
+            yield race(s, one, 3 if i else 20, quick)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    parser = command_line(__doc__)
+    parser.add_argument("--shapes", type=shape(3), nargs="+", default=list(SHAPES))
+    parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
+    parser.add_argument("--quick", action="store_true", help="check the small shapes only")
+    raise SystemExit(main(__file__, parser))

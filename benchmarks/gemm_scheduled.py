@@ -2,201 +2,176 @@
 
     python benchmarks/gemm_scheduled.py --out gemm.json
     python benchmarks/gemm_scheduled.py --shapes 4096x4096x4096 --kernels gemm_cooperative
+    python benchmarks/gemm_scheduled.py --triton --triton-tutorial 09-persistent-matmul.py
 
 Each kernel first runs on NaN-poisoned outputs, small and ragged shapes included, and is compared
 with a float32 product; 20 runs must agree bit for bit. Then contenders take turns: a round is one
 burst of at least `--burst-ms` inside a pair of events for each of them; medians of `--rounds`
-rounds are reported. Everything runs in a child process that is killed after `--timeout` seconds.
+rounds are reported. Arrays that would stay in the L2 cache are made several times and rotated.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from race import (
+    Race,
+    Schedule,
+    command_line,
+    main,
+    name_of,
+    rotate,
+    same_every_time,
+    sets_for,
+    shape,
+)
+
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 4096))
 # rows and columns that no tile divides, one tile, one k step, fewer tiles than blocks
 ODD_SHAPES = ((256, 256, 64), (128, 128, 64), (1000, 776, 520), (2048, 512, 64), (384, 8, 4096))
 KERNELS = ("gemm_cooperative", "gemm_pingpong")
 
 
-def compile_kernel(name: str) -> Any:
-    sys.path.insert(0, str(ROOT / "src"))
-    from tilewright.ir.target import Target
-    from tilewright.ir.text import parse_program
-    from tilewright.targets.cuda.backend import compile_program
+def blocks() -> int:
+    import torch
 
-    path = ROOT / "tests" / "schedules" / f"{name}.tw"
-    return compile_program(parse_program(path.read_text(), str(path)), Target.parse("cuda"))
+    return torch.cuda.get_device_properties(0).multi_processor_count // 2 * 2
+
+
+def inputs(m: int, n: int, k: int) -> tuple[Any, Any]:
+    import torch
+
+    a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
+    return a, b
 
 
 def check(kernel: Any, shape: tuple[int, int, int], runs: int) -> dict[str, Any]:
     import torch
 
     m, n, k = shape
-    a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
-    blocks = torch.cuda.get_device_properties(0).multi_processor_count // 2 * 2
+    a, b = inputs(m, n, k)
     want = a.float() @ b.float()
-    first = None
-    for _ in range(runs):
+
+    def run() -> tuple[Any]:
         c = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
-        kernel({"A": a, "B": b, "C": c, "blocks": blocks})
-        torch.cuda.synchronize()
-        if first is None:
-            first = c
-        elif not torch.equal(first.view(torch.int16), c.view(torch.int16)):
-            return {"shape": shape, "ok": False, "why": "runs differ"}
-    assert first is not None
-    error = (first.float() - want).abs().max().item()
+        kernel({"A": a, "B": b, "C": c, "blocks": blocks()})
+        return (c,)
+
+    first = same_every_time(run, runs)
+    if first is None:
+        return {"shape": shape, "ok": False, "why": "runs differ"}
+    error = (first[0].float() - want).abs().max().item()
     # rounding to bf16 is half a unit in the last place of values up to the largest
     bound = 2.0**-8 * want.abs().max().item() + 1e-3 * k**0.5
-    ok = bool(torch.isfinite(first).all()) and error <= bound
-    return {"shape": shape, "ok": ok, "max_error": error, "bound": bound}
+    ok = bool(torch.isfinite(first[0]).all()) and error <= bound
+    return {"shape": shape, "ok": ok, "error": error, "bound": bound, "runs": runs}
 
 
-def time_in_turns(
-    contenders: dict[str, Callable[[], None]], rounds: int, burst_ms: float
-) -> dict[str, list[float]]:
-    """Milliseconds per call of each contender, round by round."""
+def check_peer(name: str, run: Callable[[], Any], sets: Sequence[Any]) -> dict[str, Any]:
+    """A peer's products, in the poisoned third array of each set or returned, against torch's."""
     import torch
 
-    counts = {}
-    for name, run in contenders.items():
-        for _ in range(3):
-            run()
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(5):
-            run()
-        stop.record()
-        torch.cuda.synchronize()
-        counts[name] = max(3, int(burst_ms / max(start.elapsed_time(stop) / 5, 1e-3)) + 1)
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, run in contenders.items():
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(counts[name]):
-                run()
-            stop.record()
-            torch.cuda.synchronize()
-            times[name].append(start.elapsed_time(stop) / counts[name])
-            time.sleep(0.005)
-    return times
-
-
-def measure(kernels: dict[str, Any], shape: tuple[int, int, int], args: Any) -> dict[str, Any]:
-    import torch
-
-    m, n, k = shape
-    a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
-    c = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-    blocks = torch.cuda.get_device_properties(0).multi_processor_count // 2 * 2
-    contenders: dict[str, Callable[[], None]] = {"torch": lambda: torch.matmul(a, b, out=c)}
-    if args.triton:
-        from peer_triton import best_product
-
-        contenders["triton"] = best_product(a, b, c)
+    worst, atol = 0.0, 2e-2 * sets[0][0].shape[1] ** 0.5
+    for _, _, c in sets:
         c.fill_(float("nan"))
-        contenders["triton"]()
-        torch.testing.assert_close(c, torch.matmul(a, b), rtol=2e-2, atol=2e-2 * k**0.5)
-    for name, kernel in kernels.items():
-        call = kernel.caller()
-        contenders[name] = lambda call=call: call(a, b, c, blocks)
-    times = time_in_turns(contenders, args.rounds, args.burst_ms)
-    result: dict[str, Any] = {"shape": shape}
-    flops = 2.0 * m * n * k
-    for name, found in times.items():
-        middle = statistics.median(found)
-        result[name] = {
-            "ms": middle,
-            "tflops": flops / middle / 1e9,
-            "spread": (max(found) - min(found)) / middle,
-        }
-    best = min(found["ms"] for name, found in result.items() if name in ("torch", "triton"))
-    for name in kernels:
-        result[name]["against_torch"] = result["torch"]["ms"] / result[name]["ms"]
-        result[name]["against_best"] = best / result[name]["ms"]
-    return result
+    for a, b, c in sets:
+        made = run()
+        made, want = c if made is None else made, torch.matmul(a, b)
+        try:
+            torch.testing.assert_close(made.to(want.dtype), want, rtol=2e-2, atol=atol)
+        except AssertionError as error:
+            return {"contender": name, "ok": False, "why": str(error)}
+        worst = max(worst, (made.float() - want.float()).abs().max().item())
+    return {"contender": name, "ok": True, "error": worst, "rtol": 2e-2, "atol": atol}
 
 
-def work(args: argparse.Namespace) -> dict[str, Any]:
+def race(
+    schedules: Sequence[Schedule],
+    shape: tuple[int, int, int],
+    runs: int,
+    triton: bool,
+    tutorial: tuple[str, Sequence[str]] | None,
+    quick: bool,
+) -> Race:
+    m, n, k = shape
+    about: dict[str, Any] = {"shape": shape, "compiled": {}}
+    peers: dict[str, Callable[[], Any]] = {}
+    sets: list[tuple[Any, Any, Any]] = []
+
+    def contenders() -> dict[str, Callable[[], Any]]:
+        import torch
+
+        for _ in range(sets_for(2 * (m * k + k * n + m * n))):
+            c = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+            sets.append((*inputs(m, n, k), c))
+        about["rotated"] = len(sets)
+        if triton:
+            from peer_triton import best_product
+
+            peers["triton"] = rotate(*best_product(sets))
+        if tutorial is not None:
+            from peer_tutorial import best_variant
+
+            calls, about["triton_tutorial"] = best_variant(*tutorial, [s[:2] for s in sets])
+            peers["triton_tutorial"] = rotate(*calls)
+        found = {"torch": rotate(*(partial(torch.matmul, a, b, out=c) for a, b, c in sets))}
+        found |= peers
+        count = blocks()
+        for s in schedules:
+            found[s.name] = rotate(*(partial(s.call, a, b, c, count) for a, b, c in sets))
+            about["compiled"][s.name] = s.about
+        return found
+
+    def checks() -> Iterator[dict[str, Any]]:
+        for s in schedules:
+            yield from s.odd()
+            if not quick:
+                yield {"contender": s.name, **check(s.kernel, shape, runs)}
+        for name, run in peers.items():
+            yield check_peer(name, run, sets)
+
+    return Race(
+        name_of("gemm", shape),
+        contenders,
+        checks,
+        work=2.0 * m * n * k,
+        ours=[s.name for s in schedules],
+        about=about,
+    )
+
+
+def races(
+    shapes: Sequence[tuple[int, int, int]] = SHAPES,
+    kernels: Sequence[str] = KERNELS,
+    triton: bool = False,
+    triton_tutorial: str | None = None,
+    tutorial_variants: Sequence[str] = (),
+    quick: bool = False,
+) -> Iterator[Race]:
     import torch
 
-    props = torch.cuda.get_device_properties(0)
-    report: dict[str, Any] = {
-        "gpu": props.name,
-        "sms": props.multi_processor_count,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "command": " ".join(["python", "benchmarks/gemm_scheduled.py", *sys.argv[1:]]),
-        "compiled": {},
-        "checks": {},
-        "times": [],
-    }
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
-    kernels = {}
-    for name in args.kernels:
-        kernel = compile_kernel(name)
-        report["compiled"][name] = {
-            "seconds": kernel.compile_seconds,
-            "resources": {k: vars(r) for k, r in kernel.resources.items()},
-        }
-        found = []
-        for shape in (*ODD_SHAPES, *(() if args.quick else args.shapes)):
-            print(f"checking {name} {shape}", flush=True)
-            found.append(check(kernel, shape, 20 if shape == args.shapes[0] else 3))
-            print(f"  {found[-1]}", flush=True)
-        report["checks"][name] = found
-        if all(f["ok"] for f in found):
-            kernels[name] = kernel
-    for shape in args.shapes:
-        report["times"].append(measure(kernels, shape, args))
-        print(json.dumps(report["times"][-1]), flush=True)
-    return report
 
+    def odd(s: Schedule) -> Iterator[dict[str, Any]]:
+        return (check(s.kernel, shape, 3) for shape in ODD_SHAPES)
 
-def parse(text: str) -> tuple[int, int, int]:
-    m, n, k = (int(x) for x in text.split("x"))
-    return m, n, k
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=None, help="where the JSON goes")
-    parser.add_argument("--shapes", type=parse, nargs="+", default=list(SHAPES))
-    parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--burst-ms", type=float, default=2.0)
-    parser.add_argument("--timeout", type=float, default=240.0)
-    parser.add_argument("--triton", action="store_true", help="race a Triton product too")
-    parser.add_argument("--quick", action="store_true", help="check the small shapes only")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.child:
-        report = work(args)
-        if args.out is not None:
-            args.out.write_text(json.dumps(report, indent=1, default=str))
-        return 0 if all(f["ok"] for c in report["checks"].values() for f in c) else 1
-    # a kernel that hangs can only be ended with its process
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", *sys.argv[1:]]
-    try:
-        return subprocess.run(command, timeout=args.timeout).returncode
-    except subprocess.TimeoutExpired:
-        print(f"killed after {args.timeout:g} s: a kernel hangs", file=sys.stderr)
-        return 124
+    schedules = [Schedule(name, odd) for name in kernels]
+    tutorial = (triton_tutorial, tutorial_variants) if triton_tutorial else None
+    for i, one in enumerate(shapes):
+        yield race(schedules, one, 3 if i else 20, triton, tutorial, quick)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    parser = command_line(__doc__)
+    parser.set_defaults(burst_ms=2.0, timeout=500.0)
+    parser.add_argument("--shapes", type=shape(3), nargs="+", default=list(SHAPES))
+    parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
+    parser.add_argument("--triton", action="store_true", help="race a Triton product too")
+    parser.add_argument("--triton-tutorial", metavar="PATH", help="race Triton's own tutorial 09")
+    parser.add_argument("--tutorial-variants", nargs="+", default=[], help="of the tutorial")
+    parser.add_argument("--quick", action="store_true", help="check the small shapes only")
+    raise SystemExit(main(__file__, parser))

@@ -1,6 +1,6 @@
 """What a launch costs the host: ours, three PyTorch tensors checked, against the driver's alone.
 
-    python benchmarks/host_cost.py [--json FILE]
+    python benchmarks/host_cost.py [--out FILE]
 
 Contenders take turns within one process, and a turn's launches fit the driver's queue, so that
 nobody waits for the GPU. `bare` launches the same kernel with the same parameters, prepared
@@ -10,16 +10,9 @@ address; the ratio is against the faster one.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import statistics
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+from race import Race, command_line, main
 
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import INT32, dtype
@@ -97,50 +90,24 @@ def contenders(kind: str) -> dict[str, Callable[[], object]]:
     }
 
 
-def measure(calls: dict[str, Callable[[], object]], turns: int, count: int) -> dict[str, float]:
-    import torch
-
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(turns):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            for _ in range(count):
-                call()
-            times[name].append((time.perf_counter() - started) / count)
-    return {name: statistics.median(seen) * 1e6 for name, seen in times.items()}
+def race(kind: str, turns: int, count: int) -> Race:
+    return Race(
+        f"launch with {kind}",
+        lambda: contenders(kind),
+        ours=("ours", "general path"),
+        about={"goal": GOAL, "unit": "a launch; against_best at least 1 / goal meets it"},
+        backend="clock",
+        rounds=turns,
+        count=count,
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--turns", type=int, default=60)
-    parser.add_argument("--count", type=int, default=300, help="launches a turn; the queue is 1024")
-    options = parser.parse_args()
-    import torch
-
-    device = driver().device(0)
-    result: dict[str, object] = {
-        "command": " ".join(["python", "benchmarks/host_cost.py", *sys.argv[1:]]),
-        "gpu": device.name,
-        "driver": driver().driver_version,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "goal": GOAL,
-    }
-    for kind in PARAMS:
-        calls = contenders(kind)
-        measure(calls, 5, options.count)
-        micros = measure(calls, options.turns, options.count)
-        bare = min(micros["bare cuda-bindings"], micros["bare by address"])
-        ratio = micros["ours"] / bare
-        result[kind] = {"microseconds": micros, "ratio": ratio}
-        print(f"{kind}: three checked tensors, {'met' if ratio <= GOAL else 'MISSED'}")
-        for name, value in micros.items():
-            print(f"  {name:<20}{value:8.2f} µs  {value / bare:5.2f} × bare")
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+def races(turns: int = 60, count: int = 300) -> Iterator[Race]:
+    return (race(kind, turns, count) for kind in PARAMS)
 
 
 if __name__ == "__main__":
-    main()
+    parser = command_line(__doc__)
+    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--count", type=int, default=300, help="launches a turn; the queue is 1024")
+    raise SystemExit(main(__file__, parser))

@@ -2,27 +2,24 @@
 
     python benchmarks/mla_scheduled.py --out mla.json
     python benchmarks/mla_scheduled.py --shapes 128x128x8192 --quick
+    python benchmarks/mla_scheduled.py --tilelang example_mla_decode.py
 
 The kernel first runs on NaN-poisoned outputs and fresh data, short and odd lengths included, and
 every element of O and of the log-sum-exp is compared with a float64 result, within what rounding
 the probabilities and the output to bf16 can cost; 20 runs must agree bit for bit. Shapes are
 batch × heads × keys; a request counts 2·heads·keys·(576 + 512) operations. A round is one burst of
-at least `--burst-ms` inside a pair of events; medians of `--rounds` rounds are reported. Everything
-runs in a child process that is killed after `--timeout` seconds.
+at least `--burst-ms` inside a pair of events; medians of `--rounds` rounds are reported. TileLang's
+own example takes turns with it when its file is given (fp16, one split, blocks of 64×64).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import statistics
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gemm_scheduled import compile_kernel, time_in_turns
+from race import Race, Schedule, command_line, load, main, name_of, same_every_time, shape
 
 LATENT, ROPE, GROUP = 512, 64, 64
 KERNEL = "mla_seesaw"
@@ -90,20 +87,17 @@ def check(kernel: Any, shape: tuple[int, int, int], runs: int) -> dict[str, Any]
     import torch
 
     q, k = inputs(*shape)
-    first = None
-    for _ in range(runs):
+
+    def run() -> tuple[Any, Any]:
         o, lse = outputs(q)
         kernel({"Q": q, "K": k, "O": o, "LSE": lse, "scale": scale()})
-        torch.cuda.synchronize()
-        if first is None:
-            first = o, lse
-        elif not (
-            torch.equal(first[0].view(torch.int16), o.view(torch.int16))
-            and torch.equal(first[1].view(torch.int32), lse.view(torch.int32))
-        ):
-            return {"shape": shape, "ok": False, "why": "runs differ"}
-    assert first is not None
+        return o, lse
+
+    first = same_every_time(run, runs)
+    if first is None:
+        return {"shape": shape, "ok": False, "why": "runs differ"}
     error, lse_error = worst(q, k, *first)
+    torch.cuda.empty_cache()
     return {
         "shape": shape,
         "ok": error <= 1.0 and lse_error <= 1e-3,
@@ -113,96 +107,79 @@ def check(kernel: Any, shape: tuple[int, int, int], runs: int) -> dict[str, Any]
     }
 
 
-def measure(kernel: Any, shape: tuple[int, int, int], args: Any) -> dict[str, Any]:
-    batch, heads, keys = shape
-    q, k = inputs(*shape)
-    o, lse = outputs(q)
-    call = kernel.caller()
-    times = time_in_turns({KERNEL: lambda: call(q, k, o, lse, scale())}, args.rounds, args.burst_ms)
-    found = times[KERNEL]
-    middle = statistics.median(found)
-    flops = 2.0 * batch * heads * keys * (2 * LATENT + ROPE)
-    return {
-        "kernel": KERNEL,
-        "shape": shape,
-        "ms": middle,
-        "tflops": flops / middle / 1e9,
-        "key_terabytes_per_second": k.numel() * 2 / middle / 1e9,
-        "spread": (max(found) - min(found)) / middle,
-    }
-
-
-def command(args: argparse.Namespace) -> str:
-    """What to type for the same again."""
-    words = [Path(w).name if Path(w) == args.out else w for w in sys.argv[1:] if w != "--child"]
-    return " ".join(["python", f"benchmarks/{Path(__file__).name}", *words])
-
-
-def work(args: argparse.Namespace) -> dict[str, Any]:
+def tilelang_call(path: str, batch: int, heads: int, keys: int) -> Callable[[], Any]:
+    """TileLang's example, compiled for the shape, on data of its own type."""
     import torch
 
-    props = torch.cuda.get_device_properties(0)
-    report: dict[str, Any] = {
-        "gpu": props.name,
-        "sms": props.multi_processor_count,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "command": command(args),
-        "checks": [],
-        "times": [],
+    kernel = load(path, "tilelang_mla").flashattn(
+        batch, heads, 1, keys, LATENT, ROPE, 64, 64, 1, (LATENT + ROPE) ** -0.5
+    )
+
+    def tensor(*sizes: int) -> Any:
+        return torch.randn(*sizes, device="cuda", dtype=torch.float16)
+
+    q, q_rope = tensor(batch, heads, LATENT), tensor(batch, heads, ROPE)
+    kv, k_rope = tensor(batch, keys, 1, LATENT), tensor(batch, keys, 1, ROPE)
+    return lambda: kernel(q, q_rope, kv, k_rope)
+
+
+def race(
+    s: Schedule, shape: tuple[int, int, int], runs: int, quick: bool, tilelang: str | None
+) -> Race:
+    batch, heads, keys = shape
+    about: dict[str, Any] = {
+        "kernel": s.name,
+        "shape": shape,
+        "key_bytes": batch * keys * (LATENT + ROPE) * 2,
     }
+
+    def contenders() -> dict[str, Callable[[], Any]]:
+        about["compiled"] = s.about
+        q, k = inputs(*shape)
+        o, lse = outputs(q)
+        found: dict[str, Callable[[], Any]] = {s.name: lambda: s.call(q, k, o, lse, scale())}
+        if tilelang:
+            found["tilelang"] = tilelang_call(tilelang, *shape)
+        return found
+
+    def checks() -> Iterator[dict[str, Any]]:
+        yield from s.odd()
+        if not quick:
+            yield {"contender": s.name, **check(s.kernel, shape, runs)}
+
+    return Race(
+        name_of(s.name, shape),
+        contenders,
+        checks,
+        work=2.0 * batch * heads * keys * (2 * LATENT + ROPE),
+        ours=[s.name],
+        about=about,
+    )
+
+
+def races(
+    shapes: Sequence[tuple[int, int, int]] = SHAPES,
+    quick: bool = False,
+    tilelang: str | None = None,
+) -> Iterator[Race]:
+    import torch
+
     torch.manual_seed(0)
-    kernel = compile_kernel(KERNEL)
-    report["compiled"] = {
-        "seconds": kernel.compile_seconds,
-        "resources": {k: vars(r) for k, r in kernel.resources.items()},
-    }
-    shapes = [] if args.quick else args.shapes
-    for shape in (*ODD_SHAPES, *shapes):
-        print(f"checking {shape}", flush=True)
-        report["checks"].append(check(kernel, shape, 20 if shape in args.shapes[:1] else 3))
-        print(f"  {report['checks'][-1]}", flush=True)
-        if args.out is not None:
-            args.out.write_text(json.dumps(report, indent=1, default=str))
-        torch.cuda.empty_cache()
-    if all(f["ok"] for f in report["checks"]) or args.force:
-        for shape in args.shapes:
-            report["times"].append(measure(kernel, shape, args))
-            print(json.dumps(report["times"][-1]), flush=True)
-    return report
+    s = Schedule(KERNEL, lambda s: (check(s.kernel, one, 3) for one in ODD_SHAPES))
+    for i, one in enumerate(shapes):
+        yield race(s, one, 3 if i else 20, quick, tilelang)
 
 
-def parse(text: str) -> tuple[int, int, int]:
-    batch, heads, keys = (int(x) for x in text.split("x"))
-    if heads % GROUP:
-        raise argparse.ArgumentTypeError(f"heads come in groups of {GROUP}, not {heads}")
-    return batch, heads, keys
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=None, help="where the JSON goes")
-    parser.add_argument("--shapes", type=parse, nargs="+", default=list(SHAPES))
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--burst-ms", type=float, default=4.0)
-    parser.add_argument("--timeout", type=float, default=300.0)
-    parser.add_argument("--quick", action="store_true", help="check the small shapes only")
-    parser.add_argument("--force", action="store_true", help="time what failed its check, too")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.child:
-        report = work(args)
-        if args.out is not None:
-            args.out.write_text(json.dumps(report, indent=1, default=str))
-        return 0 if all(f["ok"] for f in report["checks"]) else 1
-    # a kernel that hangs can only be ended with its process
-    child = [sys.executable, str(Path(__file__).resolve()), "--child", *sys.argv[1:]]
-    try:
-        return subprocess.run(child, timeout=args.timeout).returncode
-    except subprocess.TimeoutExpired:
-        print(f"killed after {args.timeout:g} s: a kernel hangs", file=sys.stderr)
-        return 124
+def parse(text: str) -> tuple[int, ...]:
+    sizes = shape(3)(text)
+    if sizes[1] % GROUP:
+        raise argparse.ArgumentTypeError(f"heads come in groups of {GROUP}, not {sizes[1]}")
+    return sizes
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    parser = command_line(__doc__)
+    parser.add_argument("--shapes", type=parse, nargs="+", default=list(SHAPES))
+    parser.add_argument("--quick", action="store_true", help="check the small shapes only")
+    parser.add_argument("--tilelang", metavar="PATH", help="race TileLang's example_mla_decode.py")
+    raise SystemExit(main(__file__, parser))

@@ -4,7 +4,7 @@ descriptors, grouped tile order, a handful of configurations of which the fastes
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,16 +61,18 @@ def _call(a: Any, b: Any, c: Any, config: dict[str, int], split: bool) -> Callab
     return run
 
 
-def best_product(a: Any, b: Any, c: Any) -> Callable[[], None]:
-    """The fastest configuration for these arrays; those that do not fit are passed over."""
-    found: list[tuple[float, Callable[[], None]]] = []
+def best_product(sets: Sequence[tuple[Any, Any, Any]]) -> list[Callable[[], None]]:
+    """A call for each set of arrays, of the configuration that is the fastest on the first; those
+    that do not fit are passed over."""
+    found: list[tuple[float, dict[str, int], bool]] = []
     for config in CONFIGS:
         for split in (False, True):
-            run = _call(a, b, c, config, split)
+            run = _call(*sets[0], config, split)
             try:
                 run()
                 times = [triton.testing.do_bench(run, warmup=5, rep=20) for _ in range(2)]
             except (triton.runtime.errors.OutOfResources, RuntimeError):
                 continue
-            found.append((statistics.median(times), run))
-    return min(found, key=lambda pair: pair[0])[1]
+            found.append((statistics.median(times), config, split))
+    _, config, split = min(found, key=lambda entry: entry[0])
+    return [_call(*arrays, config, split) for arrays in sets]

@@ -5,28 +5,22 @@
 
 Each kernel first runs on NaN-poisoned outputs and fresh data, small and odd shapes included, and
 every element is compared with a float64 result; 20 runs must agree bit for bit. Then contenders
-(this kernel with each number of clusters, a copy of the same bytes, torch.softmax) take turns: a
+(this kernel with each number of clusters, copies of the same bytes, torch.softmax) take turns: a
 round is one burst of at least `--burst-ms` inside a pair of events for each of them; medians of
-`--rounds` rounds are reported, in bytes read and written per second. Everything runs in a child
-process that is killed after `--timeout` seconds.
+`--rounds` rounds are reported, in bytes read and written per second.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import statistics
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gemm_scheduled import compile_kernel, time_in_turns
+from copies import copies
+from race import Race, Schedule, command_line, main, name_of, same_every_time, shape
 
-CLUSTER = 4
 COLUMNS = 2048  # of a group in the kernel for long rows
+KERNELS = ("softmax_cluster_wide",)
 # rows and columns
 SHAPES = {
     "softmax_cluster_wide": ((8192, 65536),),
@@ -46,6 +40,17 @@ ODD_SHAPES = {
 }
 
 
+def resident(cluster: int) -> int:
+    """Clusters of that size which the GPU holds at once, a block per multiprocessor.
+
+    Clusters do not span the GPU's groups of multiprocessors: of an H200's 132, 30 clusters of four
+    are resident at once, and a 31st waits for a second wave."""
+    import torch
+
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    return sms * 30 // 132 if cluster == 4 else sms // cluster
+
+
 def tensor(name: str, rows: int, columns: int) -> Any:
     import torch
 
@@ -53,6 +58,14 @@ def tensor(name: str, rows: int, columns: int) -> Any:
         return torch.randn(rows, columns, device="cuda") * 3
     x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) * 3
     return x.view(rows, columns // COLUMNS, 8, 256)
+
+
+def counter(s: Schedule) -> tuple[Any, ...]:
+    """The counter that deals rows, where the kernel has one."""
+    import torch
+
+    names = [p.name for p in s.kernel.program.params]
+    return (torch.zeros(1, dtype=torch.int32, device="cuda"),) * ("counter" in names)
 
 
 def worst(x: Any, y: Any) -> float:
@@ -68,20 +81,22 @@ def worst(x: Any, y: Any) -> float:
     return most
 
 
-def check(kernel: Any, name: str, shape: tuple[int, int], blocks: int, runs: int) -> dict[str, Any]:
+def check(s: Schedule, shape: tuple[int, int], clusters: int, runs: int) -> dict[str, Any]:
     import torch
 
-    x = tensor(name, *shape)
-    first = None
-    for _ in range(runs):
+    x = tensor(s.name, *shape)
+    blocks, more = s.cluster * clusters, counter(s)
+
+    def run() -> tuple[Any]:
         y = torch.full_like(x, float("nan"))
-        kernel({"X": x, "Y": y, "scale": math.log2(math.e), "blocks": blocks})
-        torch.cuda.synchronize()
-        if first is None:
-            first = y
-        elif not torch.equal(first.view(torch.uint8), y.view(torch.uint8)):
-            return {"shape": shape, "blocks": blocks, "ok": False, "why": "runs differ"}
-    error = worst(x, first)
+        s.call(x, y, math.log2(math.e), blocks, *more)
+        return (y,)
+
+    first = same_every_time(run, runs)
+    if first is None:
+        return {"shape": shape, "blocks": blocks, "ok": False, "why": "runs differ"}
+    error = worst(x, first[0])
+    torch.cuda.empty_cache()
     return {
         "shape": shape,
         "blocks": blocks,
@@ -91,120 +106,77 @@ def check(kernel: Any, name: str, shape: tuple[int, int], blocks: int, runs: int
     }
 
 
-def measure(kernel: Any, name: str, shape: tuple[int, int], args: Any) -> dict[str, Any]:
+def race(
+    s: Schedule, shape: tuple[int, int], counts: Sequence[int], runs: int, quick: bool
+) -> Race:
+    about: dict[str, Any] = {"kernel": s.name, "shape": shape, "cluster": s.cluster}
+    element = 4 if s.name == "softmax_cluster" else 2
+
+    def contenders() -> dict[str, Callable[[], Any]]:
+        import torch
+
+        about["compiled"] = s.about
+        x = tensor(s.name, *shape)
+        y, z = torch.empty_like(x), torch.empty_like(x)
+        flat_x, flat_z = x.flatten(1), z.flatten(1)
+        more = counter(s)
+        found: dict[str, Callable[[], Any]] = {}
+        for clusters in counts:
+
+            def run(blocks: int = s.cluster * clusters) -> None:
+                s.call(x, y, math.log2(math.e), blocks, *more)
+
+            found[f"{s.name}/{clusters}"] = run
+        found.update(copies(x, z) if element == 2 else {"copy": lambda: z.copy_(x)})
+        found["torch"] = lambda: torch.softmax(flat_x, -1, out=flat_z)
+        return found
+
+    def checks() -> Iterator[dict[str, Any]]:
+        # what is wrong on an odd shape is wrong for every number of clusters
+        for found in s.odd():
+            yield {k: v for k, v in found.items() if k != "contender"}
+        if not quick:
+            for clusters in counts:
+                name = f"{s.name}/{clusters}"
+                yield {"contender": name, **check(s, shape, clusters, runs)}
+
+    return Race(
+        name_of(s.name, shape),
+        contenders,
+        checks,
+        work=2.0 * shape[0] * shape[1] * element,
+        unit="B",
+        ours=[f"{s.name}/{clusters}" for clusters in counts],
+        about=about,
+    )
+
+
+def races(
+    shapes: Sequence[tuple[int, int]] = (),
+    kernels: Sequence[str] = KERNELS,
+    clusters: Sequence[int] = (),
+    quick: bool = False,
+) -> Iterator[Race]:
     import torch
 
-    x = tensor(name, *shape)
-    y, z = torch.empty_like(x), torch.empty_like(x)
-    call = kernel.caller()
-    contenders: dict[str, Callable[[], None]] = {}
-    for clusters in args.clusters:
-
-        def run(blocks: int = CLUSTER * clusters) -> None:
-            call(x, y, math.log2(math.e), blocks)
-
-        contenders[f"{name}/{clusters}"] = run
-    flat_x, flat_z = x.flatten(1), z.flatten(1)
-    contenders["copy"] = lambda: z.copy_(x)
-    contenders["torch"] = lambda: torch.softmax(flat_x, -1, out=flat_z)
-    times = time_in_turns(contenders, args.rounds, args.burst_ms)
-    result: dict[str, Any] = {"kernel": name, "shape": shape}
-    moved = 2.0 * x.numel() * x.element_size()
-    for contender, found in times.items():
-        middle = statistics.median(found)
-        result[contender] = {
-            "ms": middle,
-            "terabytes_per_second": moved / middle / 1e9,
-            "spread": (max(found) - min(found)) / middle,
-        }
-    for clusters in args.clusters:
-        mine = result[f"{name}/{clusters}"]
-        for peer in ("copy", "torch"):
-            mine[f"against_{peer}"] = result[peer]["ms"] / mine["ms"]
-    return result
-
-
-def command(args: argparse.Namespace) -> str:
-    """What to type for the same again."""
-    words = [Path(w).name if Path(w) == args.out else w for w in sys.argv[1:] if w != "--child"]
-    return " ".join(["python", f"benchmarks/{Path(__file__).name}", *words])
-
-
-def work(args: argparse.Namespace) -> dict[str, Any]:
-    import torch
-
-    props = torch.cuda.get_device_properties(0)
-    if not args.clusters:
-        # clusters do not span the GPU's groups of multiprocessors: of this H200's 132, 30 clusters
-        # of four are resident at once (3.59 TB/s), a 31st waits for a second wave (2.27 TB/s)
-        args.clusters = [props.multi_processor_count * 30 // 132]
-    report: dict[str, Any] = {
-        "gpu": props.name,
-        "sms": props.multi_processor_count,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "command": command(args),
-        "compiled": {},
-        "checks": {},
-        "times": [],
-    }
     torch.manual_seed(0)
-    for name in args.kernels:
-        kernel = compile_kernel(name)
-        report["compiled"][name] = {
-            "seconds": kernel.compile_seconds,
-            "resources": {k: vars(r) for k, r in kernel.resources.items()},
-        }
-        shapes = args.shapes or SHAPES[name]
-        found = report["checks"][name] = []
-        for shape in (*ODD_SHAPES[name], *(() if args.quick else shapes)):
-            for clusters in {1, *args.clusters} if shape in ODD_SHAPES[name] else args.clusters:
-                print(f"checking {name} {shape}, {clusters} clusters", flush=True)
-                runs = 20 if shape in shapes[:1] else 3
-                found.append(check(kernel, name, shape, CLUSTER * clusters, runs))
-                print(f"  {found[-1]}", flush=True)
-                if args.out is not None:
-                    args.out.write_text(json.dumps(report, indent=1, default=str))
-                torch.cuda.empty_cache()
-        if all(f["ok"] for f in found) or args.force:
-            for shape in shapes:
-                report["times"].append(measure(kernel, name, shape, args))
-                print(json.dumps(report["times"][-1]), flush=True)
-                torch.cuda.empty_cache()
-    return report
 
+    def odd(s: Schedule) -> Iterator[dict[str, Any]]:
+        for one in ODD_SHAPES[s.name]:
+            for count in sorted({1, *(clusters or [resident(s.cluster)])}):
+                yield check(s, one, count, 3)
 
-def parse(text: str) -> tuple[int, int]:
-    rows, columns = (int(x) for x in text.split("x"))
-    return rows, columns
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=None, help="where the JSON goes")
-    parser.add_argument("--shapes", type=parse, nargs="+", default=[])
-    parser.add_argument("--kernels", nargs="+", default=["softmax_cluster_wide"])
-    parser.add_argument("--clusters", type=int, nargs="+", default=[])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--burst-ms", type=float, default=4.0)
-    parser.add_argument("--timeout", type=float, default=300.0)
-    parser.add_argument("--quick", action="store_true", help="check the small shapes only")
-    parser.add_argument("--force", action="store_true", help="time what failed its check, too")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.child:
-        report = work(args)
-        if args.out is not None:
-            args.out.write_text(json.dumps(report, indent=1, default=str))
-        return 0 if all(f["ok"] for c in report["checks"].values() for f in c) else 1
-    # a kernel that hangs can only be ended with its process
-    child = [sys.executable, str(Path(__file__).resolve()), "--child", *sys.argv[1:]]
-    try:
-        return subprocess.run(child, timeout=args.timeout).returncode
-    except subprocess.TimeoutExpired:
-        print(f"killed after {args.timeout:g} s: a kernel hangs", file=sys.stderr)
-        return 124
+    for name in kernels:
+        s = Schedule(name, odd)
+        counts = list(clusters) or [resident(s.cluster)]
+        for i, one in enumerate(shapes or SHAPES[name]):
+            yield race(s, one, counts, 3 if i else 20, quick)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    parser = command_line(__doc__)
+    parser.add_argument("--shapes", type=shape(2), nargs="+", default=[])
+    parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
+    parser.add_argument("--clusters", type=int, nargs="+", default=[])
+    parser.add_argument("--quick", action="store_true", help="check the small shapes only")
+    raise SystemExit(main(__file__, parser))

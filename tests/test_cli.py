@@ -1,5 +1,6 @@
 """The command line, the examples and the demo, as a person runs them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -84,3 +85,73 @@ def test_demo():
     assert done.returncode == 0, done.stdout + done.stderr
     for kernel in ("GEMM + ReLU", "softmax", "flash attention", "RMSNorm + SiLU"):
         assert kernel in done.stdout
+
+
+RACES = """
+import os, time
+import numpy as np
+from tilewright.profiler import Race
+
+def races(n=64):
+    a = np.ones((n, n))
+
+    def product():
+        return {"matmul": lambda: a @ a, "einsum": lambda: np.einsum("ij,jk->ik", a, a)}
+
+    check = lambda: {"ok": True, "error": 0.0, "bound": 1e-6}
+    yield Race(f"product {n}", product, check, work=2 * n**3, about={"shape": [n, n, n]})
+    yield Race("hangs", {"sleeper": lambda: time.sleep(60)})
+    yield Race("crashes", {"it": lambda: os._exit(3)})
+    yield Race("raises", {"it": lambda: 1 / 0})
+    wrong = lambda: {"contender": "it", "ok": False, "why": "all wrong"}
+    yield Race("wrong", {"it": lambda: None, "other": a.copy}, wrong, work=a.nbytes, unit="B")
+"""
+
+
+def bench(tmp_path, *more):
+    file, out = tmp_path / "my_races.py", tmp_path / "out.json"
+    file.write_text(RACES)
+    options = ("--rounds", "10", "--burst-ms", "0.1", "--out", str(out), "--args", "n=32")
+    done = run("-m", "tilewright", "bench", str(file), *options, *more)
+    return done, json.loads(out.read_text()) if out.exists() else None
+
+
+def test_bench(tmp_path):
+    done, report = bench(tmp_path, "--only", "product*")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "einsum" in done.stdout and "FLOP/s" in done.stdout
+    (race,) = report["races"]
+    assert race["race"] == "product 32" and race["shape"] == [32, 32, 32]
+    assert race["checks"] == [{"ok": True, "error": 0.0, "bound": 1e-6}]
+    for one in race["contenders"].values():
+        assert len(one["times_ms"]) == 10 and one["ms"] > 0 and one["spread"] >= 0
+        assert one["tflops"] == pytest.approx(2 * 32**3 / one["ms"] / 1e9)
+    assert report["command"].startswith("tilewright bench my_races.py --rounds 10")
+    assert str(tmp_path) not in json.dumps(report)
+    assert {"gpu", "driver", "cuda", "clocks", "settings"} <= set(report)
+    assert {"python", "numpy", "tilewright"} <= set(report["versions"])
+
+
+def test_bench_outlives_bad_races(tmp_path):
+    done, report = bench(tmp_path, "--timeout", "4")
+    assert done.returncode == 1
+    found = {race["race"]: race for race in report["races"]}
+    assert list(found) == ["product 32", "hangs", "crashes", "raises", "wrong"]
+    assert found["hangs"]["failed"] == "killed after 4 s"
+    assert found["crashes"]["failed"].endswith("exit code 3")
+    assert found["raises"]["failed"].startswith("ZeroDivisionError")
+    assert list(found["wrong"]["contenders"]) == ["other"] and not found["wrong"]["ok"]
+
+
+def test_bench_of_a_file_without_races(tmp_path):
+    done = run("-m", "tilewright", "bench", "examples/matmul.py")
+    assert done.returncode == 1 and "defines no races" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*_scheduled.py")))
+def test_benchmarks_have_the_common_options(file):
+    done = run(str(file), "--help")
+    assert done.returncode == 0, done.stderr
+    for option in ("--out", "--rounds", "--timeout", "--shapes", "--force", "--quick"):
+        assert option in done.stdout

@@ -20,7 +20,8 @@ _PUBLIC = {
     "parse_ir": "tilewright.runtime.backends",
     "TensorSupplyType": "tilewright.runtime.bench",
     "Profiler": "tilewright.runtime.bench",
-    "measure": "tilewright.runtime.bench",
+    "measure": "tilewright.runtime.timing",
+    "Race": "tilewright.runtime.race",
     "Target": "tilewright.ir.target",
     "Feature": "tilewright.ir.atoms",
     "TilewrightError": "tilewright.support.errors",
@@ -40,6 +41,7 @@ __all__ = [
     "LaunchError",
     "PassConfigKey",
     "Profiler",
+    "Race",
     "RunError",
     "SanitizerError",
     "Target",
@@ -65,10 +67,12 @@ if TYPE_CHECKING:
     from tilewright.ir.atoms import Feature
     from tilewright.ir.target import Target
     from tilewright.runtime.backends import parse_ir, resolve
-    from tilewright.runtime.bench import Profiler, TensorSupplyType, measure
+    from tilewright.runtime.bench import Profiler, TensorSupplyType
     from tilewright.runtime.configs import PassConfigKey
     from tilewright.runtime.jit import compile, jit, par_compile
     from tilewright.runtime.kernel import CompiledKernel, JITKernel
+    from tilewright.runtime.race import Race
+    from tilewright.runtime.timing import measure
     from tilewright.runtime.tune import autotune
     from tilewright.support.errors import (
         CompileError,

@@ -32,6 +32,8 @@ from tilewright.ir.layout import (
     row_major,
     size,
 )
+from tilewright.ir.layout_banks import BankConflicts, bank_conflicts
+from tilewright.ir.layout_draw import draw
 from tilewright.ir.layout_ops import (
     blocked_product,
     coalesce,
@@ -55,7 +57,6 @@ from tilewright.ir.layout_ops import (
     zipped_product,
 )
 from tilewright.ir.layout_query import (
-    bank_conflicts,
     bijective,
     covers,
     fit_layout,
@@ -111,6 +112,9 @@ __all__ = [
     "bijective",
     "fit_layout",
     "bank_conflicts",
+    "BankConflicts",
+    # pictures
+    "draw",
     # fragments
     "Fragment",
     "spatial",

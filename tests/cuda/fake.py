@@ -15,6 +15,7 @@ class Status(IntEnum):
     CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_NO_BINARY_FOR_GPU = 209
     CUDA_ERROR_NOT_FOUND = 500
+    CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701
 
 
@@ -36,6 +37,11 @@ class FakeApi:
     CUfunction_attribute = _Names("CU_FUNC_ATTRIBUTE_")
     CUpointer_attribute = _Names("CU_POINTER_ATTRIBUTE_")
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
+    CUmemAllocationType = _Names("CU_MEM_ALLOCATION_TYPE_")
+    CUmemLocationType = _Names("CU_MEM_LOCATION_TYPE_")
+    CUmemPool_attribute = _Names("CU_MEMPOOL_ATTR_")
+    CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
+    cuuint64_t = int
 
     def __init__(self, devices: int = 1, **kernels: dict) -> None:
         self.devices = devices
@@ -47,6 +53,10 @@ class FakeApi:
         self.capture_mode = "global"
         self.loads = 0
         self.status = 0
+        self.done: list[tuple] = []  # what streams were given besides launches
+        self.live: dict[int, int] = {}  # allocations: address → bytes
+        self.capturing: set[int] = set()
+        self.finished = True  # whether events have come to pass
         self._kept = {
             "cuLaunchKernelEx": real._LAUNCH(self._launch),
             "cuTensorMapEncodeTiled": real._ENCODE(self._encode),
@@ -134,6 +144,51 @@ class FakeApi:
 
     def cuPointerGetAttribute(self, name, address):
         return Status(0), 0
+
+    def CUmemPoolProps(self):
+        return SimpleNamespace(location=SimpleNamespace())
+
+    def cuMemPoolCreate(self, props):
+        assert self.capture_mode == "relaxed" and props.allocType == "PINNED"
+        return Status(0), ("pool", props.location.id)
+
+    def cuMemPoolSetAttribute(self, pool, name, value):
+        assert (name, value) == ("RELEASE_THRESHOLD", 2**64 - 1)
+        return (Status(0),)
+
+    def cuMemAllocFromPoolAsync(self, size, pool, stream):
+        assert self.contexts, "no context"
+        address = 0x7000_0000
+        while address in self.live:
+            address += 0x100_0000
+        self.live[address] = size
+        self.done.append(("allocate", size, stream))
+        return Status(0), address
+
+    def cuMemFreeAsync(self, address, stream):
+        assert self.contexts, "no context"
+        self.done.append(("free", self.live.pop(address), stream))
+        return (Status(0),)
+
+    def cuEventCreate(self, flags):
+        return Status(0), SimpleNamespace(stream=None)
+
+    def cuEventRecord(self, event, stream):
+        event.stream = stream
+        return (Status(0),)
+
+    def cuStreamWaitEvent(self, stream, event, flags):
+        self.done.append(("order", event.stream, stream))
+        return (Status(0),)
+
+    def cuEventQuery(self, event):
+        return (Status(0) if self.finished else Status.CUDA_ERROR_NOT_READY,)
+
+    def cuEventDestroy(self, event):
+        return (Status(0),)
+
+    def cuStreamIsCapturing(self, stream):
+        return Status(0), int(stream in self.capturing)
 
     def cuGetErrorName(self, status):
         return Status(0), status.name.encode()

@@ -2,6 +2,7 @@
 
 import doctest
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -116,7 +117,7 @@ def test_questions(f):
 
 @given(fragments())
 def test_text_round_trips(f):
-    text = str(f)
+    text = repr(f)
     assert parse_fragment(text) == parse_layout_or_fragment(text) == f
     assert "\n" not in text
     for opening, closing in ("{}", "()"):
@@ -149,6 +150,122 @@ def test_holds_and_locate(f, data):
     where = f.locate(needed)
     for wanted, found, held in zip(needed.tolist(), where.tolist(), f.table().tolist()):
         assert found == [held.index(i) if i >= 0 and i in held else -1 for i in wanted]
+
+
+@given(fragments())
+def test_where_everything_is(f):
+    held, where = coords(f), f.coordinates()
+    assert where.shape == (f.threads, f.values, 2) and not where.flags.writeable
+    for slot in itertools.product(range(f.threads), range(f.values)):
+        assert tuple(where[slot].tolist()) == held.get(slot, (-1, -1))
+    first = f.first_slots()
+    threads = [len({t for t, _ in f.owner(c)}) for c in itertools.product(*map(range, f.tile))]
+    assert f.replication == max(threads)
+    for index, coord in enumerate(itertools.product(*map(range, f.tile))):
+        slots = f.owner(coord)
+        assert first[index] == (slots[0][0] * f.values + slots[0][1] if slots else -1)
+    assert f.covers(f.tile) == f.is_complete and not f.covers((*f.tile, 1))
+
+
+@given(fragments(), st.data())
+def test_registers(f, data):
+    table = f.table()
+    threads, columns = f.threads, data.draw(st.integers(1, 3))
+    chosen = [data.draw(st.integers(0, f.values - 1)) for _ in range(columns)]
+    needed = table[:, chosen].copy()
+    if data.draw(st.booleans()):
+        needed[data.draw(st.integers(0, threads - 1)), 0] = data.draw(
+            st.integers(-1, f.elements - 1)
+        )
+    found = f.registers(needed)
+    for k in range(columns):
+        fits = [
+            v
+            for v in range(f.values)
+            if all(w in (-1, h) for w, h in zip(needed[:, k].tolist(), table[:, v].tolist()))
+        ]
+        if not fits:
+            assert found is None
+            return
+        if found is not None:
+            assert found[k] in fits
+    assert found is not None
+
+
+def test_registers_finds_the_one_that_suits_all():
+    # Thread 0 holds elements 0 0 1, thread 1 holds 1 1 2: only register 1 has (0, 1) last.
+    f = Fragment((3,), make_layout(Layout(2), Layout((2, 2), (0, 1))))
+    assert f.registers(np.array([[0], [1]])).tolist() == [0]
+    assert f.registers(np.array([[1], [1]])) is None
+    assert f.registers(np.array([[1, -1], [-1, 2]])).tolist() == [2, 2]
+
+
+@given(fragments())
+def test_same_is_equality_of_functions(f):
+    assert f.same(f)
+    wider = Fragment(f.tile, f.layout, f.cover)
+    assert f.same(wider)
+    other = f.replicate(2)
+    assert not f.same(other)
+    assert spatial(4).same(Fragment((4,), Layout((4, 1), (1, 0)), (8,)))
+
+
+@given(fragments(), st.integers(0, 2), st.integers(1, 3))
+def test_expand(f, dim, extent):
+    grown = f.expand(dim, extent)
+    assert grown.tile == (*f.tile[:dim], extent, *f.tile[dim:])
+    expected = {}
+    for (thread, value), coord in coords(f).items():
+        for new in range(extent):
+            expected[thread, value * extent + new] = (*coord[:dim], new, *coord[dim:])
+    assert coords(grown) == expected
+    assert row_of(grown, dim).holds(f)
+
+
+@given(fragments())
+def test_permute(f):
+    swapped = f.permute(1, 0)
+    assert swapped.tile == f.tile[::-1] and f.permute(0, 1) == f
+    assert coords(swapped) == {slot: coord[::-1] for slot, coord in coords(f).items()}
+    assert swapped.permute(1, 0).same(f)
+
+
+@given(fragments())
+def test_reshape(f):
+    if f.cover == f.tile:
+        flat = f.reshape(f.elements)
+        assert (flat.table() == f.table()).all() and flat.reshape(*f.tile) == f
+
+
+def test_permute_three():
+    f = spatial(2, 3, 4)
+    assert f.permute(2, 0, 1).coord(5, 0) == (1, 0, 1)
+    assert f.coord(5, 0) == (0, 1, 1)
+
+
+def test_part_keeps_registers():
+    f = wgmma_accumulator(64, 64)
+    left = f.part(1, 16, 32)
+    assert left == wgmma_accumulator(64, 32)
+    assert (f.table()[:, 8:24] % 64 - 16 == left.table() % 32).all()
+    rows = (repeat(4, 1) * spatial(8, 4)).part(0, 16, 8)
+    assert rows == spatial(8, 4)
+
+
+def test_printing_draws_a_grid():
+    f = spatial(1, 2) * repeat(1, 2)
+    assert str(f) == f"{f!r}\n0:0 0:1 1:0 1:1"
+    assert str(wgmma_accumulator(64, 64)).splitlines()[-1] == "... 32 x 32 of 64 x 64"
+    assert spatial(2, 2, 2).grid() == "0:0 1:0\n2:0 3:0\n4:0 5:0\n6:0 7:0"
+
+
+def test_large_fragments_take_milliseconds():
+    f = wgmma_accumulator(512, 256)
+    start = time.perf_counter()
+    assert f.is_bijective and f.coordinates().shape == (1024, 128, 2)
+    assert f.registers(f.table()).tolist() == list(range(128))
+    assert row_of(f, 1).replication == 4
+    assert time.perf_counter() - start < 0.5
 
 
 def test_holds_knows_replication():
@@ -254,7 +371,12 @@ def test_grids():
         (lambda: spatial(4).locate(np.zeros((3, 1), np.int64)), r"\(3, 1\) is not \(threads"),
         (lambda: row_of(spatial(4), 1), "no dimension 1 to reduce"),
         (lambda: Fragment.fit((4,), np.array([[0, 1], [2, 0]])), "different patterns"),
-        (lambda: spatial(2, 2, 2).grid(), "needs rank 1 or 2, not 3"),
+        (lambda: spatial(4).expand(2, 3), "no place 2 for a new dimension"),
+        (lambda: spatial(4, 2).permute(0, 0), r"\(0, 0\) is not an order"),
+        (lambda: spatial(4, 2).reshape(3, 3), "8 elements do not make a tile"),
+        (lambda: spatial(4).crop(3).reshape(3), "cropped fragment"),
+        (lambda: spatial(4, 2).part(0, 2, 3), "no part 2:5 of dimension 0"),
+        (lambda: spatial(4, 2).part(0, 2, 2), "in different registers, or not at all"),
         (lambda: wgmma_accumulator(64, 12), "n is 12, not a multiple of 8, at most 256"),
         (lambda: wgmma_accumulator(64, 264), "n is 264, not a multiple of 8, at most 256"),
         (lambda: wgmma_accumulator(96, 8), "m is 96, not a multiple of 64"),

@@ -10,6 +10,7 @@ from tests.passes.thread_machine import Machine
 from tilewright.ir.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
 from tilewright.ir.layout import parse_layout
 from tilewright.ir.op import Arrive, Fence, For, If, Intrinsic, Sync, Wait, walk_ops
+from tilewright.ir.text import print_op, print_program
 from tilewright.support.errors import CompileError
 
 ACC = wgmma_accumulator(64, 64)
@@ -190,7 +191,7 @@ def test_order_across_blocks_is_in_the_program():
     ops = list(walk_ops(sending().kernels[0]))
     waits = [op for op in ops if isinstance(op, Wait)]
     acquiring = [op for op in ops if isinstance(op, Intrinsic) and op.name == "wait_cluster"]
-    fences = [op for op in ops if isinstance(op, Fence) and op.kind == "cluster"]
+    fences = [op for op in ops if isinstance(op, Fence) and op.kind == "cluster_shared"]
     assert (len(waits), len(acquiring), len(fences)) == (0, 1, 1)
     leaders = [op for op in ops if isinstance(op, If) and fences[0] in op.then]
     assert len(leaders) == 1
@@ -220,14 +221,76 @@ def test_threads_meet_before_the_fence():
         if isinstance(op, (Sync, Fence, Arrive))
     ]
     names = [getattr(op, "scope", "") or getattr(op, "kind", "arrive") for op in kinds]
-    assert names[-3:] == ["named", "cluster", "arrive"]
+    assert names[-3:] == ["named", "cluster_shared", "arrive"]
+
+
+@pytest.mark.parametrize(
+    "access, kind",
+    [
+        ("copy r -> G[0, :] atom=threads", "cluster_shared"),  # nobody here reads it
+        ("copy r -> G[0, :] atom=threads\ncopy G[1, :] -> r atom=threads", "cluster"),
+        ("atomic add G[0, 0] value=1.0", "cluster_shared"),  # atomics order nothing
+    ],
+)
+def test_the_fence_is_as_wide_as_what_peers_may_depend_on(access, kind):
+    ops = walk_ops(sending(body=f"\n{access}\n{SENDING}").kernels[0])
+    assert [op.kind for op in ops if isinstance(op, Fence)] == ["barrier_init", kind]
+
+
+# ── scalars ──────────────────────────────────────────────────────────────────────────────────
+
+
+def scalar(body, warps=1):
+    shared = f"""
+    alloc slots: int32[2, 8] shared layout="(2,8):(1,2)"
+    role r warps 0 + {warps} {{
+      alloc it: int32 local init=3
+      {body}
+    }}
+"""
+    return lowered(shared, HEAD.format(options=""))
+
+
+def test_scalars_are_read_where_the_layout_puts_them():
+    assert "it = slots[bx % 2 + 6]" in print_program(scalar("it = slots[bx % 2, 3]"))
+
+
+def test_a_scalar_outside_a_tensor_is_zero_and_stays_unwritten():
+    program = scalar("it = int32(G[it, 0])\nG[it, bx] = 1.0")
+    text = print_program(program)
+    assert "G[it, 0] if it >= 0 and it < 3 else" in text
+    assert "if it >= 0 and it < 3 {\n        G[it, bx] = 1.0" in text
+
+
+def test_one_lane_does_an_atomic_and_all_get_its_result():
+    ops = list(walk_ops(scalar("atomic add G[0, 0] value=1.0 result=old: float32").kernels[0]))
+    found = [op for op in ops if isinstance(op, Intrinsic) and op.name.startswith("atomic")]
+    assert [(op.name, op.text) for op in found] == [("atomic_of_warp", "op=add")]
+    ops = list(walk_ops(scalar("atomic add G[0, 0] value=1.0", warps=4).kernels[0]))
+    by_leader = [op for op in ops if isinstance(op, If) and "atomic" in print_op(op.then[0])]
+    assert len(by_leader) == 1
+
+
+@pytest.mark.parametrize(
+    "body, warps, message",
+    [
+        ("atomic add G[0, 0] value=1.0 result=old: float32", 4, "one warp, not 128"),
+        ("atomic max G[0, 0] value=1.0", 1, "no atomic max of float32"),
+        ("atomic add slots[0, 0] value=1", 1, "one element of a tensor"),
+        ("atomic add G[it, 0] value=1.0", 1, "may be outside of it"),
+    ],
+)
+def test_atomics_that_are_refused_say_the_line(body, warps, message):
+    with pytest.raises(CompileError, match=message) as error:
+        scalar(body, warps)
+    assert error.value.loc is not None and error.value.loc.line == 10
 
 
 REFUSED = {
     "the same block of the cluster": "copy r -> slots[0, :]@1 atom=remote_store barrier=got[0]@0\n"
     "arrive got[0] bytes=256\nwait got[0] phase 0",
     "copies of parts of r": "copy r[0:+32] -> slots[0, 0:+32] atom=threads",
-    "ldmatrix from float32": "copy slots[0, :] -> r atom=ldmatrix",
+    "ldmatrix moves matrices": "copy slots[0, :] -> r atom=ldmatrix",
 }
 
 

@@ -336,7 +336,7 @@ def run_fence(b: Builder, op: Fence) -> Step:
             for cell in clocks.unfenced_cells:
                 cell.fence = clocks.now
             clocks.unfenced_cells = []
-        elif op.kind not in ("cluster", "gpu"):
+        elif op.kind not in ("cluster", "cluster_shared", "gpu"):
             raise RunError(f"unknown fence {op.kind!r}", loc=op.loc)
 
     return Step(op, run)

@@ -1,13 +1,52 @@
-"""What a launch needs of a program: its sizes, from the shapes that came, and what it writes."""
+"""What a launch needs of a program: its arguments in order, its sizes, from the shapes that came,
+and what it reads and writes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, fold, transform
-from tilewright.ir.op import Program, View, walk_ops, written_buffers
+from tilewright.ir.op import Program, View, operands, read_buffers, walk_ops, written_buffers
 from tilewright.support.errors import LaunchError
+
+
+def in_order(
+    name: str, params: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]
+) -> list[Any]:
+    """The arguments of `name(*given, **named)` in the order of `params`, one for each.
+
+    >>> in_order("axpy", ["a", "x", "y"], [1, 2], {"y": 3})
+    [1, 2, 3]
+    """
+    listed = f"({', '.join(params)})"
+    left = params[len(given) :]
+    for word in named:
+        if word not in left:
+            close = difflib.get_close_matches(word.lower(), [p.lower() for p in params], 1)
+            fix = [f"did you mean {p!r}?" for p in params if close and p.lower() == close[0]]
+            raise LaunchError(
+                f"{name} has no free parameter named {word!r}",
+                expected=listed,
+                fix=fix[0] if fix else "",
+            )
+    missing = [p for p in left if p not in named]
+    if named and missing:
+        raise LaunchError(
+            f"{name} needs an argument for {missing[0]!r}",
+            expected=listed,
+            fix=f"pass {missing[0]}=…",
+        )
+    if missing or len(given) > len(params):
+        raise LaunchError(
+            f"{name} takes {len(params)} arguments, got {len(given)}",
+            expected=listed,
+            fix="pass one argument per parameter, in this order; the kernel makes those that "
+            "out_idx names: leave them out",
+        )
+    return [*given, *(named[p] for p in left)]
 
 
 def bind_sizes(
@@ -80,6 +119,29 @@ def array_sizes(program: Program, arrays: Mapping[str, Any]) -> dict[Var, int]:
         {name: a.shape for name, a in arrays.items()},
         {name: tuple(s // a.itemsize for s in a.strides) for name, a in arrays.items()},
     )
+
+
+def unused_params(program: Program) -> frozenset[str]:
+    """Names of the tensor parameters that no kernel touches: None may stand for them."""
+    used = {
+        buffer.name
+        for kernel in program.kernels
+        for op in walk_ops(kernel)
+        for buffer in (
+            *read_buffers(op),
+            *written_buffers(op),
+            *(x if isinstance(x, Buffer) else getattr(x, "buffer", None) for x in operands(op)),
+        )
+        if buffer is not None
+    }
+    return frozenset(t.name for t in program.tensors if t.name not in used)
+
+
+def given_part(program: Program, names: Collection[str]) -> Program:
+    """The program's declarations as far as tensors in `names` go: the others take sizes from
+    them, they do not give any."""
+    params = tuple(p for p in program.params if isinstance(p, Var) or p.name in names)
+    return Program(program.name, params, (), program.dims)
 
 
 def written_params(program: Program) -> frozenset[str]:

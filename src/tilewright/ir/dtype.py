@@ -135,7 +135,7 @@ def dtype(name: Any) -> DType:
 def _spelling(name: Any) -> str:
     if isinstance(name, str):
         return name
-    if name in (float, int, bool):
+    if isinstance(name, type) and name in (float, int, bool):  # NumPy's dtypes equal them
         return {float: "float32", int: "int32", bool: "bool"}[name]
     text = str(name)
     if text.startswith("torch."):

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from tilewright.ir.layout import (
+    MAX_PRINTED,
     AnyLayout,
     Indices,
     Layout,
     LayoutError,
+    cut_note,
     format_rows,
     leaves,
     make_layout,
@@ -94,11 +97,15 @@ class Fragment:
         """The number of elements of the tile."""
         return math.prod(self.tile)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         cover = "" if self.cover == self.tile else f"cover={_box(self.cover)} "
         return f"frag{{tile={_box(self.tile)} {cover}tv={self.layout}}}"
 
-    __repr__ = __str__
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.grid(MAX_PRINTED)}"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
 
     # Building
 
@@ -146,6 +153,67 @@ class Fragment:
         thread, value = self.layout
         return Fragment(self.tile, make_layout(thread, filter(value)), self.cover)
 
+    def expand(self, dim: int, extent: int) -> Fragment:
+        """A tile with a new dimension `dim`, along which each thread holds everything, in
+        neighbouring registers.
+
+        >>> spatial(4).expand(1, 3)
+        frag{tile=(4,3) tv=(4,3):(3,1)}
+        """
+        if not 0 <= dim <= len(self.tile):
+            raise LayoutError(f"{self}: no place {dim} for a new dimension")
+        tile, cover = ((*box[:dim], extent, *box[dim:]) for box in (self.tile, self.cover))
+        strides = leaves(row_major(cover).stride)
+        thread, value = _restride(self, strides[:dim] + strides[dim + 1 :])
+        fast = Layout(extent, strides[dim])
+        return Fragment(tile, make_layout(thread, make_layout(fast, value)), cover)
+
+    def permute(self, *dims: int) -> Fragment:
+        """The tile with its dimensions in another order: the new dimension i is the old `dims[i]`.
+
+        >>> (spatial(2, 1) * repeat(1, 3)).permute(1, 0)
+        frag{tile=(3,2) tv=(2,3):(1,2)}
+        """
+        if sorted(dims) != list(range(len(self.tile))):
+            raise LayoutError(f"{self}: {dims} is not an order of its dimensions")
+        tile, cover = (tuple(box[dim] for dim in dims) for box in (self.tile, self.cover))
+        strides = leaves(row_major(cover).stride)
+        old = tuple(strides[dims.index(dim)] for dim in range(len(dims)))
+        return Fragment(tile, _restride(self, old), cover)
+
+    def reshape(self, *tile: int) -> Fragment:
+        """The same elements in the same row-major order as a tile of another shape.
+
+        >>> (spatial(2, 1) * repeat(1, 3)).reshape(6)
+        frag{tile=(6) tv=(2,3):(3,1)}
+        """
+        if math.prod(tile) != self.elements:
+            raise LayoutError(f"{self}: {self.elements} elements do not make a tile {_box(tile)}")
+        if self.cover != self.tile:
+            raise LayoutError(f"{self}: a cropped fragment has no other shape")
+        return Fragment(tile, self.layout)
+
+    def part(self, dim: int, start: int, extent: int) -> Fragment:
+        """The registers that hold `start ... start + extent - 1` of one dimension. They must be the
+        same in every thread.
+
+        >>> (spatial(4, 1) * repeat(1, 6)).part(1, 2, 3)
+        frag{tile=(4,3) tv=(4,3):(3,1)}
+        """
+        if not (0 <= dim < len(self.tile) and start >= 0 and start + extent <= self.tile[dim]):
+            raise LayoutError(f"{self}: no part {start}:{start + extent} of dimension {dim}")
+        coords, idle = self.coordinates(), self.table() == IDLE
+        inside = (coords[..., dim] >= start) & (coords[..., dim] < start + extent)
+        kept = inside.any(axis=0)
+        if idle.any() or not (inside == kept).all():
+            raise LayoutError(
+                f"{self}: threads hold {start}:{start + extent} of dimension {dim} in different"
+                " registers, or not at all"
+            )
+        tile = (*self.tile[:dim], extent, *self.tile[dim + 1 :])
+        shifted = coords[:, kept] - np.where(np.arange(len(tile)) == dim, start, 0)
+        return Fragment.fit(tile, np.ravel_multi_index(tuple(np.moveaxis(shifted, -1, 0)), tile))
+
     # Asking
 
     def along(self, dim: int) -> Layout:
@@ -160,6 +228,19 @@ class Fragment:
     def table(self) -> Indices:
         """Array [threads, values] of row-major tile indices, -1 in idle slots; read-only."""
         return _table(self)
+
+    def coordinates(self) -> Indices:
+        """Array [threads, values, rank] of tile coordinates, -1 in idle slots; read-only.
+
+        >>> spatial(1, 2).coordinates().tolist()
+        [[[0, 0]], [[0, 1]]]
+        """
+        return _coordinates(self)
+
+    def first_slots(self) -> Indices:
+        """Array [elements] of the lowest slot (thread * values + value) of each element, -1 where
+        there is none; read-only."""
+        return _first_slots(self)
 
     def coord(self, thread: int, value: int) -> tuple[int, ...] | None:
         """The tile coordinate a thread holds in a register; None for an idle slot."""
@@ -192,6 +273,46 @@ class Fragment:
         place = np.minimum(np.searchsorted(held, keys), len(held) - 1)
         return np.where((held[place] == keys) & (needed < self.elements), order[place], IDLE)
 
+    def registers(self, needed: Indices) -> Indices | None:
+        """For `needed[thread, k]`, as for `locate`, with -1 where a thread needs nothing: for each
+        k the one register that holds the element in every thread, or None where there is not one
+        for each. Only such accesses index registers with constants.
+
+        >>> f = spatial(2, 1) * repeat(1, 4)
+        >>> f.registers(np.array([[1, 3], [5, 7]])), f.registers(np.array([[1], [7]]))
+        (array([1, 3]), None)
+        """
+        where, free = self.locate(needed), needed < 0
+        if ((where < 0) & ~free).any():
+            return None
+        found: Indices = where.max(axis=0, initial=0)
+        uneven = ((where != found) & ~free).any(axis=0)
+        for k in np.flatnonzero(uneven):  # a thread that holds an element twice leaves a choice
+            fits = ((self.table() == needed[:, k : k + 1]) | free[:, k : k + 1]).all(axis=0)
+            if not fits.any():
+                return None
+            found[k] = fits.argmax()
+        return found
+
+    def same(self, other: Fragment) -> bool:
+        """Whether two fragments hold the same element in each slot, however they say it."""
+        if self == other:
+            return True
+        return self.tile == other.tile and np.array_equal(self.table(), other.table())
+
+    def covers(self, tile: Sequence[int]) -> bool:
+        """Whether this is a fragment of that tile and holds all of it."""
+        return self.tile == tuple(tile) and self.is_complete
+
+    @property
+    def replication(self) -> int:
+        """The most threads that hold one element.
+
+        >>> spatial(4).replication, spatial(4).replicate(8).replication
+        (1, 8)
+        """
+        return _replication(self)
+
     def holds(self, other: Fragment) -> bool:
         """Whether every thread holds, in some register, each element it holds in `other`.
 
@@ -214,21 +335,16 @@ class Fragment:
         """Whether every element is held exactly once and no slot is idle."""
         return self.threads * self.values == self.elements and self.is_complete
 
-    def grid(self) -> str:
-        """The first owner of each element of a tile of rank 1 or 2 as `thread:value`, with `xN`
-        where N slots hold it.
+    def grid(self, most: int | None = None) -> str:
+        """The first owner of each element as `thread:value`, with `xN` where N slots hold it: the
+        last dimension across, the others down. `most` limits rows and columns.
 
         >>> print((spatial(2, 2) * repeat(1, 2)).grid())
         0:0 0:1 1:0 1:1
         2:0 2:1 3:0 3:1
         """
-        if len(self.tile) not in (1, 2):
-            raise LayoutError(f"{self}: a grid needs rank 1 or 2, not {len(self.tile)}")
-        table = self.table().reshape(-1)
-        slots = np.flatnonzero(table >= 0)[::-1]
-        first = np.zeros(self.elements, np.int64)
-        first[table[slots]] = slots  # the lowest slot is written last
-        copies = _copies(self)
+        first, copies, columns = self.first_slots(), _copies(self), self.tile[-1]
+        rows = self.elements // columns
 
         def cell(index: int) -> str:
             if not copies[index]:
@@ -236,9 +352,9 @@ class Fragment:
             thread, value = divmod(int(first[index]), self.values)
             return f"{thread}:{value}" + (f"x{copies[index]}" if copies[index] > 1 else "")
 
-        width = self.tile[-1]
-        starts = range(0, self.elements, width)
-        return format_rows([[cell(start + i) for i in range(width)] for start in starts])
+        shown = (rows, columns) if most is None else (min(rows, most), min(columns, most))
+        cells = [[cell(i * columns + j) for j in range(shown[1])] for i in range(shown[0])]
+        return format_rows(cells) + cut_note((rows, columns), shown)
 
 
 @lru_cache(maxsize=128)
@@ -262,6 +378,31 @@ def _sorted_slots(fragment: Fragment) -> tuple[Indices, Indices]:
     keys = np.where(table == IDLE, -2, thread * fragment.elements + table).reshape(-1)
     order = np.argsort(keys, kind="stable")
     return keys[order], order % fragment.values
+
+
+@lru_cache(maxsize=32)
+def _coordinates(fragment: Fragment) -> Indices:
+    table = fragment.table()
+    parts = np.unravel_index(np.maximum(table, 0), fragment.tile)
+    result = np.where((table == IDLE)[..., None], IDLE, np.stack(parts, axis=-1))
+    result.flags.writeable = False
+    return result
+
+
+@lru_cache(maxsize=32)
+def _first_slots(fragment: Fragment) -> Indices:
+    table = fragment.table().reshape(-1)
+    slots = np.flatnonzero(table >= 0)[::-1]
+    result = np.full(fragment.elements, IDLE, np.int64)
+    result[table[slots]] = slots  # the lowest slot is written last
+    result.flags.writeable = False
+    return result
+
+
+@lru_cache(maxsize=128)
+def _replication(fragment: Fragment) -> int:
+    keys = np.unique(_sorted_slots(fragment)[0])
+    return int(np.bincount(keys[keys >= 0] % fragment.elements).max(initial=0))
 
 
 def _copies(fragment: Fragment) -> Indices:
@@ -417,7 +558,7 @@ _FRAGMENT = re.compile(
 
 
 def parse_fragment(text: str) -> Fragment:
-    """Read what `str` writes of a fragment.
+    """Read what `repr` writes of a fragment.
 
     >>> parse_fragment("frag{tile=(8,8) tv=(32,2):(2,1)}") == spatial(8, 4) * repeat(1, 2)
     True

@@ -91,6 +91,7 @@ INTRINSICS: dict[str, Effect] = {
         Effect("store_remote"),
         Effect("descriptor", yields=True),
         Effect("wgmma", convergent=True),
+        Effect("mma", convergent=True),
         Effect("pin"),
         Effect("settle"),
         Effect("stmatrix", convergent=True),
@@ -99,5 +100,7 @@ INTRINSICS: dict[str, Effect] = {
         *(Effect(f"{verb}_{space}") for verb in ("load", "store") for space in
           ("shared", "global")),
         Effect("wait_cluster"),
+        Effect("atomic"),
+        Effect("atomic_of_warp", convergent=True, yields=True),
     )
 }  # fmt: skip

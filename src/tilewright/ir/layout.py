@@ -2,7 +2,8 @@
 
 A layout `shape:stride` takes a coordinate (a nested tuple, or a linear coordinate that counts the
 left-most mode fastest) to the sum of coordinate times stride. Names and results are CuTe's; the
-operations on layouts are in `layout_ops`, questions about them in `layout_query`.
+operations on layouts are in `layout_ops`, questions about them in `layout_query`, pictures in
+`layout_draw`. `repr` and f-strings give the one-line text; `str`, and so `print`, add the grid.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ Number = TypeVar("Number", int, Indices)
 # Asking a question of a layout evaluates it everywhere; beyond this (512 MiB of indices) it is
 # not a tile any more and the caller should not have asked.
 MAX_EVALUATED = 1 << 26
+# Rows and columns of a grid that `print` shows.
+MAX_PRINTED = 32
 
 
 class LayoutError(ValueError):
@@ -99,12 +102,17 @@ def crd2idx(crd: IntTuple, shape: IntTuple, stride: IntTuple | None = None) -> i
     return sum(map(crd2idx, crd, shape, stride))
 
 
-def idx2crd(idx: IntTuple, shape: IntTuple) -> IntTuple:
-    """The natural coordinate (nested like `shape`) of any coordinate within `shape`.
+def idx2crd(idx: IntTuple, shape: IntTuple, stride: IntTuple | None = None) -> IntTuple:
+    """The natural coordinate (nested like `shape`) of any coordinate within `shape`; with strides,
+    that of an index of the compact layout `shape:stride`, 0 along strides of 0.
 
     >>> idx2crd(16, (3, (2, 3))), idx2crd((1, 5), (3, (2, 3)))
     ((1, (1, 2)), (1, (1, 2)))
+    >>> idx2crd(11, (4, (2, 3)), (6, (3, 1)))
+    (1, (1, 2))
     """
+    if stride is not None:
+        return _unstride(idx, shape, stride)
     if isinstance(shape, int):
         if not isinstance(idx, int):
             raise LayoutError(f"coordinate {_text(idx)} does not fit shape {shape}")
@@ -119,6 +127,17 @@ def idx2crd(idx: IntTuple, shape: IntTuple) -> IntTuple:
     if len(idx) != len(shape):
         raise LayoutError(f"coordinate {_text(idx)} does not fit shape {_text(shape)}")
     return tuple(map(idx2crd, idx, shape))
+
+
+def _unstride(idx: IntTuple, shape: IntTuple, stride: IntTuple) -> IntTuple:
+    if isinstance(shape, int) and isinstance(stride, int) and isinstance(idx, int):
+        return idx // stride % shape if stride else 0
+    if isinstance(shape, int) or isinstance(stride, int) or len(shape) != len(stride):
+        raise LayoutError(f"index {_text(idx)} does not fit {_text(shape)}:{_text(stride)}")
+    parts = (idx,) * len(shape) if isinstance(idx, int) else idx
+    if len(parts) != len(shape):
+        raise LayoutError(f"index {_text(idx)} does not fit shape {_text(shape)}")
+    return tuple(map(_unstride, parts, shape, stride))
 
 
 def _linear(modes: list[Mode], crd: Number) -> Number:
@@ -180,13 +199,21 @@ class Layout:
         object.__setattr__(self, "shape", checked)
         object.__setattr__(self, "stride", strides)
 
+    @classmethod
+    def of(cls, shape: IntTuple, stride: IntTuple) -> Layout:
+        """A layout of parts already known to be well formed."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "shape", shape)
+        object.__setattr__(made, "stride", stride)
+        return made
+
     def __call__(self, *coord: IntTuple) -> int:
         return crd2idx(coord[0] if len(coord) == 1 else coord, self.shape, self.stride)
 
     def __getitem__(self, mode: int) -> Layout:
         if isinstance(self.shape, int) or isinstance(self.stride, int):
             return (self,)[mode]
-        return Layout(self.shape[mode], self.stride[mode])
+        return Layout.of(self.shape[mode], self.stride[mode])
 
     def __len__(self) -> int:
         return rank(self.shape)
@@ -194,10 +221,14 @@ class Layout:
     def __iter__(self) -> Iterator[Layout]:
         return (self[i] for i in range(len(self)))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{_text(self.shape)}:{_text(self.stride)}"
 
-    __repr__ = __str__
+    def __str__(self) -> str:
+        return f"{self!r}\n{_grid(self, MAX_PRINTED)}"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
 
     def size(self) -> int:
         """The number of coordinates."""
@@ -228,7 +259,7 @@ class Layout:
         return _array(self)
 
     def grid(self) -> str:
-        """The indices of a layout of rank 1 or 2 as rows of text.
+        """The indices as rows of text: mode 0 down, the others across; rank 1 is one row.
 
         >>> print(Layout((2, 3), (3, 1)).grid())
         0 1 2
@@ -237,7 +268,7 @@ class Layout:
         return _grid(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Swizzle:
     """XOR of `bits` bits of an index, from `base + shift` up, into those from `base` up; a negative
     shift goes the other way. It is its own inverse.
@@ -261,10 +292,8 @@ class Swizzle:
             return index ^ ((index >> self.shift) & (mask << self.base))
         return index ^ ((index & (mask << self.base)) << -self.shift)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"S<{self.bits},{self.base},{self.shift}>"
-
-    __repr__ = __str__
 
 
 @dataclass(frozen=True, repr=False)
@@ -299,10 +328,14 @@ class ComposedLayout:
     def __iter__(self) -> Iterator[ComposedLayout]:
         return (self[i] for i in range(len(self)))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.swizzle} o {self.offset} o {self.layout}"
 
-    __repr__ = __str__
+    def __str__(self) -> str:
+        return f"{self!r}\n{_grid(self, MAX_PRINTED)}"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
 
     def with_layout(self, layout: Layout) -> ComposedLayout:
         """The same swizzle and offset over another layout."""
@@ -329,7 +362,7 @@ class ComposedLayout:
         return _array(self)
 
     def grid(self) -> str:
-        """The indices of a layout of rank 1 or 2 as rows of text."""
+        """The indices as rows of text: mode 0 down, the others across; rank 1 is one row."""
         return _grid(self)
 
 
@@ -357,10 +390,32 @@ def _array(layout: AnyLayout) -> Indices:
     return layout.indices().reshape(extents, order="F")
 
 
-def _grid(layout: AnyLayout) -> str:
-    if len(layout) not in (1, 2):
-        raise LayoutError(f"{layout}: a grid needs rank 1 or 2, not {len(layout)}")
-    return format_rows(np.atleast_2d(layout.array()).tolist())
+def rows_and_columns(layout: AnyLayout) -> tuple[int, int]:
+    """The extents of the grid of a layout: mode 0 down, the others across; rank 1 is one row."""
+    rows = size(layout[0]) if len(layout) > 1 else 1
+    return rows, layout.size() // rows
+
+
+def corner(layout: AnyLayout, rows: int, columns: int) -> Indices:
+    """The indices in the first rows and columns of the grid of a layout."""
+    high, _ = rows_and_columns(layout)
+    down, across = np.arange(rows, dtype=np.int64), np.arange(columns, dtype=np.int64)
+    return layout.at(down[:, None] + high * across[None, :])
+
+
+def _grid(layout: AnyLayout, most: int | None = None) -> str:
+    rows, columns = rows_and_columns(layout)
+    if most is None and layout.size() > MAX_EVALUATED:
+        raise LayoutError(f"{layout} has {layout.size()} coordinates, too many to evaluate")
+    shown = (rows, columns) if most is None else (min(rows, most), min(columns, most))
+    return format_rows(corner(layout, *shown).tolist()) + cut_note((rows, columns), shown)
+
+
+def cut_note(whole: tuple[int, int], shown: tuple[int, int]) -> str:
+    """What a picture says that shows only a corner."""
+    if whole == shown:
+        return ""
+    return f"\n... {shown[0]} x {shown[1]} of {whole[0]} x {whole[1]}"
 
 
 def format_rows(rows: list[list[Any]]) -> str:
@@ -423,7 +478,7 @@ def make_layout(*layouts: Layout) -> Layout:
     >>> make_layout(Layout(4), Layout((2, 3), (12, 4)))
     (4,(2,3)):(1,(12,4))
     """
-    return Layout(tuple(a.shape for a in layouts), tuple(a.stride for a in layouts))
+    return Layout.of(tuple(a.shape for a in layouts), tuple(a.stride for a in layouts))
 
 
 def make_ordered_layout(shape: IntTuple, order: IntTuple) -> Layout:
@@ -516,7 +571,7 @@ def parse_int_tuple(text: str) -> IntTuple:
 
 
 def parse_layout(text: str) -> AnyLayout:
-    """Read what `str` writes of a layout.
+    """Read what `repr` writes of a layout.
 
     >>> parse_layout("(4,8):(1,4)"), parse_layout("S<3,4,3> o 0 o (8,64):(64,1)")
     ((4,8):(1,4), S<3,4,3> o 0 o (8,64):(64,1))

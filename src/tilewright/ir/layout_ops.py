@@ -27,7 +27,7 @@ from tilewright.ir.layout import (
     size,
 )
 
-Tiler: TypeAlias = "int | Layout | tuple[Tiler, ...]"
+Tiler: TypeAlias = "int | Layout | tuple[Tiler, ...] | None"
 L = TypeVar("L", Layout, ComposedLayout)
 
 
@@ -41,11 +41,11 @@ def _on_inner(op: Callable[[Layout], Layout], layout: L) -> L:
 def _from_modes(modes: list[Mode]) -> Layout:
     """A layout of the modes with no nesting to spare."""
     if len(modes) == 1:
-        return Layout(*modes[0])
+        return Layout.of(*modes[0])
     if not modes:
-        return Layout(1, 0)
+        return Layout.of(1, 0)
     shape, stride = zip(*modes, strict=True)
-    return Layout(shape, stride)
+    return Layout.of(shape, stride)
 
 
 def _merged(modes: list[Mode], keep_last: bool = False) -> list[Mode]:
@@ -93,7 +93,7 @@ def flatten(layout: L) -> L:
 def _flatten(layout: Layout) -> Layout:
     if isinstance(layout.shape, int):
         return layout
-    return Layout(leaves(layout.shape), leaves(layout.stride))
+    return Layout.of(leaves(layout.shape), leaves(layout.stride))
 
 
 def coalesce(layout: L, profile: IntTuple | None = None) -> L:
@@ -114,13 +114,15 @@ def _coalesce(layout: Layout, profile: Tiler) -> Layout:
     return _from_modes(_merged(layout.modes()))
 
 
-def filter(layout: Layout) -> Layout:
+def filter(layout: Layout, profile: Tiler = None) -> Layout:
     """The layout without its stride-0 and unit modes, coalesced: the same indices, each once if
-    the rest is injective.
+    the rest is injective. With a profile, the modes at its integers are filtered each on its own.
 
-    >>> filter(Layout((4, 2, 3), (1, 0, 4)))
-    12:1
+    >>> filter(Layout((4, 2, 3), (1, 0, 4))), filter(Layout((4, (2, 3)), (1, (0, 4))), (1, 1))
+    (12:1, (4,3):(1,4))
     """
+    if isinstance(profile, tuple):
+        return _by_mode("filter", filter, layout, profile)
     return _from_modes(_merged([mode for mode in layout.modes() if mode[1]]))
 
 
@@ -130,15 +132,18 @@ def filter(layout: Layout) -> Layout:
 @overload
 def composition(left: Swizzle, right: Layout) -> ComposedLayout: ...
 @overload
+def composition(left: Layout, right: Swizzle) -> ComposedLayout: ...
+@overload
 def composition(left: L, right: Tiler) -> L: ...
-def composition(left: AnyLayout | Swizzle, right: Tiler) -> AnyLayout:
-    """`R(c) == left(right(c))`, with R's shape a refinement of right's. A tuple composes by mode;
-    an integer n stands for `n:1`; a swizzle on the left makes a `ComposedLayout`.
+def composition(left: AnyLayout | Swizzle, right: Tiler | Swizzle) -> AnyLayout:
+    """`R(c) == left(right(c))`, with R's shape a refinement of right's. A tuple composes by mode,
+    `None` in it keeps the mode; an integer n stands for `n:1`; a swizzle on the left makes a
+    `ComposedLayout`. A swizzle on the right goes through the layout, where one can.
 
     Conditions, for each mode n:d of `right` walked through the modes s:e of `left`: d divides s or
     s divides d, unless n steps stay within s (stride divisibility); n steps fill s a whole number
-    of times, or stay within it (shape divisibility); and the modes of `right` together never carry
-    from one mode of `left` into the next.
+    of times, or stay within it (shape divisibility); and the modes of `right` together do not carry
+    from one mode of `left` into the next, but for coordinates past the end of `left`.
 
     >>> composition(Layout((6, 2), (8, 2)), Layout((4, 3), (3, 1)))
     ((2,2),3):((24,2),8)
@@ -151,17 +156,62 @@ def composition(left: AnyLayout | Swizzle, right: Tiler) -> AnyLayout:
         if not isinstance(right, Layout):
             raise LayoutError(f"composition({left}, {right}): a swizzle composes with a layout")
         return ComposedLayout(left, 0, right)
+    if isinstance(right, Swizzle):
+        return _through(left, right)
     if isinstance(left, ComposedLayout):
         return left.with_layout(_compose(left.layout, right))
     return _compose(left, right)
 
 
+def _through(layout: AnyLayout, swizzle: Swizzle) -> ComposedLayout:
+    """`layout o swizzle` as `moved o layout`: the fields of the swizzle become those where the
+    layout puts their bits. Linear coordinates must not leave the layout, and XOR must not carry."""
+    name = f"composition({layout}, {swizzle})"
+    if isinstance(layout, ComposedLayout):
+        raise LayoutError(f"{name}: a swizzled layout takes no second swizzle")
+    bits = ((1 << swizzle.bits) - 1) << swizzle.base
+    source, target = bits << max(swizzle.shift, 0), bits << max(-swizzle.shift, 0)
+    low_source, low_target = layout(source & -source), layout(target & -target)
+    if swizzle.bits == 0:
+        return ComposedLayout(swizzle, 0, layout)
+    shift = low_source.bit_length() - low_target.bit_length()
+    coords = swizzle(np.arange(layout.size(), dtype=np.int64))
+    if int(coords.max()) >= layout.size():
+        raise LayoutError(f"{name}: the swizzle leaves the {layout.size()} coordinates")
+    try:
+        moved = Swizzle(swizzle.bits, min(low_source, low_target).bit_length() - 1, shift)
+        result = ComposedLayout(moved, 0, layout)
+    except LayoutError:
+        result = None
+    if result is None or not np.array_equal(result.indices(), layout.at(coords)):
+        raise LayoutError(f"{name}: no swizzle after the layout does the same")
+    return result
+
+
 def _compose(left: Layout, right: Tiler) -> Layout:
+    if right is None:
+        return left
     if isinstance(right, tuple):
         return _by_mode("composition", _compose, left, right)
     if isinstance(right, int):
         right = Layout(right)
-    through = _merged(left.modes(), keep_last=True) or [(1, 0)]
+    modes = left.modes()
+    through, inside = _merged(modes, keep_last=True) or [(1, 0)], _merged(modes) or [(1, 0)]
+    try:
+        return _walked(left, right, through, inside)
+    except LayoutError:
+        if through == inside:
+            raise
+        # What fails is how a last mode of extent 1 runs on: no matter within the left layout.
+        result = _walked(left, right, inside, inside)
+        if not _agrees(result, left, right):
+            raise
+        return result
+
+
+def _walked(left: Layout, right: Layout, through: list[Mode], inside: list[Mode]) -> Layout:
+    """`left o right` by walking the modes of `through`, the simplest form of `left`, with each mode
+    of `right`; `inside` is that form without what only says how `left` runs on."""
     reach = [0] * len(through)
 
     def fail(reason: str) -> LayoutError:
@@ -170,8 +220,12 @@ def _compose(left: Layout, right: Tiler) -> Layout:
     def walk(extent: int, step: int) -> list[Mode]:
         """Every step-th element of `left`, the first `extent` of them."""
         steps, width, result = extent, step, list[Mode]()
-        if step == 0 or extent == 1:
+        if step == 0:
             return [(extent, 0)]
+        if extent == 1:  # what the stride would be, were there a second element
+            for bound, _ in inside[:-1]:
+                width = -(-width // bound)
+            return [(1, width * inside[-1][1])]
         for i, (bound, stride) in enumerate(through):
             if i == len(through) - 1 or (steps - 1) * width < bound:
                 reach[i] += (steps - 1) * width
@@ -203,13 +257,19 @@ def _compose(left: Layout, right: Tiler) -> Layout:
     result = recurse(right)
     for (bound, stride), most in zip(through[:-1], reach[:-1], strict=True):
         # One carry moves the index by the gap between two modes that do not continue each other,
-        # so this condition is necessary as well as sufficient.
-        if most >= bound:
+        # so the result is wrong there, which matters only within the left layout.
+        if most >= bound and not _agrees(result, left, right):
             raise fail(
                 f"the modes of the right layout add up to {most} in mode {bound}:{stride} of the"
                 " left layout and carry into its next mode"
             )
     return result
+
+
+def _agrees(result: Layout, left: Layout, right: Layout) -> bool:
+    wanted = right.indices()
+    inside = wanted < left.size()
+    return np.array_equal(result.indices()[inside], left.at(wanted[inside]))
 
 
 # Complement and inverses
@@ -252,12 +312,17 @@ def _by_stride(layout: Layout) -> list[tuple[int, int, int]]:
     return sorted(placed)
 
 
-def right_inverse(layout: Layout) -> Layout:
-    """R, as long as the strides allow, with `layout(R(i)) == i` for every i of R.
+def right_inverse(layout: L) -> L:
+    """R, as long as the strides allow, with `layout(R(i)) == i` for every i of R. A swizzle, its
+    own inverse, goes to the other side.
 
     >>> right_inverse(Layout((4, 8), (8, 1))), right_inverse(Layout((4, 8), (1, 10)))
     ((8,4):(4,1), 4:1)
     """
+    return _inverse(_right_inverse, layout)
+
+
+def _right_inverse(layout: Layout) -> Layout:
     result: list[Mode] = []
     reached = 1
     for stride, extent, position in _by_stride(layout):
@@ -267,27 +332,47 @@ def right_inverse(layout: Layout) -> Layout:
     return _from_modes(_merged(result))
 
 
-def left_inverse(layout: Layout) -> Layout:
+def left_inverse(layout: L) -> L:
     """R with `R(layout(i)) == i` for every i of an injective layout. Where stride-0 modes make it
     non-injective, `layout(R(layout(i))) == layout(i)`.
+
+    It is the inverse of the layout together with its complement, when the two leave no hole;
+    otherwise indices between two of the layout's go where the one below them goes on to.
 
     Conditions: sorted, each stride divides the next and is past what the modes below it span.
 
     >>> left_inverse(Layout((4, 8), (8, 1))), left_inverse(Layout(4, 2))
-    ((8,4):(4,1), (2,4):(0,1))
+    ((8,4):(4,1), (2,4):(4,1))
+    >>> left_inverse(Layout((4, 2), (1, 6)))
+    (6,2):(1,4)
     """
+    return _inverse(_left_inverse, layout)
+
+
+def _left_inverse(layout: Layout) -> Layout:
     result: list[Mode] = []
-    below, span, position = 1, 1, 0
+    below, span, position, filled = 1, 1, 0, True
     for stride, extent, next_position in _by_stride(layout):
         if stride % below or stride < span:
             raise LayoutError(
                 f"left_inverse({layout}): stride {stride} is not a multiple of stride {below} below"
                 f" it, or less than the {span} indices spanned there"
             )
+        filled = filled and stride % span == 0
         result.append((stride // below, position))
         below, span, position = stride, extent * stride, next_position
+    if filled and filter(layout).size() == layout.size():
+        return _right_inverse(make_layout(layout, complement(layout)))
     result.append((span // below, position))
     return _from_modes(_merged(result))
+
+
+def _inverse(op: Callable[[Layout], Layout], layout: L) -> L:
+    if not isinstance(layout, ComposedLayout):
+        return op(layout)
+    if layout.offset:
+        raise LayoutError(f"the inverse of {layout} has an offset of -{layout.offset}")
+    return composition(op(layout.layout), layout.swizzle)
 
 
 def max_common_layout(a: AnyLayout, b: Layout) -> Layout:
@@ -334,20 +419,17 @@ def _prefix(layout: Layout, count: int) -> Layout:
 
 
 def _divide(layout: Layout, tiler: Tiler) -> Layout:
+    if tiler is None:
+        return layout
     if isinstance(tiler, tuple):
         return _by_mode("logical_divide", _divide, layout, tiler)
     tile = Layout(tiler) if isinstance(tiler, int) else tiler
-    rest = complement(tile, layout.size())
-    both = make_layout(tile, rest)
-    if filter(tile).size() * rest.size() != both.cosize():
-        raise LayoutError(
-            f"logical_divide({layout}, {tiler}): repeating the tiler leaves holes; its complement"
-            f" {rest} would skip elements (each stride must be a multiple of the span below it)"
-        )
-    return _compose(layout, both)
+    return _compose(layout, make_layout(tile, complement(tile, layout.size())))
 
 
 def _zip_divide(layout: Layout, tiler: Tiler) -> Layout:
+    if tiler is None:
+        return make_layout(Layout(1, 0), layout)
     if not isinstance(tiler, tuple):
         return _divide(layout, tiler)
     _check_rank("zipped_divide", layout, tiler)
@@ -416,12 +498,17 @@ def logical_product(layout: Layout, tiler: Tiler) -> Layout:
     >>> logical_product(Layout((2, 2), (4, 1)), Layout(6, 1))
     ((2,2),(2,3)):((4,1),(2,8))
     """
+    if tiler is None:
+        return layout
     if isinstance(tiler, tuple):
         return _by_mode("logical_product", logical_product, layout, tiler)
     copies = Layout(tiler) if isinstance(tiler, int) else tiler
-    # The last mode stays even when one repetition is enough: it is where copies beyond go.
-    shape, stride = zip(*_complement_modes(layout, layout.size() * copies.cosize()), strict=True)
-    return make_layout(layout, _compose(Layout(shape, stride), copies))
+    modes = _complement_modes(layout, layout.size() * copies.cosize())
+    rest = _from_modes(_merged(modes))
+    if rest.size() < copies.cosize():
+        # Holes took their places: copies beyond go on along the last mode, even one of extent 1.
+        rest = _from_modes(modes)
+    return make_layout(layout, _compose(rest, copies))
 
 
 def zipped_product(layout: Layout, tiler: Tiler) -> Layout:
@@ -430,6 +517,8 @@ def zipped_product(layout: Layout, tiler: Tiler) -> Layout:
     >>> zipped_product(Layout((2, 5), (5, 1)), Layout((3, 4)))
     ((2,5),(3,4)):((5,1),(10,30))
     """
+    if tiler is None:
+        return make_layout(Layout(1, 0), layout)
     if not isinstance(tiler, tuple):
         return logical_product(layout, tiler)
     _check_rank("zipped_product", layout, tiler)

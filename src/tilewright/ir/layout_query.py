@@ -7,11 +7,6 @@ import numpy as np
 from tilewright.ir.layout import AnyLayout, Indices, Layout, LayoutError
 from tilewright.ir.layout_ops import coalesce
 
-# Shared memory has 32 banks of one word, and serves this many bytes of a warp's access at a time.
-BANKS = 32
-WORD = 4
-WAVEFRONT = BANKS * WORD
-
 
 def same(a: AnyLayout, b: AnyLayout) -> bool:
     """Whether two layouts are one function of the linear coordinate.
@@ -86,28 +81,3 @@ def fit_layout(indices: Indices) -> Layout:
     if not np.array_equal(layout.indices(), indices):
         raise LayoutError(f"fit_layout: the indices start like {layout} but do not go on like it")
     return layout
-
-
-def bank_conflicts(layout: AnyLayout, elem_bytes: int, accesses: Indices) -> int:
-    """Extra passes over shared memory that warps make for want of free banks.
-
-    `accesses[thread, element]` are linear coordinates of the layout: what each thread of one or
-    more warps moves in one instruction, up to 16 contiguous bytes. Threads that read one word share
-    it.
-
-    >>> column = np.arange(32)[:, None]
-    >>> bank_conflicts(Layout((32, 32), (32, 1)), 4, column)
-    31
-    >>> bank_conflicts(Layout((32, 32), (33, 1)), 4, column)
-    0
-    """
-    threads, width = accesses.shape
-    if width * elem_bytes > 16:
-        raise LayoutError(f"bank_conflicts: {width * elem_bytes} bytes per thread, at most 16")
-    words = layout.at(accesses) * elem_bytes // WORD
-    group = min(32, WAVEFRONT // max(WORD, width * elem_bytes))
-    extra = 0
-    for start in range(0, threads, group):
-        touched = np.unique(words[start : start + group])
-        extra += int(np.bincount(touched % BANKS).max()) - 1
-    return extra

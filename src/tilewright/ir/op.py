@@ -23,6 +23,7 @@ matching wait.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -377,7 +378,8 @@ class Fence(Op):
     """`proxy_async`: ordinary writes to shared memory become visible to bulk copies and matrix
     instructions. `wgmma`: registers touched by ordinary code may be used by matrix instructions.
     `barrier_init`: barriers become visible to the cluster and to bulk copies. `cluster`, `gpu`:
-    memory order at that scope."""
+    memory order at that scope; `cluster_shared`: at the scope of the cluster, of what this thread
+    did before in its own block's shared memory."""
 
     syntax = "fence {kind}"
     kind: str = attr()
@@ -475,7 +477,13 @@ OPS: dict[str, type[Op]] = {
 
 
 def marked(op: Op | type[Op], mark: str) -> tuple[dataclasses.Field[Any], ...]:
-    return tuple(f for f in dataclasses.fields(op) if f.metadata.get("mark") == mark)
+    cls: Any = op if isinstance(op, type) else type(op)
+    return _marked(cls, mark)
+
+
+@functools.cache
+def _marked(cls: Any, mark: str) -> tuple[dataclasses.Field[Any], ...]:
+    return tuple(f for f in dataclasses.fields(cls) if f.metadata.get("mark") == mark)
 
 
 def operands(op: Op) -> Iterator[Expr | Region | Buffer]:

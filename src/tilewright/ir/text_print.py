@@ -308,7 +308,7 @@ class _Printer:
         if b.strides is not None:
             text += f" strides=[{', '.join(self.expr(s) for s in b.strides)}]"
         if b.layout is not None:
-            text += f" layout={json.dumps(str(b.layout))}"
+            text += f" layout={json.dumps(repr(b.layout))}"
         return text
 
     def literal(self, value: Any) -> str:
@@ -342,7 +342,7 @@ class _Printer:
         if kind == "str":
             return _word(value) if hole.default != "" else json.dumps(value, ensure_ascii=False)
         if kind == "layout":
-            return json.dumps(str(value))
+            return json.dumps(repr(value))
         if kind == "vars":
             return _tuple([self.var(v) for v in value])
         if kind == "exprs":

@@ -361,7 +361,7 @@ def _group(op: Commit | WaitGroup, context: Context) -> None:
             context.fail(op, "read= is for bulk stores", got=f"wait_group {op.unit}")
 
 
-_FENCES = ("proxy_async", "wgmma", "barrier_init", "cluster", "gpu")
+_FENCES = ("proxy_async", "wgmma", "barrier_init", "cluster", "cluster_shared", "gpu")
 
 
 def _fence(op: Fence, context: Context) -> None:

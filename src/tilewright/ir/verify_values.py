@@ -261,13 +261,13 @@ def _check_layout(buffer: Buffer, op: Op | None, context: Context) -> None:
                 op,
                 f"{buffer.name}: a fragment's layout says which thread holds what",
                 expected="frag{tile=… tv=…}",
-                got=str(layout),
+                got=repr(layout),
             )
         if prod(layout.tile) != prod(buffer.static_shape):
             _layout_misfit(buffer, str(layout.tile), op, context)
         return
     if isinstance(layout, Fragment):
-        context.fail(op, f"{buffer.name}: a fragment layout on shared memory", got=str(layout))
+        context.fail(op, f"{buffer.name}: a fragment layout on shared memory", got=repr(layout))
     if layout.size() != prod(buffer.static_shape):
         _layout_misfit(buffer, f"{layout} of size {layout.size()}", op, context)
 

@@ -89,7 +89,7 @@ def shared_layout(buffer: Buffer, loc: Loc | None) -> tuple[Swizzle, Layout]:
             f"{buffer.name} needs a layout with one mode per dimension",
             loc=loc,
             expected=f"{buffer.rank} modes",
-            got=str(buffer.layout),
+            got=repr(buffer.layout),
         )
     return swizzle, layout
 
@@ -223,7 +223,7 @@ def registers_of(
         raise CompileError(
             f"{what} does not have the registers this instruction needs",
             loc=loc,
-            got=str(fragment),
+            got=repr(fragment),
         )
     return tuple(int(v) for v in found[0])
 

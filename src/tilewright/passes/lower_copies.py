@@ -1,32 +1,24 @@
-"""Copies: bulk tensor copies in boxes, matrix stores and loads, and copies by threads."""
+"""Copies: which rule lowers which, and bulk tensor copies in boxes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any
-
-import numpy as np
 
 from tilewright.ir.bounds import multiple_of
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import Call, Expr, Load, Var, const
-from tilewright.ir.fragment import Fragment, wgmma_accumulator
+from tilewright.ir.buffer import Region
+from tilewright.ir.expr import Expr
+from tilewright.ir.fragment import Fragment
 from tilewright.ir.layout import Layout
-from tilewright.ir.op import Copy, For, Intrinsic, Op
-from tilewright.ir.simplify import simplify
+from tilewright.ir.op import Copy, Intrinsic, Op
 from tilewright.passes.addresses import (
     TileAddress,
-    fit_index,
-    layout_expr,
-    registers_of,
-    sub_tile,
-    swizzle_expr,
     tile_address,
 )
-from tilewright.passes.lower_maps import PACK, UINT32, check_single, copy_fragment
+from tilewright.passes.lower_maps import copy_fragment
+from tilewright.passes.lower_matrices import lower_ldmatrix, lower_stmatrix
 from tilewright.passes.lower_moves import copy_memory, store_remote
 from tilewright.passes.lowering import Lowering
 from tilewright.support.errors import CompileError
@@ -89,7 +81,7 @@ def cut_boxes(tensor: Region, address: TileAddress, op: Copy) -> Boxes:
                     f"a bulk copy needs {tensor.buffer.name}'s fastest dimension contiguous in "
                     f"{address.buffer.name}",
                     loc=op.loc,
-                    got=str(address.buffer.layout),
+                    got=repr(address.buffer.layout),
                 )
             break
         most = MOST_BOX
@@ -151,155 +143,11 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
     yield from low.by_leader(*copies)
 
 
-# ── matrix stores and loads ──────────────────────────────────────────────────────────────────
-
-
-def _stmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
-    pack = PACK.get(op.dst.dtype.name)
-    if pack is None or op.src.dtype.name != "float32":
-        raise low.unsupported(op, f"stmatrix from {op.src.dtype} to {op.dst.dtype}")
-    source = low.flat(op.src.buffer)
-
-    def store(registers: list[Expr], where: Region) -> Op:
-        values = [Load(source, (r,), op.loc) for r in registers]
-        packed = [Call(pack, (values[i], values[i + 1]), UINT32) for i in range(0, 8, 2)]
-        return Intrinsic("stmatrix", (where, *packed), loc=op.loc)
-
-    return _matrices(low, op, op.src, op.dst, store)
-
-
-def _ldmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
-    if op.src.dtype != op.dst.dtype or op.src.dtype.bits != 16:
-        raise low.unsupported(op, f"ldmatrix from {op.src.dtype} to {op.dst.dtype}")
-    check_single(op.dst.buffer, op)
-
-    def load(registers: list[Expr], where: Region) -> Op:
-        first = registers[0]
-        if any(simplify(r - first) is not const(i) for i, r in enumerate(registers)):
-            raise CompileError(
-                f"ldmatrix fills consecutive registers, {op.dst.buffer.name} has others",
-                loc=op.loc,
-                got=str(op.dst.buffer.layout),
-            )
-        return Intrinsic("ldmatrix", (low.span(op.dst.buffer, first, 8), where), loc=op.loc)
-
-    return _matrices(low, op, op.dst, op.src, load)
-
-
-def _matrices(
-    low: Lowering,
-    op: Copy,
-    held: Region,
-    memory: Region,
-    instruction: Callable[[list[Expr], Region], Op],
-) -> Iterable[Op]:
-    """Four 8×8 matrices of 16 bits an instruction: 16 rows by 16 columns of each warp."""
-    fragment = held.buffer.layout
-    if not isinstance(fragment, Fragment) or memory.buffer.space is not Space.SHARED:
-        raise low.unsupported(op, f"{op.atom} moves between a fragment and shared memory")
-    rows, columns = held.static_tile
-    if rows % 64 or columns % 16 or low.instance.threads != 128:
-        raise low.unsupported(
-            op, f"{op.atom} is lowered for tiles of 64·i rows and 16·j columns in a warpgroup"
-        )
-    address = tile_address(memory, low.ranges, op.loc)
-    _check_rows(low, address, op)
-    atom = wgmma_accumulator(64, 16)
-
-    row_var, column_var = low.var("r"), low.var("c")
-    loops = [(row_var, range(0, rows, 64)), (column_var, range(0, columns, 16))]
-    before = dict(low.unrolled)
-    low.unrolled.update({v: range(len(r)) for v, r in loops})
-    extents = [int(e) for e in held.extents]
-
-    def register(value: int) -> Expr:
-        def index(starts: tuple[int, ...]) -> int:
-            *corner, i, j = starts
-            box, _ = sub_tile(fragment.tile, corner, extents)
-            part = box[i * 64 : i * 64 + 64, j * 16 : j * 16 + 16]
-            needed = part.reshape(-1)[atom.table()]
-            return registers_of(fragment, needed, held.buffer.name, op.loc)[value]
-
-        return low.register_index((*held.starts, row_var, column_var), index, op.loc)
-
-    registers = [register(v) for v in range(8)]
-    # lane 8·q + r gives the address of row r of matrix q: rows 0-7, 8-15, then columns 8-15
-    lets, offset = swizzled_offset(
-        low,
-        address,
-        lambda t: (t // 32 * 16 + t % 16, t // 16 % 2 * 8),
-        ((row_var, 64), (column_var, 16)),
-        op,
-    )
-    yield from lets
-    body = instruction(registers, low.span(memory.buffer, offset, 8))
-    for var, values_of in reversed(loops):
-        body = For(var, const(0), const(len(values_of)), (body,), kind="unroll", loc=op.loc)
-    low.unrolled = before
-    low.touched = True
-    yield body
-
-
-def _check_rows(low: Lowering, address: TileAddress, op: Copy) -> None:
-    table = address.offsets()
-    first = table[:, ::8]
-    contiguous = all(np.array_equal(table[:, i::8], first + i) for i in range(8))
-    aligned = not (first % 8).any() and multiple_of(address.base, low.ranges) % 8 == 0
-    swizzle = address.swizzle
-    if not contiguous or not aligned or (swizzle.bits and swizzle.base < 3):
-        raise CompileError(
-            f"{op.atom} needs rows of 16 contiguous bytes in {address.buffer.name}",
-            loc=op.loc,
-            got=str(address.buffer.layout),
-        )
-
-
-def swizzled_offset(
-    low: Lowering,
-    address: TileAddress,
-    coords: Callable[[Any], tuple[Any, ...]],
-    steps: Sequence[tuple[Var, int]],
-    op: Copy,
-) -> tuple[list[Op], Expr]:
-    """The offset of the element at `coords(thread)` plus `steps` (an unrolled variable and what
-    it advances, per dimension), and what has to be computed before.
-
-    The swizzle is linear over bits: where the threads' part, the unrolled part and the base share
-    none, each is swizzled by itself, and the unrolled part becomes a constant.
-    """
-    thread = low.instance.thread
-    parts = [layout_expr(m, c) for m, c in zip(address.modes, coords(thread), strict=True)]
-    place = low.simplify(sum(parts, const(0)))
-    numbers = np.arange(low.instance.threads, dtype=np.int64)
-    places = sum(
-        (m.at(c) for m, c in zip(address.modes, coords(numbers), strict=True)),
-        np.zeros_like(numbers),
-    )
-    table = np.zeros((), np.int64)
-    for mode, (_, step) in zip(address.modes, steps, strict=True):
-        table = np.add.outer(table, mode.at(np.arange(0, mode.size(), step)))
-    swizzle = address.swizzle
-    names = [v for v, _ in steps]
-    shared = int(np.bitwise_or.reduce(places)) & int(np.bitwise_or.reduce(table, axis=None))
-    period = 1 << (swizzle.base + swizzle.shift + swizzle.bits)
-    if not swizzle.bits or (not shared and not multiple_of(address.base, low.ranges) % period):
-        step_expr = fit_index(swizzle(table), names)
-        if step_expr is not None:
-            at, let = low.let("at", low.simplify(swizzle_expr(swizzle, place)), op.loc)
-            inner = at ^ step_expr if swizzle.bits else at + step_expr
-            return [let], low.simplify(address.base + inner)
-    plain = fit_index(table, names)
-    if plain is None:
-        raise CompileError("this address is not a simple function of the threads", loc=op.loc)
-    at, let = low.let("at", low.simplify(address.base + place), op.loc)
-    return [let], swizzle_expr(swizzle, at + plain)
-
-
 COPIES: dict[str, Callable[[Lowering, Copy], Iterable[Op]]] = {
     "bulk_load": _bulk,
     "bulk_store": _bulk,
     "remote_store": store_remote,
-    "ldmatrix": _ldmatrix,
-    "stmatrix": _stmatrix,
+    "ldmatrix": lower_ldmatrix,
+    "stmatrix": lower_stmatrix,
     "threads": _threads,
 }

@@ -1,4 +1,5 @@
-"""Products by warpgroup matrix instructions: descriptors, instruction shapes, fences.
+"""Products: which rule lowers which, and those by warpgroup matrix instructions: descriptors,
+instruction shapes, fences.
 
 A descriptor says where an operand begins and two strides; which layouts it can say is decided by
 comparing the operand's layout with the canonical one, element by element.
@@ -6,18 +7,19 @@ comparing the operand's layout with the canonical one, element by element.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.ir.atoms import MATRIX_TYPES, MatrixType
+from tilewright.ir.atoms import MatrixType, matrix_fragments
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import dtype
 from tilewright.ir.expr import Expr, Var, const, select
-from tilewright.ir.fragment import Fragment, wgmma_a_operand, wgmma_accumulator
+from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import Fence, Gemm, Intrinsic, Map, Op, Store, regions, walk_ops
 from tilewright.passes.addresses import TileAddress, registers_of, sub_tile, tile_address
+from tilewright.passes.lower_mma import lower_fma, lower_mma, matrix_types
 from tilewright.passes.lowering import Lowering, pin
 from tilewright.support.errors import CompileError, Loc
 
@@ -53,7 +55,7 @@ def shared_operand(
     candidates = []
     if span >= 0:
         candidates.append(_k_major(table[:mn_step, : kind.k], span, bits))
-        if kind.mn_major and span > 0:
+        if kind.mn_major:
             candidates.append(_mn_major(table[:mn_step, : kind.k], span, bits))
     mn, k = table.shape
     for found in candidates:
@@ -67,14 +69,18 @@ def shared_operand(
         )
         if all(np.array_equal(part, canonical) for part in parts):
             return Operand(address, mn_dim, mn_major, leading, stride)
-    layout = address.buffer.layout
+    expected = "K contiguous in rows of the swizzle's span"
+    fix = "lay it out by T.layout.make_swizzled_layout, inner extent one span wide"
+    if kind.mn_major:
+        expected += ", or M/N contiguous in columns of it"
+    elif mn > 1 and k > 1 and table[1, 0] - table[0, 0] == 1:
+        fix = f"only 16-bit types may have M or N contiguous: transpose {address.buffer.name}"
     raise CompileError(
         f"no matrix descriptor says the layout of {which}, {address.buffer.name}",
         loc=op.loc,
-        expected="K contiguous in rows of the swizzle's span"
-        + (", or M/N contiguous in swizzled columns" if kind.mn_major else ""),
-        got=str(layout),
-        fix="lay it out by T.layout.make_swizzled_layout, inner extent one span wide",
+        expected=expected,
+        got=repr(address.buffer.layout),
+        fix=fix,
     )
 
 
@@ -99,28 +105,30 @@ def _k_major(part: np.ndarray, span: int, bits: int) -> _Form | None:
 
 def _mn_major(part: np.ndarray, span: int, bits: int) -> _Form | None:
     """Columns of `span` bytes along M or N, eight k to an atom: `stride` to the next eight k,
-    `leading` to the next column."""
+    `leading` to the next column. Without a swizzle columns have 16 bytes, and the two change
+    places."""
     mn, k = part.shape
-    row = span * 8 // bits
+    row = (span or 16) * 8 // bits
     i, j = np.arange(mn)[:, None], np.arange(k)[None, :]
-    stride = int(part[0, 8]) if k > 8 else 8 * row
-    leading = int(part[row, 0]) if mn > row else 0
-    table = i % row + i // row * leading + j % 8 * row + j // 8 * stride
+    next_k = int(part[0, 8]) if k > 8 else 8 * row
+    next_mn = int(part[row, 0]) if mn > row else 0
+    table = i % row + i // row * next_mn + j % 8 * row + j // 8 * next_k
+    leading, stride = (next_mn, next_k) if span else (next_k, next_mn)
     return True, leading * bits // 8, stride * bits // 8, table
 
 
 def lower_gemm(low: Lowering, op: Gemm) -> Iterable[Op]:
-    """`gemm` by wgmma: for each k step, each 64 rows and each slice of columns an instruction."""
-    if op.atom != "wgmma":
-        raise low.unsupported(op, f"gemm by {op.atom} is not lowered to threads yet")
     if op.meta is not None:
         raise low.unsupported(op, "sparse gemm is not lowered to threads yet")
-    a_type, b_type = _operand_type(op, op.a), _operand_type(op, op.b)
-    kind = MATRIX_TYPES[a_type]
-    if op.c.dtype.name not in kind.accumulators or MATRIX_TYPES[b_type].k != kind.k:
-        raise CompileError(
-            f"no matrix instruction multiplies {a_type} by {b_type} into {op.c.dtype}", loc=op.loc
-        )
+    rule = GEMMS.get(op.atom or "")
+    if rule is None:
+        raise low.unsupported(op, f"gemm by {op.atom} is not lowered to threads yet")
+    return rule(low, op)
+
+
+def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
+    """For each k step, each 64 rows and each slice of columns an instruction."""
+    kind, b_kind = matrix_types(op)
     m, n = op.c.static_tile
     k = op.a.static_tile[0 if op.transpose_a else 1]
     n_step = _n_step(kind, n, op)
@@ -148,13 +156,13 @@ def lower_gemm(low: Lowering, op: Gemm) -> Iterable[Op]:
         a = shared_operand(a_address, 1 if op.transpose_a else 0, M, kind, op, "a")
         a_desc, a_op = _descriptor(low, a, op, "a")
         yield a_op
-    accumulators = _accumulators(low, op, m, n, n_step)
+    accumulators = _accumulators(low, op, m, n, kind, n_step)
     text = " ".join(
         f"{key}={value}"
         for key, value in {
             "n": n_step,
-            "a": a_type,
-            "b": b_type,
+            "a": kind.name,
+            "b": b_kind.name,
             "d": op.c.dtype.name,
             "from": "rs" if a is None else "ss",
             "ta": int(a is not None and a.mn_major),
@@ -171,33 +179,19 @@ def lower_gemm(low: Lowering, op: Gemm) -> Iterable[Op]:
                 if a is None or a_desc is None:
                     left: Expr | Region = low.span(op.a.buffer, a_regs[m0, k0], 128 // kind.bits)
                 else:
-                    left = _advance(a_desc, a.offset(m0, k0))
+                    left = _advance(a_desc, a.offset(m0, k0), op)
                 yield Intrinsic(
                     "wgmma",
                     (
                         low.span(op.c.buffer, accumulators[m0, n0], n_step // 2),
                         left,
-                        _advance(b_desc, b.offset(n0, k0)),
+                        _advance(b_desc, b.offset(n0, k0), op),
                         keep if k0 == 0 else const(1),
                     ),
                     text=text,
                     loc=op.loc,
                 )
     low.open_group += [op.c.buffer, op.a.buffer] if a is None else [op.c.buffer]
-
-
-def _operand_type(op: Gemm, region: Region) -> str:
-    name = region.dtype.name
-    if name == "float32" and op.precision == "tf32":
-        name = "tfloat32"
-    if name not in MATRIX_TYPES:
-        raise CompileError(
-            f"no matrix instruction takes {name}",
-            loc=op.loc,
-            expected="one of " + ", ".join(MATRIX_TYPES),
-            fix='precision="tf32" for float32' if name == "float32" else "",
-        )
-    return name
 
 
 def _n_step(kind: MatrixType, n: int, op: Gemm) -> int:
@@ -219,18 +213,19 @@ def _descriptor(low: Lowering, operand: Operand, op: Gemm, which: str) -> tuple[
     return var, Intrinsic("descriptor", (where,), var, text=text, loc=op.loc)
 
 
-def _advance(descriptor: Var, offset: int) -> Expr:
+def _advance(descriptor: Var, offset: int, op: Gemm) -> Expr:
     if offset % 16:
-        raise CompileError(f"a descriptor moves by 16 bytes, not {offset}")
+        raise CompileError(f"a descriptor moves by 16 bytes, not {offset}", loc=op.loc)
     return descriptor + (offset >> 4) if offset else descriptor
 
 
 def _accumulators(
-    low: Lowering, op: Gemm, m: int, n: int, n_step: int
+    low: Lowering, op: Gemm, m: int, n: int, kind: MatrixType, n_step: int
 ) -> dict[tuple[int, int], Expr]:
     """The first register of each instruction's accumulator; they must be consecutive."""
+    atom = matrix_fragments("wgmma", kind, n_step)["c"]
     return {
-        (m0, n0): _consecutive(low, op.c, (m0, n0), (M, n_step), wgmma_accumulator(M, n_step), op)
+        (m0, n0): _consecutive(low, op.c, (m0, n0), (M, n_step), atom, op)
         for m0 in range(0, m, M)
         for n0 in range(0, n, n_step)
     }
@@ -241,7 +236,7 @@ def _register_operand(
 ) -> dict[tuple[int, int], Expr]:
     if op.transpose_a:
         raise low.unsupported(op, "an operand in registers cannot be transposed")
-    atom = wgmma_a_operand(M, kind.k, kind.bits)
+    atom = matrix_fragments("wgmma", kind)["a"]
     return {
         (m0, k0): _consecutive(low, op.a, (m0, k0), (M, kind.k), atom, op)
         for m0 in range(0, m, M)
@@ -272,7 +267,7 @@ def _consecutive(
             raise CompileError(
                 f"{region.buffer.name} does not hold consecutive registers for wgmma",
                 loc=op.loc,
-                got=str(fragment),
+                got=repr(fragment),
             )
         return regs[0]
 
@@ -302,7 +297,7 @@ def written_by_threads(body: tuple[Op, ...]) -> tuple[Buffer, ...]:
     used: dict[Buffer, None] = {}
     written: set[Buffer] = set()
     for op in walk_ops(body):
-        if isinstance(op, Gemm):
+        if isinstance(op, Gemm) and op.atom == "wgmma":
             used.update(
                 {r.buffer: None for r in (op.a, op.c) if isinstance(r.buffer.layout, Fragment)}
             )
@@ -311,3 +306,10 @@ def written_by_threads(body: tuple[Op, ...]) -> tuple[Buffer, ...]:
         elif not isinstance(op, Map):
             written |= {r.buffer for r in regions(op, writes=True)}
     return tuple(b for b in used if b in written)
+
+
+GEMMS: dict[str, Callable[[Lowering, Gemm], Iterable[Op]]] = {
+    "wgmma": lower_wgmma,
+    "mma": lower_mma,
+    "fma": lower_fma,
+}

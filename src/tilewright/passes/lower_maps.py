@@ -42,7 +42,7 @@ def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
             "the nest and its layout have different shapes",
             loc=op.loc,
             expected=str(extents),
-            got=str(fragment),
+            got=repr(fragment),
         )
     unrolled, ranges = dict(low.unrolled), low.ranges
     nest = make_nest(low, fragment, op.vars, op.loc)
@@ -140,7 +140,7 @@ def _store(nest: Nest, op: Store) -> Iterable[Op]:
     else:
         indices = tuple(nest.index(i) for i in op.indices)
     if op.buffer.space is Space.GLOBAL:
-        cond = nest.within(op.buffer, indices)
+        cond = nest.low.within(op.buffer, indices)
     store: Op = Store(flat, indices, value, loc=op.loc)
     for test in (cond, nest.first_copy() if op.buffer.space in MEMORY else TRUE):
         if test is not TRUE:
@@ -156,7 +156,7 @@ def check_single(buffer: Buffer, op: Op) -> None:
         raise CompileError(
             f"{buffer.name} holds elements in several registers of one thread",
             loc=op.loc,
-            got=str(fragment),
+            got=repr(fragment),
         )
 
 
@@ -170,7 +170,7 @@ def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
         raise low.unsupported(
             op, "fills of whole fragments are lowered only", "fill the rest in a map"
         )
-    low.check_plain(op)
+    op = low.plain(op)
     flat = low.flat(op.dst.buffer)
     var = low.var("v")
     body = Store(flat, (var,), cast(op.value, op.dst.dtype), loc=op.loc)

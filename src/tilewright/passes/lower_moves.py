@@ -32,6 +32,7 @@ from tilewright.passes.nests import Nest, make_nest, used
 from tilewright.support.errors import CompileError
 
 WIDEST = 128  # bits of one access
+WORD = 32  # bits of the least vector
 # pairs (in memory, in registers) whose vectors the header converts
 _CONVERTED = {("bfloat16", "float32"), ("float16", "float32")}
 
@@ -150,6 +151,7 @@ def _plan(low: Lowering, op: Copy, held: Region, memory: Region, store: bool) ->
     register = nest.register(held.buffer, names, op.loc)
     plain = memory.dtype == held.dtype or (memory.dtype.name, held.dtype.name) in _CONVERTED
     most = WIDEST // memory.dtype.bits if whole and not repeats and plain else 1
+    least = max(WORD // memory.dtype.bits, 1)
 
     inner = iter(n for n, size in zip(names, fragment.tile, strict=True) if size != 1)
     indices = [
@@ -160,7 +162,7 @@ def _plan(low: Lowering, op: Copy, held: Region, memory: Region, store: bool) ->
     lets: list[Op] = []
     if memory.buffer.space is Space.SHARED:
         address = tile_address(memory, low.ranges, op.loc)
-        count = _widest(most, nest, lambda n: _shared_fits(low, nest, address, n))
+        count = _widest(most, least, nest, lambda n: _shared_fits(low, nest, address, n))
         var = low.var("v")
         found = _split_offset(low, nest, address, var, count, op)
         if found is None:
@@ -171,8 +173,8 @@ def _plan(low: Lowering, op: Copy, held: Region, memory: Region, store: bool) ->
             start = (offset,)
     else:
         inside = tuple(nest.index(i) for i in indices)
-        count = _widest(most, nest, lambda n: _global_fits(low, nest, memory, n))
-        within = nest.within(memory.buffer, inside)
+        count = _widest(most, least, nest, lambda n: _global_fits(low, nest, memory, n))
+        within = nest.low.within(memory.buffer, inside)
         if within is not TRUE:
             cond = within if cond is TRUE else binary("and", cond, within)
         var = low.var("v")
@@ -194,11 +196,12 @@ def _at_group(low: Lowering, e: Expr, value: Var, group: Var, count: int) -> Exp
     return simplify(substitute(e, {value: first}), low.ranges.where(group, 0, groups - 1))
 
 
-def _widest(most: int, nest: Nest, fits: Callable[[int], bool]) -> int:
+def _widest(most: int, least: int, nest: Nest, fits: Callable[[int], bool]) -> int:
+    """The most elements, a power of two from `least` to `most`, that move together; else one."""
     count = most
-    while count > 1 and (nest.values % count or not fits(count)):
+    while count >= least and (nest.values % count or not fits(count)):
         count //= 2
-    return max(count, 1)
+    return count if count >= least else 1
 
 
 def _linear(nest: Nest, address: TileAddress) -> Indices:

@@ -20,10 +20,11 @@ from tilewright.ir import scope
 from tilewright.ir.bounds import bounds
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL
-from tilewright.ir.expr import Const, Expr, compare, const, variables
+from tilewright.ir.expr import TRUE, Const, Expr, compare, const, variables
 from tilewright.ir.op import (
     Alloc,
     Arrive,
+    Atomic,
     BarrierInit,
     Body,
     Commit,
@@ -54,11 +55,13 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import program_names, rebuild
 from tilewright.ir.target import Target
+from tilewright.passes.lower_atomics import lower_atomic
 from tilewright.passes.lower_cluster import (
     before_unrolled,
     crossing_barriers,
     lower_wait,
     order_arrivals,
+    peer_fence,
 )
 from tilewright.passes.lower_copies import lower_copy
 from tilewright.passes.lower_gemm import lower_fence, lower_gemm, written_by_threads
@@ -82,6 +85,7 @@ from tilewright.support.errors import CompileError
 
 
 def _for(low: Lowering, op: For) -> Iterable[Op]:
+    op = low.plain(op)
     values = _trip(op) if op.kind in ("unroll", "vectorized") else None
     if op.kind in ("unroll", "vectorized") and values is None:
         raise CompileError(
@@ -102,7 +106,7 @@ def _for(low: Lowering, op: For) -> Iterable[Op]:
 
 
 def _while(low: Lowering, op: While) -> Iterable[Op]:
-    low.check_plain(op)
+    op = low.plain(op)
     low.touched = low.touched or touches(op.body, low.touched, low.instance.threads)
     body = low.inside(op, "body", op.body)
     low.fenced = False
@@ -121,7 +125,7 @@ def _if(low: Lowering, op: If) -> Iterable[Op]:
         # costs nothing
         yield from low.inside(op, "then", op.then)
         return
-    low.check_plain(op)
+    op = low.plain(op)
     touched, groups = low.touched, list(low.committed)
     then = low.inside(op, "then", op.then)
     after, open_after = low.touched, low.committed
@@ -210,7 +214,7 @@ def _one_thread_does(op: Op) -> bool:
         return op.unit == "bulk"
     if isinstance(op, Store):
         return op.buffer.space is Space.LOCAL and not op.indices
-    return not isinstance(op, (Sync, Fence, Gemm, Map, Reduce, Fill, Intrinsic))
+    return not isinstance(op, (Sync, Fence, Gemm, Map, Reduce, Fill, Intrinsic, Atomic))
 
 
 # ── memory and synchronisation ───────────────────────────────────────────────────────────────
@@ -271,10 +275,11 @@ def _sync(low: Lowering, op: Sync) -> Iterable[Op]:
 
 
 def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
-    low.check_plain(op)
+    op = low.plain(op)
     if op.buffer.space in (Space.FRAGMENT, Space.SHARED):
         raise low.unsupported(op, f"{op.buffer.name} is stored to outside a map")
-    yield op
+    cond = low.within(op.buffer, op.indices) if op.buffer.space is Space.GLOBAL else TRUE
+    yield op if cond is TRUE else If(cond, (op,), loc=op.loc)
 
 
 def _not_yet(low: Lowering, op: Op) -> Iterable[Op]:
@@ -296,6 +301,7 @@ def _lower_kernel(kernel: Kernel, program: Program, names: set[str]) -> Kernel:
     low.ranges = low.ranges.where(low.warp, 0, -(-prod(kernel.threads) // WARP) - 1)
     low.free_ids = _free_barriers(kernel)
     low.crossing = crossing_barriers(kernel)
+    low.peer_fence = peer_fence(kernel)
     body = low.body(kernel.body)
     start: list[Op] = [Intrinsic("warp_index", (linear,), low.warp, loc=kernel.loc)]
     for found in low.maps.values():
@@ -340,6 +346,7 @@ RULES: dict[type[Op], Rule] = {
     Map: lower_map,
     Reduce: lower_reduce,
     Fill: lower_fill,
+    Atomic: lower_atomic,
     Scan: _not_yet,
     Relayout: _not_yet,
 }

@@ -12,10 +12,24 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir import scope
-from tilewright.ir.bounds import Ranges
+from tilewright.ir.bounds import Ranges, prove
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import INT32, DType
-from tilewright.ir.expr import Expr, Var, compare, const, loads, substitute, variables
+from tilewright.ir.expr import (
+    FALSE,
+    TRUE,
+    Const,
+    Expr,
+    Load,
+    Var,
+    binary,
+    compare,
+    const,
+    loads,
+    select,
+    substitute,
+    variables,
+)
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.layout import ComposedLayout, Layout
 from tilewright.ir.op import (
@@ -38,14 +52,15 @@ from tilewright.ir.op import (
     Sync,
     bodies,
     expressions,
+    op_loads,
     read_buffers,
     regions,
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import fresh_name, rebuild
+from tilewright.ir.rewrite import OpT, fresh_name, map_exprs, rebuild
 from tilewright.ir.simplify import simplify
-from tilewright.passes.addresses import fit_index
+from tilewright.passes.addresses import fit_index, layout_expr, shared_layout, swizzle_expr
 from tilewright.support.errors import CompileError, Loc
 
 WARP = 32
@@ -103,7 +118,8 @@ class Lowering:
     computed from.
 
     In a cluster: `crossing` are the barriers that order ordinary accesses of different blocks;
-    `ordered`: the fence for arrivals at peers stands in front of the loop around.
+    `peer_fence` is the kind of fence that arrivals at peers need; `ordered`: it stands in front of
+    the loop around.
     """
 
     kernel: Kernel
@@ -122,6 +138,7 @@ class Lowering:
     warp: Var = Var("warp")
     free_ids: list[int] = field(default_factory=list)
     crossing: frozenset[str] = frozenset()
+    peer_fence: str = "cluster"
     ordered: bool = False
 
     # ── names and buffers ────────────────────────────────────────────────────────────────────
@@ -174,10 +191,8 @@ class Lowering:
         values = [self.unrolled[v] for v in names]
         table = np.zeros([len(v) for v in values], np.int64)
         for place in np.ndindex(*table.shape):
-            at: dict[Var, Expr] = {
-                v: const(r[i]) for v, r, i in zip(names, values, place, strict=True)
-            }
-            table[place] = index(tuple(int(simplify(substitute(s, at))) for s in starts))
+            at = {v: r[i] for v, r, i in zip(names, values, place, strict=True)}
+            table[place] = index(tuple(_static(s, at) for s in starts))
         first = [r.start for r in values]
         found = fit_index(table, names, first, [r.step for r in values])
         if found is None:
@@ -209,8 +224,7 @@ class Lowering:
     def op(self, op: Op) -> Iterable[Op]:
         rule = self.rules.get(type(op))
         if rule is None:
-            self.check_plain(op)
-            return (op,)
+            return (self.plain(op),)
         return rule(self, op)
 
     def inside(self, op: Op, name: str, body: Body) -> Body:
@@ -248,15 +262,54 @@ class Lowering:
         """Fragments that matrix instructions use which have not been waited for."""
         return frozenset(self.open_group).union(*self.committed)
 
-    def check_plain(self, op: Op) -> None:
-        for expr in expressions(op):
-            for load in loads(expr):
-                if load.buffer.space is Space.FRAGMENT:
-                    raise CompileError(
-                        f"{load.buffer.name} is a fragment and is read outside a tile op",
-                        loc=load.loc or op.loc,
-                        fix="read it in a map, or copy it to shared memory",
-                    )
+    def plain(self, op: OpT) -> OpT:
+        """`op`, outside tiles, with the elements that it reads found where they lie."""
+        if not op_loads(op):
+            return op
+        self.touched = self.touched or any(x.buffer.space in MEMORY for x in op_loads(op))
+        return map_exprs(op, self.value)
+
+    def value(self, e: Expr) -> Expr:
+        """An expression outside tiles."""
+        children = tuple(self.value(c) for c in e.children)
+        if not isinstance(e, Load):
+            same = all(a is b for a, b in zip(children, e.children, strict=True))
+            return e if same else e.rebuild(children)
+        if e.buffer.space is Space.FRAGMENT:
+            raise CompileError(
+                f"{e.buffer.name} is a fragment and is read outside a tile op",
+                loc=e.loc,
+                fix="read it in a map, or copy it to shared memory",
+            )
+        return self.load(e, children)
+
+    def load(self, e: Load, indices: tuple[Expr, ...]) -> Expr:
+        """An element of memory at `indices`; outside a tensor, zero."""
+        flat = self.flat(e.buffer)
+        if e.buffer.space is Space.SHARED:
+            return Load(flat, (self.offset(e.buffer, indices, e.loc),), e.loc)
+        found = Load(flat, indices, e.loc)
+        if e.buffer.space is not Space.GLOBAL:
+            return found
+        return select(self.within(e.buffer, indices), found, const(0, e.dtype))
+
+    def within(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
+        """Whether an element is one of the tensor's, as far as that is not known."""
+        result: Expr = TRUE
+        for index, size in zip(indices, buffer.shape, strict=True):
+            for cond in (compare(">=", index, 0), compare("<", index, size)):
+                known = prove(cond, self.ranges)
+                if known is None:
+                    result = binary("and", result, cond) if result is not TRUE else cond
+                elif not known:
+                    return FALSE
+        return result
+
+    def offset(self, buffer: Buffer, indices: Sequence[Expr], loc: Loc | None) -> Expr:
+        """Where an element of a shared tile lies."""
+        swizzle, layout = shared_layout(buffer, loc)
+        parts = [layout_expr(layout[d], i) for d, i in enumerate(indices)]
+        return self.simplify(swizzle_expr(swizzle, sum(parts, const(0))))
 
     def by_leader(self, *ops: Op) -> Body:
         """`ops` in one thread of the instance."""
@@ -287,6 +340,15 @@ class Lowering:
         return CompileError(why, loc=op.loc, fix=fix)
 
 
+def _static(expr: Expr, at: Mapping[Var, int]) -> int:
+    """`expr` with every variable known."""
+    if isinstance(expr, Var):
+        return at[expr]
+    if isinstance(expr, Const):
+        return int(expr.value)
+    return int(simplify(substitute(expr, {v: const(at[v]) for v in variables(expr)})))
+
+
 def _append(found: list[Op], op: Op) -> None:
     """Add `op`, joining what one thread does in a row."""
     last = found[-1] if found else None
@@ -308,7 +370,9 @@ def _keeps_fence(op: Op) -> bool:
     wants it in the same straight run of code: a wait for a barrier is a loop."""
     if isinstance(op, Commit):
         return op.unit == "wgmma"
-    return isinstance(op, (Alloc, Fence, Gemm, Hint, Let, Sync))
+    if isinstance(op, Gemm):
+        return op.atom == "wgmma"
+    return isinstance(op, (Alloc, Fence, Hint, Let, Sync))
 
 
 def pin(low: Lowering, buffer: Buffer, loc: Loc | None) -> Op:
@@ -354,7 +418,7 @@ def touches(body: Body, before: bool, threads: int) -> bool:
 
 def accesses_memory(op: Op) -> bool:
     """Whether the threads themselves read or write shared or global memory in `op`."""
-    if (isinstance(op, Copy) and op.atom in ENGINE_ATOMS) or isinstance(op, Gemm):
+    if isinstance(op, (Copy, Gemm)) and op.atom in (*ENGINE_ATOMS, "wgmma"):
         return False
     for inner in walk_ops(op):
         if isinstance(inner, Store) and inner.buffer.space in MEMORY:

@@ -14,11 +14,10 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.bounds import linear, prove
+from tilewright.ir.bounds import linear
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import FLOAT32
 from tilewright.ir.expr import (
-    FALSE,
     TRUE,
     Bin,
     Call,
@@ -33,7 +32,6 @@ from tilewright.ir.expr import (
     compare,
     const,
     is_pure,
-    select,
     substitute,
     variables,
 )
@@ -45,8 +43,6 @@ from tilewright.passes.addresses import (
     evaluate,
     fit_index,
     layout_expr,
-    shared_layout,
-    swizzle_expr,
 )
 from tilewright.passes.lowering import Lowering
 from tilewright.support.errors import CompileError, Loc
@@ -94,34 +90,14 @@ class Nest:
         return self.low.simplify(self.expr(e))
 
     def load(self, e: Load) -> Expr:
-        flat = self.low.flat(e.buffer)
         if e.buffer.space is Space.FRAGMENT:
+            flat = self.low.flat(e.buffer)
             return Load(flat, (self.register(e.buffer, e.indices, e.loc),), e.loc)
-        if e.buffer.space is Space.SHARED:
-            return Load(flat, (self.offset(e.buffer, e.indices),), e.loc)
-        indices = tuple(self.index(i) for i in e.indices)
-        found = Load(flat, indices, e.loc)
-        if e.buffer.space is not Space.GLOBAL:
-            return found
-        return select(self.within(e.buffer, indices), found, const(0, e.dtype))
-
-    def within(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
-        """Whether an element is one of the tensor's, as far as that is not known."""
-        result: Expr = TRUE
-        for index, size in zip(indices, buffer.shape, strict=True):
-            for cond in (compare(">=", index, 0), compare("<", index, size)):
-                known = prove(cond, self.low.ranges)
-                if known is None:
-                    result = binary("and", result, cond) if result is not TRUE else cond
-                elif not known:
-                    return FALSE
-        return result
+        return self.low.load(e, tuple(self.index(i) for i in e.indices))
 
     def offset(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """Where an element of a shared tile lies."""
-        swizzle, layout = shared_layout(buffer, self.loc)
-        parts = [layout_expr(layout[d], self.index(i)) for d, i in enumerate(indices)]
-        return self.low.simplify(swizzle_expr(swizzle, sum(parts, const(0))))
+        return self.low.offset(buffer, [self.index(i) for i in indices], self.loc)
 
     def register(self, buffer: Buffer, indices: Sequence[Expr], loc: Loc | None) -> Expr:
         """The register that holds an element of a fragment, the same in all threads."""
@@ -191,7 +167,7 @@ class Nest:
                 f"a thread needs an element of {buffer.name} that it does not hold",
                 loc=loc or self.loc,
                 expected=f"the elements of {self.fragment}",
-                got=str(fragment),
+                got=repr(fragment),
                 fix="give both the same layout, or relayout one",
             )
         result: Indices = np.maximum(best, 0)
@@ -267,7 +243,7 @@ class Nest:
             raise CompileError(
                 "threads hold the same elements in a way that no simple rule chooses one of",
                 loc=self.loc,
-                got=str(self.fragment),
+                got=repr(self.fragment),
             )
         return self.low.simplify(cond)
 
@@ -300,7 +276,7 @@ def make_nest(low: Lowering, fragment: Fragment, names: Sequence[Var], loc: Loc 
             f"the layout is for {fragment.threads} threads, the instance has "
             f"{low.instance.threads}",
             loc=loc,
-            got=str(fragment),
+            got=repr(fragment),
         )
     fragment = fragment.drop_repeats()
     nest = Nest(low, fragment, loc, low.var("v"))

@@ -89,12 +89,16 @@ def _ml(name: str) -> Any:
     return getattr(ml_dtypes, name)
 
 
-def empty_like_library(library: str, shape: tuple[int, ...], dtype: DType) -> Any:
-    """An uninitialised array of the caller's library; packed types come as bytes."""
+def stored_as(shape: tuple[int, ...], dtype: DType) -> tuple[tuple[int, ...], str]:
+    """Shape and element type of the array that holds it: packed types come as bytes."""
     if dtype.packed:
-        shape, name = (*shape[:-1], shape[-1] * dtype.bits // 8), "uint8"
-    else:
-        name = "float32" if dtype.name == "tfloat32" else dtype.name
+        return (*shape[:-1], shape[-1] * dtype.bits // 8), "uint8"
+    return shape, "float32" if dtype.name == "tfloat32" else dtype.name
+
+
+def empty_like_library(library: str, shape: tuple[int, ...], dtype: DType) -> Any:
+    """An uninitialised array of the caller's library."""
+    shape, name = stored_as(shape, dtype)
     if library == "torch":
         import torch
 

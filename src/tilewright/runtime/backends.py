@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tilewright.ir.op import Program
@@ -58,6 +59,7 @@ def _cuda(program: Program, target: Target) -> Executable:
     try:
         verify(program, Stage.LAID_OUT)
     except VerifyError as error:
+        verify(program, Stage.TILE)  # what is wrong in any program is told as it is
         raise CompileError(
             f"{program.name} is not scheduled, and this version derives no schedules for {target}",
             notes=(error.message,),
@@ -76,14 +78,17 @@ BACKENDS: dict[str, Callable[[Program, Target], Executable]] = {
 }
 
 
-def resolve(target: str | Target) -> Target:
+def resolve(target: str | Target, *, diagnostic: bool = False) -> Target:
     """'auto' → the best target there is; TILEWRIGHT_SANITIZE=1 sends everything to the
-    checking interpreter."""
+    checking interpreter, TILEWRIGHT_DIAGNOSTIC=1 makes builds for CUDA diagnostic."""
     if env.SANITIZE.on():
         return Target.parse("interp -sanitize")
     if target == "auto":
         target = env.TARGET() or "cpu"
-    return Target.parse(target)
+    target = Target.parse(target)
+    if target.kind == "cuda" and (diagnostic or env.DIAGNOSTIC.on()):
+        target = replace(target, options=target.options | {"diagnostic"})
+    return target
 
 
 def build(program: Program, target: Target) -> Executable:

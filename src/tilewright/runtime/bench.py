@@ -1,11 +1,14 @@
-"""Timing and checking one kernel, and contenders in turn."""
+"""Timing and checking one kernel: inputs made for it, a reference beside it."""
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
+import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +17,9 @@ from tilewright.ir.bind import static_value
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Var
-from tilewright.runtime.arrays import Array, as_numpy, torch_loaded
+from tilewright.runtime.arrays import Array, as_numpy, library_of, torch_loaded
+from tilewright.runtime.timing import measure
+from tilewright.support.errors import LaunchError
 
 if TYPE_CHECKING:
     from tilewright.runtime.kernel import CompiledKernel
@@ -67,9 +72,11 @@ class Profiler:
         """The kernel itself."""
         return self.kernel
 
-    def inputs(self, sizes: Mapping[str, int] | None = None) -> list[Any]:
-        """One fresh argument per parameter that is not made by the kernel."""
-        rng = np.random.default_rng(self.seed)
+    def inputs(self, sizes: Mapping[str, int] | None = None, seed: int | None = None) -> list[Any]:
+        """One fresh argument per parameter that is not made by the kernel, on the device that the
+        kernel runs on; a scalar is 1."""
+        rng = np.random.default_rng(self.seed if seed is None else seed)
+        place = _on_gpu() if self.kernel.target.kind == "cuda" else _in_torch
         launcher = self.kernel.launcher
         bound: dict[Var, int] = {}
         for dim in self.kernel.program.dims:
@@ -80,7 +87,7 @@ class Profiler:
             param = launcher.params[i]
             if isinstance(param, Buffer):
                 shape = tuple(static_value(s, bound) for s in param.shape)
-                made.append(_in_torch(supply(self.supply_type, shape, param.dtype, rng)))
+                made.append(place(supply(self.supply_type, shape, param.dtype, rng)))
             else:
                 made.append(1)
         return made
@@ -108,8 +115,8 @@ class Profiler:
         want = reference(*ins)
         got, want = _as_list(got), _as_list(want)
         for index, (a, b) in enumerate(zip(got, want, strict=True)):
-            x = as_numpy(a, "result").astype(np.float64)
-            y = as_numpy(b, "reference").astype(np.float64)
+            x = _on_host(a, "result").astype(np.float64)
+            y = _on_host(b, "reference").astype(np.float64)
             bad = ~np.isclose(x, y, rtol=rtol, atol=atol, equal_nan=True)
             if bad.mean() > max_mismatched_ratio:
                 worst = float(np.nanmax(np.abs(x - y)))
@@ -127,61 +134,99 @@ class Profiler:
         input_tensors: Sequence[Any] | None = None,
         **_: Any,
     ) -> float:
-        """Median milliseconds of one call; `warmup` and `rep` are budgets in milliseconds."""
-        ins = list(input_tensors) if input_tensors is not None else self.inputs()
-        run: Callable[[], Any] = (lambda: (fn or self.kernel)(*ins)) if ins or not fn else fn
-        return do_bench(run, warmup, rep, backend)
+        """Median milliseconds of one call; `warmup` and `rep` are budgets in milliseconds.
+
+        A kernel for CUDA is timed by events (`backend="event"`) or as one CUDA graph per burst
+        (`"graph"`), the inputs made here rotated when they would stay in the L2 cache. A kernel
+        for the CPU is timed by the clock."""
+        target = fn or self.kernel
+        sets = [list(input_tensors) if input_tensors is not None else self.inputs()]
+        if self.kernel.target.kind == "cuda" and input_tensors is None:
+            taken = sum(map(_bytes_of, sets[0]))
+            extra = min(_MOST_SETS, math.ceil(_ROTATED / max(taken, 1))) - 1
+            sets += [self.inputs(seed=self.seed + i + 1) for i in range(extra)]
+        return do_bench(rotate(*(partial(target, *ins) for ins in sets)), warmup, rep, backend)
+
+
+# 60 MB is the L2 of an H200: what was read this long ago is no longer in it
+_ROTATED = 2 * 60 * 2**20
+_MOST_SETS = 32
+
+
+def rotate(*calls: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that makes these calls in turn: the same work on other data each time, so that
+    inputs which fit a cache are not found there.
+
+    >>> calls = rotate(lambda: "a", lambda: "b")
+    >>> calls(), calls(), calls()
+    ('a', 'b', 'a')
+    """
+    turn = itertools.cycle(calls)
+    return lambda: next(turn)()
 
 
 def do_bench(
     fn: Callable[[], Any], warmup: float = 25, rep: float = 100, backend: str = "event", **_: Any
 ) -> float:
     """Median milliseconds of one call of `fn`; `warmup` and `rep` are budgets in milliseconds.
+    Timed by CUDA events where a GPU is in use, or as a CUDA graph (`backend="graph"`); by the
+    clock elsewhere.
 
     >>> do_bench(lambda: kernel(a, b, c))           # doctest: +SKIP
     """
-    times = measure({"it": fn}, warmup=warmup / 1e3, budget=rep / 1e3)["it"]
+    times = measure({"it": fn}, warmup=warmup / 1e3, budget=rep / 1e3, backend=backend)["it"]
     return statistics.median(times) * 1e3
 
 
-def measure(
-    contenders: Mapping[str, Callable[[], Any]],
-    *,
-    rounds: int = 10,
-    warmup: float = 0.05,
-    budget: float = 1.0,
-    burst: float = 1e-3,
-    pause: float = 0.0,
-) -> dict[str, list[float]]:
-    """Seconds per call of each contender, one entry a round; contenders take turns in every
-    round, and a round is a burst of at least `burst` seconds.
+def _on_gpu() -> Callable[[Array], Any]:
+    """What moves a NumPy array to the GPU: PyTorch, or else CuPy."""
+    if importlib.util.find_spec("torch") is not None:
+        import torch
 
-    Between bursts there is a `pause`: the threads of a BLAS spin for tens of milliseconds after
-    a product, and would take the next contender's cores."""
-    repeats: dict[str, int] = {}
-    for name, run in contenders.items():
-        begin = time.perf_counter()
-        run()
-        once = max(time.perf_counter() - begin, 1e-7)
-        while time.perf_counter() - begin < warmup:
-            start = time.perf_counter()
-            run()
-            once = max(time.perf_counter() - start, 1e-7)
-        repeats[name] = max(1, int(burst / once))
-    taken: dict[str, list[float]] = {name: [] for name in contenders}
-    begin = time.perf_counter()
-    for done in range(10_000):
-        if done >= 3 and (done >= rounds or time.perf_counter() - begin > budget):
-            break
-        for name, run in contenders.items():
-            count = repeats[name]
-            if pause:
-                time.sleep(pause)
-            start = time.perf_counter()
-            for _ in range(count):
-                run()
-            taken[name].append((time.perf_counter() - start) / count)
-    return taken
+        if torch.cuda.is_available():
+            return lambda array: torch.as_tensor(_in_torch(array)).cuda()
+    if importlib.util.find_spec("cupy") is not None:
+        import cupy
+
+        if cupy.cuda.is_available():
+            return _in_cupy
+    raise LaunchError(
+        "making inputs for a CUDA kernel needs PyTorch or CuPy, and a GPU",
+        got="neither of them with a GPU",
+        fix="pass input_tensors=[...], arrays in GPU memory",
+    )
+
+
+def _in_cupy(array: Array) -> Any:
+    import cupy
+
+    if array.dtype.isbuiltin == 1:  # 2: one of ml_dtypes'
+        return cupy.asarray(array)
+    # CuPy has no such type: its bytes, looked at as what they are
+    from tilewright.ir.dtype import dtype
+    from tilewright.targets.cuda.views import ArrayView
+
+    raw = cupy.asarray(array.view(np.uint8))
+    strides = tuple(s // array.itemsize for s in array.strides)
+    return ArrayView(
+        int(raw.data.ptr), array.shape, strides, dtype(array.dtype), int(raw.device.id), owner=raw
+    )
+
+
+def _on_host(value: Any, name: str) -> Array:
+    if library_of(value) == "torch":
+        value = value.detach().cpu()
+    elif library_of(value) == "cupy":
+        value = value.get()
+    return as_numpy(value, name)
+
+
+def _bytes_of(value: Any) -> int:
+    size = getattr(value, "nbytes", None)
+    if size is None:
+        shape = getattr(value, "shape", None)
+        return math.prod(shape) * value.dtype.bytes if shape is not None else 0
+    return int(size)
 
 
 def _in_torch(array: Array) -> Any:

@@ -12,6 +12,7 @@ OPTIONS = {
     "warp_specialize": "producer and consumer warps",
     "bulk_copies": "copies by the bulk engine",
     "deterministic": "refuse what may change bits between runs",
+    "diagnostic": "bound barrier waits on CUDA and report those that do not end",
 }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tilewright.ir.buffer import Space
@@ -24,6 +25,10 @@ class CompiledKernel:
     >>> kernel(a, b, c)                         # doctest: +SKIP
     """
 
+    # what a call runs: a slot, so that nothing stands between the caller and a generated launch
+    __slots__ = ("__call__", "__dict__", "__weakref__")
+    __call__: Callable[..., Any]
+
     config: Mapping[str, Any] | None = None  # what autotune chose, and how fast it was
     latency: float | None = None
 
@@ -36,21 +41,15 @@ class CompiledKernel:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.program = program
-        self.target = resolve(target)
         self.options = dict(options or {})
+        self.target = resolve(target, diagnostic=bool(self.options.get("diagnostic")))
         indices = [out_idx] if isinstance(out_idx, int) else list(out_idx or [])
         self.launcher = Launcher(program, indices)
         self.executable = build(program, self.target)
-        if indices and self.target.kind == "cuda":
-            raise CompileError(
-                "a kernel for CUDA cannot make its outputs yet (out_idx, T.empty)",
-                fix="declare them as parameters and pass them",
-            )
+        self.__call__ = self._first_launch if self.target.kind == "cuda" else self._run
 
     @entry
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        if self.target.kind == "cuda":
-            return self._launch(args, named)
+    def _run(self, *args: Any, **named: Any) -> Any:
         call = self.launcher.prepare(args, named)
         self.executable(call.args)
         for finish in call.after:
@@ -59,17 +58,22 @@ class CompiledKernel:
             return None
         return call.results[0] if len(call.results) == 1 else list(call.results)
 
-    def _launch(self, args: Sequence[Any], named: dict[str, Any]) -> None:
-        """On a GPU the executable checks device arrays itself, in parameter order."""
-        given = self.launcher.in_order(args, named) if named else args
-        self.executable(dict(zip((p.name for p in self.program.params), given, strict=True)))
+    def _first_launch(self, *args: Any, **named: Any) -> Any:
+        """On a GPU the executable checks device arrays itself."""
+        call = entry(self._cuda("a launch").caller)()
+        if self.launcher.outputs:
+            from tilewright.runtime.outputs import OutputMaker
+
+            call = entry(OutputMaker(self.launcher, call))
+        self.__call__ = call
+        return call(*args, **named)
 
     @property
     def name(self) -> str:
         return self.program.name
 
     def get_kernel_source(self) -> str:
-        """The generated source: LLVM IR on the CPU, tile IR in the interpreter."""
+        """The generated source: LLVM IR for the CPU, CUDA C++ for CUDA, tile IR for interp."""
         return self.executable.source
 
     def ir(self, stage: str = "tile") -> str:
@@ -98,20 +102,26 @@ class CompiledKernel:
         return "\n".join(lines)
 
     @property
-    def resources(self) -> dict[str, int]:
-        """Bytes of shared memory and fragments of the largest kernel, threads per block."""
+    def resources(self) -> dict[str, Any]:
+        """What a block takes, of the most demanding kernel where there are several.
+
+        Everywhere: `threads`, `shared_bytes`. On the CPU and in the interpreter: `fragment_bytes`.
+        On CUDA, without a GPU: `registers` of a thread, `spill_bytes`, `local_bytes`, `cluster`,
+        `blocks_per_sm` (how many fit a multiprocessor) and `occupancy` (the part of its threads
+        that they fill)."""
+        if self.target.kind == "cuda":
+            from tilewright.targets.cuda.occupancy import summary
+
+            return summary(self._cuda("occupancy"))
         found = {"shared_bytes": 0, "fragment_bytes": 0, "threads": 0}
         for kernel in self.program.kernels:
             sums = {Space.SHARED: 0, Space.FRAGMENT: 0}
             for op in walk_ops(kernel):
                 if isinstance(op, Alloc) and op.buffer.space in sums:
                     sums[op.buffer.space] += op.buffer.bytes
-            threads = 1
-            for extent in kernel.threads:
-                threads *= extent
             found["shared_bytes"] = max(found["shared_bytes"], sums[Space.SHARED])
             found["fragment_bytes"] = max(found["fragment_bytes"], sums[Space.FRAGMENT])
-            found["threads"] = max(found["threads"], threads)
+            found["threads"] = max(found["threads"], prod(kernel.threads))
         return found
 
     @property

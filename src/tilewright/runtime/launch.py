@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir.bind import array_sizes, describe, static_value, written_params
+from tilewright.ir.bind import (
+    array_sizes,
+    describe,
+    given_part,
+    in_order,
+    static_value,
+    unused_params,
+    written_params,
+)
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Const, Expr, Var
-from tilewright.ir.op import Program, operands, read_buffers, walk_ops, written_buffers
+from tilewright.ir.op import Program
 from tilewright.runtime.arrays import Array, as_numpy, empty_like_library, library_of, unpack
 from tilewright.support.errors import LaunchError
 
@@ -49,16 +56,7 @@ class Launcher:
         self.dynamic = bool(program.dims)
 
     def prepare(self, given: Sequence[Any], named: dict[str, Any] | None = None) -> Call:
-        given = self.in_order(given, named) if named else given
-        if len(given) != len(self.inputs):
-            names = ", ".join(self.params[i].name for i in self.inputs)
-            raise LaunchError(
-                f"{self.program.name} takes {len(self.inputs)} arguments, got {len(given)}",
-                expected=f"({names})",
-                fix="parameters named by out_idx are made by the kernel: leave them out"
-                if self.outputs
-                else "pass one argument per parameter, in this order",
-            )
+        given = self.in_order(given, named or {})
         raw: dict[str, Any] = {}
         arrays: dict[str, Array] = {}
         after: list[Callable[[], None]] = []
@@ -90,28 +88,13 @@ class Launcher:
         results = tuple(raw[self.params[i].name] for i in self.outputs)
         return Call(args, results, tuple(after))
 
-    def in_order(self, given: Sequence[Any], named: dict[str, Any]) -> Sequence[Any]:
-        names = [self.params[i].name for i in self.inputs]
-        unknown = [n for n in named if n not in names[len(given) :]]
-        if unknown:
-            raise LaunchError(
-                f"{self.program.name} has no free parameter named {unknown[0]!r}",
-                expected=f"({', '.join(names)})",
-                fix=_suggest(unknown[0], names),
-            )
-        missing = [n for n in names[len(given) :] if n not in named]
-        if missing:
-            raise LaunchError(
-                f"{self.program.name} needs an argument for {missing[0]!r}",
-                expected=f"({', '.join(names)})",
-                fix=f"pass {missing[0]}=…",
-            )
-        return [*given, *(named[n] for n in names[len(given) :])]
+    def in_order(self, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        return in_order(self.program.name, [self.params[i].name for i in self.inputs], given, named)
 
     def _sizes(self, arrays: dict[str, Array]) -> dict[Var, int]:
         if not self.dynamic:
             return {}
-        return array_sizes(_only(self.program, arrays), arrays)
+        return array_sizes(given_part(self.program, arrays), arrays)
 
     def _array(self, param: Buffer, value: Any, after: list[Callable[[], None]]) -> Array:
         array = as_numpy(value, param.name)
@@ -157,28 +140,6 @@ class Launcher:
                     )
 
 
-def unused_params(program: Program) -> frozenset[str]:
-    """Names of the tensor parameters that no kernel touches: None may stand for them."""
-    used = {
-        buffer.name
-        for kernel in program.kernels
-        for op in walk_ops(kernel)
-        for buffer in (
-            *read_buffers(op),
-            *written_buffers(op),
-            *(x if isinstance(x, Buffer) else getattr(x, "buffer", None) for x in operands(op)),
-        )
-        if buffer is not None
-    }
-    return frozenset(t.name for t in program.tensors if t.name not in used)
-
-
-def _only(program: Program, arrays: dict[str, Array]) -> Program:
-    """The program as far as `arrays` are there: outputs take sizes, they do not give them."""
-    params = tuple(p for p in program.params if isinstance(p, Var) or p.name in arrays)
-    return Program(program.name, params, (), program.dims)
-
-
 def _position(index: int, count: int) -> int:
     if not -count <= index < count:
         raise LaunchError(
@@ -217,11 +178,6 @@ def _scalar(param: Var, value: Any) -> Any:
         got=f"{type(value).__name__}: {value!r}"[:60],
         fix=f"pass a plain {'int' if dtype.is_int else 'number'}, or declare it otherwise",
     )
-
-
-def _suggest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name.lower(), [k.lower() for k in known], 1)
-    return f"did you mean {next(k for k in known if k.lower() == close[0])!r}?" if close else ""
 
 
 def _check_shape(tensor: Buffer, array: Array, sizes: dict[Var, int]) -> None:

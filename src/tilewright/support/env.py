@@ -28,6 +28,11 @@ TARGET = Flag("TILEWRIGHT_TARGET", "", "what target='auto' means")
 CACHE_DIR = Flag("TILEWRIGHT_CACHE_DIR", "", "where compiled kernels are kept")
 NUM_THREADS = Flag("TILEWRIGHT_NUM_THREADS", "", "worker threads of the CPU target")
 SEED = Flag("TILEWRIGHT_SEED", "0", "seed of the interpreter's block order and interleavings")
+DIAGNOSTIC = Flag("TILEWRIGHT_DIAGNOSTIC", "0", "bound and report barrier waits of CUDA kernels")
+WAIT_SECONDS = Flag("TILEWRIGHT_WAIT_SECONDS", "2", "how long a diagnostic build waits")
 TRACEBACK = Flag("TILEWRIGHT_TRACEBACK", "0", "errors show the frames inside Tilewright too")
 
-FLAGS = (SANITIZE, SANITIZE_NAN, DUMP, TARGET, CACHE_DIR, NUM_THREADS, SEED, TRACEBACK)
+FLAGS = (
+    SANITIZE, SANITIZE_NAN, DUMP, TARGET, CACHE_DIR, NUM_THREADS, SEED, DIAGNOSTIC, WAIT_SECONDS,
+    TRACEBACK,
+)  # fmt: skip

@@ -123,6 +123,10 @@ class RunError(TilewrightError):
     """The kernel did something it must not do while the interpreter ran it."""
 
 
+class HangError(RunError):
+    """A barrier wait that did not end; a diagnostic build gave it up and says where it stands."""
+
+
 class SanitizerError(RunError):
     """What the sanitizer reports: `kind` is a stable word such as 'out-of-range' or 'race'."""
 

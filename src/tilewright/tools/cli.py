@@ -1,17 +1,20 @@
-"""The command line: look at IR, check programs, list flags."""
+"""The command line: look at IR, check programs, run races, list flags."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
 from tilewright.ir.op import Program
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
+from tilewright.runtime.race import Settings
+from tilewright.runtime.timing import BACKENDS
 from tilewright.support import env
 from tilewright.support.errors import TilewrightError
-from tilewright.tools.collect import Found, collect
+from tilewright.tools.collect import Found, collect, parse_arguments
 
 
 class _Group(click.Group):
@@ -74,6 +77,55 @@ def flags() -> None:
     """List the environment variables that Tilewright reads."""
     for flag in env.FLAGS:
         click.echo(f"{flag.name:<28}{flag.help} (now {flag()!r})")
+
+
+@main.command()
+@click.argument(
+    "files",
+    type=click.Path(exists=True, dir_okay=False),
+    nargs=-1,
+    required=True,
+    metavar="FILE...",
+)
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the figures here, as JSON.")
+@click.option("--rounds", type=click.IntRange(1), default=12, show_default=True)
+@click.option("--burst-ms", type=float, default=2.0, show_default=True, help="Length of a turn.")
+@click.option("--pause-ms", type=float, default=None, help="Between turns; 5 on a GPU, else 0.")
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default="auto",
+    show_default=True,
+    help="CUDA events, CUDA graphs, or the clock.",
+)
+@click.option("--only", multiple=True, metavar="PATTERN", help="Races of this name ('gemm*').")
+@click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds a race.")
+@click.option("--force", is_flag=True, help="Time what failed its check, too.")
+@_args
+def bench(
+    files: tuple[str, ...],
+    out: str | None,
+    rounds: int,
+    burst_ms: float,
+    pause_ms: float | None,
+    backend: str,
+    only: tuple[str, ...],
+    timeout: float,
+    force: bool,
+    arguments: str,
+) -> None:
+    """Run the races of FILE: contenders in turn, checked before they are timed.
+
+    FILE is Python and defines a function `races` that gives `tilewright.profiler.Race`s.
+    """
+    from tilewright.tools.bench import Job, command_line, run_files
+
+    pause = None if pause_ms is None else pause_ms / 1e3
+    settings = Settings(rounds, burst_ms / 1e3, pause, backend, force)
+    chosen = parse_arguments(arguments, {})
+    jobs = [Job(file, chosen, settings, only, timeout) for file in files]
+    command = command_line("tilewright", sys.argv[1:])
+    sys.exit(run_files(jobs, command=command, out=Path(out) if out else None))
 
 
 def _programs(file: str, name: str | None, arguments: str) -> list[Found]:

@@ -32,7 +32,7 @@ def collect(file: str, arguments: str = "") -> list[Found]:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             names = _run(file)
-            chosen = _parse(arguments, names)
+            chosen = parse_arguments(arguments, names)
             programs = [p for value in names.values() for p in _of(value, chosen)]
     finally:
         sys.path.pop(0)
@@ -50,7 +50,7 @@ def _run(file: str) -> dict[str, Any]:
         ) from error
 
 
-def _parse(arguments: str, names: dict[str, Any]) -> dict[str, Any]:
+def parse_arguments(arguments: str, names: dict[str, Any]) -> dict[str, Any]:
     if not arguments.strip():
         return {}
     try:

@@ -53,6 +53,11 @@ TW_DEVICE void wgmma_m64n128k16_f32_bf16_bf16_rs_01(float* d, const void* from, 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
+TW_DEVICE void stmatrix_x4(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::
+               "r"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3) : "memory");
+}
+
 TW_DEVICE void bulk_store_4d(const tw::TensorMap* map, uint32_t from, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
                "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
@@ -551,11 +556,8 @@ flash_attention_main(
 #line 173 "flash_attention.tw"
       const int at = (((thread_1 & 15) * 8 + ((thread_1 >> 4) & 1) + (thread_1 >> 5) * 128) & 56) ^ ((thread_1 & 15) * 64 + ((thread_1 >> 4) & 1) * 8 + (thread_1 >> 5) * 1024);
       #pragma unroll
-      for (int r_7 = 0; r_7 < 1; ++r_7) {
-        #pragma unroll
-        for (int c_12 = 0; c_12 < 8; ++c_12) {
-          tw::stmatrix(tw::address(q + wg * 4096 + (at ^ ((c_12 & 3) * 16 + (c_12 >> 2) * 8192))), tw::pack_bfloat16(o[c_12 * 8], o[c_12 * 8 + 1]), tw::pack_bfloat16(o[c_12 * 8 + 2], o[c_12 * 8 + 3]), tw::pack_bfloat16(o[c_12 * 8 + 4], o[c_12 * 8 + 5]), tw::pack_bfloat16(o[c_12 * 8 + 6], o[c_12 * 8 + 7]));
-        }
+      for (int v_13 = 0; v_13 < 8; ++v_13) {
+        stmatrix_x4(tw::address(q + wg * 4096 + (at ^ ((v_13 & 3) * 16 + (v_13 >> 2) * 8192))), tw::pack_bfloat16(o[v_13 * 8], o[v_13 * 8 + 1]), tw::pack_bfloat16(o[v_13 * 8 + 2], o[v_13 * 8 + 3]), tw::pack_bfloat16(o[v_13 * 8 + 4], o[v_13 * 8 + 5]), tw::pack_bfloat16(o[v_13 * 8 + 6], o[v_13 * 8 + 7]));
       }
 #line 174 "flash_attention.tw"
       tw::fence_proxy_async();

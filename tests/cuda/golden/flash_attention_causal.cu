@@ -49,6 +49,11 @@ TW_DEVICE void wgmma_m64n128k16_f32_bf16_bf16_rs_01(float* d, const void* from, 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
+TW_DEVICE void stmatrix_x4(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::
+               "r"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3) : "memory");
+}
+
 TW_DEVICE void bulk_store_4d(const tw::TensorMap* map, uint32_t from, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
                "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
@@ -733,11 +738,8 @@ flash_attention_causal_main(
 #line 224 "flash_attention_causal.tw"
       const int at = (((thread_1 & 15) * 8 + ((thread_1 >> 4) & 1) + (thread_1 >> 5) * 128) & 56) ^ ((thread_1 & 15) * 64 + ((thread_1 >> 4) & 1) * 8 + (thread_1 >> 5) * 1024);
       #pragma unroll
-      for (int r_12 = 0; r_12 < 1; ++r_12) {
-        #pragma unroll
-        for (int c_19 = 0; c_19 < 8; ++c_19) {
-          tw::stmatrix(tw::address(out + wg * 4096 + (at ^ ((c_19 & 3) * 16 + (c_19 >> 2) * 8192))), tw::pack_bfloat16(o[c_19 * 8], o[c_19 * 8 + 1]), tw::pack_bfloat16(o[c_19 * 8 + 2], o[c_19 * 8 + 3]), tw::pack_bfloat16(o[c_19 * 8 + 4], o[c_19 * 8 + 5]), tw::pack_bfloat16(o[c_19 * 8 + 6], o[c_19 * 8 + 7]));
-        }
+      for (int v_21 = 0; v_21 < 8; ++v_21) {
+        stmatrix_x4(tw::address(out + wg * 4096 + (at ^ ((v_21 & 3) * 16 + (v_21 >> 2) * 8192))), tw::pack_bfloat16(o[v_21 * 8], o[v_21 * 8 + 1]), tw::pack_bfloat16(o[v_21 * 8 + 2], o[v_21 * 8 + 3]), tw::pack_bfloat16(o[v_21 * 8 + 4], o[v_21 * 8 + 5]), tw::pack_bfloat16(o[v_21 * 8 + 6], o[v_21 * 8 + 7]));
       }
 #line 225 "flash_attention_causal.tw"
       tw::fence_proxy_async();

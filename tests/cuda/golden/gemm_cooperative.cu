@@ -44,6 +44,11 @@ TW_DEVICE void wgmma_m64n256k16_f32_bf16_bf16_ss_01(float* d, uint64_t a, uint64
       : "l"(a), "l"(b), "r"(accumulate));
 }
 
+TW_DEVICE void stmatrix_x4(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::
+               "r"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3) : "memory");
+}
+
 TW_DEVICE void bulk_store_2d(const tw::TensorMap* map, uint32_t from, int c0, int c1) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::
                "l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
@@ -218,11 +223,8 @@ gemm_cooperative_main(
 #line 85 "gemm_cooperative.tw"
         const int at = (((thread_1 & 15) * 8 + ((thread_1 >> 4) & 1) + (thread_1 >> 5) * 128) & 56) ^ ((thread_1 & 15) * 64 + ((thread_1 >> 4) & 1) * 8 + (thread_1 >> 5) * 1024);
         #pragma unroll
-        for (int r = 0; r < 1; ++r) {
-          #pragma unroll
-          for (int c_1 = 0; c_1 < 4; ++c_1) {
-            tw::stmatrix(tw::address(out + wg * 4096 + (at ^ (c_1 * 16))), tw::pack_bfloat16(acc[c * 32 + c_1 * 8], acc[c * 32 + c_1 * 8 + 1]), tw::pack_bfloat16(acc[c * 32 + c_1 * 8 + 2], acc[c * 32 + c_1 * 8 + 3]), tw::pack_bfloat16(acc[c * 32 + c_1 * 8 + 4], acc[c * 32 + c_1 * 8 + 5]), tw::pack_bfloat16(acc[c * 32 + c_1 * 8 + 6], acc[c * 32 + c_1 * 8 + 7]));
-          }
+        for (int v = 0; v < 4; ++v) {
+          stmatrix_x4(tw::address(out + wg * 4096 + (at ^ (v * 16))), tw::pack_bfloat16(acc[c * 32 + v * 8], acc[c * 32 + v * 8 + 1]), tw::pack_bfloat16(acc[c * 32 + v * 8 + 2], acc[c * 32 + v * 8 + 3]), tw::pack_bfloat16(acc[c * 32 + v * 8 + 4], acc[c * 32 + v * 8 + 5]), tw::pack_bfloat16(acc[c * 32 + v * 8 + 6], acc[c * 32 + v * 8 + 7]));
         }
 #line 86 "gemm_cooperative.tw"
         tw::fence_proxy_async();

@@ -27,6 +27,11 @@ TW_DEVICE void wgmma_m64n128k16_f32_bf16_bf16_ss_01(float* d, uint64_t a, uint64
       : "l"(a), "l"(b), "r"(accumulate));
 }
 
+TW_DEVICE void stmatrix_x4(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::
+               "r"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3) : "memory");
+}
+
 TW_DEVICE void bulk_store_2d(const tw::TensorMap* map, uint32_t from, int c0, int c1) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::
                "l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
@@ -212,11 +217,8 @@ gemm_pingpong_main(
 #line 86 "gemm_pingpong.tw"
         const int at = (((thread_1 & 15) * 8 + ((thread_1 >> 4) & 1) + (thread_1 >> 5) * 128) & 56) ^ ((thread_1 & 15) * 64 + ((thread_1 >> 4) & 1) * 8 + (thread_1 >> 5) * 1024);
         #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          #pragma unroll
-          for (int c_1 = 0; c_1 < 4; ++c_1) {
-            tw::stmatrix(tw::address(out + wg * 8192 + (at ^ (c_1 * 16 + r * 4096))), tw::pack_bfloat16(acc[c * 32 + c_1 * 8 + r * 64], acc[c * 32 + c_1 * 8 + r * 64 + 1]), tw::pack_bfloat16(acc[c * 32 + c_1 * 8 + r * 64 + 2], acc[c * 32 + c_1 * 8 + r * 64 + 3]), tw::pack_bfloat16(acc[c * 32 + c_1 * 8 + r * 64 + 4], acc[c * 32 + c_1 * 8 + r * 64 + 5]), tw::pack_bfloat16(acc[c * 32 + c_1 * 8 + r * 64 + 6], acc[c * 32 + c_1 * 8 + r * 64 + 7]));
-          }
+        for (int v = 0; v < 8; ++v) {
+          stmatrix_x4(tw::address(out + wg * 8192 + (at ^ ((v & 3) * 16 + (v >> 2) * 4096))), tw::pack_bfloat16(acc[c * 32 + (v & 3) * 8 + (v >> 2) * 64], acc[c * 32 + (v & 3) * 8 + (v >> 2) * 64 + 1]), tw::pack_bfloat16(acc[c * 32 + (v & 3) * 8 + (v >> 2) * 64 + 2], acc[c * 32 + (v & 3) * 8 + (v >> 2) * 64 + 3]), tw::pack_bfloat16(acc[c * 32 + (v & 3) * 8 + (v >> 2) * 64 + 4], acc[c * 32 + (v & 3) * 8 + (v >> 2) * 64 + 5]), tw::pack_bfloat16(acc[c * 32 + (v & 3) * 8 + (v >> 2) * 64 + 6], acc[c * 32 + (v & 3) * 8 + (v >> 2) * 64 + 7]));
         }
 #line 87 "gemm_pingpong.tw"
         tw::fence_proxy_async();

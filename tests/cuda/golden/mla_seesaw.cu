@@ -11,6 +11,14 @@ TW_DEVICE void bulk_load_3d(uint32_t to, const tw::TensorMap* map, uint32_t barr
                "r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
+TW_DEVICE void ldmatrix_x4(void* registers, uint32_t from) {
+  uint32_t* to = static_cast<uint32_t*>(registers);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+
 TW_DEVICE void wgmma_m64n64k16_f32_bf16_bf16_ss(float* d, uint64_t a, uint64_t b, int accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
@@ -74,6 +82,11 @@ TW_DEVICE void wgmma_m64n256k16_f32_bf16_bf16_rs_01(float* d, const void* from, 
         "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
         "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+TW_DEVICE void stmatrix_x4(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::
+               "r"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3) : "memory");
 }
 
 TW_DEVICE void wgmma_m64n256k16_f32_bf16_bf16_ss_01(float* d, uint64_t a, uint64_t b, int accumulate) {
@@ -234,11 +247,8 @@ mla_seesaw_main(
 #line 75 "mla_seesaw.tw"
     const int at = (((thread & 15) * 8 + ((thread >> 4) & 1) + (thread >> 5) * 128) & 56) ^ ((thread & 15) * 64 + ((thread >> 4) & 1) * 8 + (thread >> 5) * 1024);
     #pragma unroll
-    for (int r_2 = 0; r_2 < 1; ++r_2) {
-      #pragma unroll
-      for (int c_13 = 0; c_13 < 4; ++c_13) {
-        tw::ldmatrix(q_rope + c_13 * 8, tw::address(ps + (at ^ (c_13 * 16)) + 4096));
-      }
+    for (int v_3 = 0; v_3 < 4; ++v_3) {
+      ldmatrix_x4(q_rope + v_3 * 8, tw::address(ps + (at ^ (v_3 * 16)) + 4096));
     }
 #line 76 "mla_seesaw.tw"
     if (n > 0) {
@@ -289,23 +299,23 @@ mla_seesaw_main(
         const int y_11 = (thread & 3) * 2;
         const int limit = seq - i * 128 - y_11;
         #pragma unroll
-        for (int v_3 = 0; v_3 < 32; ++v_3) {
+        for (int v_4 = 0; v_4 < 32; ++v_4) {
 #line 92 "mla_seesaw.tw"
-          s[v_3] = (v_3 & 1) + (v_3 >> 2) * 8 < limit ? s[v_3] : __uint_as_float(0xff800000u);
+          s[v_4] = (v_4 & 1) + (v_4 >> 2) * 8 < limit ? s[v_4] : __uint_as_float(0xff800000u);
         }
       }
       #pragma unroll
 #line 95 "mla_seesaw.tw"
-      for (int v_4 = 0; v_4 < 2; ++v_4) {
-        r[v_4] = m[v_4];
+      for (int v_5 = 0; v_5 < 2; ++v_5) {
+        r[v_5] = m[v_5];
       }
 #line 96 "mla_seesaw.tw"
       float r_part[4];
       #pragma unroll
       for (int d = 0; d < 2; ++d) {
         #pragma unroll
-        for (int c_14 = 0; c_14 < 2; ++c_14) {
-          r_part[d * 2 + c_14] = tw::max_nan(r[d], s[c_14 + d * 2]);
+        for (int c_13 = 0; c_13 < 2; ++c_13) {
+          r_part[d * 2 + c_13] = tw::max_nan(r[d], s[c_13 + d * 2]);
         }
       }
       #pragma unroll
@@ -313,8 +323,8 @@ mla_seesaw_main(
         #pragma unroll
         for (int d_1 = 0; d_1 < 2; ++d_1) {
           #pragma unroll
-          for (int c_15 = 0; c_15 < 2; ++c_15) {
-            r_part[d_1 * 2 + c_15] = tw::max_nan(r_part[d_1 * 2 + c_15], s[c_15 + d_1 * 2 + k_1 * 4]);
+          for (int c_14 = 0; c_14 < 2; ++c_14) {
+            r_part[d_1 * 2 + c_14] = tw::max_nan(r_part[d_1 * 2 + c_14], s[c_14 + d_1 * 2 + k_1 * 4]);
           }
         }
       }
@@ -328,46 +338,46 @@ mla_seesaw_main(
       }
       #pragma unroll
 #line 97 "mla_seesaw.tw"
-      for (int v_5 = 0; v_5 < 2; ++v_5) {
+      for (int v_6 = 0; v_6 < 2; ++v_6) {
 #line 98 "mla_seesaw.tw"
-        f[v_5] = tw::exp2_fast((m[v_5] - r[v_5]) * scale);
+        f[v_6] = tw::exp2_fast((m[v_6] - r[v_6]) * scale);
 #line 99 "mla_seesaw.tw"
-        m[v_5] = r[v_5];
+        m[v_6] = r[v_6];
       }
 #line 101 "mla_seesaw.tw"
       const int at_1 = ((thread >> 2) & 7) + (thread >> 5) * 16;
       #pragma unroll
-      for (int v_7 = 0; v_7 < 2; ++v_7) {
+      for (int v_8 = 0; v_8 < 2; ++v_8) {
         if ((thread & 3) == 0) {
-          top[at_1 + v_7 * 8] = m[v_7];
+          top[at_1 + v_8 * 8] = m[v_8];
         }
       }
 #line 102 "mla_seesaw.tw"
       const int at_2 = ((thread >> 2) & 7) + (thread >> 5) * 16;
       #pragma unroll
-      for (int v_9 = 0; v_9 < 2; ++v_9) {
+      for (int v_10 = 0; v_10 < 2; ++v_10) {
         if ((thread & 3) == 0) {
-          factor[at_2 + v_9 * 8] = f[v_9];
+          factor[at_2 + v_10 * 8] = f[v_10];
         }
       }
 #line 103 "mla_seesaw.tw"
       tw::arrive_named(1, 256);
       #pragma unroll
 #line 104 "mla_seesaw.tw"
-      for (int v_10 = 0; v_10 < 32; ++v_10) {
+      for (int v_11 = 0; v_11 < 32; ++v_11) {
 #line 106 "mla_seesaw.tw"
-        s[v_10] = tw::exp2_fast(s[v_10] * scale - m[(v_10 >> 1) & 1] * scale);
+        s[v_11] = tw::exp2_fast(s[v_11] * scale - m[(v_11 >> 1) & 1] * scale);
       }
       #pragma unroll
 #line 108 "mla_seesaw.tw"
-      for (int v_12 = 0; v_12 < 16; ++v_12) {
-        *reinterpret_cast<uint32_t*>(p + v_12 * 2) = tw::pack_bfloat16(s[v_12 * 2], s[v_12 * 2 + 1]);
+      for (int v_13 = 0; v_13 < 16; ++v_13) {
+        *reinterpret_cast<uint32_t*>(p + v_13 * 2) = tw::pack_bfloat16(s[v_13 * 2], s[v_13 * 2 + 1]);
       }
       #pragma unroll
 #line 109 "mla_seesaw.tw"
-      for (int v_13 = 0; v_13 < 128; ++v_13) {
+      for (int v_14 = 0; v_14 < 128; ++v_14) {
 #line 111 "mla_seesaw.tw"
-        o[v_13] = o[v_13] * f[(v_13 >> 1) & 1];
+        o[v_14] = o[v_14] * f[(v_14 >> 1) & 1];
       }
 #line 113 "mla_seesaw.tw"
       tw::pin<32>(s);
@@ -388,8 +398,8 @@ mla_seesaw_main(
       #pragma unroll
       for (int d_3 = 0; d_3 < 2; ++d_3) {
         #pragma unroll
-        for (int c_16 = 0; c_16 < 2; ++c_16) {
-          r_part_1[d_3 * 2 + c_16] = s[c_16 + d_3 * 2];
+        for (int c_15 = 0; c_15 < 2; ++c_15) {
+          r_part_1[d_3 * 2 + c_15] = s[c_15 + d_3 * 2];
         }
       }
       #pragma unroll
@@ -397,8 +407,8 @@ mla_seesaw_main(
         #pragma unroll
         for (int d_4 = 0; d_4 < 2; ++d_4) {
           #pragma unroll
-          for (int c_17 = 0; c_17 < 2; ++c_17) {
-            r_part_1[d_4 * 2 + c_17] = r_part_1[d_4 * 2 + c_17] + s[c_17 + d_4 * 2 + k_2 * 4];
+          for (int c_16 = 0; c_16 < 2; ++c_16) {
+            r_part_1[d_4 * 2 + c_16] = r_part_1[d_4 * 2 + c_16] + s[c_16 + d_4 * 2 + k_2 * 4];
           }
         }
       }
@@ -412,9 +422,9 @@ mla_seesaw_main(
       }
       #pragma unroll
 #line 117 "mla_seesaw.tw"
-      for (int v_14 = 0; v_14 < 2; ++v_14) {
+      for (int v_15 = 0; v_15 < 2; ++v_15) {
 #line 118 "mla_seesaw.tw"
-        l[v_14] = l[v_14] * f[v_14] + r[v_14];
+        l[v_15] = l[v_15] * f[v_15] + r[v_15];
       }
 #line 120 "mla_seesaw.tw"
       if (2 * i + 1 < n) {
@@ -423,35 +433,32 @@ mla_seesaw_main(
 #line 122 "mla_seesaw.tw"
         const int at_3 = ((thread >> 2) & 7) + (thread >> 5) * 16;
         #pragma unroll
-        for (int v_16 = 0; v_16 < 2; ++v_16) {
-          m[v_16] = top[at_3 + v_16 * 8 + 64];
+        for (int v_17 = 0; v_17 < 2; ++v_17) {
+          m[v_17] = top[at_3 + v_17 * 8 + 64];
         }
 #line 123 "mla_seesaw.tw"
         const int at_4 = ((thread >> 2) & 7) + (thread >> 5) * 16;
         #pragma unroll
-        for (int v_18 = 0; v_18 < 2; ++v_18) {
-          f[v_18] = factor[at_4 + v_18 * 8 + 64];
+        for (int v_19 = 0; v_19 < 2; ++v_19) {
+          f[v_19] = factor[at_4 + v_19 * 8 + 64];
         }
         #pragma unroll
 #line 124 "mla_seesaw.tw"
-        for (int v_19 = 0; v_19 < 32; ++v_19) {
+        for (int v_20 = 0; v_20 < 32; ++v_20) {
 #line 126 "mla_seesaw.tw"
-          s[v_19] = s[v_19] * f[(v_19 >> 1) & 1];
+          s[v_20] = s[v_20] * f[(v_20 >> 1) & 1];
         }
         #pragma unroll
 #line 128 "mla_seesaw.tw"
-        for (int v_20 = 0; v_20 < 2; ++v_20) {
-          l[v_20] = l[v_20] * f[v_20];
+        for (int v_21 = 0; v_21 < 2; ++v_21) {
+          l[v_21] = l[v_21] * f[v_21];
         }
       }
 #line 130 "mla_seesaw.tw"
       const int at_5 = (((thread & 15) * 8 + ((thread >> 4) & 1) + (thread >> 5) * 128) & 56) ^ ((thread & 15) * 64 + ((thread >> 4) & 1) * 8 + (thread >> 5) * 1024);
       #pragma unroll
-      for (int r_3 = 0; r_3 < 1; ++r_3) {
-        #pragma unroll
-        for (int c_18 = 0; c_18 < 4; ++c_18) {
-          tw::stmatrix(tw::address(ps + (at_5 ^ (c_18 * 16))), tw::pack_bfloat16(s[c_18 * 8], s[c_18 * 8 + 1]), tw::pack_bfloat16(s[c_18 * 8 + 2], s[c_18 * 8 + 3]), tw::pack_bfloat16(s[c_18 * 8 + 4], s[c_18 * 8 + 5]), tw::pack_bfloat16(s[c_18 * 8 + 6], s[c_18 * 8 + 7]));
-        }
+      for (int v_22 = 0; v_22 < 4; ++v_22) {
+        stmatrix_x4(tw::address(ps + (at_5 ^ (v_22 * 16))), tw::pack_bfloat16(s[v_22 * 8], s[v_22 * 8 + 1]), tw::pack_bfloat16(s[v_22 * 8 + 2], s[v_22 * 8 + 3]), tw::pack_bfloat16(s[v_22 * 8 + 4], s[v_22 * 8 + 5]), tw::pack_bfloat16(s[v_22 * 8 + 6], s[v_22 * 8 + 7]));
       }
 #line 131 "mla_seesaw.tw"
       tw::fence_proxy_async();
@@ -482,9 +489,9 @@ mla_seesaw_main(
       if (2 * i + 1 < n) {
         #pragma unroll
 #line 143 "mla_seesaw.tw"
-        for (int v_21 = 0; v_21 < 128; ++v_21) {
+        for (int v_23 = 0; v_23 < 128; ++v_23) {
 #line 145 "mla_seesaw.tw"
-          o[v_21] = o[v_21] * f[(v_21 >> 1) & 1];
+          o[v_23] = o[v_23] * f[(v_23 >> 1) & 1];
         }
 #line 147 "mla_seesaw.tw"
         tw::pin<32>(s);
@@ -579,9 +586,9 @@ mla_seesaw_main(
 #line 179 "mla_seesaw.tw"
     const int at_6 = ((thread >> 2) & 7) + (thread >> 5) * 16;
     #pragma unroll
-    for (int v_23 = 0; v_23 < 2; ++v_23) {
+    for (int v_25 = 0; v_25 < 2; ++v_25) {
       if ((thread & 3) == 0) {
-        sums[at_6 + v_23 * 8] = l[v_23];
+        sums[at_6 + v_25 * 8] = l[v_25];
       }
     }
 #line 180 "mla_seesaw.tw"
@@ -589,31 +596,28 @@ mla_seesaw_main(
 #line 181 "mla_seesaw.tw"
     const int at_7 = ((thread >> 2) & 7) + (thread >> 5) * 16;
     #pragma unroll
-    for (int v_25 = 0; v_25 < 2; ++v_25) {
-      r[v_25] = sums[at_7 + v_25 * 8 + 64];
+    for (int v_27 = 0; v_27 < 2; ++v_27) {
+      r[v_27] = sums[at_7 + v_27 * 8 + 64];
     }
     #pragma unroll
 #line 182 "mla_seesaw.tw"
-    for (int v_26 = 0; v_26 < 2; ++v_26) {
+    for (int v_28 = 0; v_28 < 2; ++v_28) {
 #line 183 "mla_seesaw.tw"
-      l[v_26] = l[v_26] + r[v_26];
+      l[v_28] = l[v_28] + r[v_28];
 #line 184 "mla_seesaw.tw"
-      r[v_26] = l[v_26] > 0.0f ? 1.0f / l[v_26] : 0.0f;
+      r[v_28] = l[v_28] > 0.0f ? 1.0f / l[v_28] : 0.0f;
     }
     #pragma unroll
 #line 186 "mla_seesaw.tw"
-    for (int v_27 = 0; v_27 < 128; ++v_27) {
+    for (int v_29 = 0; v_29 < 128; ++v_29) {
 #line 188 "mla_seesaw.tw"
-      o[v_27] = o[v_27] * r[(v_27 >> 1) & 1];
+      o[v_29] = o[v_29] * r[(v_29 >> 1) & 1];
     }
 #line 190 "mla_seesaw.tw"
     const int at_8 = (((thread & 15) * 8 + ((thread >> 4) & 1) + (thread >> 5) * 128) & 56) ^ ((thread & 15) * 64 + ((thread >> 4) & 1) * 8 + (thread >> 5) * 1024);
     #pragma unroll
-    for (int r_4 = 0; r_4 < 1; ++r_4) {
-      #pragma unroll
-      for (int c_19 = 0; c_19 < 16; ++c_19) {
-        tw::stmatrix(tw::address(k + (at_8 ^ ((c_19 & 3) * 16 + (c_19 >> 2) * 4096))), tw::pack_bfloat16(o[c_19 * 8], o[c_19 * 8 + 1]), tw::pack_bfloat16(o[c_19 * 8 + 2], o[c_19 * 8 + 3]), tw::pack_bfloat16(o[c_19 * 8 + 4], o[c_19 * 8 + 5]), tw::pack_bfloat16(o[c_19 * 8 + 6], o[c_19 * 8 + 7]));
-      }
+    for (int v_30 = 0; v_30 < 16; ++v_30) {
+      stmatrix_x4(tw::address(k + (at_8 ^ ((v_30 & 3) * 16 + (v_30 >> 2) * 4096))), tw::pack_bfloat16(o[v_30 * 8], o[v_30 * 8 + 1]), tw::pack_bfloat16(o[v_30 * 8 + 2], o[v_30 * 8 + 3]), tw::pack_bfloat16(o[v_30 * 8 + 4], o[v_30 * 8 + 5]), tw::pack_bfloat16(o[v_30 * 8 + 6], o[v_30 * 8 + 7]));
     }
 #line 191 "mla_seesaw.tw"
     tw::fence_proxy_async();
@@ -630,16 +634,16 @@ mla_seesaw_main(
     }
     #pragma unroll
 #line 195 "mla_seesaw.tw"
-    for (int v_28 = 0; v_28 < 2; ++v_28) {
+    for (int v_31 = 0; v_31 < 2; ++v_31) {
 #line 196 "mla_seesaw.tw"
-      r[v_28] = l[v_28] > 0.0f ? m[v_28] * scale + log2f(l[v_28]) : __uint_as_float(0xff800000u);
+      r[v_31] = l[v_31] > 0.0f ? m[v_31] * scale + log2f(l[v_31]) : __uint_as_float(0xff800000u);
     }
 #line 198 "mla_seesaw.tw"
     const int i0_8_1 = ((thread >> 2) & 7) + (thread >> 5) * 16;
     #pragma unroll
-    for (int v_30 = 0; v_30 < 2; ++v_30) {
+    for (int v_33 = 0; v_33 < 2; ++v_33) {
       if ((thread & 3) == 0) {
-        LSE[int64_t(b) * (groups * 64) + int64_t(h) * (64) + i0_8_1 + v_30 * 8] = r[v_30];
+        LSE[int64_t(b) * (groups * 64) + int64_t(h) * (64) + i0_8_1 + v_33 * 8] = r[v_33];
       }
     }
 #line 199 "mla_seesaw.tw"
@@ -684,13 +688,13 @@ mla_seesaw_main(
     }
     #pragma unroll
 #line 224 "mla_seesaw.tw"
-    for (int v_31 = 0; v_31 < 128; ++v_31) {
-      o_1[v_31] = 0.0f;
+    for (int v_34 = 0; v_34 < 128; ++v_34) {
+      o_1[v_34] = 0.0f;
     }
     #pragma unroll
 #line 225 "mla_seesaw.tw"
-    for (int v_32 = 0; v_32 < 2; ++v_32) {
-      l_1[v_32] = 0.0f;
+    for (int v_35 = 0; v_35 < 2; ++v_35) {
+      l_1[v_35] = 0.0f;
     }
 #line 226 "mla_seesaw.tw"
     if (n > 1) {
@@ -699,11 +703,8 @@ mla_seesaw_main(
 #line 228 "mla_seesaw.tw"
       const int at_9 = (((thread_1 & 15) * 8 + ((thread_1 >> 4) & 1) + (thread_1 >> 5) * 128) & 56) ^ ((thread_1 & 15) * 64 + ((thread_1 >> 4) & 1) * 8 + (thread_1 >> 5) * 1024);
       #pragma unroll
-      for (int r_5 = 0; r_5 < 1; ++r_5) {
-        #pragma unroll
-        for (int c_20 = 0; c_20 < 4; ++c_20) {
-          tw::ldmatrix(q_rope_1 + c_20 * 8, tw::address(ps + (at_9 ^ (c_20 * 16)) + 4096));
-        }
+      for (int v_36 = 0; v_36 < 4; ++v_36) {
+        ldmatrix_x4(q_rope_1 + v_36 * 8, tw::address(ps + (at_9 ^ (v_36 * 16)) + 4096));
       }
 #line 229 "mla_seesaw.tw"
       tw::pin<32>(s_1);
@@ -754,9 +755,9 @@ mla_seesaw_main(
           const int y_6_1 = (thread_1 & 3) * 2;
           const int limit_1 = seq - i_1 * 128 - y_6_1 - 64;
           #pragma unroll
-          for (int v_33 = 0; v_33 < 32; ++v_33) {
+          for (int v_37 = 0; v_37 < 32; ++v_37) {
 #line 245 "mla_seesaw.tw"
-            s_1[v_33] = (v_33 & 1) + (v_33 >> 2) * 8 < limit_1 ? s_1[v_33] : __uint_as_float(0xff800000u);
+            s_1[v_37] = (v_37 & 1) + (v_37 >> 2) * 8 < limit_1 ? s_1[v_37] : __uint_as_float(0xff800000u);
           }
         }
 #line 248 "mla_seesaw.tw"
@@ -764,8 +765,8 @@ mla_seesaw_main(
         #pragma unroll
         for (int d_6 = 0; d_6 < 2; ++d_6) {
           #pragma unroll
-          for (int c_21 = 0; c_21 < 2; ++c_21) {
-            r_1_part[d_6 * 2 + c_21] = s_1[c_21 + d_6 * 2];
+          for (int c_17 = 0; c_17 < 2; ++c_17) {
+            r_1_part[d_6 * 2 + c_17] = s_1[c_17 + d_6 * 2];
           }
         }
         #pragma unroll
@@ -773,8 +774,8 @@ mla_seesaw_main(
           #pragma unroll
           for (int d_7 = 0; d_7 < 2; ++d_7) {
             #pragma unroll
-            for (int c_22 = 0; c_22 < 2; ++c_22) {
-              r_1_part[d_7 * 2 + c_22] = tw::max_nan(r_1_part[d_7 * 2 + c_22], s_1[c_22 + d_7 * 2 + k_3 * 4]);
+            for (int c_18 = 0; c_18 < 2; ++c_18) {
+              r_1_part[d_7 * 2 + c_18] = tw::max_nan(r_1_part[d_7 * 2 + c_18], s_1[c_18 + d_7 * 2 + k_3 * 4]);
             }
           }
         }
@@ -792,63 +793,63 @@ mla_seesaw_main(
 #line 251 "mla_seesaw.tw"
       const int at_10 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
       #pragma unroll
-      for (int v_35 = 0; v_35 < 2; ++v_35) {
-        m_1[v_35] = top[at_10 + v_35 * 8];
+      for (int v_39 = 0; v_39 < 2; ++v_39) {
+        m_1[v_39] = top[at_10 + v_39 * 8];
       }
 #line 252 "mla_seesaw.tw"
       const int at_11 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
       #pragma unroll
-      for (int v_37 = 0; v_37 < 2; ++v_37) {
-        f_1[v_37] = factor[at_11 + v_37 * 8];
+      for (int v_41 = 0; v_41 < 2; ++v_41) {
+        f_1[v_41] = factor[at_11 + v_41 * 8];
       }
 #line 253 "mla_seesaw.tw"
       if (2 * i_1 + 1 < n) {
         #pragma unroll
 #line 254 "mla_seesaw.tw"
-        for (int v_38 = 0; v_38 < 2; ++v_38) {
+        for (int v_42 = 0; v_42 < 2; ++v_42) {
 #line 255 "mla_seesaw.tw"
-          r_1[v_38] = fmaxf(r_1[v_38], m_1[v_38]);
+          r_1[v_42] = fmaxf(r_1[v_42], m_1[v_42]);
 #line 256 "mla_seesaw.tw"
-          g[v_38] = tw::exp2_fast((m_1[v_38] - r_1[v_38]) * scale);
+          g[v_42] = tw::exp2_fast((m_1[v_42] - r_1[v_42]) * scale);
 #line 257 "mla_seesaw.tw"
-          m_1[v_38] = r_1[v_38];
+          m_1[v_42] = r_1[v_42];
 #line 258 "mla_seesaw.tw"
-          f_1[v_38] = f_1[v_38] * g[v_38];
+          f_1[v_42] = f_1[v_42] * g[v_42];
         }
 #line 260 "mla_seesaw.tw"
         const int at_12 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
         #pragma unroll
-        for (int v_40 = 0; v_40 < 2; ++v_40) {
+        for (int v_44 = 0; v_44 < 2; ++v_44) {
           if ((thread_1 & 3) == 0) {
-            top[at_12 + v_40 * 8 + 64] = m_1[v_40];
+            top[at_12 + v_44 * 8 + 64] = m_1[v_44];
           }
         }
 #line 261 "mla_seesaw.tw"
         const int at_13 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
         #pragma unroll
-        for (int v_42 = 0; v_42 < 2; ++v_42) {
+        for (int v_46 = 0; v_46 < 2; ++v_46) {
           if ((thread_1 & 3) == 0) {
-            factor[at_13 + v_42 * 8 + 64] = g[v_42];
+            factor[at_13 + v_46 * 8 + 64] = g[v_46];
           }
         }
 #line 262 "mla_seesaw.tw"
         tw::arrive_named(2, 256);
         #pragma unroll
 #line 263 "mla_seesaw.tw"
-        for (int v_43 = 0; v_43 < 32; ++v_43) {
+        for (int v_47 = 0; v_47 < 32; ++v_47) {
 #line 265 "mla_seesaw.tw"
-          s_1[v_43] = tw::exp2_fast(s_1[v_43] * scale - m_1[(v_43 >> 1) & 1] * scale);
+          s_1[v_47] = tw::exp2_fast(s_1[v_47] * scale - m_1[(v_47 >> 1) & 1] * scale);
         }
         #pragma unroll
 #line 267 "mla_seesaw.tw"
-        for (int v_45 = 0; v_45 < 16; ++v_45) {
-          *reinterpret_cast<uint32_t*>(p_1 + v_45 * 2) = tw::pack_bfloat16(s_1[v_45 * 2], s_1[v_45 * 2 + 1]);
+        for (int v_49 = 0; v_49 < 16; ++v_49) {
+          *reinterpret_cast<uint32_t*>(p_1 + v_49 * 2) = tw::pack_bfloat16(s_1[v_49 * 2], s_1[v_49 * 2 + 1]);
         }
         #pragma unroll
 #line 268 "mla_seesaw.tw"
-        for (int v_46 = 0; v_46 < 128; ++v_46) {
+        for (int v_50 = 0; v_50 < 128; ++v_50) {
 #line 270 "mla_seesaw.tw"
-          o_1[v_46] = o_1[v_46] * f_1[(v_46 >> 1) & 1];
+          o_1[v_50] = o_1[v_50] * f_1[(v_50 >> 1) & 1];
         }
 #line 272 "mla_seesaw.tw"
         tw::pin<32>(s_1);
@@ -867,11 +868,8 @@ mla_seesaw_main(
 #line 275 "mla_seesaw.tw"
         const int at_14 = (((thread_1 & 15) * 8 + ((thread_1 >> 4) & 1) + (thread_1 >> 5) * 128) & 56) ^ ((thread_1 & 15) * 64 + ((thread_1 >> 4) & 1) * 8 + (thread_1 >> 5) * 1024);
         #pragma unroll
-        for (int r_6 = 0; r_6 < 1; ++r_6) {
-          #pragma unroll
-          for (int c_23 = 0; c_23 < 4; ++c_23) {
-            tw::stmatrix(tw::address(ps + (at_14 ^ (c_23 * 16)) + 4096), tw::pack_bfloat16(s_1[c_23 * 8], s_1[c_23 * 8 + 1]), tw::pack_bfloat16(s_1[c_23 * 8 + 2], s_1[c_23 * 8 + 3]), tw::pack_bfloat16(s_1[c_23 * 8 + 4], s_1[c_23 * 8 + 5]), tw::pack_bfloat16(s_1[c_23 * 8 + 6], s_1[c_23 * 8 + 7]));
-          }
+        for (int v_51 = 0; v_51 < 4; ++v_51) {
+          stmatrix_x4(tw::address(ps + (at_14 ^ (v_51 * 16)) + 4096), tw::pack_bfloat16(s_1[v_51 * 8], s_1[v_51 * 8 + 1]), tw::pack_bfloat16(s_1[v_51 * 8 + 2], s_1[v_51 * 8 + 3]), tw::pack_bfloat16(s_1[v_51 * 8 + 4], s_1[v_51 * 8 + 5]), tw::pack_bfloat16(s_1[v_51 * 8 + 6], s_1[v_51 * 8 + 7]));
         }
 #line 276 "mla_seesaw.tw"
         tw::fence_proxy_async();
@@ -882,8 +880,8 @@ mla_seesaw_main(
         #pragma unroll
         for (int d_9 = 0; d_9 < 2; ++d_9) {
           #pragma unroll
-          for (int c_24 = 0; c_24 < 2; ++c_24) {
-            r_1_part_1[d_9 * 2 + c_24] = s_1[c_24 + d_9 * 2];
+          for (int c_19 = 0; c_19 < 2; ++c_19) {
+            r_1_part_1[d_9 * 2 + c_19] = s_1[c_19 + d_9 * 2];
           }
         }
         #pragma unroll
@@ -891,8 +889,8 @@ mla_seesaw_main(
           #pragma unroll
           for (int d_10 = 0; d_10 < 2; ++d_10) {
             #pragma unroll
-            for (int c_25 = 0; c_25 < 2; ++c_25) {
-              r_1_part_1[d_10 * 2 + c_25] = r_1_part_1[d_10 * 2 + c_25] + s_1[c_25 + d_10 * 2 + k_4 * 4];
+            for (int c_20 = 0; c_20 < 2; ++c_20) {
+              r_1_part_1[d_10 * 2 + c_20] = r_1_part_1[d_10 * 2 + c_20] + s_1[c_20 + d_10 * 2 + k_4 * 4];
             }
           }
         }
@@ -906,9 +904,9 @@ mla_seesaw_main(
         }
         #pragma unroll
 #line 279 "mla_seesaw.tw"
-        for (int v_47 = 0; v_47 < 2; ++v_47) {
+        for (int v_52 = 0; v_52 < 2; ++v_52) {
 #line 280 "mla_seesaw.tw"
-          l_1[v_47] = l_1[v_47] * f_1[v_47] + r_1[v_47];
+          l_1[v_52] = l_1[v_52] * f_1[v_52] + r_1[v_52];
         }
 #line 281 "mla_seesaw.tw"
         tw::settle<2>(l_1);
@@ -933,14 +931,14 @@ mla_seesaw_main(
       } else {
         #pragma unroll
 #line 290 "mla_seesaw.tw"
-        for (int v_48 = 0; v_48 < 128; ++v_48) {
+        for (int v_53 = 0; v_53 < 128; ++v_53) {
 #line 292 "mla_seesaw.tw"
-          o_1[v_48] = o_1[v_48] * f_1[(v_48 >> 1) & 1];
+          o_1[v_53] = o_1[v_53] * f_1[(v_53 >> 1) & 1];
         }
         #pragma unroll
 #line 294 "mla_seesaw.tw"
-        for (int v_49 = 0; v_49 < 2; ++v_49) {
-          l_1[v_49] = l_1[v_49] * f_1[v_49];
+        for (int v_54 = 0; v_54 < 2; ++v_54) {
+          l_1[v_54] = l_1[v_54] * f_1[v_54];
         }
       }
 #line 296 "mla_seesaw.tw"
@@ -1045,9 +1043,9 @@ mla_seesaw_main(
 #line 332 "mla_seesaw.tw"
     const int at_15 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
     #pragma unroll
-    for (int v_51 = 0; v_51 < 2; ++v_51) {
+    for (int v_56 = 0; v_56 < 2; ++v_56) {
       if ((thread_1 & 3) == 0) {
-        sums[at_15 + v_51 * 8 + 64] = l_1[v_51];
+        sums[at_15 + v_56 * 8 + 64] = l_1[v_56];
       }
     }
 #line 333 "mla_seesaw.tw"
@@ -1055,31 +1053,28 @@ mla_seesaw_main(
 #line 334 "mla_seesaw.tw"
     const int at_16 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
     #pragma unroll
-    for (int v_53 = 0; v_53 < 2; ++v_53) {
-      r_1[v_53] = sums[at_16 + v_53 * 8];
+    for (int v_58 = 0; v_58 < 2; ++v_58) {
+      r_1[v_58] = sums[at_16 + v_58 * 8];
     }
     #pragma unroll
 #line 335 "mla_seesaw.tw"
-    for (int v_54 = 0; v_54 < 2; ++v_54) {
+    for (int v_59 = 0; v_59 < 2; ++v_59) {
 #line 336 "mla_seesaw.tw"
-      l_1[v_54] = r_1[v_54] + l_1[v_54];
+      l_1[v_59] = r_1[v_59] + l_1[v_59];
 #line 337 "mla_seesaw.tw"
-      r_1[v_54] = l_1[v_54] > 0.0f ? 1.0f / l_1[v_54] : 0.0f;
+      r_1[v_59] = l_1[v_59] > 0.0f ? 1.0f / l_1[v_59] : 0.0f;
     }
     #pragma unroll
 #line 339 "mla_seesaw.tw"
-    for (int v_55 = 0; v_55 < 128; ++v_55) {
+    for (int v_60 = 0; v_60 < 128; ++v_60) {
 #line 341 "mla_seesaw.tw"
-      o_1[v_55] = o_1[v_55] * r_1[(v_55 >> 1) & 1];
+      o_1[v_60] = o_1[v_60] * r_1[(v_60 >> 1) & 1];
     }
 #line 343 "mla_seesaw.tw"
     const int at_17 = (((thread_1 & 15) * 8 + ((thread_1 >> 4) & 1) + (thread_1 >> 5) * 128) & 56) ^ ((thread_1 & 15) * 64 + ((thread_1 >> 4) & 1) * 8 + (thread_1 >> 5) * 1024);
     #pragma unroll
-    for (int r_7 = 0; r_7 < 1; ++r_7) {
-      #pragma unroll
-      for (int c_26 = 0; c_26 < 16; ++c_26) {
-        tw::stmatrix(tw::address(k + (at_17 ^ ((c_26 & 3) * 16 + (c_26 >> 2) * 4096)) + 16384), tw::pack_bfloat16(o_1[c_26 * 8], o_1[c_26 * 8 + 1]), tw::pack_bfloat16(o_1[c_26 * 8 + 2], o_1[c_26 * 8 + 3]), tw::pack_bfloat16(o_1[c_26 * 8 + 4], o_1[c_26 * 8 + 5]), tw::pack_bfloat16(o_1[c_26 * 8 + 6], o_1[c_26 * 8 + 7]));
-      }
+    for (int v_61 = 0; v_61 < 16; ++v_61) {
+      stmatrix_x4(tw::address(k + (at_17 ^ ((v_61 & 3) * 16 + (v_61 >> 2) * 4096)) + 16384), tw::pack_bfloat16(o_1[v_61 * 8], o_1[v_61 * 8 + 1]), tw::pack_bfloat16(o_1[v_61 * 8 + 2], o_1[v_61 * 8 + 3]), tw::pack_bfloat16(o_1[v_61 * 8 + 4], o_1[v_61 * 8 + 5]), tw::pack_bfloat16(o_1[v_61 * 8 + 6], o_1[v_61 * 8 + 7]));
     }
 #line 344 "mla_seesaw.tw"
     tw::fence_proxy_async();

@@ -178,7 +178,7 @@ softmax_cluster_main(
 #line 62 "softmax_cluster.tw"
       tw::sync_named(15, 128);
       if (leader) {
-        tw::fence_cluster();
+        tw::fence_cluster_shared();
       }
       #pragma unroll
 #line 61 "softmax_cluster.tw"

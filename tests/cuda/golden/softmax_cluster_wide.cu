@@ -6,15 +6,11 @@ TW_DEVICE void bulk_load_4d(uint32_t to, const tw::TensorMap* map, uint32_t barr
                "r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-TW_DEVICE void bulk_store_4d(const tw::TensorMap* map, uint32_t from, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
-               "l"(map), "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
-}
-
-extern "C" __global__ void __launch_bounds__(512, 1) __cluster_dims__(4, 1, 1)
+extern "C" __global__ void __launch_bounds__(512, 1) __cluster_dims__(2, 1, 1)
 softmax_cluster_wide_main(
     const __grid_constant__ tw::TensorMap X_map,
-    const __grid_constant__ tw::TensorMap Y_map,
+    tw::bfloat16* __restrict__ Y,
+    int* __restrict__ counter,
     const float scale,
     const int blocks,
     const int m,
@@ -23,110 +19,131 @@ softmax_cluster_wide_main(
   const int tx = threadIdx.x;
   const int bx = blockIdx.x;
   const int rank = tw::cluster_rank();
-#line 23 "softmax_cluster_wide.tw"
+#line 31 "softmax_cluster_wide.tw"
   const int warp = tw::warp_index(tx);
   if (tx == 0) {
     tw::prefetch(&X_map);
-    tw::prefetch(&Y_map);
   }
-#line 24 "softmax_cluster_wide.tw"
-  tw::bfloat16* const tile = reinterpret_cast<tw::bfloat16*>(shared + 0);
-#line 26 "softmax_cluster_wide.tw"
-  float* const pairs = reinterpret_cast<float*>(shared + 196608);
-#line 27 "softmax_cluster_wide.tw"
-  const uint32_t full = tw::address(shared) + 197632;
-#line 28 "softmax_cluster_wide.tw"
-  const uint32_t got = tw::address(shared) + 197680;
-#line 29 "softmax_cluster_wide.tw"
-  if (tx == 0) {
-    for (int i = 0; i < 6; ++i) tw::barrier_init(full + 8 * i, 1);
-  }
-#line 30 "softmax_cluster_wide.tw"
-  if (tx == 0) {
-    for (int i = 0; i < 4; ++i) tw::barrier_init(got + 8 * i, 4);
-  }
-#line 31 "softmax_cluster_wide.tw"
-  tw::fence_barrier_init();
 #line 32 "softmax_cluster_wide.tw"
-  tw::sync_cluster();
+  tw::bfloat16* const tile = reinterpret_cast<tw::bfloat16*>(shared + 0);
+#line 33 "softmax_cluster_wide.tw"
+  float* const pairs = reinterpret_cast<float*>(shared + 65536);
 #line 34 "softmax_cluster_wide.tw"
-  const int clusters = blocks >> 2;
+  int* const next = reinterpret_cast<int*>(shared + 66048);
 #line 35 "softmax_cluster_wide.tw"
-  if (warp < 16) {  // role rows
-    const int g = warp / 8;
-    const int thread = tx & 255;
-    const bool leader = warp == g * 8 && tw::elect();
+  const uint32_t full = tw::address(shared) + 66056;
 #line 36 "softmax_cluster_wide.tw"
-    float x[64];
+  const uint32_t got = tw::address(shared) + 66184;
+#line 37 "softmax_cluster_wide.tw"
+  const uint32_t tick = tw::address(shared) + 66200;
 #line 38 "softmax_cluster_wide.tw"
-    float part[8];
+  if (tx == 0) {
+    for (int i = 0; i < 16; ++i) tw::barrier_init(full + 8 * i, 1);
+  }
 #line 39 "softmax_cluster_wide.tw"
-    float top[1];
+  if (tx == 0) {
+    for (int i = 0; i < 2; ++i) tw::barrier_init(got + 8 * i, 32);
+  }
 #line 40 "softmax_cluster_wide.tw"
-    float sum[1];
+  if (tx == 0) {
+    for (int i = 0; i < 2; ++i) tw::barrier_init(tick + 8 * i, 1);
+  }
 #line 41 "softmax_cluster_wide.tw"
-    float factor[1];
+  tw::fence_barrier_init();
 #line 42 "softmax_cluster_wide.tw"
-    float tops[1];
-#line 43 "softmax_cluster_wide.tw"
-    float sums[1];
+  tw::sync_cluster();
 #line 44 "softmax_cluster_wide.tw"
-    float all_top[1];
+  const int clusters = blocks >> 1;
 #line 45 "softmax_cluster_wide.tw"
-    float all_sum[1];
+  if (warp < 16) {  // role rows
+    const int g = warp / 1;
+    const int thread = tx & 31;
+    const bool leader = warp == g && tw::elect();
 #line 46 "softmax_cluster_wide.tw"
-    int it = 0;
+    float x[64];
+#line 47 "softmax_cluster_wide.tw"
+    float part[8];
 #line 48 "softmax_cluster_wide.tw"
-    const int first = (bx >> 2) + g * clusters;
-    #pragma unroll 1
+    float top[1];
 #line 49 "softmax_cluster_wide.tw"
-    for (int j = 0; j < 3; ++j) {
+    float sum[1];
 #line 50 "softmax_cluster_wide.tw"
-      if (first + j * 2 * clusters < m) {
+    float factor[1];
 #line 51 "softmax_cluster_wide.tw"
-        if (leader) {
-          tw::arrive_expect(full + 8 * (int(g) * (3) + j), 32768);
+    float tops[1];
 #line 52 "softmax_cluster_wide.tw"
-          bulk_load_4d(tw::address(tile + g * 49152 + j * 16384), &X_map, full + 8 * (int(g) * (3) + j), 0, 0, rank * 8, first + clusters * j * 2);
-        }
+    float sums[1];
+#line 53 "softmax_cluster_wide.tw"
+    float all_top[1];
+#line 54 "softmax_cluster_wide.tw"
+    float all_sum[1];
+#line 55 "softmax_cluster_wide.tw"
+    int id[1];
+#line 56 "softmax_cluster_wide.tw"
+    int it = 0;
+#line 57 "softmax_cluster_wide.tw"
+    int row = bx >> 1;
+#line 58 "softmax_cluster_wide.tw"
+    int after = (bx >> 1) + clusters;
+#line 60 "softmax_cluster_wide.tw"
+    if (row < m) {
+#line 61 "softmax_cluster_wide.tw"
+      if (leader) {
+        tw::arrive_expect(full + 8 * (g), 4096);
+#line 62 "softmax_cluster_wide.tw"
+        bulk_load_4d(tw::address(tile + g * 2048), &X_map, full + 8 * (g), 0, 0, g + rank * 16, row);
       }
     }
-    #pragma unroll 1
-#line 56 "softmax_cluster_wide.tw"
-    for (int row = first; row < m; row += 2 * clusters) {
-#line 57 "softmax_cluster_wide.tw"
-      const int s = tw::floor_mod(it, 3);
-#line 58 "softmax_cluster_wide.tw"
+#line 64 "softmax_cluster_wide.tw"
+    while (row < m) {
+#line 65 "softmax_cluster_wide.tw"
       const int turn = it & 1;
-#line 59 "softmax_cluster_wide.tw"
-      if (leader) {
-        tw::fence_cluster();
-      }
-      #pragma unroll
-      for (int peer = 0; peer < 4; ++peer) {
-        if (leader) {
-          tw::arrive_expect_remote(tw::remote(got + 8 * (int(g) * (2) + turn), peer), 64);
-        }
-      }
-#line 61 "softmax_cluster_wide.tw"
-      tw::wait(full + 8 * (int(g) * (3) + s), tw::floor_div(it, 3) & 1);
-#line 62 "softmax_cluster_wide.tw"
-      const int at = (thread & 31) * 8 + (thread >> 5) * 2048;
+#line 66 "softmax_cluster_wide.tw"
+      tw::wait(full + 8 * (g), it & 1);
+#line 67 "softmax_cluster_wide.tw"
+      const int at = thread * 8;
       #pragma unroll
       for (int v_1 = 0; v_1 < 8; ++v_1) {
-        tw::load_shared<tw::bfloat16, 8>(x + v_1 * 8, tw::address(tile + at + g * 49152 + s * 16384 + v_1 * 256));
+        tw::load_shared<tw::bfloat16, 8>(x + v_1 * 8, tw::address(tile + at + g * 2048 + v_1 * 256));
       }
-#line 63 "softmax_cluster_wide.tw"
-      if (rank * 8 + 8 > groups) {
-#line 64 "softmax_cluster_wide.tw"
-        const int w_5 = thread >> 5;
-        #pragma unroll
-        for (int v_2 = 0; v_2 < 64; ++v_2) {
-#line 66 "softmax_cluster_wide.tw"
-          x[v_2] = rank * 8 + w_5 < groups ? x[v_2] : __uint_as_float(0xff800000u);
+#line 68 "softmax_cluster_wide.tw"
+      if (it > 0) {
+#line 69 "softmax_cluster_wide.tw"
+        tw::wait_cluster(tick + 8 * ((it + 1) & 1), ((it - 1) >> 1) & 1);
+#line 70 "softmax_cluster_wide.tw"
+        after = next[(it + 1) & 1];
+      }
+#line 72 "softmax_cluster_wide.tw"
+      __syncwarp();
+#line 73 "softmax_cluster_wide.tw"
+      if (leader) {
+        tw::fence_cluster_shared();
+      }
+      #pragma unroll
+      for (int peer = 0; peer < 2; ++peer) {
+        if (leader) {
+          tw::arrive_expect_remote(tw::remote(got + 8 * (turn), peer), 8);
         }
       }
-#line 69 "softmax_cluster_wide.tw"
+#line 74 "softmax_cluster_wide.tw"
+      if (after < m) {
+#line 75 "softmax_cluster_wide.tw"
+        if (leader) {
+          tw::arrive_expect(full + 8 * (g), 4096);
+#line 76 "softmax_cluster_wide.tw"
+          bulk_load_4d(tw::address(tile + g * 2048), &X_map, full + 8 * (g), 0, 0, g + rank * 16, after);
+        }
+      }
+#line 78 "softmax_cluster_wide.tw"
+      if (rank * 16 + g >= groups) {
+        #pragma unroll
+#line 79 "softmax_cluster_wide.tw"
+        for (int v_2 = 0; v_2 < 64; ++v_2) {
+#line 80 "softmax_cluster_wide.tw"
+          x[v_2] = __uint_as_float(0xff800000u);
+        }
+      }
+#line 82 "softmax_cluster_wide.tw"
       float part_part[16];
       #pragma unroll
       for (int d = 0; d < 8; ++d) {
@@ -149,7 +166,7 @@ softmax_cluster_wide_main(
       for (int d_2 = 0; d_2 < 8; ++d_2) {
         part[d_2] = tw::max_nan(part_part[d_2 * 2], part_part[d_2 * 2 + 1]);
       }
-#line 70 "softmax_cluster_wide.tw"
+#line 83 "softmax_cluster_wide.tw"
       float top_part[2];
       #pragma unroll
       for (int d_3 = 0; d_3 < 1; ++d_3) {
@@ -182,15 +199,15 @@ softmax_cluster_wide_main(
         const float other_4 = __shfl_xor_sync(~0u, own_4, 16);
         top[d_5] = tw::max_nan(own_4, other_4);
       }
-#line 72 "softmax_cluster_wide.tw"
+#line 85 "softmax_cluster_wide.tw"
       factor[0] = top[0] > __uint_as_float(0xff800000u) ? top[0] * scale : 0.0f;
       #pragma unroll
-#line 74 "softmax_cluster_wide.tw"
+#line 87 "softmax_cluster_wide.tw"
       for (int v_4 = 0; v_4 < 64; ++v_4) {
-#line 76 "softmax_cluster_wide.tw"
+#line 88 "softmax_cluster_wide.tw"
         x[v_4] = tw::exp2_fast(x[v_4] * scale - factor[0]);
       }
-#line 78 "softmax_cluster_wide.tw"
+#line 90 "softmax_cluster_wide.tw"
       float part_part_1[16];
       #pragma unroll
       for (int d_6 = 0; d_6 < 8; ++d_6) {
@@ -213,7 +230,7 @@ softmax_cluster_wide_main(
       for (int d_8 = 0; d_8 < 8; ++d_8) {
         part[d_8] = part_part_1[d_8 * 2] + part_part_1[d_8 * 2 + 1];
       }
-#line 79 "softmax_cluster_wide.tw"
+#line 91 "softmax_cluster_wide.tw"
       float sum_part[2];
       #pragma unroll
       for (int d_9 = 0; d_9 < 1; ++d_9) {
@@ -247,28 +264,59 @@ softmax_cluster_wide_main(
         sum[d_11] = own_9 + other_9;
       }
       #pragma unroll
-#line 80 "softmax_cluster_wide.tw"
-      for (int peer_1 = 0; peer_1 < 4; ++peer_1) {
-#line 81 "softmax_cluster_wide.tw"
-        const int at_1 = thread >> 5;
-        if ((thread & 31) == 0) {
-          tw::store_remote<1>(tw::remote(tw::address(pairs + at_1 + g * 128 + rank * 8 + turn * 64), peer_1), top, tw::remote(got + 8 * (int(g) * (2) + turn), peer_1));
+#line 92 "softmax_cluster_wide.tw"
+      for (int peer_1 = 0; peer_1 < 2; ++peer_1) {
+#line 93 "softmax_cluster_wide.tw"
+        const int at_1 = 0;
+        if (thread == 0) {
+          tw::store_remote<1>(tw::remote(tw::address(pairs + at_1 + g + rank * 16 + turn * 64), peer_1), top, tw::remote(got + 8 * (turn), peer_1));
         }
-#line 83 "softmax_cluster_wide.tw"
-        const int at_2 = thread >> 5;
-        if ((thread & 31) == 0) {
-          tw::store_remote<1>(tw::remote(tw::address(pairs + at_2 + g * 128 + rank * 8 + turn * 64 + 32), peer_1), sum, tw::remote(got + 8 * (int(g) * (2) + turn), peer_1));
+#line 95 "softmax_cluster_wide.tw"
+        const int at_2 = 0;
+        if (thread == 0) {
+          tw::store_remote<1>(tw::remote(tw::address(pairs + at_2 + g + rank * 16 + turn * 64 + 32), peer_1), sum, tw::remote(got + 8 * (turn), peer_1));
         }
       }
-#line 87 "softmax_cluster_wide.tw"
-      tw::wait_cluster(got + 8 * (int(g) * (2) + turn), (it >> 1) & 1);
-#line 88 "softmax_cluster_wide.tw"
-      const int at_3 = thread & 31;
-      tops[0] = pairs[at_3 + g * 128 + turn * 64];
-#line 89 "softmax_cluster_wide.tw"
-      const int at_4 = thread & 31;
-      sums[0] = pairs[at_4 + g * 128 + turn * 64 + 32];
-#line 90 "softmax_cluster_wide.tw"
+#line 99 "softmax_cluster_wide.tw"
+      if (rank == 0 && g == 0) {
+#line 100 "softmax_cluster_wide.tw"
+        const int taken = tw::from_lane_0([&] { return tw::atomic_add(counter, 1); });
+#line 101 "softmax_cluster_wide.tw"
+        if (taken == m - 1) {
+          counter[0] = 0;
+        }
+#line 102 "softmax_cluster_wide.tw"
+        if (after < m) {
+#line 103 "softmax_cluster_wide.tw"
+          id[0] = taken + 2 * clusters;
+#line 105 "softmax_cluster_wide.tw"
+          if (leader) {
+            tw::fence_cluster_shared();
+          }
+          #pragma unroll
+#line 104 "softmax_cluster_wide.tw"
+          for (int peer_2 = 0; peer_2 < 2; ++peer_2) {
+#line 105 "softmax_cluster_wide.tw"
+            if (leader) {
+              tw::arrive_expect_remote(tw::remote(tick + 8 * (it & 1), peer_2), 4);
+            }
+#line 106 "softmax_cluster_wide.tw"
+            const int at_3 = 0;
+            if (thread == 0) {
+              tw::store_remote<1>(tw::remote(tw::address(next + at_3 + (it & 1)), peer_2), id, tw::remote(tick + 8 * (it & 1), peer_2));
+            }
+          }
+        }
+      }
+#line 111 "softmax_cluster_wide.tw"
+      tw::wait_cluster(got + 8 * (turn), (it >> 1) & 1);
+#line 112 "softmax_cluster_wide.tw"
+      const int at_4 = thread;
+      tops[0] = pairs[at_4 + turn * 64];
+#line 113 "softmax_cluster_wide.tw"
+      const int at_5 = thread;
+      sums[0] = pairs[at_5 + turn * 64 + 32];
+#line 114 "softmax_cluster_wide.tw"
       float all_top_part[1];
       #pragma unroll
       for (int d_12 = 0; d_12 < 1; ++d_12) {
@@ -291,9 +339,9 @@ softmax_cluster_wide_main(
         const float other_14 = __shfl_xor_sync(~0u, own_14, 16);
         all_top[d_13] = tw::max_nan(own_14, other_14);
       }
-#line 92 "softmax_cluster_wide.tw"
+#line 116 "softmax_cluster_wide.tw"
       sums[0] = sums[0] * tw::exp2_fast((tops[0] - all_top[0]) * scale);
-#line 94 "softmax_cluster_wide.tw"
+#line 118 "softmax_cluster_wide.tw"
       float all_sum_part[1];
       #pragma unroll
       for (int d_14 = 0; d_14 < 1; ++d_14) {
@@ -316,47 +364,29 @@ softmax_cluster_wide_main(
         const float other_19 = __shfl_xor_sync(~0u, own_19, 16);
         all_sum[d_15] = own_19 + other_19;
       }
-#line 96 "softmax_cluster_wide.tw"
+#line 120 "softmax_cluster_wide.tw"
       factor[0] = tw::exp2_fast((top[0] - all_top[0]) * scale) / all_sum[0];
       #pragma unroll
-#line 98 "softmax_cluster_wide.tw"
-      for (int v_15 = 0; v_15 < 64; ++v_15) {
-#line 100 "softmax_cluster_wide.tw"
-        x[v_15] = x[v_15] * factor[0];
+#line 122 "softmax_cluster_wide.tw"
+      for (int v_18 = 0; v_18 < 64; ++v_18) {
+#line 123 "softmax_cluster_wide.tw"
+        x[v_18] = x[v_18] * factor[0];
       }
-#line 102 "softmax_cluster_wide.tw"
-      const int at_5 = (thread & 31) * 8 + (thread >> 5) * 2048;
-      #pragma unroll
-      for (int v_17 = 0; v_17 < 8; ++v_17) {
-        tw::store_shared<tw::bfloat16, 8>(tw::address(tile + at_5 + g * 49152 + s * 16384 + v_17 * 256), x + v_17 * 8);
-      }
-#line 103 "softmax_cluster_wide.tw"
-      tw::fence_proxy_async();
-#line 104 "softmax_cluster_wide.tw"
-      tw::sync_named(1 + g, 256);
-#line 105 "softmax_cluster_wide.tw"
-      if (leader) {
-        bulk_store_4d(&Y_map, tw::address(tile + g * 49152 + s * 16384), 0, 0, rank * 8, row);
-#line 106 "softmax_cluster_wide.tw"
-        tw::commit_bulk();
-      }
-#line 108 "softmax_cluster_wide.tw"
-      if (it > 0 && row + 4 * clusters < m) {
-#line 109 "softmax_cluster_wide.tw"
-        if (leader) {
-          tw::wait_bulk_read<1>();
-#line 110 "softmax_cluster_wide.tw"
-          tw::arrive_expect(full + 8 * (int(g) * (3) + tw::floor_mod(it + 2, 3)), 32768);
-#line 111 "softmax_cluster_wide.tw"
-          bulk_load_4d(tw::address(tile + g * 49152 + tw::floor_mod(it + 2, 3) * 16384), &X_map, full + 8 * (int(g) * (3) + tw::floor_mod(it + 2, 3)), 0, 0, rank * 8, clusters * 4 + row);
+#line 125 "softmax_cluster_wide.tw"
+      if (rank * 16 + g < groups) {
+#line 126 "softmax_cluster_wide.tw"
+        const int i1_2_1 = thread * 8;
+        #pragma unroll
+        for (int v_20 = 0; v_20 < 8; ++v_20) {
+          if (row >= 0 && row < m) {
+            tw::store_global<tw::bfloat16, 8>(Y + int64_t(row) * (groups * 8 * 256) + int64_t(g + rank * 16) * (8 * 256) + int64_t(v_20) * (256) + i1_2_1, x + v_20 * 8);
+          }
         }
       }
-#line 114 "softmax_cluster_wide.tw"
+#line 128 "softmax_cluster_wide.tw"
+      row = after;
+#line 129 "softmax_cluster_wide.tw"
       it = it + 1;
-    }
-#line 116 "softmax_cluster_wide.tw"
-    if (leader) {
-      tw::wait_bulk_read<0>();
     }
   }
 }

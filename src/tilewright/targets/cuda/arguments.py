@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import combinations
 
-from tilewright.ir.bind import bind_sizes, describe, static_value
+from tilewright.ir.bind import bind_sizes, describe, given_part, static_value
 from tilewright.ir.dtype import DType
 from tilewright.ir.op import Program
 from tilewright.support.errors import LaunchError
@@ -25,12 +25,13 @@ class ProgramCheck:
         self.align = dict(align or {})
 
     def __call__(self, views: Mapping[str, ArrayView]) -> dict[str, int]:
-        for tensor in self.program.tensors:
+        program = given_part(self.program, views)  # None may stand for what no kernel touches
+        for tensor in program.tensors:
             self._check_element(tensor.name, tensor.dtype, views[tensor.name])
-        shapes = {t.name: self._shape(t.dtype, views[t.name]) for t in self.program.tensors}
+        shapes = {t.name: self._shape(t.dtype, views[t.name]) for t in program.tensors}
         strides = {name: view.strides for name, view in views.items()}
-        sizes = bind_sizes(self.program, shapes, strides)
-        for tensor in self.program.tensors:
+        sizes = bind_sizes(program, shapes, strides)
+        for tensor in program.tensors:
             view, name = views[tensor.name], tensor.name
             want = tuple(static_value(s, sizes) for s in tensor.shape)
             if shapes[name] != want:
@@ -86,7 +87,7 @@ class ProgramCheck:
             )
 
     def _check_overlap(self, views: Mapping[str, ArrayView]) -> None:
-        spans = {t.name: views[t.name].span for t in self.program.tensors}
+        spans = {name: view.span for name, view in views.items()}
         for a, b in combinations(spans, 2):
             if not self.written & {a, b}:
                 continue

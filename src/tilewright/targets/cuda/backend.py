@@ -9,7 +9,7 @@ from math import prod
 from time import perf_counter
 from typing import Any
 
-from tilewright.ir.bind import written_params
+from tilewright.ir.bind import unused_params, written_params
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var
 from tilewright.ir.op import Hint, Program, walk_ops
@@ -18,7 +18,9 @@ from tilewright.ir.verify import Stage
 from tilewright.passes.lower_threads import lower_threads
 from tilewright.passes.pipeline import Pass, run_pipeline
 from tilewright.passes.place_shared import place_shared
+from tilewright.support import env
 from tilewright.targets.cuda.arguments import ProgramCheck
+from tilewright.targets.cuda.diagnose import DiagnosticModule
 from tilewright.targets.cuda.emit import HEADER, KernelSource, MapParam, emit_program
 from tilewright.targets.cuda.launch import (
     CudaModule,
@@ -57,7 +59,10 @@ def header() -> str:
 
 
 class CudaKernel:
-    """A compiled program. Call it with a mapping from parameter names to arrays and numbers."""
+    """A compiled program. Call it with a mapping from parameter names to arrays and numbers.
+
+    A diagnostic build bounds its barrier waits and says which did not end (`diagnose`).
+    """
 
     def __init__(self, program: Program, target: Target, *, diagnostic: bool = False) -> None:
         started = perf_counter()
@@ -65,19 +70,28 @@ class CudaKernel:
         self.target = target
         self.trace = run_pipeline(program, target, PIPELINE, stage=Stage.LAID_OUT)
         self.program = self.trace.result
-        emitted = emit_program(self.program)
+        emitted = emit_program(self.program, diagnostic=diagnostic)
         self.source = emitted.text
         self.compiled: CompiledCuda = compile_cuda(
             self.source,
             f"{program.name}.cu",
             target.arch,
+            # textures and the device runtime, which generated code has no use for
+            () if program.sources else ("--minimal",),
             headers={HEADER: header()},
             diagnostic=diagnostic,
         )
         self.resources: dict[str, Resources] = self.compiled.resources
         self.specs = tuple(launch_spec(program, kernel) for kernel in emitted.kernels)
-        self.module = CudaModule(
-            self.compiled.cubin, self.specs, resources=self.resources, arch=target.arch
+        described: dict[str, Any] = {
+            "scratch": program.scratch,
+            "resources": self.resources,
+            "arch": target.arch,
+        }
+        self.module = (
+            DiagnosticModule(self.compiled.cubin, self.specs, emitted.sites, **described)
+            if diagnostic
+            else CudaModule(self.compiled.cubin, self.specs, **described)
         )
         self.compile_seconds = perf_counter() - started
         self._call: Callable[..., None] | None = None
@@ -95,9 +109,10 @@ class CudaKernel:
         if self._call is None:
             program = self.trace[0].program
             params: list[TensorArg | Scalar] = []
+            unused = unused_params(program)
             for p in program.params:
                 if isinstance(p, Buffer):
-                    params.append(TensorArg(p.name, strided=p.strides is not None))
+                    params.append(TensorArg(p.name, p.strides is not None, p.name in unused))
                 else:
                     params.append(Scalar(p.name, p.dtype))
             check = ProgramCheck(program, written_params(program), alignments(self.program))
@@ -118,6 +133,7 @@ def launch_spec(program: Program, source: KernelSource) -> LaunchSpec:
         tuple(_param(p, dims) for p in source.params),
         source.kernel.cluster or (1, 1, 1),
         source.shared_bytes,
+        loc=source.kernel.loc,
     )
 
 
@@ -151,4 +167,5 @@ def alignments(program: Program) -> dict[str, int]:
 
 def compile_program(program: Program, target: Target) -> CudaKernel:
     """Machine code for an NVIDIA GPU from a scheduled program."""
-    return CudaKernel(program, target)
+    diagnostic = "diagnostic" in target.options or env.DIAGNOSTIC.on()
+    return CudaKernel(program, target, diagnostic=diagnostic)

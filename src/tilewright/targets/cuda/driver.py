@@ -83,6 +83,7 @@ class Driver:
             raise LaunchError("there is no CUDA device")
         self.driver_version = int(self.call(api.cuDriverGetVersion()))
         self._devices: dict[int, Device] = {}
+        self._pools: dict[int, Any] = {}
         self._lock = threading.Lock()
 
     # ------------------------------------------------------------------------------ calling
@@ -155,7 +156,7 @@ class Driver:
         major, minor = ask("COMPUTE_CAPABILITY_MAJOR"), ask("COMPUTE_CAPABILITY_MINOR")
         return Device(
             ordinal=ordinal,
-            name=bytes(self.call(api.cuDeviceGetName(100, handle))).rstrip(b"\0").decode(),
+            name=bytes(self.call(api.cuDeviceGetName(100, handle))).partition(b"\0")[0].decode(),
             arch=f"sm_{major}{minor}",
             sms=ask("MULTIPROCESSOR_COUNT"),
             limits=Limits(
@@ -186,25 +187,96 @@ class Driver:
         finally:
             self.call(self.api.cuCtxPopCurrent())
 
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """This thread may allocate while a stream is captured."""
+        api = self.api
+        mode = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        before = self.call(api.cuThreadExchangeStreamCaptureMode(mode))
+        try:
+            yield
+        finally:
+            self.call(api.cuThreadExchangeStreamCaptureMode(before))
+
     def make_current(self, device: Device) -> None:
         self.call(self.api.cuCtxSetCurrent(device.context))
 
     def synchronize(self, stream: int = 0) -> None:
         self.call(self.api.cuStreamSynchronize(stream))
 
+    def query(self, stream: int) -> int:
+        """0 when all work of the stream is done, 600 while it is not, or what went wrong."""
+        return int(self.api.cuStreamQuery(stream)[0])
+
+    def is_capturing(self, stream: int) -> bool:
+        return bool(int(self.call(self.api.cuStreamIsCapturing(stream))))
+
+    # ------------------------------------------------------------------------------- memory
+
+    def host_memory(self, device: Device, size: int) -> tuple[int, int]:
+        """Memory of the host that the device writes: its address here and there. Never freed."""
+        api = self.api
+        flags = api.CU_MEMHOSTALLOC_PORTABLE | api.CU_MEMHOSTALLOC_DEVICEMAP
+        with self.active(device):
+            host = int(self.call(api.cuMemHostAlloc(size, flags)))
+            return host, int(self.call(api.cuMemHostGetDevicePointer(host, 0)))
+
+    def allocate(self, device: Device, size: int, stream: int) -> int:
+        """Memory of the device for what follows on `stream`; a capture gets an allocation node."""
+        if device.ordinal not in self._pools:
+            self._pools[device.ordinal] = self._pool(device)
+        pool = self._pools[device.ordinal]
+        with self.active(device):
+            return int(self.call(self.api.cuMemAllocFromPoolAsync(max(size, 1), pool, stream)))
+
+    def _pool(self, device: Device) -> Any:
+        """A pool of our own that keeps its memory: the default one gives everything back to the
+        system whenever the host waits, and getting it again takes longer than most kernels."""
+        api = self.api
+        props = api.CUmemPoolProps()
+        props.allocType = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        props.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        props.location.id = device.ordinal
+        kind = api.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        with self.active(device), self.relaxed():
+            pool = self.call(api.cuMemPoolCreate(props))
+            self.call(api.cuMemPoolSetAttribute(pool, kind, api.cuuint64_t(2**64 - 1)))
+        return pool
+
+    def free(self, device: Device, address: int, stream: int) -> None:
+        """Give memory of `allocate` back once `stream` has come this far."""
+        with self.active(device):
+            self.call(self.api.cuMemFreeAsync(address, stream))
+
+    def event(self, stream: int) -> Any:
+        """A mark behind what `stream` has been given so far."""
+        flags = int(self.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        event = self.call(self.api.cuEventCreate(flags))
+        self.call(self.api.cuEventRecord(event, stream))
+        return event
+
+    def order(self, device: Device, first: int, then: int) -> None:
+        """What `then` is given from now on runs behind what `first` has been given so far."""
+        if first == then:
+            return
+        with self.active(device):
+            event = self.event(first)
+            self.call(self.api.cuStreamWaitEvent(then, event, 0))
+            self.call(self.api.cuEventDestroy(event))
+
+    def set_global(self, device: Device, module: Any, name: str, data: bytes) -> None:
+        """Write a variable of a module."""
+        with self.active(device):
+            where, size = self.call(self.api.cuModuleGetGlobal(module, name.encode()))
+            assert size == len(data), (name, size, len(data))
+            self.call(self.api.cuMemcpyHtoD(where, data, size))
+
     # ------------------------------------------------------------------------------ modules
 
     def load(self, device: Device, cubin: bytes) -> Any:
-        """A module handle. Safe while a stream is captured: the mode is relaxed for this thread
-        meanwhile, since loading may allocate."""
-        api = self.api
-        relaxed = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        with self.active(device):
-            before = self.call(api.cuThreadExchangeStreamCaptureMode(relaxed))
-            try:
-                status, module = api.cuModuleLoadData(cubin)
-            finally:
-                self.call(api.cuThreadExchangeStreamCaptureMode(before))
+        """A module handle. Safe while a stream is captured, though loading may allocate."""
+        with self.active(device), self.relaxed():
+            status, module = self.api.cuModuleLoadData(cubin)
         if int(status):
             raise self.error(
                 int(status),
@@ -222,12 +294,8 @@ class Driver:
             if int(status):
                 raise self.error(int(status), f"the compiled code has no kernel {name!r}")
             if hasattr(api, "cuFuncLoad"):
-                relaxed = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-                before = self.call(api.cuThreadExchangeStreamCaptureMode(relaxed))
-                try:
+                with self.relaxed():
                     self.call(api.cuFuncLoad(function))
-                finally:
-                    self.call(api.cuThreadExchangeStreamCaptureMode(before))
         return function
 
     def resources(self, function: Any) -> Resources:

@@ -71,24 +71,38 @@ class KernelSource:
 
 
 @dataclass(frozen=True)
+class Site:
+    """A place where a diagnostic build may say that threads stand: the op and what is around it.
+    `barrier` is None where threads meet (`sync`)."""
+
+    op: Op
+    kernel: Kernel
+    role: Role | None
+    barrier: Buffer | None = None
+
+
+@dataclass(frozen=True)
 class Source:
-    """A program's CUDA C++."""
+    """A program's CUDA C++. `sites`, of a diagnostic build, are what its waits are numbered by."""
 
     text: str
     kernels: tuple[KernelSource, ...]
+    sites: tuple[Site, ...] = ()
 
 
-def emit_program(program: Program, name: str | None = None) -> Source:
+def emit_program(program: Program, name: str | None = None, *, diagnostic: bool = False) -> Source:
     """The source of all kernels of a program at stage THREAD."""
     functions: dict[str, str] = {}
     texts, kernels = [], []
+    sites: list[Site] | None = [] if diagnostic else None
     for kernel in program.kernels:
-        writer = _Writer(program, kernel, functions)
+        writer = _Writer(program, kernel, functions, sites)
         texts.append(writer.function())
         kernels.append(writer.described())
-    parts = [f"// {name or program.name}", f'#include "{HEADER}"', "", *program.sources]
+    parts = [f"// {name or program.name}", *["#define TW_DIAGNOSTIC"] * diagnostic]
+    parts += [f'#include "{HEADER}"', "", *program.sources]
     parts += [*functions.values(), *texts]
-    return Source("\n".join(parts), tuple(kernels))
+    return Source("\n".join(parts), tuple(kernels), tuple(sites or ()))
 
 
 @dataclass
@@ -96,6 +110,7 @@ class _Writer:
     program: Program
     kernel: Kernel
     functions: dict[str, str]
+    sites: list[Site] | None = None  # of a diagnostic build
     lines: list[str] = field(default_factory=list)
     depth: int = 1
     at: tuple[str, int] | None = None
@@ -106,6 +121,7 @@ class _Writer:
         self.maps: list[MapParam] = []
         self.shared_bytes = 0
         self.warp: str | None = None
+        self.role: Role | None = None
         for op in walk_ops(self.kernel):
             if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
                 self.places[op.buffer.name] = int(op.detail[0])
@@ -295,9 +311,26 @@ class _Writer:
                 per = role.warps // role.instances
                 offset = f"({warp} - {first})" if first else warp
                 self.line(f"const int {self.names.of(role.var.name)} = {offset} / {per};")
+            self.role = role
             self.body(role.body)
+            self.role = None
             self.depth -= 1
         self.line("}")
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────
+
+    def site(self, op: Op, barrier: Buffer | None = None) -> tuple[str, ...]:
+        """What a diagnostic build passes besides: the place's number and the barriers' address."""
+        if self.sites is None:
+            return ()
+        self.sites.append(Site(op, self.kernel, self.role, barrier))
+        number = str(len(self.sites) - 1)
+        return (number,) if barrier is None else (number, self.names.of(barrier.name))
+
+    def wait(self, verb: str, op: Op, barrier: Region, phase: Expr) -> None:
+        more = self.site(op, barrier.buffer)
+        args = ", ".join([self.operand(barrier), self.expr(phase), *more])
+        self.line(f"tw::{verb}({args});", op.loc)
 
 
 def _variables(expr: Expr) -> list[Var]:
@@ -410,7 +443,7 @@ def _arrive(w: _Writer, op: Arrive) -> None:
 
 
 def _wait(w: _Writer, op: Wait) -> None:
-    w.line(f"tw::wait({w.operand(op.barrier)}, {w.expr(op.phase)});", op.loc)
+    w.wait("wait", op, op.barrier, op.phase)
 
 
 def _commit(w: _Writer, op: Commit) -> None:
@@ -429,7 +462,11 @@ def _fence(w: _Writer, op: Fence) -> None:
 def _sync(w: _Writer, op: Sync) -> None:
     if op.scope == "named" and op.id is not None:
         verb = "arrive" if op.arrive else "sync"
-        w.line(f"tw::{verb}_named({w.expr(op.id)}, {op.threads});", op.loc)
+        args = ", ".join([w.expr(op.id), str(op.threads), *(() if op.arrive else w.site(op))])
+        w.line(f"tw::{verb}_named({args});", op.loc)
+        return
+    if w.sites is not None and op.scope != "warp":
+        w.line(f"tw::sync_{op.scope}({', '.join(w.site(op))});", op.loc)
         return
     text = {"block": "__syncthreads()", "warp": "__syncwarp()", "cluster": "tw::sync_cluster()"}
     w.line(f"{text[op.scope]};", op.loc)
@@ -443,6 +480,10 @@ def _intrinsic(w: _Writer, op: Intrinsic) -> None:
     if op.name == "warp_index":
         assert op.result is not None
         w.warp = w.names.of(op.result.name)
+    if op.name == "wait_cluster":
+        barrier, phase = op.args
+        assert isinstance(barrier, Region) and isinstance(phase, Expr)
+        return w.wait(op.name, op, barrier, phase)
     record = instruction(op.name)
     fields: dict[str, Any] = dict(fields_of(op.text))
     if record.define is not None:

@@ -40,7 +40,8 @@ def run_guarded(function: Callable[..., Result], *args: Any, timeout: float = 60
             child.kill()
             raise RunError(
                 f"{name} did not finish within {timeout:g} s and was killed",
-                fix="a barrier wait that never ends is the usual reason: use a diagnostic build",
+                fix="a barrier wait that never ends is the usual reason: TILEWRIGHT_DIAGNOSTIC=1 "
+                "names it",
             )
         try:
             good, answer = ours.recv()

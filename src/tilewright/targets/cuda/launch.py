@@ -4,8 +4,8 @@ A launch is a pure function of the arguments' addresses, shapes, strides and ele
 scalars and the stream. So everything that follows from them (checks, sizes, tensor maps, the
 parameter block, the launch configuration) is made on first sight and kept under them as a key;
 a kept step is never changed, and threads may share it. A call that hits costs reading the
-arguments, one lookup and the driver's own work. Nothing is allocated on the device and nothing
-waits, so a launch may be captured into a CUDA graph.
+arguments, one lookup and the driver's own work. Scratch is allocated and freed in the order of
+the stream and nothing waits, so a launch may be captured into a CUDA graph.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import INT32, DType
-from tilewright.support.errors import LaunchError
+from tilewright.support.errors import LaunchError, Loc
+from tilewright.targets.cuda.dlpack import row_major
 from tilewright.targets.cuda.driver import (
     CLUSTER_DIMENSION,
     NO_CONTEXT,
@@ -32,6 +34,7 @@ from tilewright.targets.cuda.driver import (
     driver,
 )
 from tilewright.targets.cuda.limits import LIMITS, check_fits
+from tilewright.targets.cuda.memory import DeviceMemory, Held
 from tilewright.targets.cuda.nvrtc import Resources
 from tilewright.targets.cuda.tensormap import (
     MAP_ALIGN,
@@ -42,7 +45,7 @@ from tilewright.targets.cuda.tensormap import (
     resolve,
 )
 from tilewright.targets.cuda.values import SM_COUNT, Sizes, Value, evaluate
-from tilewright.targets.cuda.views import ArrayView, common_device, read_arrays, torch_stream
+from tilewright.targets.cuda.views import ArrayView, common_device, read_arrays
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class LaunchSpec:
     cluster: tuple[int, ...] = (1, 1, 1)
     shared: int = 0
     programmatic: bool = False
+    loc: Loc | None = field(default=None, compare=False, repr=False)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -131,6 +135,8 @@ def encode_scalar(name: str, dtype: DType, value: Any) -> bytes:
     """
     try:
         number = value.item() if hasattr(value, "item") else value
+        if isinstance(number, (str, bytes)):  # NumPy would read them
+            raise TypeError
         if dtype.is_int and not dtype.min_value <= number <= dtype.max_value:
             raise LaunchError(f"{name} = {number} does not fit {dtype}")
         if dtype.is_int and number != int(number):
@@ -259,17 +265,18 @@ def _check(spec: LaunchSpec, resources: Resources, limits: Any) -> None:
         params=spec.sizes,
         resources=resources,
         limits=limits,
+        loc=spec.loc,
     )
 
 
 Kept: TypeAlias = dict[Any, tuple["Step", ...]]
 
 # enough for a model's layers and a few sequence lengths; a step is about 2 KB
-_KEPT = 1024
+KEPT = 1024
 
 
 def keep(kept: Kept, key: Any, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    if len(kept) >= _KEPT:
+    if len(kept) >= KEPT:
         kept.clear()
     kept[key] = steps
     return steps
@@ -286,21 +293,25 @@ class CudaModule:
         cubin: bytes,
         specs: Sequence[LaunchSpec],
         *,
+        scratch: Sequence[Buffer] = (),
         resources: Mapping[str, Resources] | None = None,
         arch: str = "",
         using: Driver | None = None,
     ) -> None:
         self.cubin = cubin
         self.specs = tuple(specs)
+        self.scratch = tuple(scratch)
         every = [p for spec in self.specs for p in spec.params]
         tensors = [p.name for p in every if isinstance(p, TensorPointer)]
         tensors += [p.spec.tensor for p in every if isinstance(p, Map)]
-        self._tensors = tuple(dict.fromkeys(tensors))
+        made = {b.name for b in self.scratch}
+        self._tensors = tuple(n for n in dict.fromkeys(tensors) if n not in made)
         self._scalars = tuple(dict.fromkeys(p for p in every if isinstance(p, Scalar)))
         self._using = using
         self._loaded: dict[int, Loaded] = {}
         self._steps: Kept = {}
         self._maps: MapCache | None = None
+        self._held: Held | None = None
         self._lock = threading.Lock()
         for spec in self.specs:
             if resources is not None and arch in LIMITS:
@@ -339,11 +350,14 @@ class CudaModule:
         views, where = read_arrays({name: args[name] for name in self._tensors}, stream)
         scalars = {p.name: encode_scalar(p.name, p.dtype, args[p.name]) for p in self._scalars}
         sizes = sizes or {}
-        key = (where, _facts(views), tuple(scalars.items()), tuple(sizes.items()))
+        key = (where, facts_of(views), tuple(scalars.items()), tuple(sizes.items()))
         steps = self._steps.get(key)
         if steps is None:
-            steps = keep(self._steps, key, self.prepare(views, scalars, sizes, where))
+            steps = self.prepare(views, scalars, sizes, where)
+            if not self.scratch:
+                keep(self._steps, key, steps)
         self.run(steps)
+        self.hold(views, where)
 
     def prepare(
         self,
@@ -352,21 +366,31 @@ class CudaModule:
         sizes: Sizes,
         stream: int,
     ) -> tuple[Step, ...]:
-        """The launches these arguments need, in order."""
-        loaded = self.load(common_device(views))
-        device = loaded.device
-        known = {**sizes, **self._integers(scalars), SM_COUNT: device.sms}
+        """The launches these arguments need, in order. Scratch lives as long as they do."""
+        call = Prepared(self, views, scalars, sizes, stream)
+        if not self.scratch:
+            return call.steps(0)
+        memory = DeviceMemory(self.driver, call.device, call.scratch_bytes, stream)
+        steps = call.steps(memory.address)
+        return tuple(replace(step, memory=(*step.memory, memory)) for step in steps)
+
+    def maps(self) -> MapCache:
         if self._maps is None:
             found = self.driver
             encode = driver_encoder(lambda *a: int(found.encode_tiled(*a)), found.error)
             self._maps = MapCache(encode)
-        steps = (
-            make_step(spec, device, function, stream, views, scalars, known, self._maps)
-            for spec, function in zip(self.specs, loaded.functions, strict=True)
-        )
-        return tuple(step for step in steps if step is not None)
+        return self._maps
 
-    def _integers(self, scalars: Mapping[str, bytes]) -> dict[str, int]:
+    def hold(self, views: Mapping[str, ArrayView], stream: int) -> None:
+        """Keep borrowed arrays until what was launched on them is done."""
+        owners = [view.owner for view in views.values() if view.borrowed]
+        if owners:
+            if self._held is None:
+                self._held = Held(self.driver)
+            device = self.load(common_device(views)).device
+            self._held.until_done(device, stream, owners)
+
+    def integers(self, scalars: Mapping[str, bytes]) -> dict[str, int]:
         """Integer scalars count among the sizes: a grid may depend on them."""
         kinds = {p.name: p.dtype for s in self.specs for p in s.params if isinstance(p, Scalar)}
         return {
@@ -412,116 +436,80 @@ class CudaModule:
         params: Sequence[TensorArg | Scalar],
         check: Callable[[Mapping[str, ArrayView]], Sizes],
     ) -> Callable[..., None]:
-        """A function of the positional arguments `params` (and `stream=`) that checks and launches.
+        """A function of the arguments `params` (and `stream=`) that checks and launches.
 
         `check` sees the arrays' views, raises `LaunchError` or returns the sizes. It must follow
         from the views alone, for it runs once for each distinct set of them.
         """
+        from tilewright.targets.cuda.caller import make_caller
+
         return make_caller(self, params, check)
 
 
 @dataclass(frozen=True)
 class TensorArg:
-    """A tensor among a caller's arguments. Unless `strided`, it must be contiguous."""
+    """A tensor among a caller's arguments. Unless `strided`, it must be contiguous; None may stand
+    for one that is `optional`."""
 
     name: str
     strided: bool = False
+    optional: bool = False
 
 
-def make_caller(
-    module: CudaModule,
-    params: Sequence[TensorArg | Scalar],
-    check: Callable[[Mapping[str, ArrayView]], Sizes],
-) -> Callable[..., None]:
-    """See `CudaModule.caller`. The function is generated, so that reading the arguments is
-    straight code: with three tensors a loop over them costs as much as the launch itself.
+class Prepared:
+    """A checked call; all is known but where its scratch will lie."""
 
-    Devices are not asked again: with one GPU an address that was found on it stays there or, once
-    freed, is nobody's. With several, every call takes the general path, which asks.
-    """
-    kept: Kept = {}  # not the module's: another caller may check otherwise
-    tensors = [p for p in params if isinstance(p, TensorArg)]
-    positions = {p.name: f"x{i}" for i, p in enumerate(params)}
-    facts = []
-    for p in params:
-        x = positions[p.name]
-        if isinstance(p, TensorArg):
-            layout = "stride()" if p.strided else "is_contiguous()"
-            facts += [f"{x}.data_ptr()", f"{x}.shape", f"{x}.dtype", f"{x}.{layout}"]
-        else:
-            facts.append(f"encode_{x}({x})")
+    def __init__(
+        self,
+        module: CudaModule,
+        views: Mapping[str, ArrayView],
+        scalars: Mapping[str, bytes],
+        sizes: Sizes,
+        stream: int,
+    ) -> None:
+        self.module, self.scalars, self.stream = module, scalars, stream
+        self.views = {name: replace(view, owner=None) for name, view in views.items()}
+        loaded = module.load(common_device(views))
+        self.device, self.functions = loaded.device, loaded.functions
+        self.sizes = {**sizes, **module.integers(scalars), SM_COUNT: self.device.sms}
+        self.scratch_bytes = 0
+        self.scratch: dict[str, tuple[int, tuple[int, ...], DType]] = {}
+        for b in module.scratch:
+            shape = tuple(evaluate(s, self.sizes) for s in b.shape)
+            self.scratch[b.name] = (self.scratch_bytes, shape, b.dtype)
+            unaligned = self.scratch_bytes + b.dtype.storage_bytes(prod(shape))
+            self.scratch_bytes = -(-unaligned // _SCRATCH_ALIGN) * _SCRATCH_ALIGN
+        self._steps: Kept = {}
 
-    def slow(values: tuple[Any, ...], stream: Any, key: Any) -> None:
-        args = {p.name: v for p, v in zip(params, values, strict=True)}
-        views, where = read_arrays({p.name: args[p.name] for p in tensors}, stream)
-        scalars = {
-            p.name: encode_scalar(p.name, p.dtype, args[p.name])
-            for p in params
-            if isinstance(p, Scalar)
+    def steps(self, address: int) -> tuple[Step, ...]:
+        """The launches with scratch at `address`."""
+        ordinal = self.device.ordinal
+        scratch = {
+            name: ArrayView(address + offset, shape, row_major(shape), dtype, ordinal)
+            for name, (offset, shape, dtype) in self.scratch.items()
         }
-        general = (where, _facts(views), tuple(scalars.items()))
-        steps = kept.get(general)
-        if steps is None:
-            for p in tensors:
-                if not p.strided and not views[p.name].contiguous:
-                    raise not_contiguous(p.name, views[p.name])
-            steps = module.prepare(views, scalars, check(views), where)
-            keep(kept, general, steps)
-        if key is not None:
-            keep(kept, key, steps)
-        module.run(steps)
+        views, maps = {**self.views, **scratch}, self.module.maps()
+        made = (
+            make_step(spec, self.device, f, self.stream, views, self.scalars, self.sizes, maps)
+            for spec, f in zip(self.module.specs, self.functions, strict=True)
+        )
+        return tuple(step for step in made if step is not None)
 
-    names: dict[str, Any] = {"slow": slow, "kept": kept, "failed": module.failed}
-    names.update(
-        (f"encode_{positions[p.name]}", _encoder(p)) for p in params if isinstance(p, Scalar)
-    )
-
-    def first_raw_stream(device: int) -> int:
-        import torch
-
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", torch_stream)
-        names["raw_stream"] = raw
-        names["launch"] = module.driver.launch
-        return int(raw(device))
-
-    names["raw_stream"] = first_raw_stream
-    arguments = "".join(f"{positions[p.name]}, " for p in params)
-    hot = "kept.get(key)"
-    if not tensors or _several_gpus(module):
-        hot = "None"  # the general path looks after contexts
-    text = f"""\
-def call({arguments}stream=None):
-    if stream is not None:
-        return slow(({arguments}), stream, None)
-    try:
-        key = ({", ".join(["raw_stream(0)", *facts])},)
-    except Exception:  # not PyTorch's, or wrong: the general path knows, or says what is wrong
-        return slow(({arguments}), None, None)
-    found = {hot}
-    if found is None:
-        return slow(({arguments}), None, key)
-    for step in found:
-        status = launch(*step.arguments)
-        if status:
-            failed(status, step)
-"""
-    exec(compile(text, "<tilewright launch>", "exec"), names)
-    call: Callable[..., None] = names["call"]
-    return call
+    def run(self) -> None:
+        """Allocate, launch, free: the memory goes to the next call on the stream, which mostly
+        gets the same address."""
+        found = self.module.driver
+        address = found.allocate(self.device, self.scratch_bytes, self.stream)
+        try:
+            steps = self._steps.get(address)
+            if steps is None:
+                steps = keep(self._steps, address, self.steps(address))
+            self.module.run(steps)
+        finally:
+            found.free(self.device, address, self.stream)
 
 
-def _several_gpus(module: CudaModule) -> bool:
-    return module.driver.device_count > 1
-
-
-def _encoder(p: Scalar) -> Callable[[Any], bytes]:
-    """Bytes, not numbers, go into keys: 0.0 and -0.0 are equal, and so are 1 and True."""
-    import struct
-
-    codes = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q", "uint32": "<I"}
-    if p.dtype.name in codes:
-        return struct.Struct(codes[p.dtype.name]).pack
-    return lambda value: encode_scalar(p.name, p.dtype, value)
+_SCRATCH_ALIGN = 1024
 
 
 def not_contiguous(name: str, view: ArrayView) -> LaunchError:
@@ -532,7 +520,8 @@ def not_contiguous(name: str, view: ArrayView) -> LaunchError:
     )
 
 
-def _facts(views: Mapping[str, ArrayView]) -> tuple[Any, ...]:
+def facts_of(views: Mapping[str, ArrayView]) -> tuple[Any, ...]:
+    """What a launch depends on."""
     return tuple(
         (n, v.address, v.shape, v.strides, v.dtype.name, v.device) for n, v in views.items()
     )

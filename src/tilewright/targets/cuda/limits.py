@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.nvrtc import Resources
 
 
@@ -50,11 +50,14 @@ def check_fits(
     params: Sequence[int],
     resources: Resources,
     limits: Limits,
+    loc: Loc | None = None,
 ) -> None:
-    """Raise unless a launch with these figures can start at all."""
+    """Raise unless a launch with these figures can start at all; `loc` is the kernel's line."""
 
     def refuse(what: str, expected: str, got: str, fix: str) -> None:
-        raise CompileError(f"{kernel} asks for {what}", expected=expected, got=got, fix=fix)
+        raise CompileError(
+            f"{kernel} asks for {what}", loc=loc, expected=expected, got=got, fix=fix
+        )
 
     bound = min(limits.threads, resources.max_threads or limits.threads)
     if not 0 < threads <= bound:

@@ -103,10 +103,32 @@ def _function(name: str, params: list[str], instruction: str, inputs: list[str])
     )
 
 
-# ── warpgroup matrix instructions ────────────────────────────────────────────────────────────
+# ── matrix instructions ──────────────────────────────────────────────────────────────────────
 
 
-_ACCUMULATORS = {"float32": ("f32", "float", "f"), "int32": ("s32", "int32_t", "r")}
+@dataclass(frozen=True)
+class _Accumulator:
+    """An accumulator's type in PTX and in C++, the asm constraint of its registers and how many
+    elements share one."""
+
+    ptx: str
+    cpp: str
+    mark: str
+    pack: int = 1
+
+    def registers(self, count: int, name: str = "d") -> tuple[str, list[str]]:
+        """The line that names registers `name`[] of `count` elements from `name`_, and their asm
+        operands."""
+        kind = "uint32_t" if self.pack > 1 else self.cpp
+        line = f"  {kind}* {name} = reinterpret_cast<{kind}*>({name}_);"
+        return line, [f'"+{self.mark}"({name}[{i}])' for i in range(count // self.pack)]
+
+
+_ACCUMULATORS = {
+    "float32": _Accumulator("f32", "float", "f"),
+    "int32": _Accumulator("s32", "int32_t", "r"),
+    "float16": _Accumulator("f16", "tw::float16", "r", 2),
+}
 _PTX = {
     "bfloat16": "bf16",
     "float16": "f16",
@@ -123,13 +145,13 @@ def _wgmma(fields: Fields) -> tuple[str, str]:
     a, b = _PTX[fields["a"]], _PTX[fields["b"]]
     kind = MATRIX_TYPES[fields["a"]]
     n, source = int(fields["n"]), fields["from"]
-    ptx_d, cpp_d, mark_d = _ACCUMULATORS[fields["d"]]
+    d = _ACCUMULATORS[fields["d"]]
     majors = fields.get("ta", "0") + fields.get("tb", "0")
-    name = f"wgmma_m64n{n}k{kind.k}_{ptx_d}_{a}_{b}_{source}" + (
+    name = f"wgmma_m64n{n}k{kind.k}_{d.ptx}_{a}_{b}_{source}" + (
         f"_{majors}" if "1" in majors else ""
     )
-    count = n // 2
-    regs = [f'"+{mark_d}"(d[{i}])' for i in range(count)]
+    words, regs = d.registers(n // 2)
+    count = len(regs)
     holes = ", ".join(f"%{i}" for i in range(count))
     if source == "ss":
         a_param, a_hole, nxt = "uint64_t a", f"%{count}", count + 1
@@ -143,12 +165,14 @@ def _wgmma(fields: Fields) -> tuple[str, str]:
     scales = ", p" if fields["d"] == "int32" else ", p, 1, 1"
     if kind.mn_major:
         scales += f", {majors[1]}" if source == "rs" else f", {majors[0]}, {majors[1]}"
+    d_param = "d_" if d.pack > 1 else "d"
     lines = [
-        f"TW_DEVICE void {name}({cpp_d}* d, {a_param}, uint64_t b, int accumulate) {{",
+        f"TW_DEVICE void {name}({d.cpp}* {d_param}, {a_param}, uint64_t b, int accumulate) {{",
+        *([words] * (d.pack > 1)),
         *(["  const uint32_t* a = static_cast<const uint32_t*>(from);"] * (source == "rs")),
         '  asm volatile(',
         f'      "{{\\n .reg .pred p;\\n setp.ne.b32 p, %{nxt + 1}, 0;\\n"',
-        f'      " wgmma.mma_async.sync.aligned.m64n{n}k{kind.k}.{ptx_d}.{a}.{b} "',
+        f'      " wgmma.mma_async.sync.aligned.m64n{n}k{kind.k}.{d.ptx}.{a}.{b} "',
         *_wrapped(f"{{{holes}}}, {a_hole}, %{nxt}{scales};"),
         '      "\\n}"',
         *(("      : " if i == 0 else "        ") + ", ".join(regs[i : i + 8])
@@ -157,6 +181,79 @@ def _wgmma(fields: Fields) -> tuple[str, str]:
         "}",
     ]  # fmt: skip
     return name, "\n".join(lines) + "\n"
+
+
+def _mma(fields: Fields) -> tuple[str, str]:
+    """A warp's product: the types `a`, `b`, `d`; 16×8, k by the type."""
+    a, b = _PTX[fields["a"]], _PTX[fields["b"]]
+    kind = MATRIX_TYPES[fields["a"]]
+    d = _ACCUMULATORS[fields["d"]]
+    shape = f"m16n8k{kind.k}"
+    name = f"mma_{shape}_{d.ptx}_{a}_{b}"
+    words, regs = d.registers(4)
+    count = len(regs)
+    holes = ["{" + ", ".join(f"%{first + i}" for i in range(size)) + "}"
+             for first, size in ((0, count), (count, 4), (count + 4, 2))]  # fmt: skip
+    inputs = [f'"r"(a[{i}])' for i in range(4)] + [f'"r"(b[{i}])' for i in range(2)]
+    lines = [
+        f"TW_DEVICE void {name}({d.cpp}* d_, const void* a_, const void* b_) {{",
+        words,
+        "  const uint32_t* a = static_cast<const uint32_t*>(a_);",
+        "  const uint32_t* b = static_cast<const uint32_t*>(b_);",
+        f'  asm volatile("mma.sync.aligned.{shape}.row.col.{d.ptx}.{a}.{b}.{d.ptx} "',
+        f'               "{", ".join(holes)}, {holes[0]};"',
+        f"               : {', '.join(regs)}",
+        f"               : {', '.join(inputs)});",
+        "}",
+    ]
+    return name, "\n".join(lines) + "\n"
+
+
+def _ldmatrix(fields: Fields) -> tuple[str, str]:
+    """`count` matrices of 8 rows of 16 bytes; `trans` 1 exchanges rows and columns of 16-bit
+    elements on the way."""
+    name, form, holes = _matrices("ldmatrix", fields)
+    count = len(holes)
+    outputs = ", ".join(f'"=r"(to[{i}])' for i in range(count))
+    lines = [
+        f"TW_DEVICE void {name}(void* registers, uint32_t from) {{",
+        "  uint32_t* to = static_cast<uint32_t*>(registers);",
+        f'  asm volatile("{form} {{{", ".join(holes)}}}, [%{count}];"',
+        f"               : {outputs}",
+        '               : "r"(from)',
+        '               : "memory");',
+        "}",
+    ]
+    return name, "\n".join(lines) + "\n"
+
+
+def _stmatrix(fields: Fields) -> tuple[str, str]:
+    """As `ldmatrix`, the other way; `from` is words (in consecutive registers) or values."""
+    name, form, holes = _matrices("stmatrix", fields, first=1)
+    words = [f"w{i}" for i in range(len(holes))]
+    params, before = ", ".join(f"uint32_t {w}" for w in words), []
+    if fields["from"] == "words":
+        name += "_words"
+        params = "const void* registers"
+        before = ["  const uint32_t* w = static_cast<const uint32_t*>(registers);"]
+        words = [f"w[{i}]" for i in range(len(holes))]
+    inputs = ", ".join(f'"r"({w})' for w in ("to", *words))
+    lines = [
+        f"TW_DEVICE void {name}(uint32_t to, {params}) {{",
+        *before,
+        f'  asm volatile("{form} [%0], {{{", ".join(holes)}}};" ::',
+        f'               {inputs} : "memory");',
+        "}",
+    ]
+    return name, "\n".join(lines) + "\n"
+
+
+def _matrices(verb: str, fields: Fields, first: int = 0) -> tuple[str, str, list[str]]:
+    """The wrapper's name, the instruction and its registers' holes."""
+    count, trans = int(fields["count"]), fields["trans"] == "1"
+    name = f"{verb}_x{count}" + "_trans" * trans
+    form = f"{verb}.sync.aligned.m8n8.x{count}{'.trans' * trans}.shared.b16"
+    return name, form, [f"%{first + i}" for i in range(count)]
 
 
 def _wrapped(text: str, width: int = 84) -> list[str]:
@@ -184,8 +281,9 @@ INSTRUCTIONS: dict[str, Instruction] = {
         Instruction("wgmma", "{function}({0}, {1}, {rest})", _wgmma),
         Instruction("pin", "tw::pin<{count}>({0})"),
         Instruction("settle", "tw::settle<{count}>({0})"),
-        Instruction("stmatrix", "tw::stmatrix({0}, {rest})"),
-        Instruction("ldmatrix", "tw::ldmatrix({0}, {1})"),
+        Instruction("mma", "{function}({0}, {1}, {2})", _mma),
+        Instruction("stmatrix", "{function}({0}, {rest})", _stmatrix),
+        Instruction("ldmatrix", "{function}({0}, {1})", _ldmatrix),
         Instruction("shfl_xor", "__shfl_xor_sync(~0u, {0}, {1})"),
         Instruction("store_packed", "*reinterpret_cast<uint32_t*>({0}) = {1}"),
         Instruction("load_shared", "tw::load_shared<tw::{type}, {count}>({0}, {1})"),
@@ -193,6 +291,10 @@ INSTRUCTIONS: dict[str, Instruction] = {
         Instruction("load_global", "tw::load_global<tw::{type}, {count}>({0}, {1})"),
         Instruction("store_global", "tw::store_global<tw::{type}, {count}>({0}, {1})"),
         Instruction("store_remote", "tw::store_remote<{words}>({0}, {1}, {2})"),
+        Instruction("atomic", "tw::atomic_{op}({0}, {1})"),
+        Instruction(
+            "atomic_of_warp", "tw::from_lane_0([&] {{ return tw::atomic_{op}({0}, {1}); }})"
+        ),
         Instruction("wait_cluster", "tw::wait_cluster({0}, {1})"),
     )
 }

@@ -136,6 +136,29 @@ TW_DEVICE uint32_t remote(uint32_t address, int rank) {
   return r;
 }
 
+// ── atomics: the old value, order relaxed ───────────────────────────────────────────────────
+
+#define TW_ATOMIC(name, builtin)              \
+  template <class T, class V>                 \
+  TW_DEVICE T name(T* at, V value) {          \
+    return builtin(at, static_cast<T>(value)); \
+  }
+TW_ATOMIC(atomic_add, atomicAdd)
+TW_ATOMIC(atomic_max, atomicMax)
+TW_ATOMIC(atomic_min, atomicMin)
+TW_ATOMIC(atomic_and, atomicAnd)
+TW_ATOMIC(atomic_or, atomicOr)
+TW_ATOMIC(atomic_xor, atomicXor)
+TW_ATOMIC(atomic_exch, atomicExch)
+#undef TW_ATOMIC
+// What one lane gets, in all lanes of the warp.
+template <class F>
+TW_DEVICE auto from_lane_0(F get) {
+  decltype(get()) r{};
+  if ((threadIdx.x & 31) == 0) r = get();
+  return __shfl_sync(~0u, r, 0);
+}
+
 // ── barriers ────────────────────────────────────────────────────────────────────────────────
 
 TW_DEVICE void barrier_init(uint32_t barrier, int count) {
@@ -201,10 +224,100 @@ TW_DEVICE void wait_cluster(uint32_t barrier, uint32_t parity) {
   }
 }
 
+#ifdef TW_DIAGNOSTIC
+// Where warps stand, one record per warp slot of the GPU, in memory of the host: a trap takes the
+// device's with it, and the host looks while threads stand where nothing can be bounded. Times are
+// in nanoseconds; `detail` is a slot and a parity, or the number of a named barrier.
+enum Standing : uint32_t { nowhere, waiting, expired, meeting };
+struct alignas(32) Record {
+  uint32_t standing, site, block_x, block_yz, thread, detail, since_low, since_high;
+};
+struct Report {
+  Record* records;
+  uint64_t count, limit;
+};
+extern "C" {
+__constant__ Report tw_report;
+}
+
+TW_DEVICE uint64_t now() {
+  uint64_t nanoseconds;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
+  return nanoseconds;
+}
+TW_DEVICE Record* own_record() {
+  uint32_t sm, warp;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
+  return tw_report.records + min(sm * 64 + warp, uint32_t(tw_report.count) - 1);
+}
+TW_DEVICE void note(Record* to, Standing standing, uint32_t site, uint32_t detail, uint64_t since) {
+  asm volatile("st.volatile.global.v4.b32 [%0 + 16], {%1, %2, %3, %4};" ::"l"(to),
+               "r"(threadIdx.x), "r"(detail), "r"(uint32_t(since)), "r"(uint32_t(since >> 32))
+               : "memory");
+  asm volatile("st.volatile.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to),
+               "r"(uint32_t(standing)), "r"(site), "r"(blockIdx.x),
+               "r"(blockIdx.y | blockIdx.z << 16)
+               : "memory");
+}
+TW_DEVICE void clear(Record* record) {
+  asm volatile("st.volatile.global.b32 [%0], %1;" ::"l"(record), "r"(0) : "memory");
+}
+
+// A wait that lasts half its limit is noted, so that the first to expire does not stand alone.
+template <class Try>
+TW_DEVICE void bounded(Try done, uint32_t site, uint32_t detail) {
+  if (done()) return;
+  const uint64_t since = now();
+  bool noted = false;
+  while (!done()) {
+    const uint64_t waited = now() - since;
+    if (!noted && waited > tw_report.limit / 2) {
+      note(own_record(), waiting, site, detail, since);
+      noted = true;
+    }
+    if (waited > tw_report.limit) {
+      note(own_record(), expired, site, detail, since);
+      __threadfence_system();
+      __trap();
+    }
+  }
+  if (noted) clear(own_record());
+}
+TW_DEVICE void wait(uint32_t barrier, uint32_t parity, uint32_t site, uint32_t first) {
+  bounded([=] { return try_wait(barrier, parity); }, site, (barrier - first) / 4 | parity);
+}
+TW_DEVICE void wait_cluster(uint32_t barrier, uint32_t parity, uint32_t site, uint32_t first) {
+  bounded([=] { return try_wait_cluster(barrier, parity); }, site, (barrier - first) / 4 | parity);
+}
+
+// Threads that meet cannot look at a clock meanwhile; the host can, at what is noted here.
+template <class Meet>
+TW_DEVICE void watched(Meet meet, uint32_t site, uint32_t id) {
+  if (threadIdx.x % 32 == 0) note(own_record(), meeting, site, id, now());
+  __syncwarp();
+  meet();
+  if (threadIdx.x % 32 == 0) clear(own_record());
+  __syncwarp();
+}
+TW_DEVICE void sync_named(int id, int threads, uint32_t site) {
+  watched([=] { sync_named(id, threads); }, site, id);
+}
+TW_DEVICE void sync_block(uint32_t site) {
+  watched([] { __syncthreads(); }, site, 0);
+}
+TW_DEVICE void sync_cluster(uint32_t site) {
+  watched([] { sync_cluster(); }, site, 0);
+}
+#endif
+
 // ── fences ──────────────────────────────────────────────────────────────────────────────────
 
 TW_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 TW_DEVICE void fence_cluster() { asm volatile("fence.acq_rel.cluster;" ::: "memory"); }
+TW_DEVICE void fence_cluster_shared() {
+  asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
+}
 TW_DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // ── bulk tensor copies ──────────────────────────────────────────────────────────────────────
@@ -236,8 +349,11 @@ TW_DEVICE void wait_cp_async() {
 // ── vectors of elements ─────────────────────────────────────────────────────────────────────
 
 using float32 = float;
+using tfloat32 = float;
 using int32 = int32_t;
 using uint32 = uint32_t;
+using int8 = int8_t;
+using uint8 = uint8_t;
 
 // Elements of type From in words, as registers of another type or the same. Registers are arrays of
 // constants' indices, so nothing of this is left but conversions.
@@ -283,6 +399,23 @@ struct Elements<float16> {
     return *reinterpret_cast<const uint32_t*>(from);
   }
 };
+// Bytes are moved, four to a word, never converted.
+template <class From>
+struct Bytes {
+  static constexpr int per_word = 4;
+  static TW_DEVICE void unpack(From* to, uint32_t word) { *reinterpret_cast<uint32_t*>(to) = word; }
+  static TW_DEVICE uint32_t pack(const From* from) {
+    return *reinterpret_cast<const uint32_t*>(from);
+  }
+};
+template <>
+struct Elements<float8_e4m3fn> : Bytes<float8_e4m3fn> {};
+template <>
+struct Elements<float8_e5m2> : Bytes<float8_e5m2> {};
+template <>
+struct Elements<int8_t> : Bytes<int8_t> {};
+template <>
+struct Elements<uint8_t> : Bytes<uint8_t> {};
 
 template <class From, int Count, class To>
 TW_DEVICE void load_shared(To* to, uint32_t from) {
@@ -406,20 +539,12 @@ TW_DEVICE void pin(float* registers) {
 #pragma unroll
   for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
-template <int Count>
-TW_DEVICE void pin(int32_t* registers) {
+template <int Count, class T>
+TW_DEVICE void pin(T* registers) {
+  constexpr int words = Count * int(sizeof(T)) / 4;
 #pragma unroll
-  for (int i = 0; i < Count; ++i) asm volatile("" : "+r"(registers[i])::"memory");
-}
-template <int Count>
-TW_DEVICE void pin(bfloat16* registers) {
-#pragma unroll
-  for (int i = 0; i < Count / 2; ++i)
+  for (int i = 0; i < words; ++i)
     asm volatile("" : "+r"(reinterpret_cast<uint32_t*>(registers)[i])::"memory");
-}
-template <int Count>
-TW_DEVICE void pin(float16* registers) {
-  pin<Count>(reinterpret_cast<bfloat16*>(registers));
 }
 // These values have been computed before what follows is issued. `pin` holds the compiler, but is
 // gone before the assembler, which sinks arithmetic below waits; it keeps the order of
@@ -442,22 +567,6 @@ TW_DEVICE void settle(const float* registers) {
 template <int Count>
 TW_DEVICE void settle(const int32_t* registers) {
   settle<Count>(reinterpret_cast<const uint32_t*>(registers));
-}
-TW_DEVICE void stmatrix(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a),
-               "r"(b), "r"(c), "r"(d)
-               : "memory");
-}
-TW_DEVICE void stmatrix(uint32_t to, uint32_t a, uint32_t b) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b)
-               : "memory");
-}
-TW_DEVICE void ldmatrix(void* registers, uint32_t from) {
-  uint32_t* to = static_cast<uint32_t*>(registers);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from)
-               : "memory");
 }
 
 }  // namespace tw

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.dtype import DTYPES, DType, dtype
+from tilewright.ir.dtype import DType, dtype
 from tilewright.support.errors import CompileError, LaunchError
+from tilewright.targets.cuda.dlpack import CUDA, CUDA_MANAGED, is_capsule, read, row_major
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class ArrayView:
     """Where an array is and how it lies; strides count elements.
 
     `stream` is the one its library is working on, where the library has such a thing. `owner`
-    keeps borrowed memory alive.
+    keeps the memory alive; when it is `borrowed`, its library does not follow our stream, and the
+    owner must stay until the kernel has run.
     """
 
     address: int
@@ -30,6 +31,7 @@ class ArrayView:
     stream: int | None = None
     read_only: bool = False
     owner: Any = None
+    borrowed: bool = False
 
     @property
     def contiguous(self) -> bool:
@@ -64,6 +66,8 @@ def waits_for_stream(value: Any) -> bool:
     # PyTorch first: its interface property costs more than a launch
     if isinstance(value, ArrayView) or hasattr(value, "data_ptr"):
         return False
+    if is_capsule(value):
+        return True
     return not hasattr(value, "__cuda_array_interface__") and hasattr(value, "__dlpack__")
 
 
@@ -81,7 +85,7 @@ def view_of(value: Any, name: str, stream: int | None = None) -> ArrayView:
         interface = getattr(value, "__cuda_array_interface__", None)
         if interface is not None:
             return _interface(value, interface)
-        if root != "numpy" and hasattr(value, "__dlpack__"):
+        if is_capsule(value) or (root != "numpy" and hasattr(value, "__dlpack__")):
             return _dlpack(value, name, stream)
     except CompileError as error:  # from dtype()
         raise LaunchError(
@@ -196,11 +200,9 @@ def _interface(value: Any, interface: dict[str, Any]) -> ArrayView:
     return ArrayView(
         address=int(address),
         shape=shape,
-        strides=_row_major(shape)
-        if strides is None
-        else tuple(s // element.bytes for s in strides),
+        strides=row_major(shape) if strides is None else tuple(s // element.bytes for s in strides),
         dtype=element,
-        device=_device_of(int(address)),
+        device=_device_of(value, int(address)),
         # the protocol's 1 and 2 are the legacy and per-thread default streams' handles
         stream=None if stream is None else int(stream),
         read_only=bool(read_only),
@@ -208,7 +210,9 @@ def _interface(value: Any, interface: dict[str, Any]) -> ArrayView:
     )
 
 
-def _device_of(address: int) -> int:
+def _device_of(value: Any, address: int) -> int:
+    if hasattr(value, "__dlpack_device__"):
+        return int(value.__dlpack_device__()[1])
     from tilewright.targets.cuda.driver import driver
 
     found = driver()
@@ -218,64 +222,26 @@ def _device_of(address: int) -> int:
     return int(found.call(found.api.cuPointerGetAttribute(kind, address)))
 
 
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
-
-
-# ------------------------------------------------------------------------------------- DLPack
-
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-_DL_CUDA, _DL_MANAGED = 2, 13
-_DL_WORDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
-_DL_NAMES = {
-    6: "bool", 10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2",
-    13: "float8_e5m2fnuz", 14: "float8_e8m0fnu", 15: "float6_e2m3fn", 16: "float6_e3m2fn",
-    17: "float4_e2m1fn",
-}  # fmt: skip
-
-
 def _dlpack(value: Any, name: str, stream: int | None, *, read_only: bool = False) -> ArrayView:
-    kind, _ = value.__dlpack_device__()
-    if int(kind) not in (_DL_CUDA, _DL_MANAGED):
+    if is_capsule(value):
+        capsule, found = value, read(value, name)
+        kind = found.device[0]
+    else:
+        capsule, found = None, None
+        kind = int(value.__dlpack_device__()[0])
+    if kind not in (CUDA, CUDA_MANAGED):
         raise _on_host(name, type(value).__name__, "an array on the GPU")
-    # the producer makes `stream` wait for what it has under way; 1 is the legacy default stream
-    capsule = value.__dlpack__(stream=stream or 1)
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = _DLTensor.from_address(pointer(capsule, b"dltensor"))
-    element = DTYPES.get(_DL_NAMES.get(tensor.code) or f"{_DL_WORDS.get(tensor.code)}{tensor.bits}")
-    if element is None or tensor.lanes != 1:
-        raise LaunchError(
-            f"{name} has elements Tilewright does not know",
-            got=f"DLPack type code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes",
-        )
-    shape = tuple(tensor.shape[: tensor.ndim])
-    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _row_major(shape)
+    if found is None:
+        # the producer makes `stream` wait for what it has under way; 1 is the legacy default
+        capsule = value.__dlpack__(stream=stream or 1)
+        found = read(capsule, name)
     return ArrayView(
-        address=(tensor.data or 0) + tensor.byte_offset,
-        shape=shape,
-        strides=strides,
-        dtype=element,
-        device=int(tensor.device_id),
-        read_only=read_only,
+        address=found.address,
+        shape=found.shape,
+        strides=found.strides,
+        dtype=found.dtype,
+        device=found.device[1],
+        read_only=read_only or found.read_only,
         owner=(value, capsule),
+        borrowed=True,
     )

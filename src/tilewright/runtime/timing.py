@@ -1,0 +1,259 @@
+"""Contenders in turn: bursts timed by the clock, by CUDA events, or as CUDA graphs.
+
+Events are the driver's own, on the stream the contenders' library is working on, so that PyTorch,
+CuPy, Triton and our kernels are timed alike. A contender that only uses the CPU is timed rightly
+by them too: the second event is recorded when it has returned.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tilewright.support.errors import LaunchError
+
+Run = Callable[[], Any]
+BACKENDS = ("auto", "clock", "event", "graph")
+# other names for them, as ported programs write
+_ALIASES = {"cudagraph": "graph", "cupti": "event", "host": "clock", "wall": "clock"}
+_LONGEST = 4096  # calls in a burst: a graph of more nodes is slow to make
+_GPU_PAUSE = 5e-3
+
+
+def spread(times: Sequence[float]) -> float:
+    """How far apart the rounds are, as a part of their median.
+
+    >>> spread([1.0, 1.1, 0.9])
+    0.2
+    """
+    return round((max(times) - min(times)) / statistics.median(times), 12)
+
+
+# ----------------------------------------------------------------------------- what is in use
+
+
+def _torch_on_gpu() -> Any:
+    """PyTorch, if this process uses a GPU with it."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return torch if cuda is not None and cuda.is_initialized() else None
+
+
+def _cupy() -> Any:
+    cupy = sys.modules.get("cupy")
+    try:
+        return cupy if cupy is not None and cupy.cuda.is_available() else None
+    except Exception:  # CuPy without a driver fails in ways of its own
+        return None
+
+
+def gpu_in_use() -> bool:
+    """Whether something in this process has begun to use a GPU."""
+    if _torch_on_gpu() or _cupy():
+        return True
+    cuda = sys.modules.get("tilewright.targets.cuda.driver")
+    return cuda is not None and bool(cuda.driver.cache_info().currsize)
+
+
+def current_stream() -> int:
+    """The stream that PyTorch, or else CuPy, is working on; 0 is the default one."""
+    if torch := _torch_on_gpu():
+        return int(torch.cuda.current_stream().cuda_stream)
+    if cupy := _cupy():
+        return int(cupy.cuda.get_current_stream().ptr)
+    return 0
+
+
+# ------------------------------------------------------------------------------------- timers
+
+
+class Timer(Protocol):
+    """`ready(run, count)` is a function that makes `count` calls and says how long they took."""
+
+    pause: float
+
+    def ready(self, run: Run, count: int) -> Callable[[], float]: ...
+
+
+class Clock:
+    """The host's clock. Where a GPU is in use, its queue is empty before a burst, so that the cost
+    of launching is what is measured."""
+
+    def __init__(self, drain: Run | None = None) -> None:
+        self.drain = drain
+        self.pause = 0.0
+
+    def ready(self, run: Run, count: int) -> Callable[[], float]:
+        def burst() -> float:
+            if self.drain is not None:
+                self.drain()
+            start = time.perf_counter()
+            for _ in range(count):
+                run()
+            return time.perf_counter() - start
+
+        return burst
+
+
+class Events:
+    """A pair of CUDA events around a burst."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self.pause = _GPU_PAUSE
+        if not int(driver.call(driver.api.cuCtxGetCurrent()) or 0):
+            driver.make_current(driver.device(0))
+        self._pair = [driver.call(driver.api.cuEventCreate(0)) for _ in range(2)]
+
+    def ready(self, run: Run, count: int) -> Callable[[], float]:
+        call, api = self.driver.call, self.driver.api
+        start, stop = self._pair
+
+        def burst() -> float:
+            stream = current_stream()
+            call(api.cuEventRecord(start, stream))
+            for _ in range(count):
+                run()
+            call(api.cuEventRecord(stop, stream))
+            call(api.cuEventSynchronize(stop))
+            return float(call(api.cuEventElapsedTime(start, stop))) / 1e3
+
+        return burst
+
+
+class Graphs(Events):
+    """A burst captured once into a CUDA graph; its replay is timed, so the host costs nothing."""
+
+    def ready(self, run: Run, count: int) -> Callable[[], float]:
+        try:
+            replay = _capture(run, count)
+        except LaunchError:
+            raise
+        except RuntimeError as error:  # PyTorch's and CuPy's errors are RuntimeErrors
+            raise LaunchError(
+                "a contender cannot be captured into a CUDA graph",
+                got=str(error).partition("\n")[0],
+                fix='time it with backend="event", or keep it from waiting for the GPU',
+            ) from error
+        return super().ready(replay, 1)
+
+
+def _capture(run: Run, count: int) -> Run:
+    def burst() -> None:
+        for _ in range(count):
+            run()
+
+    if torch := _torch_on_gpu():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run()  # libraries make their workspaces for a stream at its first use
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
+            burst()
+        replay: Run = graph.replay
+        return replay
+    if cupy := _cupy():
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            run()
+            stream.synchronize()
+            stream.begin_capture()
+            try:
+                burst()
+            finally:
+                graph = stream.end_capture()
+        return lambda: graph.launch(cupy.cuda.get_current_stream())
+    raise LaunchError(
+        "timing as a CUDA graph needs a library whose stream can be captured",
+        expected="arrays of PyTorch or CuPy",
+        fix='use backend="event"',
+    )
+
+
+def timer_for(backend: str) -> Timer:
+    """The timer of that name; without a GPU in use there is only the clock."""
+    backend = _ALIASES.get(backend, backend)
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown timing backend {backend!r}: use one of {', '.join(BACKENDS)}")
+    if not gpu_in_use():
+        return Clock()
+    from tilewright.targets.cuda.driver import driver
+
+    if backend == "clock":
+        return Clock(lambda: driver().call(driver().api.cuCtxSynchronize()))
+    return Graphs(driver()) if backend == "graph" else Events(driver())
+
+
+# ---------------------------------------------------------------------------------- measuring
+
+
+def measure(
+    contenders: Mapping[str, Run],
+    *,
+    rounds: int = 10,
+    warmup: float = 0.05,
+    budget: float = 1.0,
+    burst: float = 1e-3,
+    pause: float | None = None,
+    backend: str = "auto",
+    count: int | None = None,
+    timer: Timer | None = None,
+) -> dict[str, list[float]]:
+    """Seconds per call of each contender, one entry a round; contenders take turns in every
+    round, and a round is a burst of at least `burst` seconds, or of `count` calls.
+
+    `backend` is 'auto' or 'event' (CUDA events where a GPU is in use, the clock elsewhere),
+    'graph' (the burst as one CUDA graph) or 'clock' (what a call costs the host).
+
+    Between bursts there is a `pause`, by default 5 ms on a GPU: the threads of a BLAS spin for tens
+    of milliseconds after a product and would take the next contender's cores, and a GPU at its
+    power limit would still be throttled for the one before. Rounds end when there are `rounds` of
+    them, or after three once `budget` seconds are spent."""
+    for run in contenders.values():
+        run()  # before the timer is chosen: the first call may be what first uses the GPU
+    timer = timer or timer_for(backend)
+    pause = timer.pause if pause is None else pause
+    ready: dict[str, tuple[Callable[[], float], int]] = {
+        name: _ready(timer, run, warmup, burst, count) for name, run in contenders.items()
+    }
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    begin = time.perf_counter()
+    for done in range(10_000):
+        if done >= 3 and (done >= rounds or time.perf_counter() - begin > budget):
+            break
+        for name, (timed, calls) in ready.items():
+            if pause:
+                time.sleep(pause)
+            taken[name].append(timed() / calls)
+    return taken
+
+
+def _ready(
+    timer: Timer, run: Run, warmup: float, burst: float, count: int | None
+) -> tuple[Callable[[], float], int]:
+    """A burst that is long enough, and the number of calls in it."""
+    single = timer.ready(run, 1)
+    begin = time.perf_counter()
+    once = max(single(), 1e-7)
+    while time.perf_counter() - begin < warmup:
+        once = max(single(), 1e-7)
+    if count is not None:
+        return timer.ready(run, count), count
+    if isinstance(timer, Clock):
+        return timer.ready(run, calls := max(1, int(burst / once))), calls
+    # calls that overlap take less than one alone: lengthen until the burst is as long as asked
+    calls = min(_LONGEST, max(1, math.ceil(burst / once)))
+    timed = timer.ready(run, calls)
+    for _ in range(6):
+        took = max(timed(), 1e-7)
+        if took >= burst or calls == _LONGEST:
+            break
+        calls = min(_LONGEST, math.ceil(calls * min(16.0, 1.2 * burst / took)))
+        timed = timer.ready(run, calls)
+    return timed, calls

@@ -1,0 +1,277 @@
+"""The function that users call, generated for a kernel's parameters.
+
+A warm launch of three tensors has to cost little more than the driver's own work, and reading
+their shapes from Python alone costs a third of that. So there are three roads, each the next one's
+fallback:
+
+1. PyTorch compares the tensors' types, element types, devices, shapes and strides with those of
+   the call before in one call of its own (what `torch.compile` guards its code with); pointers,
+   scalars and the stream are then the key of the launch.
+2. All facts, read one by one, are the key.
+3. The arguments are read whatever library they come from, checked, and the launch is prepared.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tilewright.ir.bind import in_order
+from tilewright.support.errors import entry
+from tilewright.targets.cuda.launch import (
+    KEPT,
+    CudaModule,
+    Prepared,
+    Scalar,
+    Step,
+    TensorArg,
+    encode_scalar,
+    facts_of,
+    not_contiguous,
+)
+from tilewright.targets.cuda.values import Sizes
+from tilewright.targets.cuda.views import ArrayView, read_arrays, torch_stream
+
+Guard: TypeAlias = Callable[..., bool]
+Ready: TypeAlias = tuple[Step, ...] | Prepared
+# a guard, the launches of tensors that pass it, and their device
+Recent: TypeAlias = tuple[Guard, dict[Any, Ready], int]
+
+_MISSING: Any = type("missing", (), {"__repr__": lambda _: "<no argument>"})()
+# tensors that look alike and yet fail each other's guard (they differ in autograd, or one is
+# passed twice) would have theirs made again and again
+_GUARDS = 16
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+_NOTHING: Recent = (_never, {}, 0)
+
+
+class Looks:
+    """What a guard covers: tensors of these shapes, strides and element types."""
+
+    def __init__(self) -> None:
+        self.recent: Recent = _NOTHING
+        self.guards = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A launch that was prepared before."""
+
+    ready: Ready
+    looks: Looks
+
+
+def guard_of(tensors: Sequence[Any]) -> Guard:
+    """A function that says whether other tensors look exactly like these to a launch."""
+    if not _guards_work():
+        return _never
+    try:
+        guard = _guard(tensors)
+        return guard if guard(*tensors) else _never
+    except Exception:  # somebody's subclass
+        return _never
+
+
+def _guard(tensors: Sequence[Any]) -> Guard:
+    from torch._C._dynamo.guards import TensorGuards
+
+    guards = TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(t.shape) for t in tensors],
+        dynamic_dims_strides=[list(t.stride()) for t in tensors],
+    )
+    check: Guard = guards.check
+    return check
+
+
+@cache
+def _guards_work() -> bool:
+    """PyTorch does not promise this interface, so it is tried before it is relied on."""
+    try:
+        import torch
+
+        x = torch.empty(2, 3, 4)
+        check = _guard([x, x[:1]])
+        others = [x.half(), x[:, :2], x.reshape(6, 4), x.permute(1, 0, 2), x.to("meta"), x[..., :1]]
+        others += [x[::2], torch.nn.Parameter(x), x.numpy(), None]
+        good = check(x.clone(), x.clone()[:1])
+        bad = [check(x, other) for other in others] + [check(o, x[:1]) for o in others]
+        return good is True and not any(bad)
+    except Exception:  # another PyTorch, or none: reading facts one by one needs less of it
+        return False
+
+
+def make_caller(
+    module: CudaModule,
+    params: Sequence[TensorArg | Scalar],
+    check: Callable[[Mapping[str, ArrayView]], Sizes],
+) -> Callable[..., None]:
+    """See `CudaModule.caller`."""
+    name = module.specs[0].kernel if module.specs else "kernel"
+    words = [p.name for p in params]
+    tensors = [p for p in params if isinstance(p, TensorArg)]
+    at = [f"x{i}" for i in range(len(params))]
+    kept: dict[Any, Entry] = {}  # not the module's: another caller may check otherwise
+    looks: dict[Any, Looks] = {}
+    names: dict[str, Any] = {"recent": _NOTHING, "missing": _MISSING}
+
+    # ------------------------------------------------------------------------- the roads behind
+
+    def again(key: Any, values: tuple[Any, ...], alike: bool) -> Ready | None:
+        """The launch of these facts, if it is known; the first road leads to it from now on."""
+        entry = kept.get(key)
+        if entry is None:
+            return None
+        recent = entry.looks.recent
+        if recent is names["recent"] and not alike:
+            # the guard that stands was made for the same facts, and yet refused these tensors
+            if entry.looks.guards == _GUARDS:
+                return entry.ready
+            entry.looks.guards += 1
+            given = [v for v, p in zip(values, params, strict=True) if isinstance(p, TensorArg)]
+            recent = entry.looks.recent = (guard_of(given), recent[1], given[0].get_device())
+        names["recent"] = recent
+        return entry.ready
+
+    @entry
+    def slow(given: tuple[Any, ...], named: Mapping[str, Any], stream: Any, key: Any) -> None:
+        while given and given[-1] is _MISSING:
+            given = given[:-1]
+        args = dict(zip(words, in_order(name, words, given, named), strict=True))
+        arrays = {
+            p.name: args[p.name] for p in tensors if not (p.optional and args[p.name] is None)
+        }
+        views, where = read_arrays(arrays, stream)
+        scalars = {
+            p.name: encode_scalar(p.name, p.dtype, args[p.name])
+            for p in params
+            if isinstance(p, Scalar)
+        }
+        general = (where, facts_of(views), tuple(scalars.items()))
+        found = kept.get(general)
+        if found is None:
+            for p in tensors:
+                if p.name in views and not p.strided and not views[p.name].contiguous:
+                    raise not_contiguous(p.name, views[p.name])
+            call = Prepared(module, views, scalars, check(views), where)
+            found = Entry(call if module.scratch else call.steps(0), Looks())
+        if len(kept) >= KEPT:
+            kept.clear()
+            looks.clear()
+            names["recent"] = _NOTHING
+        kept[general] = found
+        if key is not None:
+            remember(key, found.ready, [args[p.name] for p in tensors])
+        run(found.ready)
+        module.hold(views, where)
+
+    def remember(key: Any, ready: Ready, given: Sequence[Any]) -> None:
+        covered = tuple(f for i, f in enumerate(key) if i not in pointers)
+        alike = looks.get(covered)
+        if alike is None:
+            alike = looks[covered] = Looks()
+            alike.recent = (guard_of(given), {}, given[0].get_device())
+        kept[key] = Entry(ready, alike)
+        alike.recent[1][tuple(key[i] for i in pointers)] = ready
+        names["recent"] = alike.recent
+
+    def run(ready: Ready) -> None:
+        if isinstance(ready, Prepared):
+            ready.run()
+        else:
+            module.run(ready)
+
+    # ------------------------------------------------------------------------ the generated one
+
+    facts: list[str] = []
+    pointers: list[int] = [0]  # where in the key the stream, pointers and scalars are
+    for x, p in zip(at, params, strict=True):
+        pointers.append(1 + len(facts))
+        if isinstance(p, TensorArg):
+            layout = "stride()" if p.strided else "is_contiguous()"
+            facts += [f"{x}.data_ptr()", f"{x}.shape", f"{x}.dtype", f"{x}.{layout}"]
+        else:
+            facts.append(f"encode_{x}({x})")
+            names[f"encode_{x}"] = _encoder(p)
+    several = module.driver.device_count > 1
+    xs = [x for x, p in zip(at, params, strict=True) if isinstance(p, TensorArg)]
+    if several:
+        facts += [f"{x}.get_device()" for x in xs]
+
+    def first_use() -> None:
+        """On the first call with PyTorch's tensors: what of PyTorch the roads above use."""
+        import torch
+
+        names["raw_stream"] = getattr(torch._C, "_cuda_getCurrentRawStream", torch_stream)
+        names["current"] = getattr(torch._C, "_cuda_getDevice", None)
+        names["launch"] = module.driver.launch
+
+    def first_stream(device: int) -> int:
+        first_use()
+        return int(names["raw_stream"](device))
+
+    def first_device() -> int:
+        first_use()
+        return int(names["current"]())
+
+    names.update(
+        slow=slow, again=again, failed=entry(module.failed),
+        raw_stream=first_stream, current=first_device,
+    )  # fmt: skip
+    # the thread's device must be the tensors' own: the driver launches where the thread is
+    here = "current() == device and " if several else ""
+    device = "device" if several else "0"
+    hot = [f"{x}.data_ptr()" if x in xs else f"encode_{x}({x})" for x in at]
+    stream = "" if "stream" in words else "stream=None, "
+    values = "".join(f"{x}, " for x in at)
+    launch = "found.run()"
+    if not module.scratch:
+        launch = """\
+for step in found:
+        status = launch(*step.arguments)
+        if status:
+            failed(status, step)"""
+    read = f"""\
+    try:
+        guard, near, device = recent
+        alike = {here}guard({", ".join(xs)})
+        found = near.get(({", ".join([f"raw_stream({device})", *hot])},)) if alike else None
+        if found is None:
+            {f"device = {xs[0]}.get_device()" if several and xs else "pass"}
+            {"if current() != device: raise ValueError" if several else "pass"}
+            key = ({", ".join([f"raw_stream({device})", *facts])},)
+            found = again(key, ({values}), alike)
+    except Exception:  # not PyTorch's, or wrong: the last road knows, or says what is wrong
+        return slow(({values}), {{}}, None, None)
+    if found is None:
+        return slow(({values}), {{}}, None, key)
+    {launch}
+"""
+    text = f"""\
+def call({"".join(f"{x}=missing, " for x in at)}*rest, {stream}**named):
+    if rest or named{" or stream is not None" if stream else ""}:
+        return slow(({values}*rest), named, {"stream" if stream else "None"}, None)
+{read if xs else f"    return slow(({values}), {{}}, None, None)"}
+"""
+    # a file of ours as far as errors go: they point to the caller's line
+    exec(compile(text, str(Path(__file__).with_name(f"<launch {name}>")), "exec"), names)
+    call: Callable[..., None] = names["call"]
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def _encoder(p: Scalar) -> Callable[[Any], bytes]:
+    """Bytes, not numbers, go into keys: 0.0 and -0.0 are equal, and so are 1 and True."""
+    codes = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q", "uint32": "<I"}
+    if p.dtype.name in codes:
+        return struct.Struct(codes[p.dtype.name]).pack
+    return lambda value: encode_scalar(p.name, p.dtype, value)

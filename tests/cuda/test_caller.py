@@ -1,0 +1,321 @@
+"""The generated function: three roads to a launch, the same checks on each."""
+
+import struct
+
+import pytest
+
+from tests.cuda.fake import fake_driver
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.dtype import INT32, dtype
+from tilewright.ir.expr import Var, wrap
+from tilewright.ir.op import Dim, Program
+from tilewright.support.errors import LaunchError
+from tilewright.targets.cuda import caller as roads
+from tilewright.targets.cuda import views
+from tilewright.targets.cuda.arguments import ProgramCheck
+from tilewright.targets.cuda.launch import (
+    CudaModule,
+    LaunchSpec,
+    Scalar,
+    Size,
+    TensorArg,
+    TensorPointer,
+)
+from tilewright.targets.cuda.views import ArrayView
+
+BF16, FLOAT = dtype("bfloat16"), dtype("float32")
+M, N = Var("M", INT32), Var("N", INT32)
+
+
+def tensor(name, shape, strides=None):
+    return Buffer(name, tuple(map(wrap, shape)), BF16, Space.GLOBAL, strides=strides)
+
+
+PROGRAM = Program(
+    "add", (tensor("A", (M, N)), tensor("B", (M, N)), tensor("C", (M, N))), (), (Dim(M), Dim(N))
+)
+SPEC = LaunchSpec(
+    "add",
+    (1,),
+    32,
+    (TensorPointer("A"), TensorPointer("B"), TensorPointer("C"), Size("M"), Size("N")),
+)
+KERNEL = {"params": [8, 8, 8, 4, 4]}
+
+
+def view(address, shape=(4, 8), strides=None, **more):
+    return ArrayView(address, shape, strides or (shape[-1], 1), BF16, 0, **more)
+
+
+def make(params=(), spec=SPEC, kernel=KERNEL, devices=1, scratch=(), program=PROGRAM, **more):
+    api, found = fake_driver(devices, **{spec.kernel: kernel})
+    api.contexts = [0xC0]
+    m = CudaModule(b"\x7fELF", [spec], using=found, scratch=scratch)
+    args = [TensorArg(t.name, **more.get(t.name, {})) for t in program.tensors]
+    return api, m.caller([*args, *params], ProgramCheck(program, written={"C"}))
+
+
+# ---------------------------------------------------------------------------- counts and names
+
+
+def test_arguments_by_name_and_their_count():
+    api, call = make()
+    a, b, c = view(0x100), view(0x200), view(0x300)
+    call(a, C=c, B=b)
+    assert struct.unpack("<QQQ", b"".join(api.launches[0].params[:3])) == (0x100, 0x200, 0x300)
+    for wrong, text in [
+        (lambda: call(a, b), "add takes 3 arguments, got 2"),
+        (lambda: call(a, b, c, c), "add takes 3 arguments, got 4"),
+        (lambda: call(a, b, c, D=c), "no free parameter named 'D'"),
+        (lambda: call(a, b, c, A=a), "no free parameter named 'A'"),
+        (lambda: call(a, C=c), "needs an argument for 'B'"),
+    ]:
+        with pytest.raises(LaunchError, match=text):
+            wrong()
+    assert len(api.launches) == 1
+
+
+def test_a_parameter_may_be_called_stream():
+    spec = LaunchSpec("add", (1,), 32, (TensorPointer("C"), Scalar("stream", FLOAT)))
+    program = Program("add", (tensor("C", (M, N)),), (), (Dim(M), Dim(N)))
+    api, call = make([Scalar("stream", FLOAT)], spec, {"params": [8, 4]}, program=program)
+    call(view(0x100), stream=2.0)
+    assert api.launches[0].params[1] == struct.pack("<f", 2.0) and api.launches[0].stream == 0
+
+
+def test_none_for_what_no_kernel_touches():
+    spec = LaunchSpec("add", (1,), 32, (TensorPointer("A"), TensorPointer("C")))
+    api, call = make(spec=spec, kernel={"params": [8, 8]}, B={"optional": True})
+    call(view(0x100), None, view(0x300))
+    assert len(api.launches) == 1
+    with pytest.raises(LaunchError, match="A must be an array in GPU memory"):
+        call(None, None, view(0x300))
+
+
+# -------------------------------------------------------------------------------------- scratch
+
+
+def test_scratch_is_made_and_freed_in_the_order_of_the_stream():
+    api, call = make(
+        spec=LaunchSpec("add", (1,), 32, (TensorPointer("A"), TensorPointer("W"))),
+        kernel={"params": [8, 8]},
+        scratch=[tensor("V", (M, 3)), tensor("W", (N, 5))],
+    )
+    for _ in range(2):
+        call(view(0x100), view(0x200), view(0x300), stream=9)
+    # V takes 4 × 3 × 2 bytes, W begins on the next boundary
+    assert api.done == [("allocate", 2048, 9), ("free", 2048, 9)] * 2 and not api.live
+    addresses = [struct.unpack("<QQ", b"".join(done.params)) for done in api.launches]
+    assert addresses == [(0x100, 0x7000_0000 + 1024)] * 2
+    api.live[0x7000_0000] = 1  # the memory is somebody else's now
+    call(view(0x100), view(0x200), view(0x300), stream=9)
+    assert struct.unpack("<Q", api.launches[-1].params[1]) == (0x7100_0000 + 1024,)
+
+
+def test_scratch_goes_back_when_a_launch_fails():
+    api, call = make(
+        spec=LaunchSpec("add", (1,), 32, (TensorPointer("W"),)),
+        kernel={"params": [8]},
+        scratch=[tensor("W", (M, 5))],
+    )
+    api.status = 1
+    with pytest.raises(LaunchError, match="INVALID_VALUE"):
+        call(view(0x100), view(0x200), view(0x300))
+    assert not api.live
+
+
+def test_borrowed_arrays_stay_until_the_kernel_has_run():
+    api, call = make()
+    api.finished = False
+    owners = [type("Owner", (), {})() for _ in range(2)]
+    import weakref
+
+    seen = [weakref.ref(o) for o in owners]
+    for i in range(2):
+        given = view(0x100, owner=owners.pop(), borrowed=True)
+        call(given, view(0x200), view(0x300))
+        del given
+    assert all(ref() is not None for ref in seen)
+    api.finished = True
+    call(view(0x100, owner=object(), borrowed=True), view(0x200), view(0x300))
+    assert all(ref() is None for ref in seen)
+
+
+# --------------------------------------------------------------------- with PyTorch's own tensors
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    """PyTorch with tensors that claim to be on a GPU, as far as a launch asks."""
+    torch = pytest.importorskip("torch")
+    state = {"stream": 0x55, "device": 0}
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda device: state["stream"], raising=False
+    )
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: state["device"], raising=False)
+
+    def read(t, name):
+        return ArrayView(
+            t.data_ptr(), tuple(t.shape), tuple(t.stride()), dtype(t.dtype), 0, state["stream"]
+        )
+
+    monkeypatch.setattr(views, "_torch", read)
+    torch.state = state
+    yield torch
+    del torch.state
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often each road behind the first was taken."""
+    made = []
+    real = roads.guard_of
+    monkeypatch.setattr(roads, "guard_of", lambda t: made.append(t) or real(t))
+    return made
+
+
+def three(torch, shape=(4, 8), **more):
+    return [torch.zeros(shape, dtype=torch.bfloat16, **more) for _ in range(3)]
+
+
+def test_the_first_road(torch, counted):
+    assert roads._guards_work()
+    api, call = make()
+    a, b, c = three(torch)
+    d = torch.zeros_like(c)
+    for last in (c, c, d, c, d):
+        call(a, b, last)
+    assert len(counted) == 1
+    sent = [struct.unpack("<QQQII", b"".join(done.params)) for done in api.launches]
+    assert [s[2] for s in sent] == [t.data_ptr() for t in (c, c, d, c, d)]
+    assert {s[:2] + s[3:] for s in sent} == {(a.data_ptr(), b.data_ptr(), 4, 8)}
+    torch.state["stream"] = 0x66
+    call(a, b, c)
+    assert api.launches[-1].stream == 0x66
+
+
+def test_what_changes_on_a_tensor_is_seen(torch):
+    api, call = make()
+    a, b, c = three(torch, (8, 8))
+    for _ in range(3):
+        call(a, b, c)
+    a.t_()  # the same object, address and shape
+    with pytest.raises(LaunchError, match="A must be contiguous"):
+        call(a, b, c)
+    a.t_()
+    call(a, b, c)
+    for t in (a, b, c):
+        t.resize_(4, 16)
+    call(a, b, c)
+    assert struct.unpack("<II", b"".join(api.launches[-1].params[3:])) == (4, 16)
+    a.data = torch.zeros(4, 16, dtype=torch.float16)
+    with pytest.raises(LaunchError, match="A has the wrong dtype"):
+        call(a, b, c)
+    assert len(api.launches) == 5
+
+
+def test_every_check_holds_on_the_first_road(torch):
+    api, call = make()
+    a, b, c = three(torch)
+    for _ in range(3):
+        call(a, b, c)
+    whole = torch.zeros(100, dtype=torch.bfloat16)
+    odd = whole.view(torch.uint8)[1:65].untyped_storage()
+    assert odd  # keeps the bytes alive
+    for wrong, text in [
+        ((a, b), "takes 3 arguments"),
+        ((a.half(), b, c), "A has the wrong dtype"),
+        ((a[0], b, c), "A must have 2 dimensions"),
+        ((a[:2], b, c), "both M but differ"),
+        ((a.reshape(8, 4).t(), b, c), "A must be contiguous"),
+        ((c, b, c), "C is written and overlaps A"),
+        ((a, b, a), "C is written and overlaps A"),
+        ((a, b, None), "C must be an array"),
+    ]:
+        for _ in range(2):
+            with pytest.raises(LaunchError, match=text):
+                call(*wrong)
+            call(a, b, c)
+    call(a, a, c)  # reading one twice is fine
+    assert len(api.launches) == 3 + 16 + 1
+
+
+def test_shapes_in_turn(torch, counted):
+    api, call = make()
+    small, large = three(torch), three(torch, (16, 8))
+    for _ in range(4):
+        call(*small)
+        call(*large)
+    assert len(counted) == 2
+    sizes = [struct.unpack("<I", done.params[3])[0] for done in api.launches]
+    assert sizes == [4, 16] * 4
+
+
+def test_tensors_that_differ_in_autograd_only(torch, counted):
+    api, call = make()
+    a, b, c = three(torch)
+    call(a, b, c)
+    p = torch.nn.Parameter(a)
+    for _ in range(50):
+        call(p, b, c)
+        call(a, b, c)
+        call(a, a, c)
+    assert len(api.launches) == 151 and len(counted) <= roads._GUARDS + 1
+
+
+def test_without_guards(torch, monkeypatch):
+    monkeypatch.setattr(roads, "_guards_work", lambda: False)
+    api, call = make()
+    a, b, c = three(torch)
+    for _ in range(3):
+        call(a, b, c)
+    with pytest.raises(LaunchError, match="A has the wrong dtype"):
+        call(a.half(), b, c)
+    assert len(api.launches) == 3
+
+
+def test_no_tensor_is_kept_alive(torch):
+    import gc
+    import weakref
+
+    _, call = make()
+    a, b, c = three(torch)
+    for _ in range(3):
+        call(a, b, c)
+    seen = weakref.ref(a)
+    del a
+    gc.collect()
+    assert seen() is None
+
+
+def test_scalars_on_the_first_road(torch):
+    spec = LaunchSpec("add", (1,), 32, (TensorPointer("A"), Scalar("x", FLOAT)))
+    api, call = make([Scalar("x", FLOAT)], spec, {"params": [8, 4]})
+    a, b, c = three(torch)
+    for x in (1.0, 1.0, -0.0, 0.0, True, 1):
+        call(a, b, c, x)
+    sent = [struct.unpack("<f", done.params[1])[0] for done in api.launches]
+    assert sent == [1.0, 1.0, -0.0, 0.0, 1.0, 1.0]
+    assert str(sent[2]) == "-0.0" and str(sent[3]) == "0.0"
+    with pytest.raises(LaunchError, match="x must be a float32 scalar"):
+        call(a, b, c, "1")
+
+
+def test_several_gpus(torch):
+    api, call = make(devices=2)
+    a, b, c = three(torch)
+    torch.state["device"] = a.get_device()  # -1: these are on the host
+    for _ in range(3):
+        call(a, b, c)
+    torch.state["device"] = 1  # the thread is elsewhere: the general road finds the context
+    call(a, b, c)
+    assert len(api.launches) == 4 and {done.context for done in api.launches} == {0xC0}
+
+
+def test_many_addresses_do_not_pile_up(torch, monkeypatch):
+    monkeypatch.setattr(roads, "KEPT", 8)
+    api, call = make()
+    kept = [three(torch) for _ in range(20)]
+    for given in kept * 2:
+        call(*given)
+    assert len(api.launches) == 40
