@@ -67,10 +67,14 @@ test-gpu: $(addprefix test-gpu-,$(SHARD)) ## the tests that need a GPU; one shar
 test-gpu-%:
 	$(if $(TESTS_$*),$(call step,pytest -m gpu: $*,PYTHONPATH=src:. $(AT_MOST) $(GPU_PY) -m pytest -q -m gpu $(TESTS_$*),),@echo "==> pytest -m gpu: $*: no such tests")
 
-FAMILY ?= gemm gemm_more attention attention_64 mla softmax host_cost
-# Files of others that take turns with ours: Triton's 09-persistent-matmul.py, TileLang's example_mla_decode.py
-TRITON_TUTORIAL ?=
-TILELANG_MLA    ?=
+MEMORY := softmax rms_norm layer_norm rms_norm_silu cross_entropy swiglu transpose
+FAMILY ?= gemm gemm_more attention attention_64 mla softmax host_cost $(addprefix memory_,$(MEMORY))
+# Files of others that take turns with ours: Triton's 09-persistent-matmul.py, 02-fused-softmax.py and
+# 05-layer-norm.py, TileLang's example_mla_decode.py
+TRITON_TUTORIAL   ?=
+TRITON_SOFTMAX    ?=
+TRITON_LAYER_NORM ?=
+TILELANG_MLA      ?=
 BENCH_gemm         := gemm_scheduled.py --triton $(if $(TRITON_TUTORIAL),--triton-tutorial $(TRITON_TUTORIAL))
 BENCH_gemm_more    := $(BENCH_gemm) --shapes 16384x16384x16384 2048x2048x2048 4096x14336x4096 4096x7168x2048 \
                       512x8192x8192 128x8192x8192 16x8192x8192
@@ -79,6 +83,11 @@ BENCH_attention_64 := attention_scheduled.py --kernels flash_attention_64 flash_
 BENCH_mla          := mla_scheduled.py $(if $(TILELANG_MLA),--tilelang $(TILELANG_MLA))
 BENCH_softmax      := softmax_scheduled.py
 BENCH_host_cost    := host_cost.py
+# tune_softmax and so on race our own sizes; not part of the default
+$(foreach kernel,$(MEMORY),$(eval BENCH_memory_$(kernel) := memory_bound.py --kernels $(kernel)))
+$(foreach kernel,$(MEMORY),$(eval BENCH_tune_$(kernel) := memory_bound.py --kernels $(kernel) --tune --rounds 5))
+BENCH_memory_softmax    += $(if $(TRITON_SOFTMAX),--triton-softmax $(TRITON_SOFTMAX))
+BENCH_memory_layer_norm += $(if $(TRITON_LAYER_NORM),--triton-layer-norm $(TRITON_LAYER_NORM))
 bench-gpu: $(addprefix bench-gpu-,$(FAMILY)) ## races on a GPU, JSON into benchmarks/results; one family: make bench-gpu FAMILY=gemm
 bench-gpu-%:
 	$(call step,bench: $*,$(AT_MOST) $(GPU_PY) benchmarks/$(BENCH_$*) --out benchmarks/results/$*_gpu.json,)

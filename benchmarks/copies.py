@@ -1,4 +1,5 @@
-"""Plain copies of contiguous memory, in a few widths: what memory-bound kernels are held against.
+"""Plain copies and sums of contiguous memory, in a few widths: what memory-bound kernels are held
+against.
 
 A block of `threads` threads moves `vectors` times 16 bytes a thread and ends. Blocks that come and
 go keep what is open of memory small and in order, and copy faster than blocks that stay: on an
@@ -12,8 +13,10 @@ from typing import Any
 
 # threads a block, vectors of 16 bytes a thread
 SHAPES = ((256, 1), (512, 1), (1024, 1), (256, 2), (1024, 4))
+# reading alone has more under way with more vectors a thread
+SUM_SHAPES = ((256, 1), (1024, 1), (256, 2), (256, 4), (512, 4), (1024, 4), (256, 8))
 
-TEXT = """program copy_{threads}_{vectors} {{
+COPY = """program copy_{threads}_{vectors} {{
   dim m min=1
   param X: bfloat16[m, {size}] global
   param Y: bfloat16[m, {size}] global
@@ -28,26 +31,82 @@ TEXT = """program copy_{threads}_{vectors} {{
 }}
 """
 
+# A number for each warp: nothing is exchanged beyond a warp, and 4 bytes are written for 512 read.
+# A warp's vectors lie as in the copy: each is the block's next stretch of memory.
+SUM = """program sum_{threads}_{vectors} {{
+  dim m min=1
+  param X: bfloat16[m, {vectors}, {warps}, 256] global
+  param Y: float32[m, {warps}] global
+  kernel main grid bx in m threads tx in {threads} {{
+    role all warps 0 + {warps} instances={warps} var=g {{
+      alloc x: bfloat16[{vectors}, 256] fragment \\
+        layout="frag{{tile=({vectors},256) tv=(32,(8,{vectors})):(8,(1,256))}}"
+      alloc v: float32[{vectors}, 256] fragment \\
+        layout="frag{{tile=({vectors},256) tv=(32,(8,{vectors})):(8,(1,256))}}"
+      alloc column: float32[256] fragment layout="frag{{tile=(256) tv=(32,8):(8,1)}}"
+      alloc s: float32[1] fragment layout="frag{{tile=(1) tv=(32,1):(0,0)}}"
+      copy X[bx, :, g, :] -> x atom=threads
+      copy x -> v atom=threads
+      reduce sum v -> column dim 0
+      reduce sum column -> s dim 0
+      copy s -> Y[bx, g] atom=threads
+    }}
+  }}
+}}
+"""
 
-def copies(source: Any, result: Any) -> dict[str, Callable[[], None]]:
-    """Contenders that copy one contiguous tensor of 16-bit elements to another of its size."""
+
+def _compiled(text: str, threads: int, vectors: int) -> Callable[..., None]:
     from tilewright.ir.target import Target
     from tilewright.ir.text import parse_program
     from tilewright.targets.cuda.backend import compile_program
 
+    words = {
+        "threads": threads,
+        "vectors": vectors,
+        "size": threads * vectors * 8,
+        "warps": threads // 32,
+        "stride": threads * 8,
+    }
+    return compile_program(parse_program(text.format(**words)), Target.parse("cuda")).caller()
+
+
+def copies(source: Any, result: Any) -> dict[str, Callable[[], None]]:
+    """Contenders that copy one contiguous tensor of 16-bit elements to another of its size."""
     found: dict[str, Callable[[], None]] = {"copy": lambda: result.copy_(source)}
     for threads, vectors in SHAPES:
         size = threads * vectors * 8
         if source.numel() % size:
             continue
-        text = TEXT.format(
-            threads=threads, vectors=vectors, size=size, warps=threads // 32, stride=threads * 8
-        )
-        call = compile_program(parse_program(text), Target.parse("cuda")).caller()
+        call = _compiled(COPY, threads, vectors)
         x, y = source.view(-1, size), result.view(-1, size)
 
         def run(call: Any = call, x: Any = x, y: Any = y) -> None:
             call(x, y)
 
         found[f"copy {threads}x{vectors}"] = run
+    return found
+
+
+def sums(source: Any) -> dict[str, Callable[[], Any]]:
+    """Contenders that read a contiguous bfloat16 tensor once and add it up, partly or wholly."""
+    import torch
+
+    whole = torch.empty((), device=source.device, dtype=torch.float32)
+    flat = source.flatten()
+    found: dict[str, Callable[[], Any]] = {
+        "sum": lambda: torch.sum(flat, dim=0, dtype=torch.float32, out=whole)
+    }
+    for threads, vectors in SUM_SHAPES:
+        size = threads * vectors * 8
+        if source.numel() % size:
+            continue
+        call = _compiled(SUM, threads, vectors)
+        x = source.view(-1, vectors, threads // 32, 256)
+        y = torch.empty(len(x), threads // 32, device=source.device, dtype=torch.float32)
+
+        def run(call: Any = call, x: Any = x, y: Any = y) -> None:
+            call(x, y)
+
+        found[f"sum {threads}x{vectors}"] = run
     return found

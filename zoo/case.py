@@ -36,3 +36,11 @@ class Case:
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng([seed, *shape])
     return rng.standard_normal(shape, np.float32).astype(dtype)
+
+
+def within(got: np.ndarray, want: np.ndarray, relative: float, absolute: float = 0.0) -> None:
+    """Every element within its bound of the reference; NaN is in none."""
+    far = np.abs(got.astype(np.float64) - want)
+    bound = relative * np.abs(want) + absolute
+    worst = np.unravel_index(np.argmax(np.where(far <= bound, -1.0, far - bound)), far.shape)
+    assert (far <= bound).all(), f"{got[worst]} instead of {want[worst]} at {worst}"

@@ -6,11 +6,14 @@ import numpy as np
 
 from zoo.attention import flash
 from zoo.case import Case, normal
-from zoo.elementwise import vector_add
+from zoo.elementwise import swiglu, vector_add
 from zoo.gemm import gemm
+from zoo.loss import cross_entropy
 from zoo.mla import decode
+from zoo.norm import layer_norm
 from zoo.norm import rms_norm_silu as norm
 from zoo.softmax import softmax
+from zoo.transpose import transpose
 
 
 def gemm_relu(M: int, N: int, K: int, dtype: str = "float32") -> Case:
@@ -78,6 +81,81 @@ def rms_norm_silu(M: int, C: int) -> Case:
 
     return Case(
         "RMSNorm + SiLU", f"{M}×{C} float32", build, lambda: norm.reference(x, w), numpy, bound=1e-5
+    )
+
+
+def layer_norm_rows(M: int, N: int) -> Case:
+    x, w, b = normal(M, N), normal(N, seed=1), normal(N, seed=2)
+    y = np.empty_like(x)
+
+    def build(target):
+        kernel = layer_norm.layer_norm_rows(N, dtype="float32", target=target)
+        return lambda: (kernel(x, w, b, y), y)[1]
+
+    def numpy():
+        far = x - x.mean(axis=1, keepdims=True)
+        return far / np.sqrt((far * far).mean(axis=1, keepdims=True) + np.float32(1e-5)) * w + b
+
+    return Case(
+        "LayerNorm", f"{M}×{N} float32", build, lambda: layer_norm.reference(x, w, b), numpy, 1e-5
+    )
+
+
+def row_losses(M: int, N: int) -> Case:
+    x, labels = normal(M, N), np.arange(M) * 7919 % N
+    y = np.empty(M, np.float32)
+
+    def build(target):
+        kernel = cross_entropy.cross_entropy_rows(N, dtype="float32", target=target)
+        return lambda: (kernel(x, labels, y), y)[1]
+
+    def numpy():
+        top = x.max(axis=1)
+        total = np.log(np.exp(x - top[:, None]).sum(axis=1)) + top
+        return total - x[np.arange(M), labels]
+
+    return Case(
+        "cross entropy",
+        f"{M}×{N} float32",
+        build,
+        lambda: cross_entropy.reference(x, labels),
+        numpy,
+        bound=1e-5,
+    )
+
+
+def gated(M: int, N: int) -> Case:
+    a, b = normal(M, N, seed=1), normal(M, N, seed=2)
+    y = np.empty_like(a)
+
+    def build(target):
+        kernel = swiglu.swiglu_rows(N, dtype="float32", target=target)
+        return lambda: (kernel(a, b, y), y)[1]
+
+    return Case(
+        "SwiGLU",
+        f"{M}×{N} float32",
+        build,
+        lambda: swiglu.reference(a, b),
+        lambda: a / (1 + np.exp(-a)) * b,
+        bound=1e-5,
+    )
+
+
+def transposed(M: int, N: int) -> Case:
+    x, y = normal(M, N), np.empty((N, M), np.float32)
+
+    def build(target):
+        kernel = transpose.transpose_rows(N, dtype="float32", target=target)
+        return lambda: (kernel(x, y), y)[1]
+
+    return Case(
+        "transpose",
+        f"{M}×{N} float32",
+        build,
+        lambda: transpose.reference(x),
+        lambda: np.ascontiguousarray(x.T),
+        bound=0.0,
     )
 
 
@@ -167,6 +245,10 @@ def bench_cases() -> list[Case]:
         online_softmax(1024, 16384),
         rms_norm_silu(4096, 1024),
         rms_norm_silu(4096, 1056),
+        layer_norm_rows(4096, 1024),
+        row_losses(4096, 1024),
+        gated(4096, 1024),
+        transposed(4096, 1024),
         flash_attention(8, 1024, 64),
         flash_attention(8, 1024, 64, causal=True),
         flash_attention(8, 1024, 128, kv_heads=2),

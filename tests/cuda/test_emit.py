@@ -142,12 +142,19 @@ def test_no_scheduled_program_is_left_out():
 
 
 def test_what_is_not_lowered_is_refused_with_its_line():
-    text = (SCHEDULES / "softmax_cluster.tw").read_text()
-    text = text.replace("reduce max x -> top dim 1", "scan max x -> x dim 1")
-    with pytest.raises(CompileError, match="scan is not lowered to threads yet") as error:
+    text = """program p {
+      kernel main grid bx in 1 threads tx in 256 {
+        role r warps 0 + 8 instances=2 var=g {
+          alloc x: float32[64, 2] fragment layout="frag{tile=(64,2) tv=(128,1):(1,0)}"
+          fill x = 1.0
+          scan max x -> x dim 0
+        }
+      }
+    }
+    """
+    with pytest.raises(CompileError, match="one of several role instances") as error:
         compile_program(parse_program(text, "scan.tw"), Target.parse("cuda"))
-    line = text.splitlines().index("        scan max x -> x dim 1") + 1
-    assert error.value.loc is not None and error.value.loc.line == line
+    assert error.value.loc is not None and error.value.loc.line == 6
 
 
 @pytest.mark.parametrize("name", NAMES)

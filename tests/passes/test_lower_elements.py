@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.passes.test_lower_threads import lowered
-from tests.passes.thread_machine import Machine
+from tests.passes.thread_code import run_code
 from tilewright.ir.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
 from tilewright.passes.lower_reduce import plan_reduction
 from tilewright.support.errors import CompileError
@@ -43,11 +43,9 @@ def execute(body, fragments, tiles, **values):
       kernel main grid bx in 4 threads tx in 128 {
     """
     program = lowered(f"role r warps 0 + 4 {{\n{allocs}\n{body}\n}}\n", head)
-    machine = Machine(128, **{"bx": 0, **values})
-    for name, tile in tiles.items():
-        machine.registers(name, spread(fragments[name][0], tile))
-    machine.run(program)
-    return {n: gathered(f, machine.memory[n]) for n, (f, _) in fragments.items()}
+    held = {n: spread(fragments[n][0], tile) for n, tile in tiles.items()}
+    ran = run_code(program, held, **{"bx": 0, "bound": 0, **values})
+    return {n: gathered(f, ran.memory[n]) for n, (f, _) in fragments.items()}
 
 
 def numbers(shape, seed=0):
@@ -162,14 +160,10 @@ REFUSED = {
       map (i, j) in (64, 48) layout="{acc}" {{ s[i, j] = top[j] }}""",
     "depends on bx, which is known only at run time": """
       map (i, j) in (64, 48) layout="{acc}" {{ s[i, j] = s[i, bx] }}""",
-    "the threads that hold a row do not all hold its result": """
-      reduce sum s -> single dim 1""",
     "the nest and its layout have different shapes": """
       map (i, j) in (64, 40) layout="{acc}" {{ s[i, j] = 0.0 }}""",
     "this nest has no layout": """
       map (i, j) in (64, 48) {{ s[i, (j + 1) % 48] = 0.0 }}""",
-    "reduction across warps": """
-      reduce sum s -> columns dim 0""",
 }
 
 
@@ -180,9 +174,22 @@ def test_refusals_say_the_line(message):
     role r warps 0 + 4 {{
       alloc s: float32[64, 48] fragment layout="{ACC}"
       alloc top: float32[64] fragment layout="{ROW}"
-      alloc columns: float32[48] fragment layout="{row_of(ACC, 0)}"
-      alloc single: float32[64] fragment layout="frag{{tile=(64) tv=((64,2),1):((1,0),0)}}"
       {REFUSED[message].format(acc=ACC)}
     }}
 """)
-    assert error.value.loc is not None and error.value.loc.line == 11
+    assert error.value.loc is not None and error.value.loc.line == 9
+
+
+def test_reductions_across_warps_of_a_role():
+    s = numbers((64, 48))
+    found = execute(
+        "reduce sum s -> columns dim 0\nreduce sum s -> single dim 1",
+        {
+            "s": (ACC, "float32"),
+            "columns": (row_of(ACC, 0), "float32"),
+            "single": (spatial(64).replicate(2), "float32"),
+        },
+        {"s": s},
+    )
+    np.testing.assert_array_equal(found["columns"], s.sum(0))
+    np.testing.assert_array_equal(found["single"], s.sum(1))

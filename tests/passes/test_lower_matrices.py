@@ -1,5 +1,5 @@
-"""Matrix instructions as thread code, run by their documented register maps: products in every
-type from shared memory and registers, loads and stores of matrices; and what is refused."""
+"""Matrix instructions as thread code, run by the interpreter: products in every type from shared
+memory and registers, loads and stores of matrices; and what is refused."""
 
 from dataclasses import replace
 
@@ -8,7 +8,6 @@ import pytest
 
 from tests.cuda.atom_programs import CASES, wgmma
 from tests.passes.test_lower_threads import PASSES, TARGET
-from tests.passes.thread_machine import Machine
 from tilewright import interp
 from tilewright.ir.atoms import MATRIX_TYPES, matrix_fragments
 from tilewright.ir.fragment import parse_fragment, repeat, spatial
@@ -24,20 +23,17 @@ def lowered(program):
 
 
 def check(case):
-    """Run a program on the machine; its outputs are what they should be."""
+    """Run a program's thread code; its outputs are what they should be."""
     inputs = case.inputs()
-    machine = Machine(case.threads, bx=0)
-    for tensor, (shape, _) in case.tensors.items():
-        array = inputs.get(tensor, np.full(shape, np.nan))
-        machine.memory[tensor] = array.astype(np.float64).reshape(-1)
-    machine.run(lowered(case.program))
-    for tensor, want in case.wanted(inputs).items():
-        found = machine.memory[tensor].reshape(want.shape)
-        np.testing.assert_array_equal(found, want.astype(np.float64))
+    wanted = case.wanted(inputs)
+    args = {**inputs, **{n: np.full(w.shape, 7, w.dtype) for n, w in wanted.items()}}
+    interp.run_threads(lowered(case.program), args)
+    for tensor, want in wanted.items():
+        np.testing.assert_array_equal(args[tensor].astype(float), want.astype(float))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_by_the_documented_maps(name):
+def test_thread_code_of_matrix_instructions(name):
     check(CASES[name])
 
 

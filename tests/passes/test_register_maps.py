@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from tests.passes import register_maps as documented
-from tests.passes.thread_machine import register_places
 from tilewright.ir.atoms import ATOMS, MATRIX_TYPES, matrix_fragments
 
 TYPES = list(MATRIX_TYPES)
@@ -13,8 +12,10 @@ TYPES = list(MATRIX_TYPES)
 
 def same(fragment, where):
     """Whether a fragment's table is the map `where`."""
-    rows, columns = register_places(where, fragment.threads, fragment.values)
-    np.testing.assert_array_equal(fragment.table(), rows * fragment.tile[1] + columns)
+    slots = np.ndindex(fragment.threads, fragment.values)
+    places = np.array([where(*slot) for slot in slots]).reshape(*fragment.table().shape, 2)
+    want = places[..., 0] * fragment.tile[1] + places[..., 1]
+    np.testing.assert_array_equal(fragment.table(), want)
 
 
 def test_every_type_is_documented():

@@ -13,7 +13,7 @@ LOG2E = 1.4426950408889634
 @tw.jit
 def flash_attention(
     batch, heads, kv_heads, seq_q, seq_kv, dim, causal=False,
-    block_M=64, block_N=64, dtype="float16", scale=None,
+    block_M=64, block_N=64, threads=128, stages=2, dtype="float16", scale=None,
 ):  # fmt: skip
     """Q, O: (batch, heads, seq_q, dim); K, V: (batch, kv_heads, seq_kv, dim).
 
@@ -30,7 +30,7 @@ def flash_attention(
         V: T.Tensor((batch, kv_heads, seq_kv, dim), dtype),
         O: T.Tensor((batch, heads, seq_q, dim), dtype),
     ):
-        with T.Kernel(T.ceildiv(seq_q, block_M), heads, batch, threads=128) as (bx, h, b):
+        with T.Kernel(T.ceildiv(seq_q, block_M), heads, batch, threads=threads) as (bx, h, b):
             Q_shared = T.alloc_shared((block_M, dim), dtype)
             K_shared = T.alloc_shared((block_N, dim), dtype)
             V_shared = T.alloc_shared((block_N, dim), dtype)
@@ -47,7 +47,7 @@ def flash_attention(
             T.clear(total)
             T.fill(top, -1e30)  # not -inf: a row whose first keys are all masked stays finite
             last = T.min(seq_kv, (bx + 1) * block_M + past) if causal else seq_kv
-            for k in T.Pipelined(T.ceildiv(last, block_N), num_stages=2):
+            for k in T.Pipelined(T.ceildiv(last, block_N), num_stages=stages):
                 T.copy(K[b, h // group, k * block_N : (k + 1) * block_N, :], K_shared)
                 T.gemm(Q_shared, K_shared, S, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(block_M, block_N):

@@ -9,15 +9,19 @@ import tilewright.language as T
 
 
 @tw.jit
-def gemm_relu(M, N, K, block_M=128, block_N=128, block_K=64, dtype="float16", accum="float32"):
+def gemm_relu(
+    M, N, K, block_M=128, block_N=128, block_K=64, threads=128, stages=3, panel=8,
+    dtype="float16", accum="float32",
+):  # fmt: skip
     @T.prim_func
     def main(A: T.Tensor((M, K), dtype), B: T.Tensor((K, N), dtype), C: T.Tensor((M, N), dtype)):
-        with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=128) as (bx, by):
+        with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=threads) as (bx, by):
             A_shared = T.alloc_shared((block_M, block_K), dtype)
             B_shared = T.alloc_shared((block_K, block_N), dtype)
             C_local = T.alloc_fragment((block_M, block_N), accum)
+            T.use_swizzle(panel)
             T.clear(C_local)
-            for ko in T.Pipelined(T.ceildiv(K, block_K), num_stages=3):
+            for ko in T.Pipelined(T.ceildiv(K, block_K), num_stages=stages):
                 T.copy(A[by * block_M, ko * block_K], A_shared)
                 T.copy(B[ko * block_K, bx * block_N], B_shared)
                 T.gemm(A_shared, B_shared, C_local)

@@ -1,72 +1,114 @@
-"""Row softmax: a whole row in one block, and the online form that walks a row in pieces."""
+"""Row softmax: whole rows in registers, of one block or of a cluster; and long rows in pieces."""
 
 from __future__ import annotations
+
+from functools import partial, reduce
+from math import ceil, inf
 
 import numpy as np
 
 import tilewright as tw
 import tilewright.language as T
+from zoo import rows
 
 LOG2E = 1.4426950408889634
+LOWEST = -3e38  # the least maximum: a part of a row that is all -inf makes zeros, not NaN
 
 
 @tw.jit
-def softmax(M, N, block_M=4, dtype="float32"):
-    """Each block holds `block_M` whole rows in registers: one read, one write."""
+def softmax(M, N, block_M=4, block_N=None, threads=128, cluster=1, dtype="float32"):
+    """Each block holds `block_N` columns of `block_M` rows in registers: one read, one write.
+
+    The blocks of a cluster share their rows; each tells all of them its maximum and its sum.
+    """
+    block_N = block_N or ceil(N / cluster)
+    per_row = partial(T.alloc_fragment, (block_M,), "float32")
+    slots = partial(T.alloc_shared, (cluster, block_M), "float32")
+    peers = tuple(range(cluster))
 
     @T.prim_func
     def main(X: T.Tensor((M, N), dtype), Y: T.Tensor((M, N), dtype)):
-        with T.Kernel(T.ceildiv(M, block_M), threads=128) as bx:
-            x = T.alloc_fragment((block_M, N), "float32")
-            top = T.alloc_fragment((block_M,), "float32")
-            total = T.alloc_fragment((block_M,), "float32")
-            T.copy(X[bx * block_M, 0], x)
-            T.reduce_max(x, top, dim=1)
-            for i, j in T.Parallel(block_M, N):
+        with T.Kernel(T.ceildiv(M, block_M) * cluster, threads=threads, cluster_dims=cluster) as bx:
+            row, rank, column = bx // cluster * block_M, bx % cluster, bx % cluster * block_N
+            x = T.alloc_fragment((block_M, block_N), "float32")
+            top, total = per_row(), per_row()
+            T.copy(X[row, column], x)
+            if cluster * block_N != N:
+                for i, j in T.Parallel(block_M, block_N):
+                    x[i, j] = T.if_then_else(column + j < N, x[i, j], -inf)
+            T.fill(top, LOWEST)
+            T.reduce_max(x, top, dim=1, clear=False)
+            for i, j in T.Parallel(block_M, block_N):
                 x[i, j] = T.exp2((x[i, j] - top[i]) * LOG2E)
             T.reduce_sum(x, total, dim=1)
-            for i, j in T.Parallel(block_M, N):
-                x[i, j] = x[i, j] / total[i]
-            T.copy(x, Y[bx * block_M, 0])
+            if cluster > 1:
+                tops, sums = slots(), slots()
+                T.cluster_sync()
+                for peer in peers:
+                    T.copy_cluster(top, tops[rank, :], dst_block=peer)
+                    T.copy_cluster(total, sums[rank, :], dst_block=peer)
+                T.cluster_sync()
+                for i in T.Parallel(block_M):
+                    best = reduce(T.max, [tops[p, i] for p in peers])
+                    parts = [sums[p, i] * T.exp2((tops[p, i] - best) * LOG2E) for p in peers]
+                    total[i] = sum(parts) * T.exp2((best - top[i]) * LOG2E)
+            for i, j in T.Parallel(block_M, block_N):
+                x[i, j] = x[i, j] * (1.0 / total[i])
+            T.copy(x, Y[row, column])
 
     return main
 
 
 @tw.jit
-def online_softmax(M, N, block_M=4, block_N=1024, dtype="float32"):
+def online_softmax(M, N, block_M=4, block_N=1024, threads=128, staged=False, dtype="float32"):
     """Rows too long for registers: one pass finds maximum and sum together, a second one writes.
 
-    A piece outside the row reads zero, so its elements are masked to minus infinity.
+    The second pass reads again, from the last piece back: those are still in the cache. With
+    `staged` it reads the copy that the first one left in shared memory. A piece outside the row
+    reads zero, so its elements are masked to minus infinity.
     """
+    pieces = ceil(N / block_N)
+    per_row = partial(T.alloc_fragment, (block_M,), "float32")
 
     @T.prim_func
     def main(X: T.Tensor((M, N), dtype), Y: T.Tensor((M, N), dtype)):
-        with T.Kernel(T.ceildiv(M, block_M), threads=128) as bx:
+        with T.Kernel(T.ceildiv(M, block_M), threads=threads) as bx:
+            row = bx * block_M
             x = T.alloc_fragment((block_M, block_N), "float32")
-            top = T.alloc_fragment((block_M,), "float32")
-            before = T.alloc_fragment((block_M,), "float32")
-            part = T.alloc_fragment((block_M,), "float32")
-            total = T.alloc_fragment((block_M,), "float32")
-            T.fill(top, -T.infinity("float32"))
+            top, before, total = per_row(), per_row(), per_row()
+            kept = T.alloc_shared((block_M, pieces * block_N), dtype) if staged else None
+            T.fill(top, LOWEST)
             T.clear(total)
-            for k in T.Pipelined(T.ceildiv(N, block_N), num_stages=2):
-                T.copy(X[bx * block_M, k * block_N], x)
-                for i, j in T.Parallel(block_M, block_N):
-                    x[i, j] = T.if_then_else(k * block_N + j < N, x[i, j], -T.infinity("float32"))
+            for k in T.serial(pieces):
+                T.copy(X[row, k * block_N], x)
+                if staged:
+                    T.copy(x, kept[0, k * block_N])
+                if N % block_N:
+                    for i, j in T.Parallel(block_M, block_N):
+                        x[i, j] = T.if_then_else(k * block_N + j < N, x[i, j], -inf)
                 T.copy(top, before)
                 T.reduce_max(x, top, dim=1, clear=False)
                 for i, j in T.Parallel(block_M, block_N):
                     x[i, j] = T.exp2((x[i, j] - top[i]) * LOG2E)
-                T.reduce_sum(x, part, dim=1)
                 for i in T.Parallel(block_M):
-                    total[i] = total[i] * T.exp2((before[i] - top[i]) * LOG2E) + part[i]
-            for k in T.Pipelined(T.ceildiv(N, block_N), num_stages=2):
-                T.copy(X[bx * block_M, k * block_N], x)
+                    total[i] = total[i] * T.exp2((before[i] - top[i]) * LOG2E)
+                T.reduce_sum(x, total, dim=1, clear=False)
+            for k in T.serial(pieces):
+                at = (pieces - 1 - k) * block_N
+                T.copy(kept[0, at] if staged else X[row, at], x)
                 for i, j in T.Parallel(block_M, block_N):
-                    x[i, j] = T.exp2((x[i, j] - top[i]) * LOG2E) / total[i]
-                T.copy(x, Y[bx * block_M, k * block_N])
+                    x[i, j] = T.exp2((x[i, j] - top[i]) * LOG2E) * (1.0 / total[i])
+                T.copy(x, Y[row, at])
 
     return main
+
+
+VARIANTS = {"rows": softmax, "pieces": online_softmax}
+
+
+def softmax_rows(N, dtype="bfloat16", target="auto", **choice):
+    """The kernel (X, Y) for rows of `N`, any number of them; see `zoo.rows` for what is chosen."""
+    return rows.build(VARIANTS, N, dtype, target, choice)
 
 
 def reference(x: np.ndarray) -> np.ndarray:

@@ -1,5 +1,5 @@
 """The interpreter: what every op means, in NumPy, sequential and scheduled, and the sanitizer."""
 
-from tilewright.interp.run import RunResult, run
+from tilewright.interp.run import RunResult, run, run_threads
 
-__all__ = ["RunResult", "run"]
+__all__ = ["RunResult", "run", "run_threads"]

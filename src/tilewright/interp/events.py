@@ -26,6 +26,8 @@ from tilewright.support.errors import RunError
 if TYPE_CHECKING:
     from tilewright.interp.machine import Agent
 
+WARPGROUP = 4  # warps
+
 __all__ = ["Cell", "Meeting", "Transfer", "agent_exits", "async_copy", "async_gemm", "complete"]
 
 
@@ -243,7 +245,8 @@ def async_gemm(
                     fix="execute `Fence wgmma` between the two",
                 )
             proxy = "generic" if registers else atom.proxy
-            t.accesses.append(_access(t, box, kind, (agent, unit), proxy, unit))
+            entity = unit if registers else f"{unit}.shared"
+            t.accesses.append(_access(t, box, kind, (agent, entity), proxy, unit))
         if fr.agent.sanitize:
             _check_valid(fr, x, y, *(() if fresh else (c,)))
         _launch(t, agent.clocks.known, fr, strict)
@@ -309,6 +312,9 @@ def run_wait_group(b: Builder, op: WaitGroup) -> Step:
                     access.entity, access.clock, access.unit = agent, clocks.now, ""
                     clocks.unfenced.append(access)
         gained: Knowledge = {(agent, f"{unit}.read"): upto}
+        if unit == "wgmma":
+            shared = agent.clocks.each if strict and agent.crew.warps > WARPGROUP else gained
+            shared[(agent, "wgmma.shared")] = max(shared.get((agent, "wgmma.shared"), 0), upto)
         if not op.read:
             gained[(agent, unit)] = upto
             del groups[: max(closed, 0)]

@@ -13,7 +13,9 @@ tile op sees another's shared writes only after a thread barrier (unless the pro
 synchronisation to the compiler, `strict=False`, or both touch an element from the same thread).
 Groups of asynchronous ops have a clock per agent and unit, barriers one that counts phases: a
 bulk copy's bytes belong to the phase they were counted in. A bulk group's end is seen by the
-elected thread that waits for it; other threads learn of it at the next thread barrier.
+elected thread that waits for it; other threads learn of it at the next thread barrier. A group of
+matrix instructions is waited for by each warpgroup for its own part: an agent of several knows that
+none reads shared memory any more at its next barrier or arrival.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Clocks:
         self.now = 1
         self.known: Knowledge = {}  # what every thread of the agent knows
         self.elected: Knowledge = {}  # what the thread that issues bulk copies knows, besides
+        self.each: Knowledge = {}  # what each warpgroup knows of its own matrix instructions only
         self.committed = {"wgmma": 0, "bulk": 0, "cp_async": 0}
         self.open: dict[str, list[Any]] = {"wgmma": [], "bulk": [], "cp_async": []}
         self.groups: dict[str, list[list[Any]]] = {"wgmma": [], "bulk": [], "cp_async": []}
@@ -63,6 +66,7 @@ class Clocks:
         """Everything this agent did and knows, for others to learn."""
         out = {**self.elected}
         learn(out, self.known)
+        learn(out, self.each)
         out[self.agent] = self.now
         self.now += 1
         return out
@@ -81,7 +85,7 @@ class Access:
     """Elements of some storage touched at one time."""
 
     __slots__ = ("agent", "box", "clock", "entity", "fence", "kind", "loc", "mask", "mem",
-                 "op", "owners", "proxy", "threads", "unit")  # fmt: skip
+                 "nest", "op", "owners", "proxy", "threads", "unit")  # fmt: skip
 
     def __init__(
         self,
@@ -98,6 +102,7 @@ class Access:
         unit: str = "",
         loc: Loc | None = None,
         threads: Any = None,
+        nest: Any = None,
     ) -> None:
         self.agent = agent
         self.mem = mem
@@ -110,6 +115,7 @@ class Access:
         self.unit = unit
         self.fence: float | None = None  # when the writer made it visible to the async proxy
         self.threads = threads  # equal for accesses that take each element to the same thread
+        self.nest = nest  # the run of a nest that it belongs to: iterations are independent
         self.mask: Array | None = None
         self.owners: Array | None = None
         self.box: tuple[tuple[int, int], ...] | None = None
@@ -188,9 +194,11 @@ def check(new: Access, knowledge: Knowledge, strict: bool) -> None:
             continue
         if old.kind == new.kind == "atomic":
             continue
-        if old.unit and old.unit == new.unit == "wgmma" and old.entity == new.entity:
+        if old.unit and old.unit == new.unit == "wgmma" and old.agent is new.agent:
             continue  # matrix instructions of one agent run in order
         if old.agent is new.agent and not old.unit and not strict:
+            continue
+        if old.nest is not None and old.nest is new.nest:
             continue
         if not old.overlaps(new):
             continue
@@ -265,6 +273,13 @@ class HazardWatch(Watch):
     def __init__(self, agent: Agent, strict: bool) -> None:
         self.agent = agent
         self.strict = strict
+        self.nest: object | None = None
+
+    def enter_map(self, fr: Frame) -> None:
+        self.nest = object()
+
+    def leave_map(self, fr: Frame) -> None:
+        self.nest = None
 
     def read(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
         self.access(fr, mem, where, owners, loc, "read")
@@ -298,6 +313,7 @@ class HazardWatch(Watch):
             owners=None if fr.in_map else owners,
             loc=loc,
             threads=_pattern(fr),
+            nest=self.nest,
         )
         check(new, clocks.known, self.strict)
         if space is not Space.SHARED:

@@ -49,9 +49,14 @@ class Frame:
         self.watch: Watch | None = None
 
     def loc(self, node: Load | None = None) -> Loc | None:
-        if node is not None and node.loc is not None:
+        own = self.op.loc if self.op is not None else None
+        if node is None or node.loc is None:
+            return own
+        if own is None:
             return node.loc
-        return self.op.loc if self.op is not None else None
+        # equal expressions are one object, and its loads are those of whoever wrote it first
+        here = (node.loc.file, node.loc.line) == (own.file, own.line)
+        return node.loc if here else own
 
     def memory(self, name: str) -> Memory:
         found = self.bufs.get(name)

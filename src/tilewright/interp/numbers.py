@@ -278,6 +278,14 @@ def _dp4a(a: Value, b: Value, c: Value, src: DType, dst: DType) -> Value:
     return wrap_int(np.asarray(c).astype(np.int64) + (lanes(a) * lanes(b)).sum(-1), dst)
 
 
+def _pack_pair(low: Value, high: Value, half: DType) -> Value:
+    """Two values rounded to 16 bits, the first in the low half of a uint32."""
+    to = cast_fn(DTYPES["float32"], half)
+    shape = np.broadcast_shapes(np.shape(low), np.shape(high))
+    words = [raw_bits(to(np.asarray(x)), half).astype(np.uint32) for x in (low, high)]
+    return (words[0] | words[1] << np.uint32(16)).reshape(shape)[()]
+
+
 @cache
 def call_fn(name: str, args: tuple[DType, ...], result: DType) -> Fn:
     """The meaning of `Call(name, …)` on arguments of these types."""
@@ -288,6 +296,9 @@ def call_fn(name: str, args: tuple[DType, ...], result: DType) -> Fn:
         return lambda x: _reinterpret(x, src, result)
     if name == "dp4a":
         return lambda a, b, c: _dp4a(a, b, c, src, result)
+    if name in ("pack_bfloat16", "pack_float16"):
+        half = DTYPES[name.removeprefix("pack_")]
+        return lambda low, high: _pack_pair(low, high, half)
     if name in ("popcount", "clz"):
         count = _popcount if name == "popcount" else _clz
         return lambda x: count(x, result)

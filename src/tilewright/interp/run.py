@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from tilewright.interp.evaluate import Evaluator
 from tilewright.interp.lanes import Frame
 from tilewright.interp.machine import CompiledKernel, Launch, Options
+from tilewright.interp.meaning import Family
 from tilewright.interp.memory import Memory, allocate
+from tilewright.interp.thread_machine import ThreadKernel, ThreadLaunch, is_thread_ir
 from tilewright.ir.bind import array_sizes, describe
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var
@@ -28,20 +31,42 @@ class RunResult:
     printed: list[str] = field(default_factory=list)
 
 
-_compiled: OrderedDict[Any, tuple[Program, list[CompiledKernel]]] = OrderedDict()
 _KEEP = 64
+_T = TypeVar("_T")
+
+
+class _Remembered(Generic[_T]):
+    """What was made of the last few programs."""
+
+    def __init__(self) -> None:
+        self.found: OrderedDict[Any, tuple[Program, _T]] = OrderedDict()
+
+    def get(self, program: Program, make: Callable[[], _T], *more: Any) -> _T:
+        key = (id(program), *more)
+        found = self.found.get(key)
+        if found is None:
+            # the program is kept with it, so that its id names no other
+            found = self.found[key] = (program, make())
+            while len(self.found) > _KEEP:
+                self.found.popitem(last=False)
+        self.found.move_to_end(key)
+        return found[1]
+
+
+_compiled: _Remembered[list[CompiledKernel]] = _Remembered()
+_compiled_threads: _Remembered[list[ThreadKernel]] = _Remembered()
+_lowered: _Remembered[bool] = _Remembered()
 
 
 def compiled_kernels(program: Program, options: Options) -> list[CompiledKernel]:
     """The program's kernels as steps; the last few programs are remembered."""
-    key = (id(program), options.sanitize, options.nan, options.explicit)
-    found = _compiled.get(key)
-    if found is None:
-        found = _compiled[key] = (program, [CompiledKernel(k, options) for k in program.kernels])
-        while len(_compiled) > _KEEP:
-            _compiled.popitem(last=False)
-    _compiled.move_to_end(key)
-    return found[1]
+    return _compiled.get(
+        program,
+        lambda: [CompiledKernel(k, options) for k in program.kernels],
+        options.sanitize,
+        options.nan,
+        options.explicit,
+    )
 
 
 def run(
@@ -52,6 +77,7 @@ def run(
     nan: bool = False,
     seed: int = 0,
     explicit: bool | None = None,
+    threads: bool | None = None,
 ) -> RunResult:
     """Run `program` on NumPy arrays, which are changed in place.
 
@@ -60,29 +86,70 @@ def run(
     no operand had one. `seed` picks block order and interleavings. `explicit` says whether the
     kernel places every synchronisation between its own threads itself; by default that holds for
     kernels with roles, barriers or asynchronous instructions in which every instruction is chosen.
+    `threads` says whether the program is at stage THREAD (`run_threads`); by default that is seen
+    from its instructions.
     """
+    if threads is None:
+        threads = _lowered.get(program, lambda: is_thread_ir(program))
+    if threads:
+        return run_threads(program, args, seed=seed)
     options = Options(sanitize, nan, seed, explicit)
     with np.errstate(all="ignore"):
         kernels = compiled_kernels(program, options)
-        arrays = {t.name: _array(t, args) for t in program.tensors}
-        sizes = array_sizes(program, arrays)
-        values: dict[str, Any] = {v.name: v.dtype.numpy.type(n) for v, n in sizes.items()}
-        for scalar in program.scalars:
-            values[scalar.name] = _scalar(scalar, args)
-        memories, copied = _tensors(program, arrays, values, kernels, options)
-        result = RunResult({v.name: n for v, n in sizes.items()})
-
-        def say(line: str) -> None:
-            result.printed.append(line)
-            print(line)
-
-        launch = Launch(memories, values, options, say)
+        families = {name: f for k in kernels for name, f in k.families.items()}
+        call = _Call(program, args, families, track=sanitize)
+        launch = Launch(call.memories, call.values, options, call.say)
         rng = random.Random(seed)
         for kernel in kernels:
             launch.run(kernel, rng)
-        for name, memory in copied.items():
-            arrays[name][...] = memory.data
-    return result
+        return call.finish()
+
+
+def run_threads(program: Program, args: Mapping[str, Any], *, seed: int = 0) -> RunResult:
+    """Run `program`, which is at stage THREAD, on NumPy arrays, which are changed in place.
+
+    Shared memory is bytes at the buffers' places. Errors are: accesses of it that no barrier
+    orders, accesses outside of tensors, barriers that some threads do not reach, asynchronous
+    operations that nothing waits for. `seed` picks block order, interleavings, the moments at
+    which asynchronous operations complete and the lane that `elect` picks.
+    """
+    with np.errstate(all="ignore"):
+        kernels = _compiled_threads.get(program, lambda: [ThreadKernel(k) for k in program.kernels])
+        call = _Call(program, args, {}, track=False)
+        launch = ThreadLaunch(call.memories, call.values, seed, call.say)
+        rng = random.Random(seed)
+        for kernel in kernels:
+            launch.run(kernel, rng)
+        return call.finish()
+
+
+class _Call:
+    """The arguments of one run as memories and values, and its result."""
+
+    def __init__(
+        self,
+        program: Program,
+        args: Mapping[str, Any],
+        families: Mapping[str, Family],
+        *,
+        track: bool,
+    ) -> None:
+        self.arrays = {t.name: _array(t, args) for t in program.tensors}
+        sizes = array_sizes(program, self.arrays)
+        self.values: dict[str, Any] = {v.name: v.dtype.numpy.type(n) for v, n in sizes.items()}
+        for scalar in program.scalars:
+            self.values[scalar.name] = _scalar(scalar, args)
+        self.memories, self.copied = _tensors(program, self.arrays, self.values, families, track)
+        self.result = RunResult({v.name: n for v, n in sizes.items()})
+
+    def say(self, line: str) -> None:
+        self.result.printed.append(line)
+        print(line)
+
+    def finish(self) -> RunResult:
+        for name, memory in self.copied.items():
+            self.arrays[name][...] = memory.data
+        return self.result
 
 
 def _array(tensor: Buffer, args: Mapping[str, Any]) -> np.ndarray[Any, Any]:
@@ -112,25 +179,25 @@ def _tensors(
     program: Program,
     arrays: dict[str, np.ndarray[Any, Any]],
     values: dict[str, Any],
-    kernels: list[CompiledKernel],
-    options: Options,
+    families: Mapping[str, Family],
+    track: bool,
 ) -> tuple[dict[str, Memory], dict[str, Memory]]:
     """Memory of every tensor, and of those that were copied because their array will not do."""
-    units = {name: f for k in kernels for name, f in k.families.items()}
+    evaluate = Evaluator()
     probe = Frame(None, ())  # type: ignore[arg-type]
     probe.vars = dict(values)
     memories: dict[str, Memory] = {}
     copied: dict[str, Memory] = {}
     for tensor in program.tensors:
         array = arrays[tensor.name]
-        shape = tuple(int(kernels[0].evaluate(s)(probe)) for s in tensor.shape) if kernels else ()
-        if kernels and array.shape != shape:
+        shape = tuple(int(evaluate(s)(probe)) for s in tensor.shape)
+        if program.kernels and array.shape != shape:
             raise LaunchError(
                 f"{tensor.name} has the wrong shape",
                 expected=f"{describe(tensor.shape)} = {shape}",
                 got=str(array.shape),
             )
-        family = units.get(tensor.name)
+        family = families.get(tensor.name)
         direct = family is None or (array.flags.c_contiguous and not family.packed)
         memories[tensor.name] = allocate(
             tensor,
@@ -142,13 +209,12 @@ def _tensors(
         if not direct:
             copied[tensor.name] = memories[tensor.name]
     for tensor in program.scratch:
-        shape = tuple(int(kernels[0].evaluate(s)(probe)) for s in tensor.shape)
-        family = units.get(tensor.name)
+        family = families.get(tensor.name)
         memories[tensor.name] = allocate(
             tensor,
-            shape,
+            tuple(int(evaluate(s)(probe)) for s in tensor.shape),
             unit=family.unit if family else 0,
             packed=family.packed if family else False,
-            track=options.sanitize,
+            track=track,
         )
     return memories, copied

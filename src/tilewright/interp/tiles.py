@@ -40,6 +40,13 @@ def product(op: Gemm, a: Array, b: Array, c: Array, types: tuple[DType, DType, D
     """c + op(a) · op(b), accumulated in c's type; all matrices."""
     a = a.T if op.transpose_a else a
     b = b.T if op.transpose_b else b
+    return multiplied(a, b, c, types, tf32=op.precision == "tf32")
+
+
+def multiplied(
+    a: Array, b: Array, c: Array, types: tuple[DType, DType, DType], *, tf32: bool = False
+) -> Array:
+    """c + a · b, accumulated in c's type."""
     acc = types[2]
     if a.shape[1] != b.shape[0] or c.shape != (a.shape[0], b.shape[1]):
         raise RunError(
@@ -56,7 +63,7 @@ def product(op: Gemm, a: Array, b: Array, c: Array, types: tuple[DType, DType, D
         return np.asarray(wrap_int(c.astype(np.int64) + exact, acc))
     wide = np.float64 if acc.bits == 64 else np.float32
     x, y = a.astype(wide), b.astype(wide)
-    if op.precision == "tf32" or "tfloat32" in (types[0].name, types[1].name):
+    if tf32 or "tfloat32" in (types[0].name, types[1].name):
         x, y = round_tf32(x), round_tf32(y)
     total = c.astype(wide) + _matmul(x, y)
     if acc.bits > 16:

@@ -89,6 +89,7 @@ INTRINSICS: dict[str, Effect] = {
         Effect("bulk_load"),
         Effect("bulk_store"),
         Effect("store_remote"),
+        Effect("store_cluster"),
         Effect("descriptor", yields=True),
         Effect("wgmma", convergent=True),
         Effect("mma", convergent=True),
@@ -100,7 +101,8 @@ INTRINSICS: dict[str, Effect] = {
         *(Effect(f"{verb}_{space}") for verb in ("load", "store") for space in
           ("shared", "global")),
         Effect("wait_cluster"),
-        Effect("atomic"),
+        Effect("cp_async"),
+        Effect("atomic", yields=True),
         Effect("atomic_of_warp", convergent=True, yields=True),
     )
 }  # fmt: skip

@@ -269,20 +269,32 @@ def transpose(src: Any, dst: Any) -> None:
     builder = current("transpose")
     builder.require_block("transpose")
     frm, to = region_of(src, "transpose"), region_of(dst, "transpose")
-    if len(frm.tile) != 2 or not fits(frm.tile[::-1], to.tile):
+    have, want = _matrix_shape(frm), _matrix_shape(to)
+    if len(have) != 2 or not fits(have[::-1], want):
         raise CompileError(
             "T.transpose: the shapes do not fit",
-            expected=f"{shape_text(frm.tile[::-1])} for a source of shape {shape_text(frm.tile)}",
-            got=shape_text(to.tile),
+            expected=f"{shape_text(have[::-1])} for a source of shape {shape_text(have)}",
+            got=shape_text(want),
             fix="swap the extents of the destination",
         )
     for region in (frm, to):
         check_data(region, "transpose")
         check_inside(region, "transpose")
     check_apart(frm, to, "transpose")
+    if len(frm.tile) != 2:  # a row or a column: its elements keep their order
+        builder.emit(Copy(frm, to))
+        return
     i, j = (builder.var(None, e.dtype, n) for e, n in zip(frm.tile, "ij", strict=True))
     value = cast(Load(frm.buffer, _places(frm, (i, j))), to.dtype)
     builder.emit(Map((i, j), frm.tile, (Store(to.buffer, _places(to, (j, i)), value),)))
+
+
+def _matrix_shape(region: Region) -> tuple[Expr, ...]:
+    """The tile's shape, or that of a matrix with a single row or column."""
+    shape = region.extents
+    while len(shape) > 2 and isinstance(shape[0], Const) and shape[0].value == 1:
+        shape = shape[1:]
+    return region.tile if len(region.tile) == 2 else shape
 
 
 # ── views ────────────────────────────────────────────────────────────────────────────────────

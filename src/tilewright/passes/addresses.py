@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from tilewright.ir.bounds import Ranges, multiple_of
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Select, Var, const
-from tilewright.ir.fragment import Fragment
 from tilewright.ir.layout import ComposedLayout, Indices, Layout, LayoutError, Swizzle
 from tilewright.ir.layout_ops import composition
 from tilewright.ir.layout_query import fit_layout
@@ -211,30 +209,3 @@ def _fit_line(line: Indices, count: Expr) -> Expr | None:
         return layout_expr(fit_layout(line), count)
     except LayoutError:
         return None
-
-
-def registers_of(
-    fragment: Fragment, needed: Indices, what: str, loc: Loc | None
-) -> tuple[int, ...]:
-    """Registers in which every thread holds the tile indices `needed[thread, k]`; an error when
-    they are elsewhere, or elsewhere in different threads."""
-    found = fragment.locate(needed)
-    if (found < 0).any() or (found != found[:1]).any():
-        raise CompileError(
-            f"{what} does not have the registers this instruction needs",
-            loc=loc,
-            got=repr(fragment),
-        )
-    return tuple(int(v) for v in found[0])
-
-
-def sub_tile(
-    tile: tuple[int, ...], starts: Sequence[int], extents: Sequence[int]
-) -> tuple[Indices, tuple[int, ...]]:
-    """Row-major indices in `tile` of a box, and its extents without units."""
-    strides = [prod(tile[i + 1 :]) for i in range(len(tile))]
-    total = np.zeros((), np.int64)
-    for start, extent, stride in zip(starts, extents, strides, strict=True):
-        total = np.add.outer(total, (start + np.arange(extent)) * stride)
-    kept = tuple(e for e in extents if e != 1)
-    return total.reshape(kept), kept

@@ -19,7 +19,7 @@ from tilewright.passes.addresses import (
 )
 from tilewright.passes.lower_maps import copy_fragment
 from tilewright.passes.lower_matrices import lower_ldmatrix, lower_stmatrix
-from tilewright.passes.lower_moves import copy_memory, store_remote
+from tilewright.passes.lower_moves import copy_between, copy_memory, store_remote
 from tilewright.passes.lowering import Lowering
 from tilewright.support.errors import CompileError
 
@@ -36,11 +36,13 @@ def lower_copy(low: Lowering, op: Copy) -> Iterable[Op]:
 
 def _threads(low: Lowering, op: Copy) -> Iterable[Op]:
     source, target = (isinstance(r.buffer.layout, Fragment) for r in (op.src, op.dst))
+    if source and op.dst.cta is not None:
+        return store_remote(low, op)
     if source and target:
         return copy_fragment(low, op)
     if source or target:
         return copy_memory(low, op)
-    raise low.unsupported(op, "copies by threads are lowered from or to fragments only")
+    return copy_between(low, op)
 
 
 # ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
@@ -150,4 +152,5 @@ COPIES: dict[str, Callable[[Lowering, Copy], Iterable[Op]]] = {
     "ldmatrix": lower_ldmatrix,
     "stmatrix": lower_stmatrix,
     "threads": _threads,
+    "cp_async": copy_between,
 }

@@ -15,15 +15,17 @@ import numpy as np
 from tilewright.ir.atoms import MatrixType, matrix_fragments
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import dtype
-from tilewright.ir.expr import Expr, Var, const, select
+from tilewright.ir.expr import Expr, Var, cast, const, select
 from tilewright.ir.fragment import Fragment
-from tilewright.ir.op import Fence, Gemm, Intrinsic, Map, Op, Store, regions, walk_ops
-from tilewright.passes.addresses import TileAddress, registers_of, sub_tile, tile_address
+from tilewright.ir.op import Fence, Gemm, Intrinsic, Let, Map, Op, Store, regions, walk_ops
+from tilewright.passes.addresses import TileAddress, tile_address
+from tilewright.passes.held import Held
 from tilewright.passes.lower_mma import lower_fma, lower_mma, matrix_types
-from tilewright.passes.lowering import Lowering, pin
+from tilewright.passes.lowering import WARP, Lowering, chosen, pin
 from tilewright.support.errors import CompileError, Loc
 
 M = 64
+WARPGROUP = 128
 UINT64 = dtype("uint64")
 # what a descriptor's two bits call a swizzle of this many bytes
 _SWIZZLE_CODE = {0: 0, 128: 1, 64: 2, 32: 3}
@@ -127,40 +129,54 @@ def lower_gemm(low: Lowering, op: Gemm) -> Iterable[Op]:
 
 
 def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
-    """For each k step, each 64 rows and each slice of columns an instruction."""
+    """For each k step, each 64 rows and each slice of columns that a warpgroup holds an
+    instruction. Warpgroups run the same code: what differs between them is where descriptors
+    begin."""
     kind, b_kind = matrix_types(op)
     m, n = op.c.static_tile
     k = op.a.static_tile[0 if op.transpose_a else 1]
-    n_step = _n_step(kind, n, op)
-    if m % M or k % kind.k:
+    if m % M or n % 8 or k % kind.k:
         raise CompileError(
             "the tile does not divide into matrix instructions",
             loc=op.loc,
-            expected=f"M a multiple of {M}, K a multiple of {kind.k}",
+            expected=f"M a multiple of {M}, N of 8, K of {kind.k}",
             got=f"{m}×{n}×{k}",
         )
-    if low.instance.threads != 128:
-        raise low.unsupported(op, "wgmma runs in a role instance of four warps")
-
+    if low.instance.threads % WARPGROUP:
+        raise low.unsupported(
+            op, f"wgmma runs in whole warpgroups, and {low.instance.threads} threads run this"
+        )
+    c = _accumulators(low, op, kind, n)
     b_address = tile_address(op.b, low.ranges, op.loc)
-    b = shared_operand(b_address, 0 if op.transpose_b else 1, n_step, kind, op, "b")
-    b_desc, b_op = _descriptor(low, b, op, "b")
-    yield b_op
+    b = shared_operand(b_address, 0 if op.transpose_b else 1, c.extent[1], kind, op, "b")
+    group = _Group(low, op)
+    at_b = {
+        (i, k0): [b.offset(corner[1], k0) for corner in corners]
+        for i, corners in enumerate(c.corners)
+        for k0 in range(0, k, kind.k)
+    }
+    b_desc, b_ops = group.descriptor(b, at_b[0, 0])
+    yield from b_ops
     a: Operand | None = None
     a_desc: Var | None = None
     a_regs: dict[tuple[int, int], Expr] = {}
+    at_a: dict[tuple[int, int], list[int]] = {}
     if isinstance(op.a.buffer.layout, Fragment):
-        a_regs = _register_operand(low, op, m, k, kind)
+        a_regs = _register_operand(low, op, c, k, kind)
     else:
         a_address = tile_address(op.a, low.ranges, op.loc)
         a = shared_operand(a_address, 1 if op.transpose_a else 0, M, kind, op, "a")
-        a_desc, a_op = _descriptor(low, a, op, "a")
-        yield a_op
-    accumulators = _accumulators(low, op, m, n, kind, n_step)
+        at_a = {
+            (i, k0): [a.offset(corner[0], k0) for corner in corners]
+            for i, corners in enumerate(c.corners)
+            for k0 in range(0, k, kind.k)
+        }
+        a_desc, a_ops = group.descriptor(a, at_a[0, 0])
+        yield from a_ops
     text = " ".join(
         f"{key}={value}"
         for key, value in {
-            "n": n_step,
+            "n": c.extent[1],
             "a": kind.name,
             "b": b_kind.name,
             "d": op.c.dtype.name,
@@ -174,104 +190,138 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
         yield from _fence(low, [b for b in low.instance.written if b in used], op.loc)
     keep = select(op.clear, 0, 1)
     for k0 in range(0, k, kind.k):
-        for m0 in range(0, m, M):
-            for n0 in range(0, n, n_step):
-                if a is None or a_desc is None:
-                    left: Expr | Region = low.span(op.a.buffer, a_regs[m0, k0], 128 // kind.bits)
-                else:
-                    left = _advance(a_desc, a.offset(m0, k0), op)
-                yield Intrinsic(
-                    "wgmma",
-                    (
-                        low.span(op.c.buffer, accumulators[m0, n0], n_step // 2),
-                        left,
-                        _advance(b_desc, b.offset(n0, k0), op),
-                        keep if k0 == 0 else const(1),
-                    ),
-                    text=text,
-                    loc=op.loc,
-                )
+        for i in range(len(c.corners)):
+            if a is None or a_desc is None:
+                left: Expr | Region = low.span(op.a.buffer, a_regs[i, k0], 128 // kind.bits)
+            else:
+                left = group.advance(a_desc, at_a[i, k0], at_a[0, 0])
+            yield Intrinsic(
+                "wgmma",
+                (
+                    low.span(op.c.buffer, c.first(i), c.size),
+                    left,
+                    group.advance(b_desc, at_b[i, k0], at_b[0, 0]),
+                    keep if k0 == 0 else const(1),
+                ),
+                text=text,
+                loc=op.loc,
+            )
     low.open_group += [op.c.buffer, op.a.buffer] if a is None else [op.c.buffer]
 
 
-def _n_step(kind: MatrixType, n: int, op: Gemm) -> int:
-    """Columns of one instruction: the most that divides the tile."""
-    for step in range(min(n, 256), 7, -8):
-        if n % step == 0 and kind.has_n(step):
-            return step
-    raise CompileError(
-        f"no matrix instruction has {n} columns", loc=op.loc, expected="a multiple of 8"
+@dataclass
+class _Group:
+    """The number of a thread's warpgroup, and descriptors that depend on it."""
+
+    low: Lowering
+    op: Gemm
+
+    def descriptor(self, operand: Operand, offsets: list[int]) -> tuple[Var, list[Op]]:
+        """A descriptor that begins `offsets[group]` bytes in."""
+        address, low = operand.address, self.low
+        name = f"{address.buffer.name}_desc"
+        var = low.var(name, UINT64)
+        code = _SWIZZLE_CODE[address.swizzle_bytes]
+        text = f"leading={operand.leading >> 4} stride={operand.stride >> 4} swizzle={code}"
+        where = low.span(address.buffer, address.base, 1)
+        made = Intrinsic("descriptor", (where,), var, text=text, loc=self.op.loc)
+        if not any(offsets):
+            return var, [made]
+        moved = low.var(name, UINT64)
+        return moved, [made, Let(moved, self.advance(var, offsets, [0] * len(offsets)))]
+
+    def advance(self, descriptor: Var, to: list[int], of: list[int]) -> Expr:
+        """`descriptor`, which begins at `of`, moved on `to` other bytes."""
+        steps = [(x - y) >> 4 for x, y in zip(to, of, strict=True)]
+        for offset in (*to, *of):
+            if offset % 16:
+                raise CompileError(f"a descriptor moves by 16 bytes, not {offset}", loc=self.op.loc)
+        if len(set(steps)) == 1:
+            return descriptor + steps[0] if steps[0] else descriptor
+        number = self.low.simplify(self.low.instance.warp // (WARPGROUP // WARP))
+        return descriptor + cast(chosen(self.low, number, steps), UINT64)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Registers as operands of instructions on `extent`: `size` registers each; the i-th lies at
+    `corners[i][g]` of the region in warpgroup g and begins at the `order[i]`-th piece."""
+
+    held: Held
+    extent: tuple[int, int]
+    size: int
+    order: list[int]
+    corners: list[list[tuple[int, int]]]
+
+    def first(self, i: int) -> Expr:
+        return self.held.first(self.order[i] * self.size, self.size)
+
+
+def _blocks(
+    low: Lowering, region: Region, extent: tuple[int, int], atom: Fragment, op: Gemm
+) -> _Blocks | None:
+    """The registers of `region`, whole instructions of `atom` each; None when they are not."""
+    held = Held(low, region, op)
+    size = atom.values
+    if held.values % size or not held.runs(size):
+        return None
+    coords = [c.reshape(-1, WARPGROUP, held.values // size, size) for c in held.coords()]
+    corners = [c[:, :1, :, :1] for c in coords]
+    inside = np.unravel_index(atom.table(), atom.tile)
+    for c, corner, part, step in zip(coords, corners, inside, extent, strict=True):
+        if (corner % step).any() or not np.array_equal(c, corner + np.asarray(part)[:, None, :]):
+            return None
+    rows, columns = (c[:, 0, :, 0].T.tolist() for c in corners)
+    places = [list(zip(r, c, strict=True)) for r, c in zip(rows, columns, strict=True)]
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    return _Blocks(held, extent, size, order, [places[i] for i in order])
+
+
+def _no_blocks(region: Region, atom: Fragment, op: Gemm) -> CompileError:
+    return CompileError(
+        f"{region.buffer.name} does not have the registers this instruction needs",
+        loc=op.loc,
+        expected=f"{atom!r} in consecutive registers of every warpgroup, repeated",
+        got=repr(region.buffer.layout),
     )
 
 
-def _descriptor(low: Lowering, operand: Operand, op: Gemm, which: str) -> tuple[Var, Op]:
-    address = operand.address
-    var = low.var(f"{address.buffer.name}_desc", UINT64)
-    code = _SWIZZLE_CODE[address.swizzle_bytes]
-    text = f"leading={operand.leading >> 4} stride={operand.stride >> 4} swizzle={code}"
-    where = low.span(address.buffer, address.base, 1)
-    return var, Intrinsic("descriptor", (where,), var, text=text, loc=op.loc)
-
-
-def _advance(descriptor: Var, offset: int, op: Gemm) -> Expr:
-    if offset % 16:
-        raise CompileError(f"a descriptor moves by 16 bytes, not {offset}", loc=op.loc)
-    return descriptor + (offset >> 4) if offset else descriptor
-
-
-def _accumulators(
-    low: Lowering, op: Gemm, m: int, n: int, kind: MatrixType, n_step: int
-) -> dict[tuple[int, int], Expr]:
-    """The first register of each instruction's accumulator; they must be consecutive."""
-    atom = matrix_fragments("wgmma", kind, n_step)["c"]
-    return {
-        (m0, n0): _consecutive(low, op.c, (m0, n0), (M, n_step), atom, op)
-        for m0 in range(0, m, M)
-        for n0 in range(0, n, n_step)
-    }
+def _accumulators(low: Lowering, op: Gemm, kind: MatrixType, n: int) -> _Blocks:
+    """C in instructions of the most columns that its registers allow."""
+    for step in range(min(n, 256), 7, -8):
+        if n % step == 0 and kind.has_n(step):
+            atom = matrix_fragments("wgmma", kind, step)["c"]
+            found = _blocks(low, op.c, (M, step), atom, op)
+            if found is not None:
+                return found
+    atom = matrix_fragments("wgmma", kind, 8)["c"]
+    raise _no_blocks(op.c, atom, op)
 
 
 def _register_operand(
-    low: Lowering, op: Gemm, m: int, k: int, kind: MatrixType
+    low: Lowering, op: Gemm, c: _Blocks, k: int, kind: MatrixType
 ) -> dict[tuple[int, int], Expr]:
+    """The first register of A for each instruction of `c` and each k."""
     if op.transpose_a:
         raise low.unsupported(op, "an operand in registers cannot be transposed")
     atom = matrix_fragments("wgmma", kind)["a"]
-    return {
-        (m0, k0): _consecutive(low, op.a, (m0, k0), (M, kind.k), atom, op)
-        for m0 in range(0, m, M)
-        for k0 in range(0, k, kind.k)
-    }
-
-
-def _consecutive(
-    low: Lowering,
-    region: Region,
-    corner: tuple[int, int],
-    extent: tuple[int, int],
-    atom: Fragment,
-    op: Gemm,
-) -> Expr:
-    """The first of the consecutive registers that hold `atom` at `corner` of a fragment's region,
-    a function of the unrolled variables in its starts."""
-
-    def first(starts: tuple[int, ...]) -> int:
-        fragment = region.buffer.layout
-        assert isinstance(fragment, Fragment)
-        extents = [int(e) for e in region.extents]
-        index, _ = sub_tile(fragment.tile, starts, extents)
-        box = index[corner[0] : corner[0] + extent[0], corner[1] : corner[1] + extent[1]]
-        needed = box.reshape(-1)[atom.table()]
-        regs = registers_of(fragment, needed, region.buffer.name, op.loc)
-        if regs != tuple(range(regs[0], regs[0] + len(regs))):
-            raise CompileError(
-                f"{region.buffer.name} does not hold consecutive registers for wgmma",
-                loc=op.loc,
-                got=repr(fragment),
-            )
-        return regs[0]
-
-    return low.register_index(region.starts, first, op.loc)
+    a = _blocks(low, op.a, (M, kind.k), atom, op)
+    if a is None:
+        raise _no_blocks(op.a, atom, op)
+    at = {tuple(corners): i for i, corners in enumerate(a.corners)}
+    found = {}
+    for i, corners in enumerate(c.corners):
+        for k0 in range(0, k, kind.k):
+            piece = at.get(tuple((m0, k0) for m0, _ in corners))
+            if piece is None:
+                raise CompileError(
+                    f"warpgroups do not hold the rows of {op.a.buffer.name} that their part of "
+                    f"{op.c.buffer.name} needs",
+                    loc=op.loc,
+                    got=f"{op.a.buffer.layout!r} for {op.c.buffer.layout!r}",
+                )
+            found[i, k0] = a.first(piece)
+    return found
 
 
 def lower_fence(low: Lowering, op: Fence) -> Iterable[Op]:

@@ -5,28 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilewright.ir import scope
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import dtype
-from tilewright.ir.expr import TRUE, Call, Const, Expr, Load, cast, const, substitute
+from tilewright.ir.expr import TRUE, Call, Const, Expr, Load, cast, const, substitute, variables
 from tilewright.ir.fragment import Fragment
+from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import (
     Alloc,
+    Atomic,
     Body,
+    Break,
+    Continue,
     Copy,
     Fill,
     For,
+    Hint,
     If,
     Intrinsic,
     Let,
     Map,
     Op,
     Store,
+    While,
+    op_loads,
     walk_ops,
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
+from tilewright.passes.lower_atomics import atomic_element
+from tilewright.passes.lower_foreign import foreign
+from tilewright.passes.lower_vectors import lower_groups
 from tilewright.passes.lowering import MEMORY, Lowering, accesses_memory
-from tilewright.passes.nests import Nest, make_nest
+from tilewright.passes.nests import Nest, make_nest, region_nest
+from tilewright.passes.spread import coalesced
 from tilewright.support.errors import CompileError
 
 UINT32 = dtype("uint32")
@@ -46,8 +57,9 @@ def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
         )
     unrolled, ranges = dict(low.unrolled), low.ranges
     nest = make_nest(low, fragment, op.vars, op.loc)
-    body = _body(nest, op.body)
-    result = nest.loop(body)
+    result = lower_groups(nest, op, _body) if nest.values > 1 else None
+    if result is None:
+        result = nest.loop(_body(nest, op.body))
     low.unrolled, low.ranges = unrolled, ranges
     low.touched = low.touched or accesses_memory(op)
     yield from result
@@ -67,7 +79,6 @@ def _layout(op: Map) -> Fragment:
     raise CompileError(
         "this nest has no layout",
         loc=op.loc,
-        notes=("layouts are not derived for CUDA yet: only scheduled programs compile",),
         fix='use target="cpu" or "interp", or write the layout: layout="frag{tile=… tv=…}"',
     )
 
@@ -96,24 +107,46 @@ def _op(nest: Nest, op: Op) -> Iterable[Op]:
         yield rebuild(
             op,
             cond=nest.expr(op.cond),
-            then=_body(nest, op.then),
-            orelse=_body(nest, op.orelse),
+            then=_inside(nest, op, "then", op.then),
+            orelse=_inside(nest, op, "orelse", op.orelse),
         )
     elif isinstance(op, For):
         yield from _for(nest, op)
+    elif isinstance(op, While):
+        yield rebuild(op, cond=nest.expr(op.cond), body=_inside(nest, op, "body", op.body))
+    elif isinstance(op, (Break, Continue)):
+        yield op
+    elif isinstance(op, Hint):
+        if op.name == "assume" and op.value is not None:
+            yield rebuild(op, value=nest.expr(op.value))
+    elif isinstance(op, Atomic):
+        yield from atomic_element(low, op, nest.expr, nest.index, nest.first_copy())
+    elif isinstance(op, Intrinsic):
+        if INTRINSICS[op.name].convergent:
+            raise low.unsupported(
+                op, f"{op.name} in a map: its iterations are no threads", "use it outside maps"
+            )
+        yield from foreign(low, op, nest.expr, nest.index, nest.first_copy())
     else:
-        raise low.unsupported(op, f"{type(op).__name__.lower()} in a map is not lowered yet")
+        raise low.unsupported(op, f"{type(op).__name__.lower()} in a map is not lowered")
+
+
+def _inside(nest: Nest, op: Op, name: str, body: Body) -> Body:
+    low = nest.low
+    before = low.ranges
+    low.ranges = scope.inside(op, name, before)
+    result = _body(nest, body)
+    low.ranges = before
+    return result
 
 
 def _for(nest: Nest, op: For) -> Iterable[Op]:
     low = nest.low
     constant = all(isinstance(e, Const) for e in (op.start, op.stop, op.step))
-    if constant and op.kind in ("unroll", "vectorized"):
+    # registers take constant indices: a loop over what a thread holds of a fragment is unrolled
+    if constant and (op.kind in ("unroll", "vectorized") or _indexes_registers(op)):
         low.unrolled[op.var] = range(int(op.start), int(op.stop), int(op.step))
-    before = low.ranges
-    low.ranges = scope.inside(op, "body", low.ranges)
-    body = _body(nest, op.body)
-    low.ranges = before
+    body = _inside(nest, op, "body", op.body)
     kind = "unroll" if low.unrolled.pop(op.var, None) is not None else "serial"
     yield rebuild(
         op,
@@ -123,6 +156,17 @@ def _for(nest: Nest, op: For) -> Iterable[Op]:
         body=body,
         kind=kind,
     )
+
+
+def _indexes_registers(loop: For) -> bool:
+    for op in walk_ops(loop.body):
+        places = [(x.buffer, x.indices) for x in op_loads(op)]
+        if isinstance(op, Store):
+            places.append((op.buffer, op.indices))
+        for buffer, indices in places:
+            if buffer.space is Space.FRAGMENT and any(loop.var in variables(i) for i in indices):
+                return True
+    return False
 
 
 def _store(nest: Nest, op: Store) -> Iterable[Op]:
@@ -164,17 +208,51 @@ def check_single(buffer: Buffer, op: Op) -> None:
 
 
 def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
-    """A whole fragment, register by register."""
-    fragment = op.dst.buffer.layout
-    if not isinstance(fragment, Fragment) or not op.dst.is_whole:
-        raise low.unsupported(
-            op, "fills of whole fragments are lowered only", "fill the rest in a map"
-        )
-    op = low.plain(op)
-    flat = low.flat(op.dst.buffer)
-    var = low.var("v")
-    body = Store(flat, (var,), cast(op.value, op.dst.dtype), loc=op.loc)
-    yield For(var, const(0), const(fragment.values), (body,), kind="unroll", loc=op.loc)
+    """A fragment register by register; memory by a nest of the block's threads."""
+    buffer = op.dst.buffer
+    if buffer.space is Space.FRAGMENT and op.dst.is_whole:
+        fragment = buffer.layout
+        assert isinstance(fragment, Fragment)
+        op = low.plain(op)
+        var = low.var("v")
+        body = Store(low.flat(buffer), (var,), cast(op.value, op.dst.dtype), loc=op.loc)
+        yield For(var, const(0), const(fragment.values), (body,), kind="unroll", loc=op.loc)
+        return
+    if buffer.space is Space.FRAGMENT:
+        check_single(buffer, op)
+        op = low.plain(op)
+        unrolled, ranges = dict(low.unrolled), low.ranges
+        nest, _, register = region_nest(low, op.dst, op)
+        place = register()
+        low.unrolled, low.ranges = unrolled, ranges
+        value = cast(op.value, op.dst.dtype)
+        yield from nest.loop((Store(low.flat(buffer), (place,), value, loc=op.loc),))
+        return
+    names = tuple(low.var(f"i{d}") for d in range(len(op.dst.tile)))
+    inner = iter(names)
+    pairs = zip(op.dst.starts, op.dst.extents, strict=True)
+    place_of = tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs)
+    store = Store(buffer, place_of, cast(op.value, op.dst.dtype), loc=op.loc)
+    if buffer.space is Space.LOCAL:
+        loop: Op = store
+        for name, extent in reversed(list(zip(names, op.dst.tile, strict=True))):
+            loop = For(name, const(0), extent, (loop,), kind="unroll", loc=op.loc)
+        yield from low.op(loop)
+        return
+    tile = op.dst.static_tile
+    if not tile:
+        names, tile = (low.var("i0"),), (1,)
+    extents = tuple(const(e) for e in tile)
+    layout = widest_spread(low, op.dst, tile)
+    yield from low.op(Map(names, extents, (store,), layout=layout, loc=op.loc))
+
+
+def widest_spread(low: Lowering, region: Region, tile: tuple[int, ...]) -> Fragment:
+    """The block's threads over a region of memory, 16 bytes each where the tile divides."""
+    vector = max(128 // region.dtype.bits, 1)
+    while tile[-1] % vector:
+        vector //= 2
+    return coalesced(tile, low.instance.threads, vector)
 
 
 # ── from fragment to fragment ────────────────────────────────────────────────────────────────
@@ -185,20 +263,27 @@ def copy_fragment(low: Lowering, op: Copy) -> Iterable[Op]:
     source, target = op.src.buffer, op.dst.buffer
     fragment = target.layout
     assert isinstance(fragment, Fragment)
-    if not (op.src.is_whole and op.dst.is_whole and source.static_shape == target.static_shape):
-        raise low.unsupported(op, "copies between parts of fragments are not lowered yet")
     check_single(target, op)
     unrolled, ranges = dict(low.unrolled), low.ranges
-    names = tuple(low.var(f"i{d}") for d in range(len(fragment.tile)))
-    pack = PACK.get(op.dst.dtype.name) if op.src.dtype.name == "float32" else None
-    nest = make_nest(low, fragment, names, op.loc)
-    register = nest.register(source, names, op.loc)
+    nest, kept, find = region_nest(low, op.dst, op)
+    inner = iter(kept)
+    indices = [
+        s if int(e) == 1 else s + next(inner)
+        for s, e in zip(op.src.starts, op.src.extents, strict=True)
+    ]
+    register = nest.register(source, indices, op.loc)
+    place = find()
     low.unrolled, low.ranges = unrolled, ranges
     src, dst = low.flat(source), low.flat(target)
-    if pack is None or fragment.values % 2:
+    pack = PACK.get(op.dst.dtype.name) if op.src.dtype.name == "float32" else None
+    if pack is None or fragment.values % 2 or not op.dst.is_whole:
         value = cast(Load(src, (register,), op.loc), op.dst.dtype)
-        body: Op = Store(dst, (nest.var,), value, loc=op.loc)
-        yield For(nest.var, const(0), const(fragment.values), (body,), kind="unroll", loc=op.loc)
+        body: Op = Store(dst, (place,), value, loc=op.loc)
+        if op.dst.is_whole:
+            stop = const(fragment.values)
+            yield For(nest.var, const(0), stop, (body,), kind="unroll", loc=op.loc)
+        else:
+            yield from nest.loop((body,))
         return
     pair = low.var("v")
     inside = low.ranges.where(pair, 0, fragment.values // 2 - 1)

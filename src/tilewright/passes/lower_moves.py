@@ -7,20 +7,34 @@ most. Where several threads hold an element, one of them stores it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tilewright.ir.bounds import multiple_of
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import TRUE, Expr, Load, Var, binary, cast, const, select, substitute
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.expr import (
+    TRUE,
+    Const,
+    Expr,
+    Load,
+    Var,
+    binary,
+    cast,
+    const,
+    select,
+    substitute,
+    variables,
+    wrap,
+)
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.layout import Indices
-from tilewright.ir.op import Body, Copy, For, Hint, If, Intrinsic, Op, Store
+from tilewright.ir.op import Alloc, Body, Copy, For, Hint, If, Intrinsic, Op, Store
 from tilewright.ir.simplify import simplify
 from tilewright.passes.addresses import (
     TileAddress,
+    evaluate,
     fit_index,
     layout_expr,
     swizzle_expr,
@@ -28,11 +42,15 @@ from tilewright.passes.addresses import (
 )
 from tilewright.passes.lower_maps import check_single
 from tilewright.passes.lowering import Lowering
-from tilewright.passes.nests import Nest, make_nest, used
+from tilewright.passes.nests import Nest, make_nest, region_nest, used
+from tilewright.passes.spread import coalesced
 from tilewright.support.errors import CompileError
 
 WIDEST = 128  # bits of one access
 WORD = 32  # bits of the least vector
+CP_ASYNC_BYTES = (4, 8, 16)
+MOST_UNDER_WAY = 8  # vectors that a thread has loaded before it stores the first
+MOST_UNROLLED = 8  # batches of them in a row
 # pairs (in memory, in registers) whose vectors the header converts
 _CONVERTED = {("bfloat16", "float32"), ("float16", "float32")}
 
@@ -49,15 +67,24 @@ class Moves:
     start: tuple[Expr, ...]
     cond: Expr
     lets: Body
+    own: Expr = TRUE  # whether the registers are the region's at all
+
+    @property
+    def groups(self) -> int:
+        return self.nest.values // self.count
 
     def loop(self, *body: Op) -> Body:
         """`body` for every group; what it needs in front."""
         nest = self.nest
-        groups = nest.values // self.count
-        if groups > 1:
-            stop = const(groups)
+        if self.groups > 1:
+            stop = const(self.groups)
             body = (For(self.var, const(0), stop, body, kind="unroll", loc=nest.loc),)
         return (*used(self.lets, body), *body)
+
+    def where(self, buffer: Buffer) -> Region:
+        """The group's elements in memory."""
+        ones = (const(1) for _ in self.start[1:])
+        return Region(buffer, self.start, (*ones, const(self.count)))
 
 
 def copy_memory(low: Lowering, op: Copy) -> Iterable[Op]:
@@ -69,49 +96,210 @@ def copy_memory(low: Lowering, op: Copy) -> Iterable[Op]:
     if not store:
         check_single(held.buffer, op)
     moves = _plan(low, op, held, memory, store)
-    where = Region(
-        low.flat(memory.buffer),
-        moves.start,
-        (*(const(1) for _ in moves.start[1:]), const(moves.count)),
-    )
-    flat = low.flat(held.buffer)
+    buffer = low.flat(memory.buffer)
+    low.touched = True
+    yield from _align(memory, moves.count, op)
+    alone = moves.cond if store else moves.own
+    body = _move(low, op, moves, buffer, low.flat(held.buffer), moves.register, store)
+    if alone is not TRUE:
+        body = (If(alone, body, loc=op.loc),)
+    yield from moves.loop(*body)
+
+
+def _move(
+    low: Lowering,
+    op: Copy,
+    moves: Moves,
+    memory: Buffer,
+    registers: Buffer,
+    first: Expr,
+    store: bool,
+) -> Body:
+    """One group of elements between `memory` and registers `first` … of `registers`; a load reads
+    zeros where `moves.cond` does not hold, stores are the caller's to guard."""
+    kind, held = memory.dtype, registers.dtype
     body: Op
     if moves.count == 1:
-        element = Load(where.buffer, moves.start, op.loc)
         if store:
-            value: Expr = Load(flat, (moves.register,), op.loc)
-            body = Store(where.buffer, moves.start, cast(value, memory.dtype), loc=op.loc)
-        else:
-            value = cast(element, held.dtype)
-            if moves.cond is not TRUE:
-                value = select(moves.cond, value, const(0, held.dtype))
-            body = Store(flat, (moves.register,), value, loc=op.loc)
-    else:
-        registers = low.span(held.buffer, moves.register, moves.count)
-        name = ("store_" if store else "load_") + memory.buffer.space.value
-        args = (where, registers) if store else (registers, where)
-        text = f"type={memory.dtype.name} count={moves.count}"
+            value: Expr = Load(registers, (first,), op.loc)
+            return (Store(memory, moves.start, cast(value, kind), loc=op.loc),)
+        value = cast(Load(memory, moves.start, op.loc), held)
+        if moves.cond is not TRUE:
+            value = select(moves.cond, value, const(0, held))
+        return (Store(registers, (first,), value, loc=op.loc),)
+    name = ("store_" if store else "load_") + memory.space.value
+    text = f"type={kind.name} count={moves.count}"
+    span = Region(registers, (first,), (const(moves.count),))
+    where = moves.where(memory)
+    same = kind == held or (kind.name, held.name) in _CONVERTED
+    if same:
+        args = (where, span) if store else (span, where)
         body = Intrinsic(name, args, text=text, loc=op.loc)
-        if not store and moves.cond is not TRUE:
-            var = low.var("v")
-            place = (simplify(moves.register + var, low.ranges),)
-            zero: Op = Store(flat, place, const(0, held.dtype), loc=op.loc)
-            zeros = For(var, const(0), const(moves.count), (zero,), kind="unroll", loc=op.loc)
-            body = If(moves.cond, (body,), (zeros,), loc=op.loc)
-    if store and moves.cond is not TRUE:
-        body = If(moves.cond, (body,), loc=op.loc)
-    low.touched = True
-    if memory.buffer.space is Space.GLOBAL and moves.count > 1:
-        size = moves.count * memory.dtype.bits // 8
+        if store or moves.cond is TRUE:
+            return (body,)
+    var = low.var("v")
+    place = (simplify(first + var, low.ranges),)
+
+    def each(value: Op) -> Op:
+        return For(var, const(0), const(moves.count), (value,), kind="unroll", loc=op.loc)
+
+    if same:
+        zeros = each(Store(registers, place, const(0, held), loc=op.loc))
+        return (If(moves.cond, (body,), (zeros,), loc=op.loc),)
+    # converted element by element beside a vector of the memory's own type
+    piece = Buffer(low.var("piece").name, (const(moves.count),), kind, Space.LOCAL)
+    whole = Region(piece, (const(0),), (const(moves.count),))
+    alloc = Alloc(piece, loc=op.loc)
+    if store:
+        value = cast(Load(registers, place, op.loc), kind)
+        convert = each(Store(piece, (var,), value, loc=op.loc))
+        return alloc, convert, Intrinsic(name, (where, whole), text=text, loc=op.loc)
+    convert = each(Store(registers, place, cast(Load(piece, (var,), op.loc), held), loc=op.loc))
+    body = Intrinsic(name, (whole, where), text=text, loc=op.loc)
+    if moves.cond is not TRUE:
+        zeros = each(Store(registers, place, const(0, held), loc=op.loc))
+        return alloc, If(moves.cond, (body, convert), (zeros,), loc=op.loc)
+    return alloc, body, convert
+
+
+def _align(memory: Region, count: int, op: Copy) -> Iterable[Op]:
+    if memory.buffer.space is Space.GLOBAL and count > 1:
+        size = count * memory.dtype.bits // 8
         yield Hint("align", memory.buffer, detail=(size,), loc=op.loc)
-    yield from moves.loop(body)
+
+
+# ── from memory to memory ────────────────────────────────────────────────────────────────────
+
+
+def copy_between(low: Lowering, op: Copy) -> Iterable[Op]:
+    """Global to shared memory and back (or within), through registers or by `cp.async`: threads
+    along the last dimension, vectors as wide as both sides allow."""
+    if op.reduce is not None or op.src.cta is not None or op.dst.cta is not None:
+        raise low.unsupported(op, "copies by threads stay in the block and do not reduce")
+    if Space.LOCAL in (op.src.buffer.space, op.dst.buffer.space):
+        yield from _copy_alone(low, op)
+        return
+    unrolled, ranges = dict(low.unrolled), low.ranges
+    source, target, count = _both_sides(low, op)
+    low.unrolled, low.ranges = unrolled, ranges
+    size = count * op.src.dtype.bits // 8
+    low.touched = True
+    yield from _align(op.src, count, op)
+    yield from _align(op.dst, count, op)
+    src, dst = low.flat(op.src.buffer), low.flat(op.dst.buffer)
+    if op.atom == "cp_async" and size in CP_ASYNC_BYTES:
+        amount: Expr = const(size)
+        if source.cond is not TRUE:
+            amount = select(source.cond, amount, const(0))
+        body: Op = Intrinsic(
+            "cp_async",
+            (target.where(dst), source.where(src), amount),
+            text=f"bytes={size}",
+            loc=op.loc,
+        )
+        inside = source.nest.guard()
+        if inside is not TRUE:
+            inside = _at_group(low, inside, source.nest.var, source.var, count, source.groups)
+            body = If(inside, (body,), loc=op.loc)
+        yield from _whole_loop(low, source, target, (body,), 1)
+        return
+    batch = max(b for b in range(1, MOST_UNDER_WAY + 1) if source.groups % b == 0)
+    piece = Buffer(low.var("piece").name, (const(batch * count),), op.src.dtype, Space.LOCAL)
+    body_of: list[Op] = [Alloc(piece, loc=op.loc)]
+    for side, memory, store in ((source, src, False), (target, dst, True)):
+        b = low.var("b")
+        low.ranges = ranges.where(b, 0, batch - 1)
+        low.ranges = low.ranges.where(side.var, 0, source.groups // batch - 1)
+        moved, first = side, wrap(0)
+        if batch > 1:
+            index = side.var * batch + b if source.groups > batch else b
+            swap: dict[Var, Expr] = {side.var: index}
+            start = tuple(low.simplify(substitute(s, swap)) for s in side.start)
+            cond = low.simplify(substitute(side.cond, swap))
+            moved, first = replace(side, start=start, cond=cond), b * count
+        part = _move(low, op, moved, memory, piece, first, store)
+        if store and moved.cond is not TRUE:
+            part = (If(moved.cond, part, loc=op.loc),)
+        if batch > 1:
+            part = (For(b, const(0), const(batch), part, kind="unroll", loc=op.loc),)
+        body_of += part
+    low.ranges = ranges
+    yield from _whole_loop(low, source, target, tuple(body_of), batch)
+
+
+def _copy_alone(low: Lowering, op: Copy) -> Iterable[Op]:
+    """What each thread copies for itself, from or to its own array."""
+    for region in (op.src, op.dst):
+        if region.buffer.space is Space.FRAGMENT:
+            raise low.unsupported(
+                op, f"{region.buffer.name} is spread over threads, which do not copy it alone"
+            )
+    names = tuple(low.var(f"i{d}") for d in range(len(op.src.tile)))
+    places = []
+    for region in (op.src, op.dst):
+        inner = iter(names)
+        pairs = zip(region.starts, region.extents, strict=True)
+        places.append(tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs))
+    value = cast(Load(op.src.buffer, places[0], op.loc), op.dst.dtype)
+    body: Op = Store(op.dst.buffer, places[1], value, loc=op.loc)
+    for name, extent in reversed(list(zip(names, op.src.tile, strict=True))):
+        body = For(name, const(0), extent, (body,), kind="unroll", loc=op.loc)
+    yield from low.op(body)
+
+
+def _whole_loop(
+    low: Lowering, source: Moves, target: Moves, body: Body, batch: int
+) -> Iterable[Op]:
+    count = source.groups // batch
+    if count > 1:
+        kind = "unroll" if count <= MOST_UNROLLED else "serial"
+        stop = const(count)
+        body = (For(source.var, const(0), stop, body, kind=kind, loc=source.nest.loc),)
+    yield from used((*source.lets, *target.lets), body)
+    yield from body
+
+
+def _both_sides(low: Lowering, op: Copy) -> tuple[Moves, Moves, int]:
+    """How threads go over both sides of `op` together: the widest that both allow."""
+    if op.src.static_tile != op.dst.static_tile:
+        raise low.unsupported(op, "the two sides of a copy have one shape")
+    tile = op.src.static_tile
+    shape = tile or (1,)
+    widest = max(op.src.dtype.bits, op.dst.dtype.bits)
+    if widest < 8:
+        raise low.unsupported(op, f"copies of {op.src.dtype} by threads are not lowered")
+    count = WIDEST // widest
+    while True:
+        while shape[-1] % count:
+            count //= 2
+        fragment = coalesced(shape, low.instance.threads, count)
+        names = tuple(low.var(f"i{d}") for d in range(len(shape)))
+        nest = make_nest(low, fragment, names, op.loc)
+        kept = names if tile else ()
+        if count == 1 or all(_fits(low, nest, r, count) for r in (op.src, op.dst)):
+            break
+        count //= 2
+    var = low.var("v")
+    sides = []
+    for region in (op.src, op.dst):
+        start, lets, within = _places(low, nest, region, kept, var, count, op)
+        cond = _and(nest.guard(), within)
+        cond = _at_group(low, cond, nest.var, var, count, nest.values // count)
+        sides.append(Moves(nest, count, var, const(0), start, cond, tuple(lets)))
+    once = nest.first_copy()
+    sides[0] = replace(sides[0], lets=(*nest.before, *sides[0].lets))
+    if once is not TRUE:
+        sides[1] = replace(sides[1], cond=_and(once, sides[1].cond))
+    return sides[0], sides[1], count
 
 
 def store_remote(low: Lowering, op: Copy) -> Iterable[Op]:
-    """A fragment into a peer's shared memory: every element once, its bytes counted there."""
+    """A fragment into a peer's shared memory: every element once, and by `remote_store` its bytes
+    counted there."""
+    counted = op.atom == "remote_store"
     if not isinstance(op.src.buffer.layout, Fragment) or op.dst.buffer.space is not Space.SHARED:
         raise low.unsupported(op, "remote stores go from a fragment to shared memory")
-    if op.dst.cta is None or op.barrier is None or op.barrier.cta is not op.dst.cta:
+    if counted and (op.dst.cta is None or op.barrier is None or op.barrier.cta is not op.dst.cta):
         raise CompileError(
             "a remote store and its barrier are in the same block of the cluster",
             loc=op.loc,
@@ -125,9 +313,10 @@ def store_remote(low: Lowering, op: Copy) -> Iterable[Op]:
     where = low.span(op.dst.buffer, moves.start[0], moves.count, op.dst.cta)
     registers = low.span(op.src.buffer, moves.register, moves.count)
     words = moves.count * op.src.dtype.bits // 32
-    body: Op = Intrinsic(
-        "store_remote", (where, registers, op.barrier), text=f"words={words}", loc=op.loc
-    )
+    low.touched = low.touched or not counted
+    barrier = (op.barrier,) if op.barrier is not None else ()
+    name = "store_remote" if counted else "store_cluster"
+    body: Op = Intrinsic(name, (where, registers, *barrier), text=f"words={words}", loc=op.loc)
     if moves.cond is not TRUE:
         body = If(moves.cond, (body,), loc=op.loc)
     yield from moves.loop(body)
@@ -139,104 +328,155 @@ def store_remote(low: Lowering, op: Copy) -> Iterable[Op]:
 def _plan(low: Lowering, op: Copy, held: Region, memory: Region, store: bool) -> Moves:
     fragment = held.buffer.layout
     assert isinstance(fragment, Fragment)
-    if not held.is_whole:
-        raise low.unsupported(op, f"copies of parts of {held.buffer.name} are not lowered yet")
     if held.static_tile != memory.static_tile:
         raise low.unsupported(op, "the two sides of a copy have one shape")
+    if memory.dtype.bits < 8 or held.dtype.bits < 8:
+        raise low.unsupported(op, f"copies of {memory.dtype} by threads are not lowered")
     unrolled, ranges = dict(low.unrolled), low.ranges
-    names = tuple(low.var(f"i{d}") for d in range(len(fragment.tile)))
-    nest = make_nest(low, fragment, names, op.loc)
-    repeats = nest.values != fragment.values
-    whole = nest.fragment.cover == nest.fragment.tile
-    register = nest.register(held.buffer, names, op.loc)
-    plain = memory.dtype == held.dtype or (memory.dtype.name, held.dtype.name) in _CONVERTED
-    most = WIDEST // memory.dtype.bits if whole and not repeats and plain else 1
+    nest, kept, find = region_nest(low, held, op)
+    low.unrolled[nest.var] = range(nest.values)
+    repeats = held.is_whole and nest.values != fragment.values
+    register = find()
+    most = 1 if repeats or not nest.movable else WIDEST // memory.dtype.bits
     least = max(WORD // memory.dtype.bits, 1)
+    count = most
+    while count >= least and (
+        nest.values % count
+        or not _fits(low, nest, memory, count)
+        or not _in_row(register, nest, count, held.dtype.bits)
+    ):
+        count //= 2
+    count = count if count >= least else 1
+    var = low.var("v")
+    start, lets, within = _places(low, nest, memory, kept, var, count, op)
+    cond = _and(nest.guard(), within)
+    groups = nest.values // count
+    own: Expr = TRUE
+    if store:
+        cond = _and(nest.first_copy(), cond)
+    elif nest.inside is not TRUE:
+        # what lies outside the region keeps its value
+        own, cond = nest.guard(), within
+        own = _at_group(low, own, nest.var, var, count, groups)
+    cond = _at_group(low, cond, nest.var, var, count, groups)
+    register = _at_group(low, register, nest.var, var, count, groups)
+    low.unrolled, low.ranges = unrolled, ranges
+    return Moves(nest, count, var, register, start, cond, (*nest.before, *lets), own)
 
-    inner = iter(n for n, size in zip(names, fragment.tile, strict=True) if size != 1)
+
+def _and(a: Expr, b: Expr) -> Expr:
+    return b if a is TRUE else a if b is TRUE else binary("and", a, b)
+
+
+def _in_row(register: Expr, nest: Nest, count: int, bits: int) -> bool:
+    """Whether each `count` values have consecutive registers from a whole word on. What else
+    registers depend on, unrolled variables, moves them as a whole."""
+    others = {v: np.int64(0) for v in variables(register) - {nest.var}}
+    try:
+        found = evaluate(register, {**others, nest.var: np.arange(nest.values)})
+    except CompileError:
+        return False
+    table = np.broadcast_to(found, (nest.values,)).reshape(-1, count)
+    begins = table[:, 0] % max(WORD // bits, 1)
+    return np.array_equal(table, table[:, :1] + np.arange(count)) and not begins.any()
+
+
+def _places(
+    low: Lowering,
+    nest: Nest,
+    memory: Region,
+    kept: tuple[Var, ...],
+    var: Var,
+    count: int,
+    op: Copy,
+) -> tuple[tuple[Expr, ...], list[Op], Expr]:
+    """Where group `var` begins in `memory`, what that needs, and whether it is in the tensor."""
+    inner = iter(kept)
     indices = [
         s if int(e) == 1 else s + next(inner)
         for s, e in zip(memory.starts, memory.extents, strict=True)
     ]
-    cond = nest.guard()
-    lets: list[Op] = []
+    groups = nest.values // count
     if memory.buffer.space is Space.SHARED:
-        address = tile_address(memory, low.ranges, op.loc)
-        count = _widest(most, least, nest, lambda n: _shared_fits(low, nest, address, n))
-        var = low.var("v")
-        found = _split_offset(low, nest, address, var, count, op)
+        address = _address(low, memory, op)
+        found = None if address is None else _split_offset(low, nest, address, var, count, op)
         if found is None:
             at = nest.offset(memory.buffer, indices)
-            start: tuple[Expr, ...] = (_at_group(low, at, nest.var, var, count),)
-        else:
-            lets, offset = found
-            start = (offset,)
-    else:
-        inside = tuple(nest.index(i) for i in indices)
-        count = _widest(most, least, nest, lambda n: _global_fits(low, nest, memory, n))
-        within = nest.low.within(memory.buffer, inside)
-        if within is not TRUE:
-            cond = within if cond is TRUE else binary("and", cond, within)
-        var = low.var("v")
-        start = tuple(_at_group(low, i, nest.var, var, count) for i in inside)
-    if store:
-        once = nest.first_copy()
-        if once is not TRUE:
-            cond = once if cond is TRUE else binary("and", once, cond)
-    cond = _at_group(low, cond, nest.var, var, count)
-    register = _at_group(low, register, nest.var, var, count)
-    low.unrolled, low.ranges = unrolled, ranges
-    return Moves(nest, count, var, register, start, cond, (*nest.before, *lets))
+            return (_at_group(low, at, nest.var, var, count, groups),), [], TRUE
+        lets, offset = found
+        return (offset,), lets, TRUE
+    inside = tuple(nest.index(i) for i in indices)
+    within: Expr = TRUE
+    if memory.buffer.space is Space.GLOBAL:
+        within = low.within(memory.buffer, inside)
+    start = tuple(_at_group(low, i, nest.var, var, count, groups) for i in inside)
+    return start, [], within
 
 
-def _at_group(low: Lowering, e: Expr, value: Var, group: Var, count: int) -> Expr:
+def _address(low: Lowering, memory: Region, op: Copy) -> TileAddress | None:
+    """Where the region lies, if its base and the tile inside separate."""
+    try:
+        return tile_address(memory, low.ranges, op.loc)
+    except CompileError:
+        return None
+
+
+def _at_group(low: Lowering, e: Expr, value: Var, group: Var, count: int, groups: int) -> Expr:
     """`e` at the first value of a group."""
-    groups = len(low.unrolled[value]) // count
     first: Expr = group * count if groups > 1 else const(0)
     return simplify(substitute(e, {value: first}), low.ranges.where(group, 0, groups - 1))
 
 
-def _widest(most: int, least: int, nest: Nest, fits: Callable[[int], bool]) -> int:
-    """The most elements, a power of two from `least` to `most`, that move together; else one."""
-    count = most
-    while count >= least and (nest.values % count or not fits(count)):
-        count //= 2
-    return count if count >= least else 1
-
-
 def _linear(nest: Nest, address: TileAddress) -> Indices:
-    """[thread, value]: offsets from the region's base, before the swizzle."""
-    found: Indices = address.offsets().reshape(-1)[nest.fragment.table()]
+    """[thread, value]: offsets from the region's base, before the swizzle; -1 in idle slots."""
+    table = nest.table
+    found: Indices = np.where(table < 0, -1, address.offsets().reshape(-1)[table])
     return found
 
 
 def _neighbours(table: Indices, count: int) -> bool:
-    """Whether each group of `count` values begins at a multiple of it and goes up by one."""
+    """Whether each group of `count` values begins at a multiple of it and goes up by one, or is
+    idle as a whole."""
     groups = table.reshape(len(table), -1, count)
     first = groups[:, :, :1]
-    return np.array_equal(groups, first + np.arange(count)) and not (first % count).any()
+    idle = first[:, :, 0] < 0
+    plain = np.array_equal(groups[~idle], (first + np.arange(count))[~idle])
+    return bool(plain and (groups[idle] < 0).all() and not (first[~idle] % count).any())
 
 
-def _shared_fits(low: Lowering, nest: Nest, address: TileAddress, count: int) -> bool:
-    swizzle = address.swizzle
-    return (
-        _neighbours(_linear(nest, address), count)
-        and multiple_of(address.base, low.ranges) % count == 0
-        and (not swizzle.bits or count <= 1 << swizzle.base)
-    )
+def _fits(low: Lowering, nest: Nest, memory: Region, count: int) -> bool:
+    """Whether groups of `count` values of the nest are vectors of `memory`."""
+    if memory.buffer.space is Space.SHARED:
+        try:
+            address = tile_address(memory, low.ranges, nest.loc)
+        except CompileError:
+            return False
+        swizzle = address.swizzle
+        return (
+            _neighbours(_linear(nest, address), count)
+            and multiple_of(address.base, low.ranges) % count == 0
+            and (not swizzle.bits or count <= 1 << swizzle.base)
+        )
+    return memory.buffer.space is Space.GLOBAL and _global_fits(low, nest, memory, count)
 
 
 def _global_fits(low: Lowering, nest: Nest, memory: Region, count: int) -> bool:
     """The last dimension is contiguous, rows and the region begin on `count` elements. The
     tensor itself does: the launch checks it (`hint align`)."""
     buffer = memory.buffer
-    if buffer.strides is not None or int(memory.extents[-1]) == 1:
+    if not memory.extents or int(memory.extents[-1]) == 1:
         return False
-    last = np.unravel_index(nest.fragment.table(), nest.fragment.tile)[-1]
+    rows = list(buffer.shape[-1:])
+    if buffer.strides is not None:
+        if not (isinstance(buffer.strides[-1], Const) and buffer.strides[-1].value == 1):
+            return False
+        rows += buffer.strides[:-1]
+    table = nest.table
+    last = np.where(table < 0, -1, table % int(memory.extents[-1]))
     return (
-        _neighbours(np.asarray(last, np.int64), count)
+        _neighbours(last, count)
         and multiple_of(memory.starts[-1], low.ranges) % count == 0
-        and multiple_of(buffer.shape[-1], low.ranges) % count == 0
+        and all(multiple_of(row, low.ranges) % count == 0 for row in rows)
     )
 
 
@@ -248,7 +488,7 @@ def _split_offset(
 
     The swizzle is linear over bits: where the threads' part, the groups' part and the base share
     none, each is swizzled by itself, and the groups' part becomes a constant."""
-    if nest.fragment.cover != nest.fragment.tile:
+    if (nest.table < 0).any() or nest.part is not None or not nest.movable:
         return None
     table = _linear(nest, address)
     if not np.array_equal(table, table[:, :1] + table[:1] - table[0, 0]):

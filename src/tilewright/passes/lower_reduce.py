@@ -7,56 +7,25 @@ same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Bin, Call, Expr, Load, Var, const
+from tilewright.ir.expr import Expr, Load, Var, const
 from tilewright.ir.fragment import IDLE, Fragment
 from tilewright.ir.layout import Indices
 from tilewright.ir.op import Alloc, For, Intrinsic, Op, Reduce, Store
 from tilewright.passes.addresses import fit_index
+from tilewright.passes.folds import FOLDS
 from tilewright.passes.lowering import WARP, Lowering
+from tilewright.passes.reduce_any import reduce_any
 from tilewright.support.errors import CompileError, Loc
 
 # Partial results of a row in each thread. An addition takes four cycles and a thread of an
 # accumulator has two rows: two partials each keep the adder busy.
 CHAINS = 2
-
-
-def _max(a: Expr, b: Expr) -> Expr:
-    return Call("max_nan", (a, b), a.dtype) if a.dtype.is_float else Bin("max", a, b)
-
-
-def _min(a: Expr, b: Expr) -> Expr:
-    return Call("min_nan", (a, b), a.dtype) if a.dtype.is_float else Bin("min", a, b)
-
-
-def _magnitude(a: Expr) -> Expr:
-    return Call("abs", (a,), a.dtype)
-
-
-@dataclass(frozen=True)
-class Folding:
-    """How two partial results become one, and what is folded of an element."""
-
-    fold: Callable[[Expr, Expr], Expr]
-    of: Callable[[Expr], Expr] = lambda a: a
-    idempotent: bool = False
-
-
-FOLDS: dict[str, Folding] = {
-    "sum": Folding(lambda a, b: a + b),
-    "max": Folding(_max, idempotent=True),
-    "min": Folding(_min, idempotent=True),
-    "abssum": Folding(lambda a, b: a + b, _magnitude),
-    "absmax": Folding(_max, _magnitude, True),
-    "and": Folding(lambda a, b: a & b, idempotent=True),
-    "or": Folding(lambda a, b: a | b, idempotent=True),
-    "xor": Folding(lambda a, b: a ^ b),
-}
 
 
 @dataclass(frozen=True)
@@ -119,22 +88,26 @@ def plan_reduction(source: Fragment, target: Fragment, dim: int, loc: Loc | None
 
 
 def lower_reduce(low: Lowering, op: Reduce) -> Iterable[Op]:
-    """Partial results over registers, then exchanges between lanes."""
+    """Partial results over registers, then exchanges between lanes, then between warps."""
     source, target = op.src.buffer.layout, op.dst.buffer.layout
-    if not (op.src.is_whole and op.dst.is_whole):
-        raise low.unsupported(op, "reductions of parts of fragments are not lowered yet")
-    if not isinstance(source, Fragment) or not isinstance(target, Fragment):
-        raise low.unsupported(op, "reductions are lowered from fragment to fragment only")
-    if op.op not in FOLDS or op.src.dtype != op.dst.dtype or op.src.dtype.bits < 32:
-        raise low.unsupported(
-            op, f"reduce {op.op} from {op.src.dtype} to {op.dst.dtype} is not lowered yet"
-        )
-    if source.threads != low.instance.threads:
-        raise low.unsupported(op, f"{op.src.buffer.name} has other threads than the instance")
-    plan = plan_reduction(source, target, op.dim, op.loc)
-    if plan.lanes and plan.lanes[-1] >= WARP:
-        raise low.unsupported(op, "a reduction across warps is not lowered yet")
-    yield from _code(low, op, plan)
+    if (
+        op.src.is_whole
+        and op.dst.is_whole
+        and isinstance(source, Fragment)
+        and isinstance(target, Fragment)
+        and op.op in FOLDS
+        and op.src.dtype == op.dst.dtype
+        and op.src.dtype.bits >= 32
+        and source.threads == low.instance.threads
+    ):
+        try:
+            plan = plan_reduction(source, target, op.dim, op.loc)
+        except CompileError:
+            plan = None
+        if plan is not None and not (plan.lanes and plan.lanes[-1] >= WARP):
+            yield from _code(low, op, plan)
+            return
+    yield from reduce_any(low, op)
 
 
 def _code(low: Lowering, op: Reduce, plan: Plan) -> Iterable[Op]:

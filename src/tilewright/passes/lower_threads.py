@@ -8,6 +8,11 @@
   barrier of the instance is put in front, unless the program has one already.
 - Fragments become arrays of registers, indexed by constants and unrolled loop variables only.
 - Shared tiles become flat arrays; the swizzle is in the index.
+- A kernel without roles is one instance, the block. Threads do together what is the same in all of
+  them, and each for itself what is not: an atomic or a message that differs in no thread is done
+  once.
+- What warps exchange (reductions, scans, relayouts) goes through scratch behind the other shared
+  memory, between barriers that the lowering puts there.
 """
 
 from __future__ import annotations
@@ -16,11 +21,14 @@ import dataclasses
 from collections.abc import Iterable
 from math import prod
 
+import numpy as np
+
 from tilewright.ir import scope
 from tilewright.ir.bounds import bounds
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL
-from tilewright.ir.expr import TRUE, Const, Expr, compare, const, variables
+from tilewright.ir.expr import TRUE, Const, Expr, Var, compare, const, loads, variables
+from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -55,6 +63,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import program_names, rebuild
 from tilewright.ir.target import Target
+from tilewright.ir.uniform import per_thread
 from tilewright.passes.lower_atomics import lower_atomic
 from tilewright.passes.lower_cluster import (
     before_unrolled,
@@ -64,11 +73,15 @@ from tilewright.passes.lower_cluster import (
     peer_fence,
 )
 from tilewright.passes.lower_copies import lower_copy
+from tilewright.passes.lower_foreign import lower_intrinsic
 from tilewright.passes.lower_gemm import lower_fence, lower_gemm, written_by_threads
 from tilewright.passes.lower_maps import lower_fill, lower_map
 from tilewright.passes.lower_reduce import lower_reduce
+from tilewright.passes.lower_relayout import lower_relayout
+from tilewright.passes.lower_scan import lower_scan
 from tilewright.passes.lowering import (
     BULK_ATOMS,
+    MEMORY,
     NAMED_BARRIERS,
     WARP,
     Instance,
@@ -79,6 +92,7 @@ from tilewright.passes.lowering import (
     pin,
     touches,
 )
+from tilewright.passes.place_shared import BULK_ALIGNMENT, SHARED_BYTES, shared_bytes
 from tilewright.support.errors import CompileError
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
@@ -94,12 +108,13 @@ def _for(low: Lowering, op: For) -> Iterable[Op]:
     if values is not None:
         low.unrolled[op.var] = values
     low.touched = low.touched or touches(op.body, low.touched, low.instance.threads)
+    low.scratch_used = True
     ordered = low.ordered
     if values is not None:
         yield from before_unrolled(low, op.body)
     body = low.inside(op, "body", op.body)
     low.ordered = ordered
-    low.fenced = False
+    low.fenced, low.scratch_used = False, True
     low.unrolled.pop(op.var, None)
     kind = "unroll" if values is not None else "serial"
     yield rebuild(op, body=body, kind=kind, stages=0, order=None, stage=None)
@@ -108,8 +123,9 @@ def _for(low: Lowering, op: For) -> Iterable[Op]:
 def _while(low: Lowering, op: While) -> Iterable[Op]:
     op = low.plain(op)
     low.touched = low.touched or touches(op.body, low.touched, low.instance.threads)
+    low.scratch_used = True
     body = low.inside(op, "body", op.body)
-    low.fenced = False
+    low.fenced, low.scratch_used = False, True
     yield rebuild(op, body=body)
 
 
@@ -126,13 +142,14 @@ def _if(low: Lowering, op: If) -> Iterable[Op]:
         yield from low.inside(op, "then", op.then)
         return
     op = low.plain(op)
-    touched, groups = low.touched, list(low.committed)
+    touched, groups, used = low.touched, list(low.committed), low.scratch_used
     then = low.inside(op, "then", op.then)
-    after, open_after = low.touched, low.committed
-    low.touched, low.committed, low.fenced = touched, groups, False
+    after, open_after, used_after = low.touched, low.committed, low.scratch_used
+    low.touched, low.committed, low.fenced, low.scratch_used = touched, groups, False, used
     orelse = low.inside(op, "orelse", op.orelse)
     low.fenced = False
     low.touched = low.touched or after
+    low.scratch_used = low.scratch_used or used_after
     low.committed = _either(low.committed, open_after)
     yield rebuild(op, then=then, orelse=orelse)
 
@@ -174,8 +191,10 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
         sync_id,
         _accumulators(op.body),
         written_by_threads(op.body),
+        op.name,
+        op.instances,
     )
-    low.touched = low.fenced = False
+    low.touched = low.fenced = low.scratch_used = False
     body = low.body(op.body)
     low.instance, low.ranges = outer, outer_ranges
     used = {v for inner in walk_ops(body) for e in expressions(inner) for v in variables(e)}
@@ -221,7 +240,10 @@ def _one_thread_does(op: Op) -> bool:
 
 
 def _alloc(low: Lowering, op: Alloc) -> Iterable[Op]:
-    yield rebuild(op, buffer=low.flat(op.buffer))
+    init = None if op.init is None else low.value(op.init)
+    if op.init is not None:
+        low.touched = low.touched or any(x.buffer.space in MEMORY for x in loads(op.init))
+    yield rebuild(op, buffer=low.flat(op.buffer), init=init)
 
 
 def _hint(low: Lowering, op: Hint) -> Iterable[Op]:
@@ -230,7 +252,50 @@ def _hint(low: Lowering, op: Hint) -> Iterable[Op]:
 
 
 def _view(low: Lowering, op: View) -> Iterable[Op]:
-    raise low.unsupported(op, "views are not lowered to threads yet")
+    """Another name of the same array. Registers are the same ones only where threads hold the
+    same elements in them."""
+    buffer, source = op.buffer, op.source
+    if buffer.space is Space.FRAGMENT:
+        new, old = buffer.layout, source.layout
+        assert isinstance(new, Fragment) and isinstance(old, Fragment)
+        if op.offset is not const(0) or not _same_registers(new, buffer, old, source):
+            raise CompileError(
+                f"{buffer.name} is no view of the registers of {source.name}",
+                loc=op.loc,
+                expected=f"the elements of {old!r}, in the same registers",
+                got=repr(new),
+                fix="copy it instead",
+            )
+        if buffer.dtype == source.dtype:
+            low.buffers[buffer.name] = low.flat(source)
+            return
+    elif buffer.space is Space.GLOBAL:
+        raise low.unsupported(op, "views of global memory are not lowered", "view it at launch")
+    elif buffer.space is Space.SHARED:
+        if not isinstance(op.offset, Const) or source.name not in low.places:
+            raise low.unsupported(
+                op, f"{buffer.name} begins at a place known only at run time", "index it instead"
+            )
+        place = low.places[source.name] + int(op.offset) * buffer.dtype.bits // 8
+        low.places[buffer.name] = place
+        flat = low.flat(buffer)
+        yield Alloc(flat, loc=op.loc)
+        yield Hint("place", flat, detail=(place,), loc=op.loc)
+        return
+    yield rebuild(op, buffer=low.flat(buffer), source=low.flat(source), offset=low.value(op.offset))
+
+
+def _same_registers(new: Fragment, buffer: Buffer, old: Fragment, source: Buffer) -> bool:
+    """Whether bit for bit each thread's registers of `new` are those of `old`."""
+    if new.threads != old.threads:
+        return False
+    tables = []
+    for fragment, bits in ((new, buffer.dtype.bits), (old, source.dtype.bits)):
+        unit = min(buffer.dtype.bits, source.dtype.bits)
+        table, per = fragment.table(), bits // unit
+        parts = table[:, :, None] * per + np.arange(per)
+        tables.append(np.where(table[:, :, None] < 0, -1, parts).reshape(len(table), -1))
+    return np.array_equal(tables[0], tables[1])
 
 
 def _barrier_init(low: Lowering, op: BarrierInit) -> Iterable[Op]:
@@ -270,20 +335,25 @@ def _wait_group(low: Lowering, op: WaitGroup) -> Iterable[Op]:
 
 def _sync(low: Lowering, op: Sync) -> Iterable[Op]:
     if meets(op, low.instance.threads):
-        low.touched = False
-    yield op
+        low.touched = low.scratch_used = False
+    yield low.plain(op)
 
 
 def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
     op = low.plain(op)
-    if op.buffer.space in (Space.FRAGMENT, Space.SHARED):
-        raise low.unsupported(op, f"{op.buffer.name} is stored to outside a map")
+    if op.buffer.space is Space.FRAGMENT:
+        raise low.unsupported(
+            op,
+            f"{op.buffer.name} is a fragment and is stored to outside a tile op",
+            "store to it in a map",
+        )
+    low.touched = low.touched or (op.buffer.space in MEMORY and low.instance.leader is None)
+    if op.buffer.space is Space.SHARED:
+        place = low.offset(op.buffer, op.indices, op.loc)
+        yield Store(low.flat(op.buffer), (place,), op.value, loc=op.loc)
+        return
     cond = low.within(op.buffer, op.indices) if op.buffer.space is Space.GLOBAL else TRUE
     yield op if cond is TRUE else If(cond, (op,), loc=op.loc)
-
-
-def _not_yet(low: Lowering, op: Op) -> Iterable[Op]:
-    raise low.unsupported(op, f"{type(op).__name__.lower()} is not lowered to threads yet")
 
 
 def lower_threads(program: Program, target: Target) -> Program:
@@ -293,26 +363,85 @@ def lower_threads(program: Program, target: Target) -> Program:
     return dataclasses.replace(program, kernels=kernels)
 
 
-def _lower_kernel(kernel: Kernel, program: Program, names: set[str]) -> Kernel:
+def lowering_of(kernel: Kernel, program: Program, names: set[str]) -> Lowering:
+    """What the lowering of `kernel` begins with."""
     linear = linear_thread(kernel)
     whole = Instance(prod(kernel.threads), linear, linear // WARP)
     low = Lowering(kernel, RULES, names, scope.entry(kernel, program.dims), whole)
     low.warp = low.var("warp")
+    low.differs = per_thread(kernel)
+    for op in walk_ops(kernel):
+        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
+            low.places[op.buffer.name] = int(op.detail[0])
+    if not _has_roles(kernel):
+        low.instance = dataclasses.replace(
+            whole,
+            warp=low.warp,
+            accumulators=_accumulators(kernel.body),
+            written=written_by_threads(kernel.body),
+        )
     low.ranges = low.ranges.where(low.warp, 0, -(-prod(kernel.threads) // WARP) - 1)
     low.free_ids = _free_barriers(kernel)
     low.crossing = crossing_barriers(kernel)
     low.peer_fence = peer_fence(kernel)
+    return low
+
+
+def _lower_kernel(kernel: Kernel, program: Program, names: set[str]) -> Kernel:
+    linear = linear_thread(kernel)
+    low = lowering_of(kernel, program, names)
     body = low.body(kernel.body)
-    start: list[Op] = [Intrinsic("warp_index", (linear,), low.warp, loc=kernel.loc)]
+    start: list[Op] = []
+    if _has_roles(kernel) or _reads(body, low.warp):
+        start.append(Intrinsic("warp_index", (linear,), low.warp, loc=kernel.loc))
     for found in low.maps.values():
         detail = (found.name, found.swizzle, *found.box)
         start.append(Hint("tensor_map", found.tensor, detail=detail, loc=kernel.loc))
+    start += _place_scratch(low)
     prefetch = tuple(
         Intrinsic("prefetch_map", text=f"map={m.name}", loc=kernel.loc) for m in low.maps.values()
     )
     if prefetch:
         start.append(If(compare("==", linear, 0), prefetch, loc=kernel.loc))
     return rebuild(kernel, body=(*start, *body))
+
+
+def _has_roles(kernel: Kernel) -> bool:
+    return any(isinstance(op, Role) for op in walk_ops(kernel))
+
+
+def _reads(body: Body, var: Var) -> bool:
+    return any(var in variables(e) for op in walk_ops(body) for e in expressions(op))
+
+
+def _place_scratch(low: Lowering) -> list[Op]:
+    """Behind all other shared memory. Those of one role, which are used one after the other, lie
+    one over the other."""
+    end = 0
+    for op in walk_ops(low.kernel):
+        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
+            end = max(end, int(op.detail[0]) + shared_bytes(op.buffer))
+    end = -(-end // BULK_ALIGNMENT) * BULK_ALIGNMENT
+    sizes: dict[str, int] = {}
+    for role, buffer in low.scratch:
+        sizes[role] = max(sizes.get(role, 0), -(-buffer.bytes // BULK_ALIGNMENT) * BULK_ALIGNMENT)
+    starts, place = {}, end
+    for role, size in sizes.items():
+        starts[role], place = place, place + size
+    found: list[Op] = []
+    for role, buffer in low.scratch:
+        if starts[role] + buffer.bytes > SHARED_BYTES:
+            raise CompileError(
+                f"kernel {low.kernel.name} exchanges more between warps than a block has room for",
+                loc=low.kernel.loc,
+                expected=f"at most {SHARED_BYTES} bytes of shared memory",
+                got=f"{end} bytes and {buffer.bytes} of scratch",
+                fix="use smaller tiles or fewer stages",
+            )
+        loc = low.kernel.loc
+        spot = Hint("place", buffer, detail=(starts[role],), loc=loc)
+        found += [Alloc(buffer, loc=loc), spot]
+    return found
 
 
 def _free_barriers(kernel: Kernel) -> list[int]:
@@ -347,6 +476,7 @@ RULES: dict[type[Op], Rule] = {
     Reduce: lower_reduce,
     Fill: lower_fill,
     Atomic: lower_atomic,
-    Scan: _not_yet,
-    Relayout: _not_yet,
+    Intrinsic: lower_intrinsic,
+    Scan: lower_scan,
+    Relayout: lower_relayout,
 }

@@ -60,7 +60,9 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import OpT, fresh_name, map_exprs, rebuild
 from tilewright.ir.simplify import simplify
+from tilewright.ir.uniform import PerThread
 from tilewright.passes.addresses import fit_index, layout_expr, shared_layout, swizzle_expr
+from tilewright.passes.widen import widened
 from tilewright.support.errors import CompileError, Loc
 
 WARP = 32
@@ -90,6 +92,8 @@ class Instance:
     sync_id: Expr | None = None
     accumulators: tuple[Buffer, ...] = ()
     written: tuple[Buffer, ...] = ()
+    role: str = ""
+    instances: int = 1
 
 
 @dataclass
@@ -120,6 +124,10 @@ class Lowering:
     In a cluster: `crossing` are the barriers that order ordinary accesses of different blocks;
     `peer_fence` is the kind of fence that arrivals at peers need; `ordered`: it stands in front of
     the loop around.
+
+    `scratch` are shared arrays that exchanges between warps go through, those of a role at one
+    place;
+    `scratch_used`: threads may not have met since the last one was read.
     """
 
     kernel: Kernel
@@ -140,6 +148,10 @@ class Lowering:
     crossing: frozenset[str] = frozenset()
     peer_fence: str = "cluster"
     ordered: bool = False
+    scratch: list[tuple[str, Buffer]] = field(default_factory=list)
+    scratch_used: bool = False
+    places: dict[str, int] = field(default_factory=dict)  # of shared buffers, in bytes
+    differs: PerThread | None = None
 
     # ── names and buffers ────────────────────────────────────────────────────────────────────
 
@@ -176,6 +188,9 @@ class Lowering:
     def simplify(self, expr: Expr) -> Expr:
         return simplify(expr, self.ranges)
 
+    def proves(self, cond: Expr) -> bool | None:
+        return prove(cond, self.ranges)
+
     def register_index(
         self, starts: Sequence[Expr], index: Callable[[tuple[int, ...]], int], loc: Loc | None
     ) -> Expr:
@@ -205,6 +220,28 @@ class Lowering:
             name = self.var(f"{tensor.name}_map").name
             self.maps[key] = TensorMap(name, tensor, box, swizzle)
         return self.maps[key]
+
+    def exchange(self, kind: DType, count: int, loc: Loc | None) -> tuple[Buffer, Body]:
+        """A shared array that the instance's threads may write now, once they have done what is
+        returned besides. They `join` before they read it."""
+        if self.instance.instances > 1:
+            raise CompileError(
+                "an exchange between the warps of one of several role instances is not lowered",
+                loc=loc,
+                fix="copy through a shared buffer of the program, with a named barrier",
+            )
+        name = self.var("scratch").name
+        found = Buffer(name, (const(count),), kind, Space.SHARED)
+        self.scratch.append((self.instance.role, found))
+        self.buffers[name] = found
+        met = self.join(loc) if self.scratch_used else ()
+        self.scratch_used = True
+        return found, met
+
+    def join(self, loc: Loc | None) -> Body:
+        """All threads of the instance meet."""
+        self.touched = True
+        return self.meet(loc)
 
     # ── bodies ───────────────────────────────────────────────────────────────────────────────
 
@@ -264,8 +301,6 @@ class Lowering:
 
     def plain(self, op: OpT) -> OpT:
         """`op`, outside tiles, with the elements that it reads found where they lie."""
-        if not op_loads(op):
-            return op
         self.touched = self.touched or any(x.buffer.space in MEMORY for x in op_loads(op))
         return map_exprs(op, self.value)
 
@@ -274,7 +309,7 @@ class Lowering:
         children = tuple(self.value(c) for c in e.children)
         if not isinstance(e, Load):
             same = all(a is b for a, b in zip(children, e.children, strict=True))
-            return e if same else e.rebuild(children)
+            return widened(e if same else e.rebuild(children))
         if e.buffer.space is Space.FRAGMENT:
             raise CompileError(
                 f"{e.buffer.name} is a fragment and is read outside a tile op",
@@ -282,6 +317,16 @@ class Lowering:
                 fix="read it in a map, or copy it to shared memory",
             )
         return self.load(e, children)
+
+    def index(self, e: Expr) -> Expr:
+        return self.simplify(self.value(e))
+
+    def by_each_thread(self, op: Op) -> bool:
+        """Whether threads run `op` each for itself: not all of them come here, or with different
+        operands. Otherwise it happens once."""
+        if self.differs is None or self.instance.leader is not None:
+            return False
+        return id(op) in self.differs.controls or self.differs.source(expressions(op)) is not None
 
     def load(self, e: Load, indices: tuple[Expr, ...]) -> Expr:
         """An element of memory at `indices`; outside a tensor, zero."""
@@ -373,6 +418,20 @@ def _keeps_fence(op: Op) -> bool:
     if isinstance(op, Gemm):
         return op.atom == "wgmma"
     return isinstance(op, (Alloc, Fence, Hint, Let, Sync))
+
+
+def chosen(low: Lowering, number: Expr, values: Sequence[int]) -> Expr:
+    """`values[number]`: as a sum of the number's parts where there is one, else by comparisons."""
+    table = np.asarray(values, np.int64)
+    name = low.var("n")
+    found = fit_index(table, (name,)) if len(table) > 1 else const(int(table[0]))
+    if found is not None:
+        return low.simplify(substitute(found, {name: number}))
+    result: Expr = const(int(table[-1]))
+    for i in reversed(range(len(table) - 1)):
+        if table[i] != table[i + 1]:
+            result = select(compare("<=", number, i), const(int(table[i])), result)
+    return result
 
 
 def pin(low: Lowering, buffer: Buffer, loc: Loc | None) -> Op:

@@ -8,27 +8,22 @@ neighbour, is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
 
-from tilewright.ir.bounds import linear
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.dtype import FLOAT32
+from tilewright.ir.bounds import linear, prove
+from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import (
     TRUE,
-    Bin,
-    Call,
-    Cast,
     Cmp,
     Const,
     Expr,
     Load,
     Var,
     binary,
-    cast,
     compare,
     const,
     is_pure,
@@ -36,18 +31,15 @@ from tilewright.ir.expr import (
     variables,
 )
 from tilewright.ir.fragment import IDLE, Fragment
-from tilewright.ir.layout import Indices
+from tilewright.ir.layout import Indices, LayoutError
 from tilewright.ir.linear import Linear, build_sum
 from tilewright.ir.op import Body, For, If, Let, Op, expressions, walk_ops
-from tilewright.passes.addresses import (
-    evaluate,
-    fit_index,
-    layout_expr,
-)
+from tilewright.passes.addresses import evaluate, fit_index, layout_expr
+from tilewright.passes.held import Held
 from tilewright.passes.lowering import Lowering
+from tilewright.passes.lowering import chosen as pick
+from tilewright.passes.widen import widened
 from tilewright.support.errors import CompileError, Loc
-
-_SMALL = ("float16", "bfloat16")
 
 
 @dataclass
@@ -65,10 +57,18 @@ class Nest:
     tables: dict[Var, Indices] = field(default_factory=dict)
     lets: dict[Var, Expr] = field(default_factory=dict)
     before: list[Op] = field(default_factory=list)
+    inside: Expr = TRUE  # whether a slot is in the region, besides being one of the tile
+    part: Indices | None = None
+    movable: bool = True  # whether `table` is known
 
     @property
     def values(self) -> int:
         return self.fragment.values
+
+    @property
+    def table(self) -> Indices:
+        """[thread, value]: row-major indices of the region that is visited, -1 elsewhere."""
+        return self.fragment.table() if self.part is None else self.part
 
     # ── expressions ──────────────────────────────────────────────────────────────────────────
 
@@ -118,19 +118,16 @@ class Nest:
         ranges = [self.low.unrolled[v] for v in names]
         table = np.zeros([*(len(r) for r in ranges), self.values], np.int64)
         strides = [prod(fragment.tile[d + 1 :]) for d in range(len(fragment.tile))]
-        idle = self.fragment.table() == IDLE
+        idle = self.table == IDLE
         for place in np.ndindex(*table.shape[:-1]):
             env = {v: np.int64(r[i]) for v, r, i in zip(names, ranges, place, strict=True)}
             places = [evaluate(i, {**self.tables, **env}) for i in inlined]
             needed = np.broadcast_to(
                 sum(p * s for p, s in zip(places, strides, strict=True)), idle.shape
             )
-            inside = np.broadcast_to(
-                np.logical_and.reduce(
-                    [(p >= 0) & (p < t) for p, t in zip(places, fragment.tile, strict=True)]
-                ),
-                idle.shape,
-            )
+            inside = np.ones(idle.shape, bool)
+            for p, t in zip(places, fragment.tile, strict=True):  # scalars among them
+                inside &= (p >= 0) & (p < t)
             table[place] = self._columns(fragment, buffer, needed, inside, idle, loc)
         steps = [*(r.step for r in ranges), 1]
         starts = [*(r.start for r in ranges), 0]
@@ -210,8 +207,8 @@ class Nest:
     # ── threads ──────────────────────────────────────────────────────────────────────────────
 
     def guard(self) -> Expr:
-        """Whether the slot at `value` is one of the tile."""
-        cond: Expr = TRUE
+        """Whether the slot at `value` is one of those visited."""
+        cond = self.inside
         for coord, most, size in zip(
             self.coords, self.fragment.cover, self.fragment.tile, strict=True
         ):
@@ -222,9 +219,9 @@ class Nest:
 
     def first_copy(self) -> Expr:
         """True in one of the threads that hold the same elements."""
-        table = self.fragment.table()
-        flat = np.where(table == IDLE, -1, table)
-        if len(np.unique(flat, axis=0)) == len(flat):
+        flat = self.fragment.table()
+        real = np.sort(flat[flat >= 0])
+        if not (real[1:] == real[:-1]).any():
             return TRUE
         thread = self.low.instance.thread
         numbers = np.arange(self.fragment.threads)
@@ -239,12 +236,21 @@ class Nest:
             inner *= extent
         owners = flat[chosen]
         once = np.sort(owners[owners >= 0])
-        if not np.array_equal(once, np.unique(flat[flat >= 0])):
-            raise CompileError(
-                "threads hold the same elements in a way that no simple rule chooses one of",
-                loc=self.loc,
-                got=repr(self.fragment),
-            )
+        if not np.array_equal(once, np.unique(real)):
+            # the first slot of each element, where whole threads are chosen by it
+            slots = self.fragment.first_slots()
+            first = np.zeros(flat.size, bool)
+            first[slots[slots >= 0]] = True
+            keep = (first.reshape(flat.shape) | (flat < 0)).all(axis=1)
+            held = np.sort(flat[keep & (flat >= 0).any(axis=1)].reshape(-1))
+            if not np.array_equal(held[held >= 0], np.unique(real)):
+                raise CompileError(
+                    "threads hold the same elements in a way that no simple rule chooses one of",
+                    loc=self.loc,
+                    got=repr(self.fragment),
+                )
+            which = pick(self.low, thread, np.asarray(keep, np.int64).tolist())
+            return compare("==", which, 1)
         return self.low.simplify(cond)
 
     def loop(self, body: Body) -> Body:
@@ -297,17 +303,83 @@ def make_nest(low: Lowering, fragment: Fragment, names: Sequence[Var], loc: Loc 
     return nest
 
 
-def widened(e: Expr) -> Expr:
-    """Arithmetic on 16-bit floats in float32, rounded once per operation."""
-    children = e.children
-    if isinstance(e, (Cast, Load)) or not any(c.dtype.name in _SMALL for c in children):
-        return e
-    if isinstance(e, Call) and e.name.startswith(("pack_", "reinterpret")):
-        return e
-    if not isinstance(e, (Bin, Cmp, Call)):
-        return e
-    wide = tuple(cast(c, FLOAT32) if c.dtype.name in _SMALL else c for c in children)
-    if isinstance(e, Call):
-        kind = FLOAT32 if e.dtype.name in _SMALL else e.dtype
-        return cast(Call(e.name, wide, kind), e.dtype)
-    return cast(e.rebuild(wide), e.dtype)
+def region_nest(
+    low: Lowering, region: Region, op: Op
+) -> tuple[Nest, tuple[Var, ...], Callable[[], Expr]]:
+    """The nest of what threads hold of a fragment's `region`; variables for the region's
+    coordinates, unit extents dropped; the register at `value`.
+
+    Where all threads hold the region in the same registers, those alone are visited. Otherwise
+    all are, and a guard tells which slots belong to it."""
+    fragment = region.buffer.layout
+    assert isinstance(fragment, Fragment)
+    names = tuple(low.var(f"i{d}") for d in range(len(fragment.tile)))
+    kept = tuple(n for n, e in zip(names, region.extents, strict=True) if int(e) != 1)
+    if region.is_whole:
+        nest = make_nest(low, fragment, names, op.loc)
+        return nest, kept, lambda: nest.register(region.buffer, names, op.loc)
+    try:
+        held = Held(low, region, op)
+        small = Fragment.fit(held.tile, held.table)
+    except (CompileError, LayoutError):
+        return _guarded(low, region, names, kept, op)
+    nest = make_nest(low, small, kept, op.loc)
+    if nest.values != held.values:
+        return _guarded(low, region, names, kept, op)
+    return nest, kept, lambda: held.first(0, 1, nest.var if nest.values > 1 else None, 1)
+
+
+def _guarded(
+    low: Lowering, region: Region, names: tuple[Var, ...], kept: tuple[Var, ...], op: Op
+) -> tuple[Nest, tuple[Var, ...], Callable[[], Expr]]:
+    fragment = region.buffer.layout
+    assert isinstance(fragment, Fragment)
+    bases = tuple(low.var(n.name) for n in names)
+    nest = make_nest(low, fragment, bases, op.loc)
+    index = np.zeros_like(nest.fragment.table())
+    known = nest.fragment.table() != IDLE
+    for base, name, start, extent in zip(bases, names, region.starts, region.extents, strict=True):
+        if isinstance(start, Const):
+            at = nest.tables[base] - int(start)
+            known = known & (at >= 0) & (at < int(extent))
+            nest.tables[name] = at
+            index = index * int(extent) + at
+        place = low.simplify(nest.named[base] - start)
+        nest.named[name] = place
+        nest.lets[name] = base - start
+        for cond in (compare(">=", place, 0), compare("<", place, extent)):
+            holds = prove(cond, low.ranges)
+            if holds is None:
+                both = nest.inside
+                nest.inside = cond if both is TRUE else binary("and", both, cond)
+    if all(isinstance(s, Const) for s in region.starts):
+        nest.part = np.where(known, index, IDLE)
+    else:
+        nest.movable = False
+    plain = Nest(low, nest.fragment, op.loc, nest.var, tables=dict(nest.tables))
+    return nest, kept, lambda: plain.register(region.buffer, bases, op.loc)
+
+
+def region_fragment(
+    low: Lowering, region: Region, op: Op
+) -> tuple[Fragment, tuple[Var, ...], tuple[Var, ...]]:
+    """A layout of a nest over what threads hold of a fragment's region, variables for its
+    dimensions, and those of them whose extents are not 1."""
+    fragment = region.buffer.layout
+    assert isinstance(fragment, Fragment)
+    if region.is_whole:
+        names = tuple(low.var(f"i{d}") for d in range(len(fragment.tile)))
+        kept = tuple(n for n, e in zip(names, fragment.tile, strict=True) if e != 1)
+        return fragment.drop_repeats(), names, kept
+    held = Held(low, region, op)
+    try:
+        small = Fragment.fit(held.tile or (1,), held.table)
+    except LayoutError:
+        raise CompileError(
+            f"threads hold this part of {region.buffer.name} in a way that is no layout",
+            loc=op.loc,
+            got=repr(fragment),
+            fix="use the whole tile",
+        ) from None
+    names = tuple(low.var(f"i{d}") for d in range(len(small.tile)))
+    return small, names, names if held.tile else ()

@@ -10,8 +10,8 @@ from math import prod
 
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.layout import ComposedLayout, Layout
-from tilewright.ir.op import Alloc, Hint, Kernel, Op, walk_ops
-from tilewright.ir.rewrite import rebuild
+from tilewright.ir.op import Alloc, Body, Hint, Kernel, Op, View, walk_ops
+from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError
 
@@ -22,19 +22,22 @@ SHARED_BYTES = 232448
 
 
 def place_shared(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` with a `hint place` for each of its shared buffers, in front."""
+    """`kernel` with a `hint place` for each of its shared buffers. What is allocated inside loops
+    and branches comes to the front: it is one per block however often the op runs."""
     allocs = [op for op in walk_ops(kernel) if isinstance(op, Alloc)]
     tiles = [op for op in allocs if op.buffer.space is Space.SHARED]
     barriers = [op for op in allocs if op.buffer.space is Space.BARRIER]
-    tiles.sort(key=lambda op: -_alignment(op.buffer))  # stable: declared order within
-    offset, hints = 0, []
+    aligned = _alignments(kernel)
+    tiles.sort(key=lambda op: -aligned[op.buffer.name])  # stable: declared order within
+    offset, places = 0, dict[str, int]()
     for op in (*tiles, *barriers):
-        align = _alignment(op.buffer)
+        align = aligned[op.buffer.name]
         offset = -(-offset // align) * align
-        hints.append((op, offset))
-        offset += _size(op.buffer)
+        places[op.buffer.name] = offset
+        offset += shared_bytes(op.buffer)
     if offset > SHARED_BYTES:
-        sizes = ", ".join(f"{op.buffer.name} {_size(op.buffer)}" for op, _ in hints)
+        each = [op.buffer for op in (*tiles, *barriers)]
+        sizes = ", ".join(f"{b.name} {shared_bytes(b)}" for b in each)
         raise CompileError(
             f"kernel {kernel.name} needs more shared memory than a block has",
             loc=kernel.loc,
@@ -42,20 +45,38 @@ def place_shared(kernel: Kernel, target: Target) -> Kernel:
             got=f"{offset} bytes: {sizes}",
             fix="use fewer stages or smaller tiles",
         )
-    places = {op.buffer.name: at for op, at in hints}
 
-    body: list[Op] = []
-    for each in kernel.body:
-        body.append(each)
-        if isinstance(each, Alloc) and each.buffer.name in places:
-            place = places.pop(each.buffer.name)
-            body.append(Hint("place", each.buffer, detail=(place,), loc=each.loc))
-    if places:
-        raise CompileError(
-            f"shared buffers must be allocated at the top of the kernel: {', '.join(places)}",
-            loc=kernel.loc,
+    def placed(op: Op) -> Body:
+        if not isinstance(op, Alloc) or op.buffer.name not in places:
+            return (op,)
+        return op, Hint("place", op.buffer, detail=(places[op.buffer.name],), loc=op.loc)
+
+    top = {op.buffer.name for op in kernel.body if isinstance(op, Alloc)}
+    inner = {name for name in places if name not in top}
+    if inner:
+        front = tuple(op for op in allocs if op.buffer.name in inner)
+        rest = map_body(
+            kernel.body,
+            lambda op: () if isinstance(op, Alloc) and op.buffer.name in inner else op,
         )
-    return rebuild(kernel, body=tuple(body))
+        kernel = rebuild(kernel, body=(*front, *rest))
+    return rebuild(kernel, body=tuple(new for op in kernel.body for new in placed(op)))
+
+
+def _alignments(kernel: Kernel) -> dict[str, int]:
+    """By buffer: what its own layout and those of its views need."""
+    found: dict[str, int] = {}
+    source: dict[str, str] = {}
+    for op in walk_ops(kernel):
+        if isinstance(op, (Alloc, View)):
+            name, align = op.buffer.name, _alignment(op.buffer)
+            found[name] = align
+            if isinstance(op, View):
+                source[name] = op.source.name
+                while name in source:
+                    name = source[name]
+                    found[name] = max(found.get(name, 1), align)
+    return found
 
 
 def _alignment(buffer: Buffer) -> int:
@@ -65,7 +86,8 @@ def _alignment(buffer: Buffer) -> int:
     return SWIZZLE_ALIGNMENT if swizzled else BULK_ALIGNMENT
 
 
-def _size(buffer: Buffer) -> int:
+def shared_bytes(buffer: Buffer) -> int:
+    """What a shared buffer, or the barriers of one, takes."""
     if buffer.space is Space.BARRIER:
         return BARRIER_BYTES * prod(buffer.static_shape)
     layout = buffer.layout

@@ -9,9 +9,7 @@ from typing import Any, Protocol
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
-from tilewright.ir.verify import Stage, verify
 from tilewright.support import env
-from tilewright.support.errors import CompileError, VerifyError
 
 
 class Executable(Protocol):
@@ -56,16 +54,6 @@ def _cpu(program: Program, target: Target) -> Executable:
 
 
 def _cuda(program: Program, target: Target) -> Executable:
-    try:
-        verify(program, Stage.LAID_OUT)
-    except VerifyError as error:
-        verify(program, Stage.TILE)  # what is wrong in any program is told as it is
-        raise CompileError(
-            f"{program.name} is not scheduled, and this version derives no schedules for {target}",
-            notes=(error.message,),
-            fix='use target="cpu" or "interp", or write the scheduled form (docs/scheduled.md)',
-            loc=error.loc or program.loc,
-        ) from None
     from tilewright.targets.cuda.backend import compile_program
 
     return compile_program(program, target)

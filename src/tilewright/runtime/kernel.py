@@ -87,19 +87,12 @@ class CompiledKernel:
         raise CompileError(f"no stage {stage!r} for {self.target}", expected=f"one of {known}")
 
     def explain(self) -> str:
-        """What was decided for this kernel, in words."""
-        lines = [f"{self.name} for {self.target}"]
-        for kernel in self.program.kernels:
-            grid = " × ".join(str(g) for g in kernel.grid) or "1"
-            threads = " × ".join(str(t) for t in kernel.threads)
-            lines.append(f"  kernel {kernel.name}: grid {grid}, {threads} threads")
-            for op in walk_ops(kernel):
-                if isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.FRAGMENT):
-                    b = op.buffer
-                    shape = "×".join(str(s) for s in b.shape)
-                    lines.append(f"    {b.space.value:<9}{b.name}: {b.dtype} {shape}, {b.bytes} B")
-        lines += [f"  pass {name}" for name, _ in self.executable.trace]
-        return "\n".join(lines)
+        """What was decided for this kernel, in words: per op the instruction, the layout, what
+        moves at once, bank conflicts, conversions; then what a block takes."""
+        from tilewright.runtime.explain import explain
+
+        found = ", ".join(f"{key} {value}" for key, value in self.resources.items())
+        return explain(self.name, self.target, self.executable.trace, f"a block takes: {found}")
 
     @property
     def resources(self) -> dict[str, Any]:

@@ -128,6 +128,47 @@ def bench(
     sys.exit(run_files(jobs, command=command, out=Path(out) if out else None))
 
 
+@main.command()
+@click.option("--count", type=click.IntRange(1), default=2000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the first program.")
+@click.option(
+    "--targets",
+    default="interp,cpu",
+    show_default=True,
+    help="cpu, cuda, cuda-build (compiles only); each is compared with interp.",
+)
+@click.option("--time", "seconds", type=float, default=600.0, show_default=True)
+@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--each", type=float, default=60.0, show_default=True, help="Seconds a program.")
+@click.option("--shrink", type=float, default=40.0, show_default=True, help="Seconds a finding.")
+@click.option("--findings", type=int, default=20, show_default=True, help="Then the run ends.")
+@click.option("--refusals", is_flag=True, help="Shrink and print what a target refuses, too.")
+@click.option("--out", type=click.Path(file_okay=False), help="Write failing kernels here.")
+def fuzz(
+    count: int,
+    seed: int,
+    targets: str,
+    seconds: float,
+    jobs: int,
+    each: float,
+    shrink: float,
+    findings: int,
+    refusals: bool,
+    out: str | None,
+) -> None:
+    """Run random programs on TARGETS and compare them with the checking interpreter.
+
+    Programs that differ, crash or hang are shrunk and printed as kernels.
+    """
+    from tilewright.tools.fuzz import Plan, run_command
+
+    plan = Plan(
+        count, seed, tuple(targets.split(",")), seconds, jobs, each, shrink, out or "", findings,
+        refusals=refusals,
+    )  # fmt: skip
+    sys.exit(run_command(plan))
+
+
 def _programs(file: str, name: str | None, arguments: str) -> list[Found]:
     if file.endswith(".tw"):
         with open(file, encoding="utf-8") as handle:

@@ -12,20 +12,28 @@ from typing import Any
 from tilewright.ir.bind import unused_params, written_params
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var
-from tilewright.ir.op import Hint, Program, walk_ops
+from tilewright.ir.op import Hint, Map, Program, Role, walk_ops
 from tilewright.ir.target import Target
-from tilewright.ir.verify import Stage
+from tilewright.ir.verify import Stage, verify
+from tilewright.passes.choose_copies import choose_copies
+from tilewright.passes.choose_products import choose_products
+from tilewright.passes.infer_layouts import infer_layouts
+from tilewright.passes.insert_syncs import insert_syncs
 from tilewright.passes.lower_threads import lower_threads
-from tilewright.passes.pipeline import Pass, run_pipeline
+from tilewright.passes.order_blocks import order_blocks
+from tilewright.passes.pipeline import Pass, Trace, run_pipeline
+from tilewright.passes.pipeline_loops import pipeline_loops
 from tilewright.passes.place_shared import place_shared
+from tilewright.passes.stage_stores import stage_stores
 from tilewright.support import env
+from tilewright.support.errors import VerifyError
 from tilewright.targets.cuda.arguments import ProgramCheck
 from tilewright.targets.cuda.diagnose import DiagnosticModule
 from tilewright.targets.cuda.emit import HEADER, KernelSource, MapParam, emit_program
 from tilewright.targets.cuda.launch import (
     CudaModule,
     LaunchSpec,
-    Map,
+    Map as MapArg,
     Param,
     Scalar,
     Size,
@@ -35,6 +43,46 @@ from tilewright.targets.cuda.launch import (
 from tilewright.targets.cuda.nvrtc import CompiledCuda, Resources, compile_cuda
 from tilewright.targets.cuda.tensormap import TensorMapSpec
 
+# From tiles to the scheduled form. Kernels with roles have it already, and pass unchanged.
+SCHEDULE = (
+    Pass("order_blocks", order_blocks, "first: what follows sees indices only", whole_program=True),
+    Pass(
+        "choose_products",
+        choose_products,
+        "products prescribe layouts, and say which copies are asynchronous",
+        whole_program=True,
+    ),
+    Pass(
+        "stage_stores",
+        stage_stores,
+        "before copies become asynchronous: staged stores are among them",
+        whole_program=True,
+    ),
+    Pass(
+        "pipeline_loops",
+        pipeline_loops,
+        "before layouts: rings have a dimension more",
+        whole_program=True,
+    ),
+    Pass(
+        "infer_layouts",
+        infer_layouts,
+        "everything below asks for layouts",
+        whole_program=True,
+    ),
+    Pass(
+        "choose_copies",
+        choose_copies,
+        "whether whole matrices move is a question of layouts",
+        whole_program=True,
+    ),
+    Pass(
+        "insert_syncs",
+        insert_syncs,
+        "threads that touch the same element with the same layout need no barrier",
+        Stage.LAID_OUT,
+    ),
+)
 PIPELINE = (
     Pass(
         "place_shared",
@@ -50,6 +98,27 @@ PIPELINE = (
         whole_program=True,
     ),
 )
+
+
+def is_scheduled(program: Program) -> bool:
+    """Whether a program says all layouts, instructions and barriers itself."""
+    ops = [op for kernel in program.kernels for op in walk_ops(kernel)]
+    if any(isinstance(op, Map) and op.layout is None for op in ops) and not any(
+        isinstance(op, Role) for op in ops
+    ):
+        return False
+    try:
+        verify(program, Stage.LAID_OUT)
+    except VerifyError:
+        return False
+    return True
+
+
+def lower(program: Program, target: Target) -> Trace:
+    """The program after every pass, the last one thread code."""
+    scheduled = is_scheduled(program)
+    steps = PIPELINE if scheduled else (*SCHEDULE, *PIPELINE)
+    return run_pipeline(program, target, steps, stage=Stage.LAID_OUT if scheduled else Stage.TILE)
 
 
 @cache
@@ -68,7 +137,7 @@ class CudaKernel:
         started = perf_counter()
         self.name = program.name
         self.target = target
-        self.trace = run_pipeline(program, target, PIPELINE, stage=Stage.LAID_OUT)
+        self.trace = lower(program, target)
         self.program = self.trace.result
         emitted = emit_program(self.program, diagnostic=diagnostic)
         self.source = emitted.text
@@ -143,7 +212,7 @@ def _param(param: Buffer | Var | MapParam, dims: set[Var]) -> Param:
         shape = strides = None
         if tensor.strides is not None:
             shape, strides = tensor.shape, tensor.strides
-        return Map(
+        return MapArg(
             TensorMapSpec(
                 tensor.name, tensor.dtype, param.box, param.swizzle, shape=shape, strides=strides
             )

@@ -36,6 +36,7 @@ from tilewright.ir.op import (
     Role,
     Store,
     Sync,
+    View,
     Wait,
     WaitGroup,
     While,
@@ -45,6 +46,7 @@ from tilewright.ir.op import (
 )
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.emit_expr import TYPES, Names, print_expr
+from tilewright.targets.cuda.emit_foreign import FOREIGN
 from tilewright.targets.cuda.sm90a import REGISTERS, fields_of, instruction
 
 HEADER = "tilewright.cuh"
@@ -244,7 +246,7 @@ class _Writer:
     def element(self, buffer: Buffer, indices: Iterable[Expr]) -> str:
         name = self.names.of(buffer.name)
         indices = tuple(indices)
-        if not indices:
+        if not indices and buffer.space is Space.LOCAL:
             return name
         return f"{name}[{self.index(buffer, indices)}]"
 
@@ -291,6 +293,18 @@ class _Writer:
         if operand.cta is not None:
             return f"tw::remote({where}, {self.expr(operand.cta)})"
         return where
+
+    def pointer(self, operand: Expr | Region) -> str:
+        """A value, or for a region a pointer to where it begins."""
+        if isinstance(operand, Expr):
+            return self.expr(operand)
+        if operand.cta is not None or operand.buffer.space is Space.BARRIER:
+            return self.operand(operand)
+        name = self.names.of(operand.buffer.name)
+        if not operand.starts:
+            return f"&{name}"
+        index = self.index(operand.buffer, operand.starts, "+")
+        return name if index == "0" else f"{name} + {index}"
 
     # ── structure ────────────────────────────────────────────────────────────────────────────
 
@@ -484,17 +498,49 @@ def _intrinsic(w: _Writer, op: Intrinsic) -> None:
         barrier, phase = op.args
         assert isinstance(barrier, Region) and isinstance(phase, Expr)
         return w.wait(op.name, op, barrier, phase)
+    foreign = FOREIGN.get(op.name)
+    if foreign is not None:
+        return foreign(w, op)
     record = instruction(op.name)
-    fields: dict[str, Any] = dict(fields_of(op.text))
+    fields: dict[str, Any] = {"mask": "~0u", "width": op.width or 32, **fields_of(op.text)}
+    if fields.get("type") == "bool":
+        fields["type"] = "boolean"
+    if fields["mask"] == "active":
+        fields["mask"] = "__activemask()"
     if record.define is not None:
         fields["function"], text = record.define(fields)
         w.functions[fields["function"]] = text
-    printed = [w.operand(a) for a in op.args]
+    pointers = op.name in _POINTERS
+    printed = [w.pointer(a) if pointers else w.operand(a) for a in op.args]
+    if op.name.startswith("shfl_"):
+        value = op.args[0]
+        assert isinstance(value, Expr)
+        fields["space"] = "" if value.dtype.name in _SHUFFLED else "tw::narrow::"
+        if op.width is not None:
+            printed.append(str(op.width))
     numbered = 1 + max((int(n) for n in re.findall(r"\{(\d+)\}", record.template)), default=-1)
-    text = record.template.format(*printed, rest=", ".join(printed[numbered:]), **fields)
+    rest, every = ", ".join(printed[numbered:]), ", ".join(printed)
+    text = record.template.format(*printed, rest=rest, all=every, **fields)
     if op.result is not None:
         text = f"const {_type(op.result.dtype)} {w.names.of(op.result.name)} = {text}"
     w.line(text + ";", op.loc)
+
+
+# what takes pointers, to whatever memory
+_POINTERS = ("atomic", "atomic_of_warp")
+# types that the built-in shuffles take
+_SHUFFLED = (
+    "float32", "tfloat32", "float64", "int32", "uint32", "int64", "uint64",
+)  # fmt: skip
+
+
+def _view(w: _Writer, op: View) -> None:
+    kind, name = _type(op.buffer.dtype), w.names.of(op.buffer.name)
+    start = w.names.of(op.source.name)
+    offset = (
+        "" if isinstance(op.offset, Const) and not op.offset.value else f" + {w.expr(op.offset)}"
+    )
+    w.line(f"{kind}* const {name} = reinterpret_cast<{kind}*>({start}){offset};", op.loc)
 
 
 _RULES: dict[type[Op], Callable[[_Writer, Any], None]] = {
@@ -515,4 +561,5 @@ _RULES: dict[type[Op], Callable[[_Writer, Any], None]] = {
     Sync: _sync,
     Hint: _hint,
     Intrinsic: _intrinsic,
+    View: _view,
 }

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var
+from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
 from tilewright.support.errors import CompileError
 
 TYPES: dict[str, str] = {
@@ -53,18 +53,23 @@ _STRENGTH = {
 }  # fmt: skip
 _WORDS = {"and": "&&", "or": "||"}
 _BITS = ("&", "^", "|", "<<", ">>")  # few remember how these bind: parentheses
-_SMALL_FLOATS = ("float16", "bfloat16")
+_SMALL_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
-_CALLS: dict[str, str] = {
-    "exp": "expf", "exp2": "exp2f", "exp10": "exp10f", "log": "logf", "log2": "log2f",
-    "log10": "log10f", "log1p": "log1pf", "sqrt": "sqrtf", "rsqrt": "rsqrtf", "sin": "sinf",
-    "cos": "cosf", "tan": "tanf", "tanh": "tanhf", "erf": "erff", "floor": "floorf",
-    "ceil": "ceilf", "round": "rintf", "trunc": "truncf", "pow": "powf", "fmod": "fmodf",
-    "atan2": "atan2f", "copysign": "copysignf", "fma": "fmaf", "isnan": "isnan", "isinf": "isinf",
-    "isfinite": "isfinite", "abs": "fabsf", "__exp": "__expf", "__exp2": "tw::exp2_fast",
-    "__log": "__logf", "__log2": "__log2f", "__sin": "__sinf", "__cos": "__cosf",
-    "popcount": "__popc", "clz": "__clz", "pack_bfloat16": "tw::pack_bfloat16",
-    "pack_float16": "tw::pack_float16", "min_nan": "tw::min_nan", "max_nan": "tw::max_nan",
+# functions of float32 and float64 that have the C library's names; float32's end in f
+_LIBRARY = frozenset(
+    "exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh erf "
+    "floor ceil trunc pow fmod atan2 copysign fma".split()
+)
+_RENAMED = {"round": "rint", "abs": "fabs"}
+_SAME_NAME = frozenset({"isnan", "isinf", "isfinite"})
+_FAST = {
+    "__exp": "__expf", "__exp2": "tw::exp2_fast", "__exp10": "__exp10f", "__log": "__logf",
+    "__log2": "__log2f", "__log10": "__log10f", "__sin": "__sinf", "__cos": "__cosf",
+    "__tan": "__tanf",
+}  # fmt: skip
+_OWN = {
+    "pack_bfloat16": "tw::pack_bfloat16", "pack_float16": "tw::pack_float16",
+    "min_nan": "tw::min_nan", "max_nan": "tw::max_nan", "dp4a": "__dp4a",
 }  # fmt: skip
 
 
@@ -105,27 +110,42 @@ class _Printer:
         if kind.name in _SMALL_FLOATS:
             raise CompileError(f"arithmetic on {kind} has not been widened")
         if op in ("//", "%"):
-            return self.division(e)
+            return self.narrowed(e, self.division(e))
         if op in ("min", "max"):
-            name = f"f{op}f" if kind.is_float else op
-            return f"{name}({self.go(e.a)[0]}, {self.go(e.b)[0]})", 99
+            name = op if not kind.is_float else f"f{op}{_suffix(kind)}"
+            found = f"{name}({self.go(e.a)[0]}, {self.go(e.b)[0]})", 99
+            if kind.is_bool:
+                found = self.infix(e, "&" if op == "min" else "|")
+            elif kind.bits < 32:
+                found = f"{name}(int({self.go(e.a)[0]}), int({self.go(e.b)[0]}))", 99
+            return self.narrowed(e, found)
+        return self.narrowed(e, self.infix(e, op))
+
+    def infix(self, e: Bin | Cmp, op: str) -> tuple[str, int]:
         strength = _STRENGTH[op]
         least = 13 if op in _BITS else strength
         left, right = self.within(e.a, least), self.within(e.b, max(least, strength + 1))
         return f"{left} {_WORDS.get(op, op)} {right}", strength
+
+    def narrowed(self, e: Bin | Cmp, found: tuple[str, int]) -> tuple[str, int]:
+        """C++ computes narrow integers as int: what wraps is cut off."""
+        if isinstance(e, Bin) and e.dtype.is_int and e.dtype.bits < 32:
+            return f"{TYPES[e.dtype.name]}({found[0]})", 99
+        return found
 
     def division(self, e: Bin | Cmp) -> tuple[str, int]:
         """Rounds toward minus infinity, as `>>` and `&` do for powers of two."""
         a, b = e.a, e.b
         if a.dtype.is_float:
             a_text, b_text = self.go(a)[0], self.go(b)[0]
-            floor = f"floorf({self.within(a, 12)} / {self.within(b, 13)})"
-            return (floor, 99) if e.op == "//" else (f"fmodf({a_text}, {b_text})", 99)
+            floor = f"floor{_suffix(a.dtype)}({self.within(a, 12)} / {self.within(b, 13)})"
+            return (floor, 99) if e.op == "//" else (f"tw::floor_mod({a_text}, {b_text})", 99)
         if isinstance(b, Const) and b.value > 0 and int(b.value) & (int(b.value) - 1) == 0:
             value = int(b.value)
             if e.op == "//":
                 return f"{self.within(a, 13)} >> {value.bit_length() - 1}", _STRENGTH[">>"]
-            return f"{self.within(a, 13)} & {value - 1}", _STRENGTH["&"]
+            mask = _constant(const(value - 1, a.dtype))[0] if a.dtype.bits > 32 else str(value - 1)
+            return f"{self.within(a, 13)} & {mask}", _STRENGTH["&"]
         if a.dtype.kind == "uint":
             return f"{self.within(a, 12)} {'/' if e.op == '//' else '%'} {self.within(b, 13)}", 12
         name = "tw::floor_div" if e.op == "//" else "tw::floor_mod"
@@ -133,35 +153,80 @@ class _Printer:
 
     def cast(self, e: Cast) -> tuple[str, int]:
         text, source, target = self.go(e.a)[0], e.a.dtype, e.dtype
+        for kind in (source, target):
+            if kind.name not in TYPES:
+                raise CompileError(f"conversions of {kind} have no CUDA form")
         if source.name in _SMALL_FLOATS:
             text = f"tw::to_float({text})"
             if target.name == "float32":
                 return text, 99
         if target.name in _SMALL_FLOATS:
-            inner = text if source.is_float else f"float({text})"
+            inner = text
+            if not source.is_float:
+                inner = (
+                    f"double({text})" if source.is_int and source.bits >= 32 else f"float({text})"
+                )
             return f"tw::to_{target.name}({inner})", 99
         if target.is_bool:
             return f"({text}) != 0", _STRENGTH["!="]
+        if target.name == "tfloat32" and source.name != "tfloat32":
+            inner = text if source.is_float and source.bits <= 32 else f"float({text})"
+            return f"tw::to_tfloat32({inner})", 99
+        if source.is_float and target.is_int:
+            return f"tw::to_integer<{TYPES[target.name]}>({text})", 99
         return f"{TYPES[target.name]}({text})", 99
 
     def call(self, e: Call) -> tuple[str, int]:
         args = [self.go(a)[0] for a in e.args]
+        kind = e.args[0].dtype
         if e.name == "neg":
-            return f"-{self.within(e.args[0], 13)}", 13
+            return self.cut(f"-{self.within(e.args[0], 13)}", 13, e.dtype)
         if e.name == "not":
             return f"!{self.within(e.args[0], 13)}", 13
         if e.name == "invert":
-            return f"~{self.within(e.args[0], 13)}", 13
-        if e.name == "abs" and e.dtype.is_int:
-            return f"abs({args[0]})", 99
+            return self.cut(f"~{self.within(e.args[0], 13)}", 13, e.dtype)
+        if e.name == "abs" and kind.is_int:
+            if kind.kind == "uint":
+                return self.go(e.args[0])
+            return self.cut(f"abs({args[0]})", 99, e.dtype)
         if e.name == "sigmoid":
+            if kind.name == "float64":
+                return f"1.0 / (1.0 + exp(-({args[0]})))", 12
             return f"1.0f / (1.0f + expf(-({args[0]})))", 12
         if e.name == "reinterpret":
             return _reinterpret(args[0], e.args[0].dtype, e.dtype), 99
-        name = _CALLS.get(e.name)
+        if e.name in ("popcount", "clz"):
+            return f"tw::{e.name}({args[0]})", 99
+        name = _function(e.name, kind)
         if name is None:
-            raise CompileError(f"{e.name} has no CUDA form yet")
+            raise CompileError(f"{e.name} of {kind} has no CUDA form")
         return f"{name}({', '.join(args)})", 99
+
+    def cut(self, text: str, strength: int, kind: DType) -> tuple[str, int]:
+        if kind.is_int and kind.bits < 32:
+            return f"{TYPES[kind.name]}({text})", 99
+        return text, strength
+
+
+def _suffix(kind: DType) -> str:
+    return "" if kind.name == "float64" else "f"
+
+
+def _function(name: str, kind: DType) -> str | None:
+    """The C++ function for `name` on `kind`."""
+    if name in _OWN:
+        return _OWN[name]
+    if not kind.is_float:
+        return {"pow": "tw::int_pow", "fmod": "tw::int_rem"}.get(name)
+    if name in _FAST:
+        if kind.name != "float64":
+            return _FAST[name]
+        name = name.removeprefix("__")
+    if name in _SAME_NAME:
+        return name
+    if name in _LIBRARY or name in _RENAMED:
+        return _RENAMED.get(name, name) + _suffix(kind)
+    return None
 
 
 def _reinterpret(text: str, source: DType, target: DType) -> str:
@@ -172,9 +237,11 @@ def _reinterpret(text: str, source: DType, target: DType) -> str:
         ("uint32", "float32"): "__uint_as_float",
     }
     found = names.get((source.name, target.name))
-    if found is None:
-        raise CompileError(f"reinterpret from {source} to {target} has no CUDA form yet")
-    return f"{found}({text})"
+    if found is not None:
+        return f"{found}({text})"
+    if source.bits != target.bits or source.name not in TYPES or target.name not in TYPES:
+        raise CompileError(f"reinterpret from {source} to {target} has no CUDA form")
+    return f"tw::bits_as<{TYPES[target.name]}>({text})"
 
 
 def _constant(e: Const) -> tuple[str, int]:
@@ -183,12 +250,16 @@ def _constant(e: Const) -> tuple[str, int]:
         return ("true" if e.value else "false"), 99
     if kind.is_int:
         suffix = {"int64": "ll", "uint32": "u", "uint64": "ull"}.get(kind.name, "")
+        if e.value == kind.min_value and kind.kind == "int" and kind.bits >= 32:
+            return f"(-{-(int(e.value) + 1)}{suffix} - 1)", 99  # no literal has this value
         text = f"{e.value}{suffix}"
         return (text, 99) if e.value >= 0 else (text, 13)
     value = float(e.value)
     if math.isinf(value) or math.isnan(value):
         bits = {"inf": "0x7f800000", "-inf": "0xff800000"}.get(str(value), "0x7fffffff")
         text = f"__uint_as_float({bits}u)"
+        if kind.name == "float64":
+            return f"double({text})", 99
     else:
         text = repr(value) + ("" if kind.name == "float64" else "f")
     if kind.name in _SMALL_FLOATS:

@@ -284,17 +284,29 @@ INSTRUCTIONS: dict[str, Instruction] = {
         Instruction("mma", "{function}({0}, {1}, {2})", _mma),
         Instruction("stmatrix", "{function}({0}, {rest})", _stmatrix),
         Instruction("ldmatrix", "{function}({0}, {1})", _ldmatrix),
-        Instruction("shfl_xor", "__shfl_xor_sync(~0u, {0}, {1})"),
+        *(
+            Instruction(f"shfl_{kind}", f"{{space}}__shfl_{word}sync({{mask}}, {{all}})")
+            for kind, word in (("sync", ""), ("xor", "xor_"), ("up", "up_"), ("down", "down_"))
+        ),
+        Instruction("ballot", "__ballot_sync({mask}, {0})"),
+        Instruction("any_sync", "__any_sync({mask}, {0}) != 0"),
+        Instruction("all_sync", "__all_sync({mask}, {0}) != 0"),
+        *(
+            Instruction(f"warp_reduce_{op}", f"tw::warp_reduce<{{width}}>({{0}}, tw::Fold_{op}())")
+            for op in ("sum", "max", "min", "and", "or")
+        ),
+        Instruction("cp_async", "tw::cp_async<{bytes}>({0}, {1}, {2})"),
+        Instruction("pdl_wait", "tw::pdl_wait()"),
+        Instruction("pdl_launch", "tw::pdl_launch()"),
         Instruction("store_packed", "*reinterpret_cast<uint32_t*>({0}) = {1}"),
         Instruction("load_shared", "tw::load_shared<tw::{type}, {count}>({0}, {1})"),
         Instruction("store_shared", "tw::store_shared<tw::{type}, {count}>({0}, {1})"),
         Instruction("load_global", "tw::load_global<tw::{type}, {count}>({0}, {1})"),
         Instruction("store_global", "tw::store_global<tw::{type}, {count}>({0}, {1})"),
+        Instruction("store_cluster", "tw::store_cluster<{words}>({0}, {1})"),
         Instruction("store_remote", "tw::store_remote<{words}>({0}, {1}, {2})"),
-        Instruction("atomic", "tw::atomic_{op}({0}, {1})"),
-        Instruction(
-            "atomic_of_warp", "tw::from_lane_0([&] {{ return tw::atomic_{op}({0}, {1}); }})"
-        ),
+        Instruction("atomic", "tw::atomic_{op}({all})"),
+        Instruction("atomic_of_warp", "tw::from_lane_0([&] {{ return tw::atomic_{op}({all}); }})"),
         Instruction("wait_cluster", "tw::wait_cluster({0}, {1})"),
     )
 }

@@ -65,6 +65,132 @@ TW_DEVICE float to_float(float16 x) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
   return r;
 }
+TW_DEVICE bfloat16 to_bfloat16(double x) {
+  bfloat16 r;
+  asm("cvt.rn.bf16.f64 %0, %1;" : "=h"(r.bits) : "d"(x));
+  return r;
+}
+TW_DEVICE float16 to_float16(double x) {
+  float16 r;
+  asm("cvt.rn.f16.f64 %0, %1;" : "=h"(r.bits) : "d"(x));
+  return r;
+}
+// Saturating: what is too large becomes the largest finite value; NaN stays NaN.
+TW_DEVICE float8_e4m3fn to_float8_e4m3fn(float x) {
+  uint16_t r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(0.0f), "f"(x));
+  return float8_e4m3fn{uint8_t(r)};
+}
+TW_DEVICE float8_e5m2 to_float8_e5m2(float x) {
+  uint16_t r;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(0.0f), "f"(x));
+  return float8_e5m2{uint8_t(r)};
+}
+TW_DEVICE float to_float(float8_e4m3fn x) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(uint16_t(x.bits)));
+  return to_float(float16{uint16_t(r)});
+}
+TW_DEVICE float to_float(float8_e5m2 x) {
+  uint32_t r;
+  asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(r) : "h"(uint16_t(x.bits)));
+  return to_float(float16{uint16_t(r)});
+}
+TW_DEVICE float to_tfloat32(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  if ((bits & 0x7f800000u) == 0x7f800000u) return x;
+  return __uint_as_float((bits + 0xfffu + (bits >> 13 & 1u)) & 0xffffe000u);
+}
+template <class To, class From>
+TW_DEVICE To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "one width");
+  union {
+    From from;
+    To to;
+  } u{from};
+  return u.to;
+}
+// Toward zero, saturating, NaN to 0.
+TW_DEVICE int32_t integer_of(float x) {
+  int32_t r;
+  asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(r) : "f"(x));
+  return r;
+}
+TW_DEVICE int32_t integer_of(double x) {
+  int32_t r;
+  asm("cvt.rzi.s32.f64 %0, %1;" : "=r"(r) : "d"(x));
+  return r;
+}
+TW_DEVICE uint32_t unsigned_of(float x) {
+  uint32_t r;
+  asm("cvt.rzi.u32.f32 %0, %1;" : "=r"(r) : "f"(x));
+  return r;
+}
+TW_DEVICE uint32_t unsigned_of(double x) {
+  uint32_t r;
+  asm("cvt.rzi.u32.f64 %0, %1;" : "=r"(r) : "d"(x));
+  return r;
+}
+template <class To, class From>
+TW_DEVICE To to_integer(From x) {
+  if constexpr (sizeof(To) == 8) {
+    if (x != x) return To(0);
+    To r;
+    if constexpr (To(-1) < To(0)) {
+      if constexpr (sizeof(From) == 8)
+        asm("cvt.rzi.s64.f64 %0, %1;" : "=l"(r) : "d"(x));
+      else
+        asm("cvt.rzi.s64.f32 %0, %1;" : "=l"(r) : "f"(x));
+    } else {
+      if constexpr (sizeof(From) == 8)
+        asm("cvt.rzi.u64.f64 %0, %1;" : "=l"(r) : "d"(x));
+      else
+        asm("cvt.rzi.u64.f32 %0, %1;" : "=l"(r) : "f"(x));
+    }
+    return r;
+  } else if constexpr (To(-1) < To(0)) {
+    const int32_t r = x == x ? integer_of(x) : 0;
+    if constexpr (sizeof(To) == 4) return r;
+    constexpr int32_t most = (1 << (8 * sizeof(To) - 1)) - 1;
+    return To(min(max(r, -most - 1), most));
+  } else {
+    const uint32_t r = x == x ? unsigned_of(x) : 0;
+    if constexpr (sizeof(To) == 4) return r;
+    return To(min(r, (1u << (8 * sizeof(To) % 32)) - 1u));
+  }
+}
+template <class T>
+TW_DEVICE T popcount(T x) {
+  if constexpr (sizeof(T) == 8) return T(__popcll(uint64_t(x)));
+  constexpr uint32_t mask = 0xffffffffu >> (32 - 8 * sizeof(T) % 64) % 32;
+  return T(__popc(uint32_t(x) & mask));
+}
+template <class T>
+TW_DEVICE T clz(T x) {
+  if constexpr (sizeof(T) == 8) return T(__clzll(int64_t(x)));
+  constexpr uint32_t mask = 0xffffffffu >> (32 - 8 * sizeof(T) % 64) % 32;
+  return T(__clz(int32_t(uint32_t(x) & mask)) - (32 - 8 * int(sizeof(T))));
+}
+template <class T>
+TW_DEVICE T int_pow(T a, T b) {
+  if (b < 0) return T(a == 1 ? 1 : a == T(-1) ? (b % 2 == 0 ? 1 : -1) : 0);
+  T r = 1;
+  for (; b > 0; b >>= 1, a = T(a * a))
+    if (b & 1) r = T(r * a);
+  return r;
+}
+template <class T>
+TW_DEVICE T int_rem(T a, T b) {
+  return T(a % b);
+}
+TW_DEVICE float floor_mod(float a, float b) {
+  const float r = fmodf(a, b);
+  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
+TW_DEVICE double floor_mod(double a, double b) {
+  const double r = fmod(a, b);
+  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
 template <class T>
 TW_DEVICE T floor_div(T a, T b) {
   T q = a / b;
@@ -91,6 +217,8 @@ TW_DEVICE float min_nan(float a, float b) {
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
   return r;
 }
+TW_DEVICE double max_nan(double a, double b) { return a != a || b != b ? a + b : fmax(a, b); }
+TW_DEVICE double min_nan(double a, double b) { return a != a || b != b ? a + b : fmin(a, b); }
 
 // ── threads ─────────────────────────────────────────────────────────────────────────────────
 
@@ -136,21 +264,171 @@ TW_DEVICE uint32_t remote(uint32_t address, int rank) {
   return r;
 }
 
+// Shuffles of what the built-in ones do not take: narrow types, by their bits.
+template <class T>
+TW_DEVICE uint32_t narrow_bits(T x) {
+  uint32_t r = 0;
+  if constexpr (sizeof(T) == 2) {
+    r = bits_as<uint16_t>(x);
+  } else {
+    static_assert(sizeof(T) == 1, "8 or 16 bits");
+    r = bits_as<uint8_t>(x);
+  }
+  return r;
+}
+template <class T>
+TW_DEVICE T from_narrow_bits(uint32_t x) {
+  if constexpr (sizeof(T) == 2)
+    return bits_as<T>(uint16_t(x));
+  else
+    return bits_as<T>(uint8_t(x));
+}
+namespace narrow {
+#define TW_SHUFFLE(name)                                                             \
+  template <class T>                                                                 \
+  TW_DEVICE T name(uint32_t mask, T x, int lane, int width = 32) {                    \
+    return from_narrow_bits<T>(::name(mask, narrow_bits(x), lane, width));            \
+  }
+TW_SHUFFLE(__shfl_sync)
+TW_SHUFFLE(__shfl_xor_sync)
+TW_SHUFFLE(__shfl_up_sync)
+TW_SHUFFLE(__shfl_down_sync)
+#undef TW_SHUFFLE
+}  // namespace narrow
+
+// Two values as one operation makes of them; narrow floats by way of float.
+template <class T>
+struct Number {
+  using Wide = T;
+  static TW_DEVICE T wide(T x) { return x; }
+  static TW_DEVICE T narrow(T x) { return x; }
+};
+template <>
+struct Number<float16> {
+  using Wide = float;
+  static TW_DEVICE float wide(float16 x) { return to_float(x); }
+  static TW_DEVICE float16 narrow(float x) { return to_float16(x); }
+};
+template <>
+struct Number<bfloat16> {
+  using Wide = float;
+  static TW_DEVICE float wide(bfloat16 x) { return to_float(x); }
+  static TW_DEVICE bfloat16 narrow(float x) { return to_bfloat16(x); }
+};
+template <class T>
+TW_DEVICE T larger(T a, T b) { return a > b ? a : b; }
+template <class T>
+TW_DEVICE T smaller(T a, T b) { return a < b ? a : b; }
+TW_DEVICE float larger(float a, float b) { return fmaxf(a, b); }
+TW_DEVICE float smaller(float a, float b) { return fminf(a, b); }
+TW_DEVICE double larger(double a, double b) { return fmax(a, b); }
+TW_DEVICE double smaller(double a, double b) { return fmin(a, b); }
+#define TW_FOLD(name, expression)                               \
+  struct Fold_##name {                                          \
+    template <class T>                                          \
+    TW_DEVICE T operator()(T x, T y) const {                    \
+      const auto a = Number<T>::wide(x), b = Number<T>::wide(y); \
+      return Number<T>::narrow(expression);                     \
+    }                                                           \
+  };
+TW_FOLD(sum, a + b)
+TW_FOLD(max, larger(a, b))
+TW_FOLD(min, smaller(a, b))
+TW_FOLD(and, a & b)
+TW_FOLD(or, a | b)
+TW_FOLD(xor, a ^ b)
+#undef TW_FOLD
+template <class T>
+TW_DEVICE T shuffle_xor(T x, int lane) {
+  if constexpr (sizeof(T) >= 4)
+    return __shfl_xor_sync(~0u, x, lane);
+  else
+    return narrow::__shfl_xor_sync(~0u, x, lane);
+}
+template <int Width, class T, class F>
+TW_DEVICE T warp_reduce(T x, F fold) {
+#pragma unroll
+  for (int lane = Width / 2; lane > 0; lane /= 2) x = fold(x, shuffle_xor(x, lane));
+  return x;
+}
+
 // ── atomics: the old value, order relaxed ───────────────────────────────────────────────────
 
-#define TW_ATOMIC(name, builtin)              \
-  template <class T, class V>                 \
-  TW_DEVICE T name(T* at, V value) {          \
-    return builtin(at, static_cast<T>(value)); \
+template <int Bytes>
+struct Word;
+template <>
+struct Word<2> {
+  using Bits = unsigned short;
+};
+template <>
+struct Word<4> {
+  using Bits = unsigned int;
+};
+template <>
+struct Word<8> {
+  using Bits = unsigned long long;
+};
+// What the hardware has no instruction for: compare and swap until nobody came between.
+template <class T, class F>
+TW_DEVICE T atomic_update(T* at, F next) {
+  using Bits = typename Word<sizeof(T)>::Bits;
+  Bits* const word = reinterpret_cast<Bits*>(at);
+  Bits seen = *const_cast<volatile Bits*>(word);
+  while (true) {
+    const Bits wanted = bits_as<Bits>(next(bits_as<T>(seen)));
+    const Bits found = atomicCAS(word, seen, wanted);
+    if (found == seen) return bits_as<T>(seen);
+    seen = found;
   }
-TW_ATOMIC(atomic_add, atomicAdd)
-TW_ATOMIC(atomic_max, atomicMax)
-TW_ATOMIC(atomic_min, atomicMin)
-TW_ATOMIC(atomic_and, atomicAnd)
-TW_ATOMIC(atomic_or, atomicOr)
-TW_ATOMIC(atomic_xor, atomicXor)
-TW_ATOMIC(atomic_exch, atomicExch)
+}
+#define TW_ATOMIC(name, fold)                                                       \
+  template <class T, class V>                                                       \
+  TW_DEVICE T name(T* at, V value) {                                                \
+    return atomic_update(at, [=](T old) { return fold(old, static_cast<T>(value)); }); \
+  }
+TW_ATOMIC(atomic_add, Fold_sum())
+TW_ATOMIC(atomic_max, Fold_max())
+TW_ATOMIC(atomic_min, Fold_min())
+TW_ATOMIC(atomic_and, Fold_and())
+TW_ATOMIC(atomic_or, Fold_or())
+TW_ATOMIC(atomic_xor, Fold_xor())
 #undef TW_ATOMIC
+template <class T, class V>
+TW_DEVICE T atomic_exch(T* at, V value) {
+  return atomic_update(at, [=](T) { return static_cast<T>(value); });
+}
+#define TW_NATIVE(type, as, name, builtin)                                             \
+  template <class V>                                                                   \
+  TW_DEVICE type name(type* at, V value) {                                             \
+    return type(builtin(reinterpret_cast<as*>(at), static_cast<as>(type(value))));      \
+  }
+#define TW_INTEGER(type, as, sum)              \
+  TW_NATIVE(type, sum, atomic_add, atomicAdd)  \
+  TW_NATIVE(type, as, atomic_max, atomicMax)   \
+  TW_NATIVE(type, as, atomic_min, atomicMin)   \
+  TW_NATIVE(type, sum, atomic_and, atomicAnd)  \
+  TW_NATIVE(type, sum, atomic_or, atomicOr)    \
+  TW_NATIVE(type, sum, atomic_xor, atomicXor)  \
+  TW_NATIVE(type, sum, atomic_exch, atomicExch)
+TW_INTEGER(int32_t, int, int)
+TW_INTEGER(uint32_t, unsigned int, unsigned int)
+TW_INTEGER(int64_t, long long, unsigned long long)
+TW_INTEGER(uint64_t, unsigned long long, unsigned long long)
+TW_NATIVE(float, float, atomic_add, atomicAdd)
+TW_NATIVE(float, float, atomic_exch, atomicExch)
+TW_NATIVE(double, double, atomic_add, atomicAdd)
+#undef TW_INTEGER
+#undef TW_NATIVE
+template <class T>
+TW_DEVICE T atomic_load(const T* at) {
+  using Bits = typename Word<sizeof(T)>::Bits;
+  return bits_as<T>(*reinterpret_cast<const volatile Bits*>(at));
+}
+template <class T, class V>
+TW_DEVICE void atomic_store(T* at, V value) {
+  using Bits = typename Word<sizeof(T)>::Bits;
+  *reinterpret_cast<volatile Bits*>(at) = bits_as<Bits>(static_cast<T>(value));
+}
 // What one lane gets, in all lanes of the warp.
 template <class F>
 TW_DEVICE auto from_lane_0(F get) {
@@ -346,6 +624,19 @@ template <int Pending>
 TW_DEVICE void wait_cp_async() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
+// `amount` of the bytes are read, the rest are zeros.
+template <int Bytes>
+TW_DEVICE void cp_async(uint32_t to, const void* from, int amount) {
+  if constexpr (Bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(amount)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(Bytes),
+                 "r"(amount)
+                 : "memory");
+}
+TW_DEVICE void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+TW_DEVICE void pdl_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 // ── vectors of elements ─────────────────────────────────────────────────────────────────────
 
 using float32 = float;
@@ -354,6 +645,12 @@ using int32 = int32_t;
 using uint32 = uint32_t;
 using int8 = int8_t;
 using uint8 = uint8_t;
+using int16 = int16_t;
+using uint16 = uint16_t;
+using int64 = int64_t;
+using uint64 = uint64_t;
+using float64 = double;
+using boolean = bool;
 
 // Elements of type From in words, as registers of another type or the same. Registers are arrays of
 // constants' indices, so nothing of this is left but conversions.
@@ -408,6 +705,16 @@ struct Bytes {
     return *reinterpret_cast<const uint32_t*>(from);
   }
 };
+template <class From>
+struct Halves : Bytes<From> {
+  static constexpr int per_word = 2;
+};
+template <>
+struct Elements<int16_t> : Halves<int16_t> {};
+template <>
+struct Elements<uint16_t> : Halves<uint16_t> {};
+template <>
+struct Elements<bool> : Bytes<bool> {};
 template <>
 struct Elements<float8_e4m3fn> : Bytes<float8_e4m3fn> {};
 template <>
@@ -419,6 +726,10 @@ struct Elements<uint8_t> : Bytes<uint8_t> {};
 
 template <class From, int Count, class To>
 TW_DEVICE void load_shared(To* to, uint32_t from) {
+  if constexpr (sizeof(From) == 8) {
+    load_shared<uint32_t, 2 * Count>(reinterpret_cast<uint32_t*>(to), from);
+    return;
+  } else {
   constexpr int per = Elements<From>::per_word, words = Count / per;
   uint32_t w[words];
   if constexpr (words == 4) {
@@ -437,9 +748,14 @@ TW_DEVICE void load_shared(To* to, uint32_t from) {
   }
 #pragma unroll
   for (int i = 0; i < words; ++i) Elements<From>::unpack(to + i * per, w[i]);
+  }
 }
 template <class To, int Count, class From>
 TW_DEVICE void store_shared(uint32_t to, const From* from) {
+  if constexpr (sizeof(To) == 8) {
+    store_shared<uint32_t, 2 * Count>(to, reinterpret_cast<const uint32_t*>(from));
+    return;
+  } else {
   constexpr int per = Elements<To>::per_word, words = Count / per;
   uint32_t w[words];
 #pragma unroll
@@ -454,9 +770,14 @@ TW_DEVICE void store_shared(uint32_t to, const From* from) {
     static_assert(words == 1, "a vector is 4, 8 or 16 bytes");
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(w[0]) : "memory");
   }
+  }
 }
 template <class From, int Count, class To>
 TW_DEVICE void load_global(To* to, const From* from) {
+  if constexpr (sizeof(From) == 8) {
+    load_global<uint32_t, 2 * Count>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
+    return;
+  } else {
   constexpr int per = Elements<From>::per_word, words = Count / per;
   uint32_t w[words];
   if constexpr (words == 4) {
@@ -475,9 +796,14 @@ TW_DEVICE void load_global(To* to, const From* from) {
   }
 #pragma unroll
   for (int i = 0; i < words; ++i) Elements<From>::unpack(to + i * per, w[i]);
+  }
 }
 template <class To, int Count, class From>
 TW_DEVICE void store_global(To* to, const From* from) {
+  if constexpr (sizeof(To) == 8) {
+    store_global<uint32_t, 2 * Count>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
+    return;
+  } else {
   constexpr int per = Elements<To>::per_word, words = Count / per;
   uint32_t w[words];
 #pragma unroll
@@ -491,6 +817,23 @@ TW_DEVICE void store_global(To* to, const From* from) {
   } else {
     static_assert(words == 1, "a vector is 4, 8 or 16 bytes");
     asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(w[0]) : "memory");
+  }
+  }
+}
+// Into a peer's shared memory.
+template <int Words, class From>
+TW_DEVICE void store_cluster(uint32_t to, const From* from) {
+  const uint32_t* w = reinterpret_cast<const uint32_t*>(from);
+  if constexpr (Words == 4) {
+    asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]),
+                 "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
+  } else if constexpr (Words == 2) {
+    asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(w[0]), "r"(w[1])
+                 : "memory");
+  } else {
+    static_assert(Words == 1, "a vector is 4, 8 or 16 bytes");
+    asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(to), "r"(w[0]) : "memory");
   }
 }
 // Into a peer's shared memory; the bytes count on a barrier there.

@@ -1,0 +1,76 @@
+"""Choose the instruction of every copy that has none: whole matrices between shared memory and
+registers where they fit, threads otherwise. What fits is asked of the lowering itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tilewright.ir import scope
+from tilewright.ir.atoms import Feature
+from tilewright.ir.buffer import Space
+from tilewright.ir.op import Body, Copy, For, Kernel, Map, Op, Program, Role, marked, walk_ops
+from tilewright.ir.rewrite import map_kernels, program_names, rebuild
+from tilewright.ir.target import Target
+from tilewright.passes.lower_matrices import lower_ldmatrix, lower_stmatrix
+from tilewright.passes.lower_threads import lowering_of
+from tilewright.passes.lowering import Lowering
+from tilewright.support.errors import CompileError
+
+
+def choose_copies(program: Program, target: Target) -> Program:
+    """`program` with an atom for each copy of the kernels that have no roles."""
+    names = program_names(program)
+
+    def one(kernel: Kernel) -> Kernel:
+        if any(isinstance(op, Role) for op in walk_ops(kernel)):
+            return kernel
+        low = lowering_of(kernel, program, set(names))
+        return rebuild(kernel, body=_body(kernel.body, low, target))
+
+    return map_kernels(program, one)
+
+
+def _body(body: Body, low: Lowering, target: Target) -> Body:
+    before, found = low.ranges, []
+    for op in body:
+        found.append(_op(op, low, target))
+        low.ranges = scope.after(op, low.ranges)
+    low.ranges = before
+    return tuple(found)
+
+
+def _op(op: Op, low: Lowering, target: Target) -> Op:
+    if isinstance(op, Copy) and op.atom is None:
+        return rebuild(op, atom=_atom(op, low, target))
+    if isinstance(op, Map):
+        return op
+    unrolled, ranges = dict(low.unrolled), low.ranges
+    if isinstance(op, For) and op.kind == "unroll":
+        low.unrolled[op.var] = range(int(op.start), int(op.stop), int(op.step))
+    inner = {}
+    for f in marked(op, "body"):
+        low.ranges = scope.inside(op, f.name, ranges)
+        inner[f.name] = _body(getattr(op, f.name), low, target)
+    low.unrolled, low.ranges = unrolled, ranges
+    return rebuild(op, **inner) if inner else op
+
+
+# between which spaces, and the rule that lowers it
+_MATRICES: dict[tuple[Space, Space], tuple[str, Callable[[Lowering, Copy], Iterable[Op]]]] = {
+    (Space.SHARED, Space.FRAGMENT): ("ldmatrix", lower_ldmatrix),
+    (Space.FRAGMENT, Space.SHARED): ("stmatrix", lower_stmatrix),
+}
+
+
+def _atom(op: Copy, low: Lowering, target: Target) -> str:
+    route = _MATRICES.get((op.src.buffer.space, op.dst.buffer.space))
+    if route is None or Feature.LDMATRIX not in target.features:
+        return "threads"
+    name, rule = route
+    if name == "stmatrix" and Feature.WGMMA not in target.features:
+        return "threads"  # it came with warpgroups
+    try:
+        list(rule(low, rebuild(op, atom=name)))
+    except CompileError:
+        return "threads"
+    return name

@@ -1,0 +1,143 @@
+"""Choose the matrix instruction of every product.
+
+Warpgroup instructions read shared memory themselves. Those of warps multiply fragments: a product
+from shared memory becomes a loop over K that loads what one instruction takes and multiplies it.
+Products by threads read shared memory; an operand in registers goes there first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import prod
+
+from tilewright.ir.buffer import Buffer, Region, Space, whole
+from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Var, const
+from tilewright.ir.op import (
+    Alloc,
+    Body,
+    Copy,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Kernel,
+    Op,
+    Program,
+    Role,
+    walk_ops,
+)
+from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
+from tilewright.ir.target import Target
+from tilewright.passes.matrix_tiles import RULES, Split, shape_of, split_of
+from tilewright.support.errors import CompileError
+
+
+def choose_products(program: Program, target: Target) -> Program:
+    """`program` with an atom for each product of the kernels that have no roles."""
+    names = program_names(program)
+
+    def one(kernel: Kernel) -> Kernel:
+        if any(isinstance(op, Role) for op in walk_ops(kernel)):
+            return kernel
+        threads = prod(kernel.threads)
+        products = [op for op in walk_ops(kernel) if isinstance(op, Gemm)]
+        # a product of a product: warps that own whole rows have what they need for the next
+        chained = any(op.a.buffer.space is Space.FRAGMENT for op in products)
+
+        def rule(op: Op) -> Op | Body | None:
+            if isinstance(op, Gemm) and op.atom is None:
+                if chained and op.policy == "square":
+                    op = rebuild(op, policy="full_row")
+                return tuple(_chosen(op, threads, target, names))
+            return None
+
+        return rebuild(kernel, body=map_body(kernel.body, rule))
+
+    return map_kernels(program, one)
+
+
+def _chosen(op: Gemm, threads: int, target: Target, names: set[str]) -> Iterable[Op]:
+    split = split_of(op, threads, target)
+    if split is None:
+        m, n, k = shape_of(op)
+        raise CompileError(
+            f"no instruction of {target} multiplies this {m}×{n}×{k} tile on {threads} threads",
+            loc=op.loc,
+            expected=f"types, shapes and threads that one of {', '.join(RULES)} takes: M and N "
+            "multiples of 16 and 8 (64 and 8 for warpgroups) times the warps along them, K of the "
+            "instruction's",
+            got=f"{op.a.dtype} by {op.b.dtype} into {op.c.dtype}",
+            fix="use a float32 accumulator, whole warps, and tiles that they divide",
+        )
+    yield from _EXPAND[split.atom](op, split, names)
+
+
+def _wgmma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
+    yield rebuild(op, atom="wgmma")
+
+
+def _mma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
+    assert split.kind is not None
+    step = split.kind.k
+    _, _, k = shape_of(op)
+    yield from _cleared(op)
+    at = Var(fresh_name("kk", names))
+    parts: dict[str, Region] = {}
+    loads: list[Op] = []
+    for name, region, along in (
+        ("a", op.a, 0 if op.transpose_a else 1),
+        ("b", op.b, 1 if op.transpose_b else 0),
+    ):
+        part = _along(region, along, at * step, step)
+        if region.buffer.space is Space.FRAGMENT:
+            parts[name] = part
+            continue
+        shape = tuple(const(s) for s in part.static_tile)
+        held = Buffer(
+            fresh_name(f"{region.buffer.name}_part", names), shape, region.dtype, Space.FRAGMENT
+        )
+        yield Alloc(held, loc=op.loc)
+        loads.append(Copy(part, whole(held), loc=op.loc))
+        parts[name] = whole(held)
+    product = rebuild(op, atom="mma", clear=FALSE, **parts)
+    yield For(at, const(0), const(k // step), (*loads, product), kind="unroll", loc=op.loc)
+
+
+def _along(region: Region, dim: int, start: Expr, extent: int) -> Region:
+    """`extent` elements from `start` on of one of the region's two long dimensions."""
+    long = [i for i, e in enumerate(region.extents) if not (isinstance(e, Const) and e.value == 1)]
+    place = long[dim]
+    starts, extents = list(region.starts), list(region.extents)
+    starts[place] = starts[place] + start
+    extents[place] = const(extent)
+    return replace(region, starts=tuple(starts), extents=tuple(extents))
+
+
+def _cleared(op: Gemm) -> Iterable[Op]:
+    """The accumulator set to zero where the product asks for it."""
+    if op.clear is FALSE:
+        return
+    fill = Fill(op.c, const(0, op.c.dtype), loc=op.loc)
+    yield fill if op.clear is TRUE else If(op.clear, (fill,), loc=op.loc)
+
+
+def _fma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
+    yield from _cleared(op)
+    operands: dict[str, Region] = {}
+    for name, region in (("a", op.a), ("b", op.b)):
+        if region.buffer.space is Space.FRAGMENT:
+            held = replace(
+                region.buffer,
+                name=fresh_name(f"{region.buffer.name}_shared", names),
+                space=Space.SHARED,
+                layout=None,
+            )
+            yield Alloc(held, loc=op.loc)
+            yield Copy(whole(region.buffer), whole(held), loc=op.loc)
+            region = replace(region, buffer=held)
+        operands[name] = region
+    yield rebuild(op, atom="fma", clear=FALSE, **operands)
+
+
+_EXPAND = {"wgmma": _wgmma, "mma": _mma, "fma": _fma}

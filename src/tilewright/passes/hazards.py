@@ -1,0 +1,466 @@
+"""Accesses of memory that threads of a block must not make out of order, and where they do.
+
+`find_hazard` walks a kernel the way it runs, loops to a fixed point, and keeps what has been
+accessed since the threads last met. An access that conflicts with one of those is a hazard: the
+place, and what is missing there. The walk only looks; `insert_syncs` adds what it asks for.
+
+Who touches memory, and when that is over:
+
+- ordinary tile ops (*threads*): until the next barrier of the block;
+- thread-level code (*lanes*): the same, but its order among itself is its author's business;
+- `cp.async`: ordinary writes, made at the wait for their group;
+- matrix instructions read shared memory until the wait for their group, which each warpgroup does
+  for itself: with one warpgroup that is enough, with several they have to meet;
+- bulk stores read until the one thread that waits for their group has told the others; two that
+  may write the same elements of a tensor need the wait for the first between them.
+
+What reads through the asynchronous proxy, and a bulk load that overwrites, sees ordinary writes
+only behind a fence by the writers and a barrier after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, TypeAlias
+
+from tilewright.ir.bounds import stride_of
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.expr import Const, Expr, Var, const, loads, substitute, variables
+from tilewright.ir.fragment import Fragment
+from tilewright.ir.op import (
+    Atomic,
+    Body,
+    Break,
+    Commit,
+    Continue,
+    Copy,
+    Fence,
+    For,
+    If,
+    Intrinsic,
+    Kernel,
+    Map,
+    Op,
+    Store,
+    Sync,
+    View,
+    WaitGroup,
+    While,
+    bound,
+    expressions,
+    marked,
+    regions,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.uniform import PerThread, per_thread
+
+WARPGROUP = 128
+ASYNC = ("matrix", "bulk_read", "bulk_write")
+Path: TypeAlias = tuple[tuple[int, str], ...]
+# per dimension a first index and a number of them; None: anywhere
+Box: TypeAlias = tuple[tuple[Expr, int] | None, ...]
+
+
+@dataclass(frozen=True)
+class Access:
+    """Some elements of a buffer touched by one op. `threads`: equal for accesses that take each
+    of the same elements to the same thread; `loops`: the variables of the loops around."""
+
+    buffer: str
+    root: str
+    kind: str
+    writes: bool
+    path: Path
+    box: Box | None = None
+    threads: Any = None
+    loops: tuple[Var, ...] = ()
+    shared: bool = True
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """At `path`, after `old`, something is missing: 'sync', 'fence' (and a sync), 'bulk' (a wait
+    until bulk stores have read) or 'done' (until they have written)."""
+
+    missing: str
+    path: Path
+    old: Access
+
+
+class _Found(Exception):
+    def __init__(self, missing: str, path: Path, old: Access) -> None:
+        self.hazard = Hazard(missing, path, old)
+
+
+@dataclass
+class _State:
+    """Accesses that may still be out of order: by threads; unfenced ordinary writes; fenced ones
+    that no barrier follows yet; and those of groups under way."""
+
+    pending: set[Access] = field(default_factory=set)
+    raw: set[Access] = field(default_factory=set)
+    fenced: set[Access] = field(default_factory=set)
+    cp_async: set[Access] = field(default_factory=set)
+    matrix: set[Access] = field(default_factory=set)
+    bulk: set[Access] = field(default_factory=set)
+    puts: set[Access] = field(default_factory=set)
+
+    def parts(self) -> tuple[set[Access], ...]:
+        return (
+            self.pending, self.raw, self.fenced, self.cp_async, self.matrix, self.bulk, self.puts,
+        )  # fmt: skip
+
+    def copy(self) -> _State:
+        return _State(*(set(p) for p in self.parts()))
+
+    def join(self, other: _State) -> None:
+        for mine, more in zip(self.parts(), other.parts(), strict=True):
+            mine |= more
+
+
+def find_hazard(
+    kernel: Kernel, found: PerThread | None = None, *, only: tuple[str, ...] = ()
+) -> Hazard | None:
+    """The first hazard of `kernel`, in the order in which things happen; None when it has none.
+    `only`: of those that miss this."""
+    try:
+        _Walk(kernel, found or per_thread(kernel), only).run()
+    except _Found as found_one:
+        return found_one.hazard
+    return None
+
+
+def open_stores(kernel: Kernel) -> bool:
+    """Whether bulk stores may still read shared memory at the kernel's end."""
+    return bool(_Walk(kernel, per_thread(kernel), ("nothing",)).run().bulk)
+
+
+class _Walk:
+    def __init__(self, kernel: Kernel, found: PerThread, only: tuple[str, ...]) -> None:
+        self.kernel = kernel
+        self.found = found
+        self.only = only
+        self.roots = {
+            op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)
+        }
+        self.aliased = {self.root(name) for name in self.roots}
+        self.changed = {
+            self.root(b.name) for op in walk_ops(kernel.body) for b in written_buffers(op)
+        }
+        self.groups = prod(kernel.threads) > WARPGROUP
+        self.jumps: list[_State] = []
+        self.accesses: dict[int, tuple[Op, Path, tuple[Access, ...]]] = {}
+
+    def root(self, name: str) -> str:
+        while name in self.roots:
+            name = self.roots[name]
+        return name
+
+    def run(self) -> _State:
+        state = _State()
+        self.body(self.kernel.body, (), (), state)
+        return state
+
+    # ── control ──────────────────────────────────────────────────────────────────────────────
+
+    def body(self, body: Body, at: Path, loops: tuple[Var, ...], state: _State) -> None:
+        for k, op in enumerate(body):
+            self.op(op, (*at, (k, "")), loops, state)
+
+    def op(self, op: Op, path: Path, loops: tuple[Var, ...], state: _State) -> None:
+        if isinstance(op, While):
+            self.loop(op, path, loops, state)
+            return
+        self.touch(op, path, loops, state)
+        if isinstance(op, For):
+            self.loop(op, path, (*loops, op.var), state)
+        elif isinstance(op, If):
+            other = state.copy()
+            self.body(op.then, _into(path, "then"), loops, state)
+            self.body(op.orelse, _into(path, "orelse"), loops, other)
+            state.join(other)
+        elif isinstance(op, (Break, Continue)):
+            if self.jumps:
+                self.jumps[-1].join(state)
+        elif not isinstance(op, Map):
+            for f in marked(op, "body"):
+                self.body(getattr(op, f.name), _into(path, f.name), loops, state)
+
+    def loop(self, op: For | While, path: Path, loops: tuple[Var, ...], state: _State) -> None:
+        while True:
+            if isinstance(op, While):
+                self.touch(op, path, loops, state)
+            before = state.copy()
+            inner = state.copy()
+            self.jumps.append(_State())
+            self.body(op.body, _into(path, "body"), loops, inner)
+            state.join(inner)
+            state.join(self.jumps.pop())
+            if state == before:
+                return
+
+    # ── ops ──────────────────────────────────────────────────────────────────────────────────
+
+    def touch(self, op: Op, path: Path, loops: tuple[Var, ...], state: _State) -> None:
+        match op:
+            case Sync():
+                if not op.arrive and self.is_block_wide(op):
+                    state.pending.clear()
+                    state.fenced.clear()
+                return
+            case Fence(kind="proxy_async"):
+                state.fenced |= state.raw
+                state.raw.clear()
+                return
+            case WaitGroup():
+                self.wait(op, path, state)
+                return
+            case Commit():
+                return
+        new = self.accesses_of(op, path, loops)
+        for access in new:
+            self.check(access, state)
+        for access in new:
+            self.record(access, state)
+
+    def is_block_wide(self, op: Sync) -> bool:
+        if op.scope == "named":
+            return op.threads == prod(self.kernel.threads)
+        return op.scope in ("block", "cluster")
+
+    def wait(self, op: WaitGroup, path: Path, state: _State) -> None:
+        group = {"cp_async": state.cp_async, "wgmma": state.matrix, "bulk": state.bulk}[op.unit]
+        if op.unit == "bulk":
+            if op.pending:
+                return
+            if not op.read:
+                state.puts.clear()
+        # as if it happened here: a barrier before this wait orders nothing
+        ended = {replace(access, path=path) for access in group}
+        if op.unit != "wgmma" or self.groups:
+            state.pending |= ended
+        if op.unit == "cp_async":
+            state.raw |= ended
+        if op.pending == 0:
+            group.clear()
+
+    def check(self, new: Access, state: _State) -> None:
+        watched = [("bulk", state.bulk), ("sync", state.pending)]
+        if new.kind == "bulk_put":
+            watched = [("done", state.puts)]
+        elif new.kind in ASYNC:
+            watched = [("fence", state.raw), ("sync", state.fenced), *watched]
+        for missing, group in watched:
+            if self.only and missing not in self.only:
+                continue
+            hits = [old for old in group if old.root == new.root and _conflict(old, new)]
+            if hits:
+                first = min(hits, key=lambda a: (a.path, a.buffer, a.kind, a.writes))
+                raise _Found(missing, new.path, first)
+
+    def record(self, new: Access, state: _State) -> None:
+        if new.kind == "bulk_write":
+            return  # its barrier orders it
+        if new.kind == "cp_async":
+            state.cp_async.add(replace(new, kind="threads"))
+        elif new.kind == "matrix":
+            state.matrix.add(new)
+        elif new.kind == "bulk_read":
+            state.bulk.add(new)
+        elif new.kind == "bulk_put":
+            state.puts.add(new)
+        else:
+            state.pending.add(new)
+            if new.writes and new.shared:
+                state.raw.add(new)
+
+    # ── accesses ─────────────────────────────────────────────────────────────────────────────
+
+    def accesses_of(self, op: Op, path: Path, loops: tuple[Var, ...]) -> tuple[Access, ...]:
+        known = self.accesses.get(id(op))
+        if known is None or known[1] != path:
+            found = tuple(dict.fromkeys(self.find_accesses(op, path, loops)))
+            known = self.accesses[id(op)] = (op, path, found)
+        return known[2]
+
+    def find_accesses(self, op: Op, path: Path, loops: tuple[Var, ...]) -> Iterator[Access]:
+        general = "lanes" if self.is_per_thread(op) else "threads"
+        if isinstance(op, Map):
+            yield from self.nest_accesses(op, path, loops)
+            return
+        engine = _KINDS.get(getattr(op, "atom", None) or "", {})
+        for reads in (True, False):
+            for region in regions(op, reads=reads, writes=not reads):
+                kind = engine.get("reads" if reads else "writes", general)
+                if isinstance(op, Atomic) and region is op.dst:
+                    kind = "atomic"
+                pattern = _copy_pattern(op) if region.buffer.space is Space.SHARED else None
+                box = tuple(
+                    (s, int(e.value)) if isinstance(e, Const) else None
+                    for s, e in zip(region.starts, region.extents, strict=True)
+                )
+                yield from self.access(region.buffer, kind, not reads, box, pattern, path, loops)
+        for load in (x for e in expressions(op) for x in loads(e)):
+            box = tuple((i, 1) for i in load.indices)
+            yield from self.access(load.buffer, general, False, box, None, path, loops)
+        if isinstance(op, Store):
+            box = tuple((i, 1) for i in op.indices)
+            yield from self.access(op.buffer, general, True, box, None, path, loops)
+        if isinstance(op, Intrinsic):
+            for arg in op.args:
+                if isinstance(arg, Region):
+                    yield from self.access(arg.buffer, general, True, None, None, path, loops)
+
+    def nest_accesses(self, op: Map, path: Path, loops: tuple[Var, ...]) -> Iterator[Access]:
+        extents = {
+            v: int(e.value) if isinstance(e, Const) else None
+            for v, e in zip(op.vars, op.extents, strict=True)
+        }
+        inner = {v for each in walk_ops(op.body) for v in bound(each)}
+        for each in walk_ops(op.body):
+            found: list[tuple[Buffer, tuple[Expr, ...], str, bool]] = [
+                (x.buffer, x.indices, "threads", False) for e in expressions(each) for x in loads(e)
+            ]
+            if isinstance(each, Store):
+                found.append((each.buffer, each.indices, "threads", True))
+            for region in regions(each, reads=True, writes=True):
+                atomic = isinstance(each, Atomic) and region is each.dst
+                yield from self.access(
+                    region.buffer, "atomic" if atomic else "threads", True, None, None, path, loops
+                )
+            for buffer, indices, kind, writes in found:
+                box = tuple(_span(i, extents, inner) for i in indices)
+                pattern = None
+                if _is_one_to_one(op.layout) and all(i in extents for i in indices):
+                    axes = tuple(op.vars.index(i) for i in indices if isinstance(i, Var))
+                    pattern = ("nest", op.layout, axes, tuple(extents.values()))
+                yield from self.access(buffer, kind, writes, box, pattern, path, loops)
+
+    def access(
+        self,
+        buffer: Buffer,
+        kind: str,
+        writes: bool,
+        box: Box | None,
+        pattern: Any,
+        path: Path,
+        loops: tuple[Var, ...],
+    ) -> Iterator[Access]:
+        root = self.root(buffer.name)
+        if buffer.space not in (Space.SHARED, Space.GLOBAL):
+            return
+        if buffer.space is Space.GLOBAL and (kind in ASYNC or root not in self.changed):
+            return
+        if root in self.aliased:
+            box = pattern = None
+        yield Access(
+            buffer.name, root, kind, writes, path, box, pattern, loops,
+            buffer.space is Space.SHARED,
+        )  # fmt: skip
+
+    def is_per_thread(self, op: Op) -> bool:
+        return id(op) in self.found.controls or self.found.source(expressions(op)) is not None
+
+
+_KINDS: Mapping[str, Mapping[str, str]] = {
+    "bulk_load": {"writes": "bulk_write"},
+    "bulk_store": {"reads": "bulk_read", "writes": "bulk_put"},
+    "wgmma": {"reads": "matrix"},
+    "cp_async": {"writes": "cp_async"},
+}
+
+
+def _into(path: Path, name: str) -> Path:
+    return (*path[:-1], (path[-1][0], name))
+
+
+def _is_one_to_one(layout: Any) -> bool:
+    return isinstance(layout, Fragment) and layout.is_bijective
+
+
+def _copy_pattern(op: Op) -> Any:
+    """Which thread touches which element of the shared side of a copy by threads."""
+    if isinstance(op, Copy) and op.atom == "threads":
+        for side in (op.src, op.dst):
+            layout = side.buffer.layout
+            if side.is_whole and _is_one_to_one(layout):
+                return ("copy", layout)
+    return None
+
+
+def _span(
+    index: Expr, extents: Mapping[Var, int | None], inner: set[Var]
+) -> tuple[Expr, int] | None:
+    """The indices that an expression takes over a nest: the first, and how many."""
+    if variables(index) & inner or loads(index):
+        return None
+    size = 1
+    zeros: dict[Var, Expr] = {}
+    for var in variables(index) & set(extents):
+        stride, extent = stride_of(index, var), extents[var]
+        if stride is None or stride < 0 or extent is None:
+            return None
+        size += stride * (extent - 1)
+        zeros[var] = const(0, var.dtype)
+    return substitute(index, zeros), size
+
+
+def _conflict(old: Access, new: Access) -> bool:
+    if old.root != new.root or not (old.writes or new.writes):
+        return False
+    if old.kind == new.kind == "atomic" or old.kind == new.kind == "lanes":
+        return False
+    if old.buffer != new.buffer or old.box is None or new.box is None:
+        return True
+    if _apart(old.box, new.box):
+        return False
+    if old.path == new.path and old.writes and new.writes and _walks(new):
+        return False
+    same = old.threads is not None and old.threads == new.threads
+    return not (same and _is_fixed(old.box) and _is_fixed(new.box) and _equal(old.box, new.box))
+
+
+def _apart(a: Box, b: Box) -> bool:
+    """Some dimension's constant ranges do not meet."""
+    for x, y in zip(a, b, strict=True):
+        if x is None or y is None:
+            continue
+        (start, size), (other, extent) = x, y
+        if isinstance(start, Const) and isinstance(other, Const):
+            i, j = int(start.value), int(other.value)
+            if i + size <= j or j + extent <= i:
+                return True
+    return False
+
+
+def _is_fixed(box: Box) -> bool:
+    return all(x is not None and isinstance(x[0], Const) for x in box)
+
+
+def _equal(a: Box, b: Box) -> bool:
+    return all(x is not None and y is not None and x[0] is y[0] and x[1] == y[1]
+               for x, y in zip(a, b, strict=True))  # fmt: skip
+
+
+def _walks(access: Access) -> bool:
+    """Iterations of the loops around never come to the same elements twice: every loop moves one
+    dimension that no other loop moves, by at least its extent."""
+    if access.box is None:
+        return False
+    loops = set(access.loops)
+    for var in access.loops:
+        moved = False
+        for part in access.box:
+            if part is None or variables(part[0]) & loops != {var} or loads(part[0]):
+                continue
+            stride = stride_of(part[0], var)
+            moved = moved or (stride is not None and abs(stride) >= part[1])
+        if not moved:
+            return False
+    return bool(access.loops)
+
+
+__all__ = ["Access", "Hazard", "Path", "find_hazard", "open_stores"]

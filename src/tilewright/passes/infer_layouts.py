@@ -1,0 +1,421 @@
+"""Choose how every fragment and every elementwise nest is spread over the threads of a block.
+
+Three rounds over a graph of buffers and nests. **Strict**: matrix instructions and annotations
+prescribe. **Propagate**: what is known is carried along elementwise nests, copies, views and
+reductions until nothing changes. **Free**: the largest tile that is left gets the cheapest spread
+(`spread_tiles`), and propagation goes on. In every step all proposals are collected before one is
+taken, the strongest kind first, the fewest registers next, then the first in the text: the answer
+does not depend on the order of visiting.
+
+Where an op cannot live with what was chosen, `insert_conversions` gives it a copy that it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import prod
+from typing import Any
+
+from tilewright.ir import scope
+from tilewright.ir.bounds import Ranges, multiple_of
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.expr import Const, Expr, Load, Var, loads, variables
+from tilewright.ir.fragment import Fragment
+from tilewright.ir.layout import LayoutError
+from tilewright.ir.op import (
+    Alloc,
+    Body,
+    Copy,
+    Dim,
+    For,
+    Gemm,
+    Hint,
+    Kernel,
+    Map,
+    Op,
+    Program,
+    Reduce,
+    Role,
+    Scan,
+    Store,
+    View,
+    bodies,
+    expressions,
+    marked,
+    walk_ops,
+)
+from tilewright.ir.rewrite import map_kernels, program_names, rebuild, replace_buffers
+from tilewright.ir.target import Target
+from tilewright.passes.insert_conversions import insert_conversions, reduced
+from tilewright.passes.lay_out_shared import lay_out_shared
+from tilewright.passes.matrix_tiles import held_operands, split_of
+from tilewright.passes.spread_tiles import WIDEST, Wish, spread
+from tilewright.passes.tile_access import (
+    Access,
+    accesses,
+    buffer_from_nest,
+    nest_from_buffer,
+    static_extents,
+    with_units,
+)
+
+Key = str | int  # a buffer's name, or the number of a nest
+
+
+class Strength(IntEnum):
+    """Kinds of proposals, the strongest first."""
+
+    STRICT = 0
+    WRITTEN = 1  # what a nest writes decides its layout, and the other way round
+    SAME = 2  # copies, views, reductions
+    READ = 3
+
+
+@dataclass(frozen=True)
+class Proposal:
+    key: Key
+    fragment: Fragment
+    strength: Strength
+    position: int
+    why: str
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        return (self.strength, self.fragment.values, self.position)
+
+
+@dataclass
+class Nest:
+    """An elementwise nest and its accesses of fragments."""
+
+    number: int
+    op: Map
+    extents: tuple[int, ...]
+    accesses: list[Access]
+
+
+@dataclass
+class Problem:
+    """A kernel's unknowns: fragments by name, nests by number; `position` of every op."""
+
+    kernel: Kernel
+    threads: int
+    target: Target
+    fragments: dict[str, Buffer] = field(default_factory=dict)
+    nests: dict[int, Nest] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)  # id of a Map -> number of its nest
+    ops: list[tuple[int, Op, Ranges]] = field(default_factory=list)
+    known: dict[Key, Fragment] = field(default_factory=dict)
+    why: dict[Key, str] = field(default_factory=dict)
+
+    def fragment(self, key: Key) -> Fragment | None:
+        return self.known.get(key)
+
+
+def infer_layouts(program: Program, target: Target) -> Program:
+    """`program` with a layout for every fragment, nest and shared tile. Kernels with roles are
+    scheduled by hand, and say their layouts themselves."""
+    names = program_names(program)
+
+    def one(kernel: Kernel) -> Kernel:
+        if any(isinstance(op, Role) for op in walk_ops(kernel)):
+            return kernel
+        problem = collect(kernel, program.dims, target)
+        solve(problem)
+        laid = lay(problem)
+        laid = insert_conversions(laid, target, names)
+        return lay_out_shared(laid, target)
+
+    return map_kernels(program, one)
+
+
+# ── the graph ────────────────────────────────────────────────────────────────────────────────
+
+
+def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
+    problem = Problem(kernel, prod(kernel.threads), target)
+    ranges = {id(op): r for op, r in scope.walk_ranges(kernel, dims)}
+    for position, (op, around) in enumerate(_walk(kernel.body, {})):
+        problem.ops.append((position, op, ranges.get(id(op), Ranges())))
+        if isinstance(op, Alloc | View) and op.buffer.space is Space.FRAGMENT:
+            problem.fragments[op.buffer.name] = op.buffer
+            if isinstance(op.buffer.layout, Fragment):
+                problem.known[op.buffer.name] = op.buffer.layout
+                problem.why[op.buffer.name] = "given"
+        if isinstance(op, Map):
+            number = len(problem.nests)
+            problem.numbers[id(op)] = number
+            problem.nests[number] = Nest(number, op, static_extents(op), accesses(op, around))
+            if isinstance(op.layout, Fragment):
+                problem.known[number] = op.layout
+                problem.why[number] = "given"
+    return problem
+
+
+def _walk(body: tuple[Op, ...], around: dict[Var, range]) -> Iterator[tuple[Op, dict[Var, range]]]:
+    """Ops outside nests, with the constant loops around that are unrolled."""
+    for op in body:
+        yield op, around
+        if isinstance(op, Map):
+            continue
+        inside = around
+        if isinstance(op, For) and op.kind == "unroll":
+            bounds = (op.start, op.stop, op.step)
+            if all(isinstance(e, Const) for e in bounds):
+                inside = {**around, op.var: range(*(int(e) for e in bounds))}
+        for inner in bodies(op):
+            yield from _walk(inner, inside)
+
+
+# ── solving ──────────────────────────────────────────────────────────────────────────────────
+
+
+def solve(problem: Problem) -> None:
+    """Fill `known`."""
+    unknown: set[Key] = {*problem.fragments, *problem.nests}
+    unknown -= set(problem.known)
+    while unknown:
+        found = [p for p in proposals(problem) if p.key in unknown]
+        if found:
+            strength = min(p.strength for p in found)
+            for p in sorted(found, key=lambda p: p.order):
+                if p.strength == strength and p.key in unknown:
+                    take(problem, p)
+                    unknown.discard(p.key)
+            continue
+        choice = free_choice(problem, unknown)
+        take(problem, choice)
+        unknown.discard(choice.key)
+
+
+def take(problem: Problem, p: Proposal) -> None:
+    problem.known[p.key] = p.fragment
+    problem.why[p.key] = p.why
+
+
+def proposals(problem: Problem) -> Iterator[Proposal]:
+    """Whatever the ops say about unknowns, given what is known."""
+    for position, op, _ in problem.ops:
+        rule = _RULES.get(type(op))
+        if rule is not None:
+            yield from rule(problem, position, op)
+
+
+def _hint(problem: Problem, position: int, op: Hint) -> Iterator[Proposal]:
+    if op.name == "layout" and op.buffer is not None and isinstance(op.layout, Fragment):
+        yield Proposal(op.buffer.name, op.layout, Strength.STRICT, position, "annotated")
+
+
+def _gemm(problem: Problem, position: int, op: Gemm) -> Iterator[Proposal]:
+    split = split_of(op, problem.threads, problem.target)
+    if split is None:
+        return
+    for name, fragment in held_operands(op, split).items():
+        buffer: Buffer = getattr(op, name).buffer
+        found = with_units(fragment, buffer.static_shape)
+        if found is not None:
+            why = f"{split.atom} holds {name} so"
+            yield Proposal(buffer.name, found, Strength.STRICT, position, why)
+
+
+def _same(problem: Problem, position: int, a: Region, b: Region, why: str) -> Iterator[Proposal]:
+    for one, other in ((a, b), (b, a)):
+        if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (one, other)):
+            return
+        known = problem.fragment(one.buffer.name)
+        if known is not None:
+            found = with_units(known, other.buffer.static_shape)
+            if found is not None:
+                yield Proposal(other.buffer.name, found, Strength.SAME, position, why)
+
+
+def _copy(problem: Problem, position: int, op: Copy) -> Iterator[Proposal]:
+    yield from _same(problem, position, op.src, op.dst, "a copy keeps elements where they are")
+
+
+def _scan(problem: Problem, position: int, op: Scan) -> Iterator[Proposal]:
+    yield from _same(problem, position, op.src, op.dst, "a scan keeps elements where they are")
+
+
+def _view(problem: Problem, position: int, op: View) -> Iterator[Proposal]:
+    a, b = op.source, op.buffer
+    if not (a.space is b.space is Space.FRAGMENT and a.dtype == b.dtype):
+        return
+    for one, other in ((a, b), (b, a)):
+        known = problem.fragment(one.name)
+        if known is not None and known.cover == known.tile:
+            try:
+                found = known.reshape(*other.static_shape)
+            except LayoutError:
+                continue
+            yield Proposal(other.name, found, Strength.SAME, position, "a view of it")
+
+
+def _reduce(problem: Problem, position: int, op: Reduce) -> Iterator[Proposal]:
+    if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (op.src, op.dst)):
+        return
+    known = problem.fragment(op.src.buffer.name)
+    if known is None:
+        return
+    found = reduced(known, op)
+    if found is not None:
+        why = "what the reduction leaves, in every thread that took part"
+        yield Proposal(op.dst.buffer.name, found, Strength.SAME, position, why)
+
+
+def _map(problem: Problem, position: int, op: Map) -> Iterator[Proposal]:
+    nest = problem.nests[problem.numbers[id(op)]]
+    layout = problem.fragment(nest.number)
+    for access in nest.accesses:
+        name = access.buffer.name
+        strength = Strength.WRITTEN if access.writes else Strength.READ
+        if layout is None:
+            known = problem.fragment(name)
+            if known is not None:
+                found = nest_from_buffer(access, known, nest.extents)
+                if found is not None:
+                    verb = "writes" if access.writes else "reads"
+                    yield Proposal(nest.number, found, strength, position, f"it {verb} {name}")
+        elif problem.fragment(name) is None:
+            found = buffer_from_nest(access, layout)
+            if found is not None:
+                verb = "written" if access.writes else "read"
+                yield Proposal(name, found, strength, position, f"{verb} by a nest so laid out")
+
+
+_RULES: dict[type[Op], Any] = {
+    Hint: _hint,
+    Gemm: _gemm,
+    Copy: _copy,
+    Scan: _scan,
+    View: _view,
+    Reduce: _reduce,
+    Map: _map,
+}
+
+
+# ── the free choice ──────────────────────────────────────────────────────────────────────────
+
+
+def free_choice(problem: Problem, unknown: set[Key]) -> Proposal:
+    """The spread of the largest tile that nothing has prescribed; the first in the text of equals,
+    fragments before nests."""
+
+    def shape(key: Key) -> tuple[int, ...]:
+        if isinstance(key, str):
+            return problem.fragments[key].static_shape
+        return problem.nests[key].extents
+
+    names = list(problem.fragments)
+    keys: list[Key] = [*(n for n in names if n in unknown)]
+    keys += sorted(k for k in unknown if isinstance(k, int))
+    key = max(keys, key=lambda k: (prod(shape(k)), -keys.index(k)))
+    wish = _wish(problem, key)
+    fragment = spread(shape(key) or (1,), problem.threads, wish)
+    why = f"free: {wish.vector} elements at once, coalesced"
+    return Proposal(key, fragment, Strength.READ, 0, why)
+
+
+def _wish(problem: Problem, key: Key) -> Wish:
+    """How wide memory allows to move this tile, and along what it is reduced."""
+    vectors: list[int] = []
+    size = 4
+    dims: set[int] = set()
+    if isinstance(key, str):
+        buffer = problem.fragments[key]
+        for _, op, ranges in problem.ops:
+            if isinstance(op, Copy):
+                for held, memory in ((op.src, op.dst), (op.dst, op.src)):
+                    if held.buffer.name == key and memory.buffer.space is Space.GLOBAL:
+                        vectors.append(vector_width(memory, ranges))
+                        size = memory.dtype.bits // 8 or 1
+            elif isinstance(op, Reduce) and op.src.buffer.name == key:
+                dims.add(op.dim)
+        if not vectors:
+            size = max(1, buffer.dtype.bits // 8)
+            vectors = [WIDEST // size or 1]
+    else:
+        nest = problem.nests[key]
+        for inner in walk_ops(nest.op.body):
+            places = [x for e in expressions(inner) for x in loads(e)]
+            if isinstance(inner, Store):
+                places.append(Load(inner.buffer, inner.indices))
+            for place in places:
+                if place.buffer.space in (Space.GLOBAL, Space.SHARED) and place.indices:
+                    width = element_width(place, nest.op)
+                    if width:
+                        vectors.append(width)
+                        size = max(1, place.buffer.dtype.bits // 8)
+    return Wish(max(vectors, default=1), size, frozenset(dims))
+
+
+def vector_width(memory: Region, ranges: Ranges) -> int:
+    """Elements of a tensor's region that may move in one access: whole, aligned, contiguous."""
+    size = max(1, memory.dtype.bits // 8)
+    limit = WIDEST // size or 1
+    buffer = memory.buffer
+    if buffer.strides is not None and not _is_one(buffer.strides[-1]):
+        return 1
+    extents = [int(e) if isinstance(e, Const) else 0 for e in memory.extents]
+    if extents[-1] <= 1:
+        return 1
+    while limit > 1 and not (
+        extents[-1] % limit == 0
+        and multiple_of(memory.starts[-1], ranges) % limit == 0
+        and all(multiple_of(s, ranges) % limit == 0 for s in _row_sizes(buffer))
+    ):
+        limit //= 2
+    return limit
+
+
+def _row_sizes(buffer: Buffer) -> list[Expr]:
+    """What the distance of rows is a multiple of: the last extent, or given strides."""
+    if buffer.strides is not None:
+        return list(buffer.strides[:-1])
+    return [buffer.shape[-1]] if buffer.rank > 1 else []
+
+
+def _is_one(expr: Expr) -> bool:
+    return isinstance(expr, Const) and expr.value == 1
+
+
+def element_width(place: Load, nest: Map) -> int:
+    """Like `vector_width` for an element under a nest: 0 when its last index does not run with the
+    nest's last variable."""
+    last = nest.vars[-1]
+    if last not in variables(place.indices[-1]) or any(
+        last in variables(i) for i in place.indices[:-1]
+    ):
+        return 0
+    size = max(1, place.buffer.dtype.bits // 8)
+    rows = [s for s in _row_sizes(place.buffer) if isinstance(s, Const)]
+    limit = WIDEST // size or 1
+    while limit > 1 and any(int(s.value) % limit for s in rows):
+        limit //= 2
+    return limit if len(rows) == len(_row_sizes(place.buffer)) else 1
+
+
+# ── the result ───────────────────────────────────────────────────────────────────────────────
+
+
+def lay(problem: Problem) -> Kernel:
+    """The kernel with what was found written into it."""
+    buffers = {
+        buffer: buffer.with_layout(problem.known[name])
+        for name, buffer in problem.fragments.items()
+    }
+    body = _lay_nests(problem.kernel.body, problem)
+    return replace_buffers(rebuild(problem.kernel, body=body), buffers)
+
+
+def _lay_nests(body: Body, problem: Problem) -> Body:
+    found: list[Op] = []
+    for op in body:
+        if isinstance(op, Map):
+            found.append(rebuild(op, layout=problem.known[problem.numbers[id(op)]]))
+            continue
+        inner = {f.name: _lay_nests(getattr(op, f.name), problem) for f in marked(op, "body")}
+        found.append(rebuild(op, **inner) if inner else op)
+    return tuple(found)

@@ -1,0 +1,199 @@
+"""Barriers, fences and waits between the threads of a block, in kernels without roles.
+
+Every hazard that `hazards.find_hazard` reports gets what is missing: `sync block` before the later
+op, `fence proxy_async` before that sync where ordinary writes meet the asynchronous proxy, a wait
+for bulk stores before their staging is overwritten. Where the two ops stand in different loops the
+sync goes before the loop that only the later one is in. At the end, each op that was inserted and
+turns out to be superfluous, because another one serves, is taken out again.
+
+Commits, waits and fences of matrix instructions are completed too (`matrix_groups`): passes since
+`pipeline_loops` may have put ordinary code beside them.
+"""
+
+from __future__ import annotations
+
+from tilewright.ir.buffer import Space
+from tilewright.ir.op import (
+    Arrive,
+    Body,
+    Commit,
+    Copy,
+    Fence,
+    For,
+    Hint,
+    Kernel,
+    Let,
+    Op,
+    Role,
+    Sync,
+    WaitGroup,
+    While,
+    marked,
+    op_loads,
+    walk_ops,
+)
+from tilewright.ir.rewrite import map_body, rebuild
+from tilewright.ir.target import Target
+from tilewright.ir.uniform import PerThread, per_thread
+from tilewright.passes.hazards import Hazard, Path, find_hazard, open_stores
+from tilewright.passes.matrix_groups import number_gemms, settle_matrix_groups, unnumber
+from tilewright.support.errors import CompileError, Loc
+
+MOST_INSERTED = 500
+
+
+def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel` with its threads in order; kernels with roles are left as they are."""
+    if any(isinstance(op, Role) or _is_placement(op) for op in walk_ops(kernel)):
+        return kernel
+    body = settle_matrix_groups(number_gemms(kernel.body), _fills_by_engine)
+    kernel = settle_stores(rebuild(kernel, body=unnumber(body)))
+    return _mended(kernel)
+
+
+def settle_stores(kernel: Kernel) -> Kernel:
+    """`kernel` with its bulk stores in groups that are waited for before their staging is
+    overwritten, and before the kernel ends."""
+    kernel = _mended(rebuild(kernel, body=_commit_stores(kernel.body)), ("bulk", "done"))
+    if open_stores(kernel):
+        last = [op for op in walk_ops(kernel) if isinstance(op, Copy) and op.atom == "bulk_store"]
+        done = WaitGroup("bulk", 0, read=True, loc=last[-1].loc)
+        kernel = rebuild(kernel, body=(*kernel.body, done))
+    return kernel
+
+
+def _mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
+    """`kernel` with what is missing, and nothing that another insertion makes superfluous."""
+    inserted: list[Op] = []
+    known = per_thread(kernel)
+
+    def found_in(kernel: Kernel) -> PerThread:
+        # it names ops by identity, which insertions around them change
+        return per_thread(kernel) if known.controls else known
+
+    for _ in range(MOST_INSERTED):
+        found = found_in(kernel)
+        hazard = find_hazard(kernel, found, only=only)
+        if hazard is None:
+            break
+        kernel, added = _mend(kernel, hazard, found)
+        inserted += added
+    else:
+        raise CompileError("the order of threads did not settle", loc=kernel.loc)
+    for op in inserted:
+        fewer = _without(kernel, op)
+        if find_hazard(fewer, found_in(fewer), only=only) is None:
+            kernel = fewer
+    return kernel
+
+
+def _is_placement(op: Op) -> bool:
+    return isinstance(op, Hint) and op.name == "ws"
+
+
+def _fills_by_engine(op: Op) -> bool:
+    return isinstance(op, Copy) and op.atom in ("bulk_load", "cp_async")
+
+
+def _commit_stores(body: Body) -> Body:
+    """A `commit bulk` behind each run of bulk stores that has none."""
+    found: list[Op] = []
+    for k, op in enumerate(body):
+        changes = {f.name: _commit_stores(getattr(op, f.name)) for f in marked(op, "body")}
+        found.append(rebuild(op, **changes) if changes else op)
+        if isinstance(op, Copy) and op.atom == "bulk_store":
+            after = body[k + 1] if k + 1 < len(body) else None
+            joined = isinstance(after, Copy) and after.atom == "bulk_store"
+            closed = isinstance(after, Commit) and after.unit == "bulk"
+            if not joined and not closed:
+                found.append(Commit("bulk", loc=op.loc))
+    same = len(found) == len(body) and all(a is b for a, b in zip(found, body, strict=True))
+    return body if same else tuple(found)
+
+
+def _without(kernel: Kernel, victim: Op) -> Kernel:
+    return rebuild(kernel, body=map_body(kernel.body, lambda op: () if op is victim else None))
+
+
+# ── mending ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _mend(kernel: Kernel, hazard: Hazard, found: PerThread) -> tuple[Kernel, list[Op]]:
+    chain = _chain(kernel, hazard.path)
+    loc = chain[-1].loc
+    last = chain[-1]
+    inside = hazard.old.path[: len(hazard.path)]
+    if isinstance(last, While) and inside == (*hazard.path[:-1], (hazard.path[-1][0], "body")):
+        # its condition is read again behind the body
+        where = (*inside, (len(last.body), ""))
+        new = _missing(hazard.missing, loc)
+        return _insert(kernel, where, new), new
+    common = 0
+    for mine, other in zip(hazard.path[:-1], hazard.old.path[:-1], strict=False):
+        if mine != other:
+            break
+        common += 1
+    depth = len(chain) - 1
+    for d in range(common, len(chain) - 1):
+        if isinstance(chain[d], (For, While)):
+            depth = d
+            break
+    while depth and id(chain[depth]) in found.controls:
+        depth -= 1
+    where = hazard.path[: depth + 1]
+    where = (*where[:-1], (where[-1][0], ""))
+    if depth == len(chain) - 1:
+        where = _before_issue(kernel, where, chain)
+    new = _missing(hazard.missing, loc)
+    return _insert(kernel, where, new), new
+
+
+def _missing(what: str, loc: Loc | None) -> list[Op]:
+    if what in ("bulk", "done"):
+        return [WaitGroup("bulk", 0, read=what == "bulk", loc=loc)]
+    sync = Sync("block", loc=loc)
+    return [Fence("proxy_async", loc=loc), sync] if what == "fence" else [sync]
+
+
+def _chain(kernel: Kernel, path: Path) -> list[Op]:
+    """The ops that `path` goes through, outermost first."""
+    found: list[Op] = []
+    body = kernel.body
+    for index, name in path:
+        found.append(body[index])
+        if name:
+            body = getattr(body[index], name)
+    return found
+
+
+def _before_issue(kernel: Kernel, path: Path, chain: list[Op]) -> Path:
+    """Before the arrival that goes with a bulk copy, not between the two."""
+    body = kernel.body if len(chain) == 1 else getattr(chain[-2], path[-2][1])
+    index = path[-1][0]
+    if isinstance(body[index], Copy) and _issues(body[index]):
+        while index and _issues(body[index - 1]):
+            index -= 1
+    return (*path[:-1], (index, ""))
+
+
+def _issues(op: Op) -> bool:
+    if isinstance(op, Copy):
+        return op.atom == "bulk_load"
+    if isinstance(op, Let):
+        return all(load.buffer.space is Space.LOCAL for load in op_loads(op))
+    return isinstance(op, Arrive)
+
+
+def _insert(kernel: Kernel, path: Path, new: list[Op]) -> Kernel:
+    def go(body: Body, rest: Path) -> Body:
+        index, name = rest[0]
+        if len(rest) == 1:
+            return (*body[:index], *new, *body[index:])
+        op = body[index]
+        inner = rebuild(op, **{name: go(getattr(op, name), rest[1:])})
+        return (*body[:index], inner, *body[index + 1 :])
+
+    return rebuild(kernel, body=go(kernel.body, path))
+
+
+__all__ = ["insert_syncs", "settle_stores"]

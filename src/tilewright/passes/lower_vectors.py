@@ -1,0 +1,328 @@
+"""Vector accesses in elementwise nests.
+
+Where neighbouring values of a nest touch neighbouring elements of memory, in every thread, they do
+so together: loads into a piece of registers in front, stores out of one behind. Only bodies of
+plain statements, and only buffers that no statement reads after one has written them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.ir.bounds import Ranges, multiple_of
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.expr import (
+    TRUE,
+    Bin,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    const,
+    loads,
+    substitute,
+)
+from tilewright.ir.op import Alloc, Body, For, Hint, If, Intrinsic, Let, Map, Op, Store, op_loads
+from tilewright.ir.rewrite import map_exprs, substitute_vars
+from tilewright.ir.simplify import simplify
+from tilewright.passes.addresses import layout_expr, shared_layout, swizzle_expr
+from tilewright.passes.lowering import MEMORY
+from tilewright.passes.nests import Nest, used
+
+WIDEST, WORD = 128, 32  # bits
+COUNTS = (16, 8, 4, 2)
+MOST_HELD = 64  # words of registers between memory and what is computed
+
+
+Place = tuple[Buffer, tuple[Expr, ...]]
+
+
+@dataclass(frozen=True)
+class Access:
+    """A load or store of `count` elements: `start` are indices of the flat buffer at the group's
+    first value, `width` elements at a time; `inside` whether it is in the tensor."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    start: tuple[Expr, ...]
+    inside: Expr
+    width: int
+
+
+def lower_groups(nest: Nest, op: Map, lower: Callable[[Nest, Body], Body]) -> Body | None:
+    """`op` in groups of values that access memory together; None where nothing would."""
+    if not all(isinstance(each, (Store, Let)) for each in op.body):
+        return None
+    low, values = nest.low, nest.values
+    candidates = _candidates(op.body)
+    if not candidates:
+        return None
+    idle = nest.table < 0
+    before = len(nest.before)
+    group = low.var("g")
+    best: tuple[int, int, dict[Place, Access]] | None = None
+    widest = WIDEST // min(key[0].dtype.bits for key in candidates)
+    for count in COUNTS:
+        if values % count or count > widest:
+            continue
+        slots = idle.reshape(len(idle), -1, count)
+        if not np.array_equal(slots, np.broadcast_to(slots[:, :, :1], slots.shape)):
+            continue
+        found = {}
+        for (buffer, indices), plain in candidates.items():
+            access = _access(nest, buffer, indices, plain, group, count)
+            if access is not None:
+                found[buffer, indices] = access
+        saved = sum(values - values // a.width for a in found.values())
+        if saved and (best is None or saved > best[0]):
+            best = saved, count, found
+            if len(found) == len(candidates):
+                break
+    if best is None:
+        del nest.before[before:]
+        return None
+    _, count, found = best
+    return _emit(nest, op, count, found, group, lower)
+
+
+def _candidates(body: Body) -> dict[Place, tuple[Expr, ...]]:
+    """Places in memory that statements always touch, and their indices without `let`s."""
+    lets: dict[Var, Expr] = {}
+    written: set[Buffer] = set()
+    banned: set[Buffer] = set()
+    found: dict[Place, tuple[Expr, ...]] = {}
+
+    def note(buffer: Buffer, indices: tuple[Expr, ...]) -> None:
+        plain = tuple(substitute(i, lets) for i in indices)
+        if buffer.space in MEMORY and buffer.dtype.bits >= 8 and not any(map(loads, plain)):
+            found[buffer, indices] = plain
+
+    for op in body:
+        for load in op_loads(op):
+            if load.buffer in written:
+                banned.add(load.buffer)
+        for load in _always(op.value if isinstance(op, (Store, Let)) else const(0)):
+            note(load.buffer, load.indices)
+        if isinstance(op, Store):
+            if op.buffer in written:
+                banned.add(op.buffer)
+            written.add(op.buffer)
+            note(op.buffer, op.indices)
+        elif isinstance(op, Let):
+            lets[op.var] = substitute(op.value, lets)
+    return {key: plain for key, plain in found.items() if key[0] not in banned}
+
+
+def _always(e: Expr) -> Iterable[Load]:
+    """Loads of `e` that happen whatever its conditions say."""
+    if isinstance(e, Load):
+        yield e
+    elif isinstance(e, Select):
+        yield from _always(e.cond)
+    elif isinstance(e, Bin) and e.op in ("and", "or"):
+        yield from _always(e.a)
+    else:
+        for child in e.children:
+            yield from _always(child)
+
+
+def _access(
+    nest: Nest,
+    buffer: Buffer,
+    indices: tuple[Expr, ...],
+    plain_indices: tuple[Expr, ...],
+    group: Var,
+    count: int,
+) -> Access | None:
+    """How a group touches `buffer[indices]` at once; None when it does not."""
+    low, bits = nest.low, buffer.dtype.bits
+    width = min(count, WIDEST // bits)
+    if width < 2 or width * bits < WORD:
+        return None
+    groups = nest.values // count
+    each = low.var("e")
+    ranges = low.ranges.where(group, 0, max(groups - 1, 0)).where(each, 0, count - 1)
+    first: Expr = group * count if groups > 1 else const(0)
+
+    def at(e: Expr, more: Expr) -> Expr:
+        return simplify(substitute(e, {nest.var: first + more}), ranges)
+
+    places = [nest.index(i) for i in plain_indices]
+    zero = const(0)
+    if buffer.space is Space.SHARED:
+        swizzle, layout = shared_layout(buffer, nest.loc)
+        plain = sum((layout_expr(layout[d], i) for d, i in enumerate(places)), const(0))
+        start = at(plain, zero)
+        if not _counts(at(plain, each), start, each, ranges):
+            return None
+        if multiple_of(start, ranges) % width:
+            return None
+        if swizzle.bits and count > 1 << swizzle.base:
+            return None
+        where: tuple[Expr, ...] = (simplify(swizzle_expr(swizzle, start), ranges),)
+        return Access(buffer, indices, where, TRUE, width)
+    if not places or not _contiguous(nest, buffer, width):
+        return None
+    starts = tuple(at(p, zero) for p in places)
+    for place, start in zip(places[:-1], starts[:-1], strict=True):
+        if at(place, each) is not start:
+            return None
+    if not _counts(at(places[-1], each), starts[-1], each, ranges):
+        return None
+    if multiple_of(starts[-1], ranges) % count:
+        return None
+    before = low.ranges
+    low.ranges = ranges
+    inside = low.within(buffer, starts)
+    low.ranges = before
+    if multiple_of(buffer.shape[-1], ranges) % count and inside is not TRUE:
+        return None
+    return Access(buffer, indices, starts, inside, width)
+
+
+def _counts(last: Expr, start: Expr, each: Var, ranges: Ranges) -> bool:
+    difference = simplify(last - start - each, ranges)
+    return isinstance(difference, Const) and difference.value == 0
+
+
+def _contiguous(nest: Nest, buffer: Buffer, width: int) -> bool:
+    rows = list(buffer.shape[-1:]) if buffer.rank > 1 else []
+    if buffer.strides is not None:
+        last = buffer.strides[-1]
+        if not (isinstance(last, Const) and last.value == 1):
+            return False
+        rows = list(buffer.strides[:-1])
+    return all(multiple_of(row, nest.low.ranges) % width == 0 for row in rows)
+
+
+def _emit(
+    nest: Nest,
+    op: Map,
+    count: int,
+    found: dict[Place, Access],
+    group: Var,
+    lower: Callable[[Nest, Body], Body],
+) -> Body:
+    """For a batch of groups all loads, then what is computed, then all stores: a load that stood
+    behind the store of the group before would wait for it."""
+    low, loc = nest.low, nest.loc
+    groups = nest.values // count
+    read = {(x.buffer, x.indices) for s in op.body for x in op_loads(s)} & set(found)
+    written = {(s.buffer, s.indices) for s in op.body if isinstance(s, Store)} & set(found)
+    words = sum(count * key[0].dtype.bits // WORD for key in (*read, *written))
+    most = max(MOST_HELD // words, 1)
+    batch = max(b for b in range(1, groups + 1) if groups % b == 0 and b <= most)
+
+    def piece(key: Place, name: str) -> Buffer:
+        size = (const(batch * count),)
+        return Buffer(low.var(f"{key[0].name}_{name}").name, size, key[0].dtype, Space.LOCAL)
+
+    loaded = {key: piece(key, "in") for key in found if key in read}
+    stored = {key: piece(key, "out") for key in found if key in written}
+    each = low.var("e")
+    turn = low.var("b")
+    slot: Expr = turn * count + each if batch > 1 else each
+
+    def swap(e: Expr) -> Expr:
+        children = tuple(swap(c) for c in e.children)
+        if isinstance(e, Load) and (e.buffer, e.indices) in loaded:
+            return Load(loaded[e.buffer, e.indices], (slot,), e.loc)
+        same = all(a is b for a, b in zip(children, e.children, strict=True))
+        return e if same else e.rebuild(children)
+
+    body: list[Op] = []
+    for statement in op.body:
+        new: Op = map_exprs(statement, swap)
+        if isinstance(statement, Store) and (statement.buffer, statement.indices) in stored:
+            assert isinstance(new, Store)
+            out = stored[statement.buffer, statement.indices]
+            new = Store(out, (slot,), new.value, loc=statement.loc)
+        body.append(new)
+    lowered = lower(nest, tuple(body))
+
+    def number(b: Var) -> Expr:
+        """The group that is the b-th of a batch."""
+        if batch == groups:
+            return b if groups > 1 else const(0)
+        return group * batch + b if batch > 1 else group
+
+    def at(e: Expr, b: Var) -> Expr:
+        ranges = low.ranges.where(group, 0, groups // batch - 1).where(b, 0, batch - 1)
+        return simplify(substitute(e, {group: number(b)}), ranges)
+
+    first = number(turn) * count
+    lowered = substitute_vars(lowered, {nest.var: simplify(first + each, low.ranges)})
+    guard = simplify(substitute(nest.guard(), {nest.var: group * count}), low.ranges)
+    once = nest.first_copy() if stored else TRUE
+
+    def loop(ops: list[Op], b: Var, cond: Expr) -> list[Op]:
+        for test in (cond, at(guard, b)):
+            if test is not TRUE and ops:
+                ops = [If(test, tuple(ops), loc=loc)]
+        if batch > 1 and ops:
+            ops = [For(b, const(0), const(batch), tuple(ops), kind="unroll", loc=loc)]
+        return ops
+
+    inner: list[Op] = []
+    hints: list[Op] = []
+    for key in found:
+        if key[0].space is Space.GLOBAL:
+            size = found[key].width * key[0].dtype.bits // 8
+            hints.append(Hint("align", key[0], detail=(size,), loc=loc))
+    inner += [Alloc(b, loc=loc) for b in (*loaded.values(), *stored.values())]
+    b = low.var("b")
+    moves = [
+        m for key, to in loaded.items() for m in _move(nest, found[key], to, count, False, b, at)
+    ]
+    inner += loop(moves, b, TRUE)
+    work: list[Op] = [For(each, const(0), const(count), lowered, kind="unroll", loc=loc)]
+    inner += loop(work, turn, TRUE)
+    b = low.var("b")
+    moves = [
+        m for key, to in stored.items() for m in _move(nest, found[key], to, count, True, b, at)
+    ]
+    inner += loop(moves, b, once)
+    result: Body = tuple(inner)
+    if groups > batch:
+        stop = const(groups // batch)
+        result = (For(group, const(0), stop, result, kind="unroll", loc=loc),)
+    return (*hints, *used(nest.before, result), *result)
+
+
+def _move(
+    nest: Nest,
+    access: Access,
+    piece: Buffer,
+    count: int,
+    store: bool,
+    b: Var,
+    at: Callable[[Expr, Var], Expr],
+) -> list[Op]:
+    low, loc, kind = nest.low, nest.loc, access.buffer.dtype
+    flat = low.flat(access.buffer)
+    text = f"type={kind.name} count={access.width}"
+    name = ("store_" if store else "load_") + flat.space.value
+    moves: list[Op] = []
+    several = int(piece.shape[0]) > count
+    first: Expr = b * count if several else const(0)
+    for step in range(0, count, access.width):
+        start = tuple(at(s, b) for s in access.start)
+        start = (*start[:-1], simplify(start[-1] + step, low.ranges))
+        ones = tuple(const(1) for _ in start[1:])
+        where = Region(flat, start, (*ones, const(access.width)))
+        span = Region(piece, (first + step,), (const(access.width),))
+        args = (where, span) if store else (span, where)
+        moves.append(Intrinsic(name, args, text=text, loc=loc))
+    inside = at(access.inside, b)
+    if inside is TRUE:
+        return moves
+    if store:
+        return [If(inside, tuple(moves), loc=loc)]
+    var = low.var("e")
+    zero = Store(piece, (first + var,), const(0, kind), loc=loc)
+    zeros = For(var, const(0), const(count), (zero,), kind="unroll", loc=loc)
+    return [If(inside, tuple(moves), (zeros,), loc=loc)]

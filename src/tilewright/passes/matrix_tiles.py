@@ -1,0 +1,198 @@
+"""How a product's tile is dealt to warps: which instruction, which split, which fragments.
+
+One `Split` per `Gemm`, found from shapes, types, places and the warp policy alone, so that the
+choice of atoms and the inference of layouts agree without telling each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tilewright.ir.atoms import MATRIX_TYPES, Feature, MatrixType, matrix_fragments
+from tilewright.ir.buffer import Region, Space, whole
+from tilewright.ir.fragment import Fragment, repeat, spatial
+from tilewright.ir.op import Gemm
+from tilewright.ir.rewrite import rebuild
+from tilewright.ir.target import Target
+
+WARP = 32
+WARPGROUP = 128
+FMA_TYPES = ("float32", "int32", "float64")
+
+
+@dataclass(frozen=True)
+class Split:
+    """`rows` × `columns` groups of `group` threads share the tile; an instruction of `atom` has
+    `n` columns. `kind`: the type of A among the matrix types, None for `fma`."""
+
+    atom: str
+    rows: int
+    columns: int
+    group: int
+    n: int
+    kind: MatrixType | None = None
+
+
+def operand_kind(op: Gemm, region: Region) -> MatrixType | None:
+    """What matrix instructions call the type of an operand; None where they have none."""
+    name = region.dtype.name
+    if name == "float32" and op.precision == "tf32":
+        name = "tfloat32"
+    return MATRIX_TYPES.get(name)
+
+
+def shape_of(op: Gemm) -> tuple[int, int, int]:
+    """M, N, K."""
+    m, n = op.c.static_tile
+    k = op.a.static_tile[0 if op.transpose_a else 1]
+    return m, n, k
+
+
+def split_of(op: Gemm, threads: int, target: Target) -> Split | None:
+    """The first instruction that can do `op`, fastest first, and how the warps share it."""
+    for name, rule in RULES.items():
+        if op.atom not in (None, name):
+            continue
+        found = rule(op, threads, target)
+        if found is not None:
+            return found
+    return None
+
+
+def _is_tile(region: Region) -> bool:
+    return len(region.static_tile) == 2
+
+
+def _wgmma(op: Gemm, threads: int, target: Target) -> Split | None:
+    kind, other = operand_kind(op, op.a), operand_kind(op, op.b)
+    if Feature.WGMMA not in target.features or threads % WARPGROUP or op.meta is not None:
+        return None
+    if not all(map(_is_tile, (op.a, op.b, op.c))) or kind is None or other is None:
+        return None
+    m, n, k = shape_of(op)
+    if not kind.multiplies(other, op.c.dtype.name) or m % 64 or k % kind.k:
+        return None
+    if op.b.buffer.space is not Space.SHARED or (
+        op.a.buffer.space is Space.FRAGMENT and op.transpose_a
+    ):
+        return None
+    if not kind.mn_major and (
+        not op.transpose_b or (op.transpose_a and op.a.buffer.space is Space.SHARED)
+    ):
+        return None  # these have K contiguous in shared memory only
+    # rows first: wide instructions read least, and rows of a softmax stay in a warpgroup
+    policy = "full_col" if op.policy == "full_col" else "full_row"
+    for rows, columns in _splits(threads // WARPGROUP, policy, m / 64, n / 8):
+        if m % (64 * rows) or n % (8 * columns):
+            continue
+        width = n // columns
+        for step in range(min(width, 256), 7, -8):
+            if width % step == 0 and kind.has_n(step) and _panels_fit(op, other, step):
+                return Split("wgmma", rows, columns, WARPGROUP, step, kind)
+    return None
+
+
+def _panels_fit(op: Gemm, kind: MatrixType, step: int) -> bool:
+    """Whether `step` columns of B, N contiguous, are whole panels of its swizzle."""
+    if op.transpose_b:
+        return True
+    columns = op.b.static_tile[1] * kind.bits // 8
+    span = next((s for s in (128, 64, 32, 16) if columns % s == 0), 0)
+    return span > 0 and (step * kind.bits // 8) % span == 0
+
+
+def _mma(op: Gemm, threads: int, target: Target) -> Split | None:
+    kind, other = operand_kind(op, op.a), operand_kind(op, op.b)
+    if Feature.MMA not in target.features or threads % WARP or op.meta is not None:
+        return None
+    if not all(map(_is_tile, (op.a, op.b, op.c))) or kind is None or other is None:
+        return None
+    if kind.family == "float8" and Feature.WGMMA not in target.features:
+        return None  # sm_80 has no matrix instruction for them
+    m, n, k = shape_of(op)
+    if not kind.multiplies(other, op.c.dtype.name) or m % 16 or n % 8 or k % kind.k:
+        return None
+    for rows, columns in _splits(threads // WARP, op.policy, m / 16, n / 8):
+        if m % (16 * rows) == 0 and n % (8 * columns) == 0:
+            return Split("mma", rows, columns, WARP, 8, kind)
+    return None
+
+
+def _fma(op: Gemm, threads: int, target: Target) -> Split | None:
+    if op.c.dtype.name not in FMA_TYPES or op.meta is not None or not _is_tile(op.c):
+        return None
+    m, n, _ = shape_of(op)
+    # as square a tile of threads as the tile allows, so that a thread reads few rows and columns
+    best = None
+    for rows in range(1, threads + 1):
+        if threads % rows:
+            continue
+        columns = threads // rows
+        if m % rows == 0 and n % columns == 0:
+            cost = m // rows + n // columns
+            if best is None or cost < best[0]:
+                best = (cost, rows, columns)
+    if best is None:
+        return None
+    return Split("fma", best[1], best[2], 1, n // best[2])
+
+
+RULES: dict[str, Callable[[Gemm, int, Target], Split | None]] = {
+    "wgmma": _wgmma,
+    "mma": _mma,
+    "fma": _fma,
+}
+
+
+def _splits(groups: int, policy: str, m: float, n: float) -> Iterator[tuple[int, int]]:
+    """Ways to arrange `groups` over rows and columns, best first: all along one side as the policy
+    says, else the one whose parts, `m` by `n` instructions in all, are nearest to square."""
+    ways = [(r, groups // r) for r in range(1, groups + 1) if groups % r == 0]
+    if policy == "full_row":
+        ways.sort(key=lambda w: -w[0])
+    elif policy == "full_col":
+        ways.sort(key=lambda w: -w[1])
+    else:
+        # an instruction is twice as high as wide; of two equal ways the one with more rows
+        ways.sort(key=lambda w: (2 * m / w[0] + n / w[1], -w[0]))
+    yield from ways
+
+
+def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
+    """What the threads hold of C, and of A and B where these are fragments."""
+    m, n, k = shape_of(op)
+    rows, columns = m // split.rows, n // split.columns
+    if split.atom == "fma":
+        inner = repeat(rows, columns)
+        return {"c": spatial(split.rows, split.columns) * inner}
+    assert split.kind is not None
+    atoms = matrix_fragments(split.atom, split.kind, split.n)
+    high = atoms["c"].tile[0]
+    found = {
+        "c": spatial(split.rows, split.columns)
+        * repeat(rows // high, columns // split.n)
+        * atoms["c"]
+    }
+    part = repeat(rows // high, k // split.kind.k) * atoms["a"]
+    found["a"] = spatial(split.rows, 1) * part.replicate(split.columns)
+    if "b" in atoms:
+        deep = op.b.static_tile[1 if op.transpose_b else 0]
+        part = repeat(deep // split.kind.k, columns // split.n) * atoms["b"]
+        found["b"] = (spatial(1, split.columns) * part).replicate(split.rows)
+    if op.transpose_a:
+        found["a"] = found["a"].permute(1, 0)
+    if op.transpose_b and "b" in found:
+        found["b"] = found["b"].permute(1, 0)
+    return found
+
+
+def held_operands(op: Gemm, split: Split) -> dict[str, Fragment]:
+    """For each operand that is (part of) a fragment, how all of that fragment is spread."""
+    wholes = {
+        name: whole(region.buffer)
+        for name, region in (("a", op.a), ("b", op.b))
+        if region.buffer.space is Space.FRAGMENT
+    }
+    found = fragments_of(rebuild(op, **wholes), split)
+    return {n: f for n, f in found.items() if getattr(op, n).buffer.space is Space.FRAGMENT}

@@ -1,0 +1,627 @@
+"""Copies that run ahead of their readers, in kernels whose threads all run the same code.
+
+A shared buffer that a pipelined loop fills by a copy and then reads becomes a ring of `stages`
+slots. The first fills stand before the loop; in an iteration, a wait for the slot's bytes stands
+before the first reader, and behind the last one the slot is filled again for a later iteration.
+Slot and phase come from a counter that runs on across loops around and behind, so that trip counts
+of 0 and 1, guards and persistent loops are nothing special.
+
+- The bulk engine fills what it can (`bulk_rules`), `cp.async` what it can of the rest; a copy that
+  neither can make, or that may not run ahead, stays where it is.
+- Buffers with the same first and last reader share a ring and its barriers. All that `cp.async`
+  fills in a loop is one ring: its groups complete in order.
+- A matrix instruction reads asynchronously. A slot that one reads last is filled again where its
+  result is needed anyway, or one iteration late, behind the next one's instruction.
+- Other copies that the bulk engine can make get a barrier of their own, waited for before the
+  next op that uses the tile; tiles in shared memory are stored by it.
+
+`insert_syncs` adds what orders the threads among themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from math import prod
+
+from tilewright.ir import scope
+from tilewright.ir.atoms import ATOMS, Feature
+from tilewright.ir.bounds import Ranges, bounds, prove
+from tilewright.ir.buffer import Buffer, Region, Space, element, whole
+from tilewright.ir.dtype import BARRIER, INT32
+from tilewright.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Var,
+    binary,
+    compare,
+    const,
+    loads,
+    substitute,
+    variables,
+)
+from tilewright.ir.fragment import Fragment
+from tilewright.ir.op import (
+    Alloc,
+    Arrive,
+    BarrierInit,
+    Body,
+    Commit,
+    Copy,
+    Fence,
+    For,
+    Hint,
+    If,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Program,
+    Role,
+    Store,
+    Sync,
+    View,
+    Wait,
+    WaitGroup,
+    While,
+    bodies,
+    bound,
+    marked,
+    read_buffers,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.rewrite import fresh_name, program_names, rebuild
+from tilewright.ir.simplify import simplify
+from tilewright.ir.target import Target
+from tilewright.passes.bulk_rules import bulk_eligible, cp_async_eligible
+from tilewright.passes.insert_syncs import settle_stores
+from tilewright.passes.matrix_groups import (
+    NumberedGemm,
+    Release,
+    number_gemms,
+    settle_matrix_groups,
+    unnumber,
+)
+from tilewright.passes.rings import (
+    BULK,
+    CP_ASYNC,
+    Fill,
+    Groups,
+    Place,
+    Plan,
+    Ring,
+    RingKey,
+    Slots,
+    copy_at,
+    fill_groups,
+    leaves_early,
+    mentioned,
+    ring_key,
+    slot_region,
+    slotted,
+    staged,
+    written_in,
+)
+from tilewright.support.errors import Loc
+
+
+def pipeline_loops(program: Program, target: Target) -> Program:
+    """Every kernel of `program` with its copies running ahead, as far as `target` can."""
+    names = program_names(program)
+    kernels = tuple(_kernel(kernel, program, target, names) for kernel in program.kernels)
+    return dataclasses.replace(program, kernels=kernels)
+
+
+def is_placed(kernel: Kernel) -> bool:
+    """The kernel has roles, barriers or asynchronous copies of its own: its time is its author's
+    business."""
+    for op in walk_ops(kernel):
+        if isinstance(op, (Role, BarrierInit, Arrive, Wait, Commit, WaitGroup)):
+            return True
+        if isinstance(op, Hint) and op.name == "ws":
+            return True
+        if isinstance(op, Copy) and op.atom is not None and ATOMS[op.atom].is_async:
+            return True
+    return bool(kernel.cluster) and prod(kernel.cluster) > 1
+
+
+def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -> Kernel:
+    if is_placed(kernel):
+        return kernel
+    body = number_gemms(kernel.body)
+    numbered = rebuild(kernel, body=body)
+    work = _Pipeliner(numbered, program, target, names)
+    body = work.body(numbered.body, scope.entry(numbered, program.dims), looped=False)
+    body = settle_matrix_groups((*work.start(), *body), work.fills_ring)
+    return settle_stores(rebuild(kernel, body=unnumber(body)))
+
+
+class _Pipeliner:
+    def __init__(self, kernel: Kernel, program: Program, target: Target, names: set[str]) -> None:
+        self.kernel = kernel
+        self.target = target
+        self.names = names
+        self.tensors = {t.name for t in program.tensors}
+        self.written = written_in(kernel.body)
+        views = [op for op in walk_ops(kernel) if isinstance(op, View)]
+        self.viewed = {b.name for op in views for b in (op.buffer, op.source)}
+        self.ahead: set[int] = set()
+        self.plans = self.find_plans(program)
+        self.rings: dict[RingKey, Ring] = {}
+        self.turns: dict[tuple[frozenset[int], int], Buffer] = {}
+        self.barriers: list[Buffer] = []
+        self.counters: list[Buffer] = []
+        self.ring_names: set[str] = set()
+
+    # ── finding what may run ahead ───────────────────────────────────────────────────────────
+
+    def find_plans(self, program: Program) -> dict[int, Plan]:
+        plans: dict[int, Plan] = {}
+        for op, ranges in scope.walk_ranges(self.kernel, program.dims):
+            if isinstance(op, For) and op.kind == "pipelined" and op.stages >= 1:
+                plan = Plan(op)
+                step = op.step
+                if isinstance(step, Const) and step.value > 0 and not leaves_early(op.body):
+                    for at, each in enumerate(op.body):
+                        found = self.runs_ahead(op, at, each, ranges)
+                        if found is not None:
+                            plan.fills[found.copy.dst.buffer.name] = found
+                plans[id(op)] = plan
+        # a ring holds a buffer's values only where every use stands in a loop that fills it
+        outside = self.uses_outside(self.kernel.body, plans)
+        for plan in plans.values():
+            plan.fills = {n: f for n, f in plan.fills.items() if n not in outside}
+            self.ahead |= {id(plan.loop.body[fill.at]) for fill in plan.fills.values()}
+        return plans
+
+    def uses_outside(self, body: Body, plans: dict[int, Plan]) -> set[str]:
+        """Buffers used in `body` outside the loops that fill them ahead."""
+        found: set[str] = set()
+        for op in body:
+            if isinstance(op, (Alloc, Hint)):
+                continue
+            inner = set().union(*(self.uses_outside(b, plans) for b in bodies(op)))
+            head = {b.name for b in (*read_buffers(op), *written_buffers(op))}
+            if id(op) in plans:
+                inner -= set(plans[id(op)].fills)
+            found |= head | inner
+        return found
+
+    def runs_ahead(self, loop: For, at: int, op: Op, ranges: Ranges) -> Fill | None:
+        """Statement `at` of `loop` as a copy that may be made in an earlier iteration."""
+        if not isinstance(op, Copy) or op.atom is not None or op.prefer == "sync":
+            return None
+        if op.multicast is not None or op.barrier is not None or op.reduce is not None:
+            return None
+        tensor, tile = op.src.buffer, op.dst.buffer
+        if tensor.space is not Space.GLOBAL or tile.space is not Space.SHARED:
+            return None
+        if not op.dst.is_whole or not tile.is_static or tile.name in self.viewed:
+            return None
+        writers = [i for o in loop.body for i in walk_ops(o) if tile.name in written_in((i,))]
+        uses = [k for k, o in enumerate(loop.body) if k != at and tile.name in mentioned(o)]
+        own = [i for i in writers if not any(True for _ in bodies(i))]
+        if len(own) != 1 or own[0] is not op or not uses or min(uses) < at:
+            return None
+        if isinstance(tile.layout, Fragment) or tensor.name in written_in(loop.body):
+            return None
+        copy = self.resolved(loop, at, op)
+        if copy is None:
+            return None
+        how = self.engine(copy, loop, ranges)
+        return None if how is None else Fill(at, copy, how, uses)
+
+    def resolved(self, loop: For, at: int, op: Copy) -> Copy | None:
+        """`op` in terms of the loop's variable and what holds in all iterations; None where it
+        needs something that the body computes."""
+        values: dict[Var, Expr] = {}
+        for earlier in loop.body[:at]:
+            if isinstance(earlier, Let):
+                values[earlier.var] = substitute(earlier.value, values)
+        inner = {v for o in loop.body for each in walk_ops(o) for v in bound(each)}
+        changed = written_in(loop.body)
+        src = Region(
+            op.src.buffer,
+            tuple(substitute(s, values) for s in op.src.starts),
+            tuple(substitute(e, values) for e in op.src.extents),
+            op.src.cta,
+        )
+        for expr in (*src.starts, *src.extents):
+            if variables(expr) & inner:
+                return None
+            for load in loads(expr):
+                fixed = self.written if load.buffer.space is Space.GLOBAL else changed
+                if load.buffer.name in fixed:
+                    return None
+        return rebuild(op, src=src)
+
+    def engine(self, copy: Copy, loop: For, ranges: Ranges) -> str | None:
+        """What makes the copy wherever it ends up: before the loop, or iterations ahead in it."""
+        turn = Var(" turn", loop.var.dtype)
+        before = ranges.where(turn, 0, loop.stages - 1)
+        ahead = scope.inside(loop, "body", ranges)
+        places = (
+            (copy_at(copy, loop, loop.start + turn * loop.step), before),
+            (copy_at(copy, loop, loop.var + loop.step * loop.stages), ahead),
+            (copy_at(copy, loop, loop.var + loop.step * (loop.stages - 1)), ahead),
+        )
+        features = self.target.features
+        # a tensor that this kernel writes is not read behind the threads' back
+        if copy.src.buffer.name in self.written:
+            return None
+        bulk = Feature.BULK_COPY in features and copy.src.buffer.name in self.tensors
+        if bulk and copy.prefer != "cp_async" and all(bulk_eligible(c, r) for c, r in places):
+            return BULK
+        if Feature.CP_ASYNC in features and all(cp_async_eligible(c, r) for c, r in places):
+            return CP_ASYNC
+        return None
+
+    # ── rewriting ────────────────────────────────────────────────────────────────────────────
+
+    def body(self, body: Body, ranges: Ranges, *, looped: bool) -> Body:
+        """`body` with loops pipelined, inner ones first, and other copies given to the engine."""
+        parts = self.statements(body, ranges, looped=looped)
+        return self.single_loads([op for part in parts for op in part], looped)
+
+    def statements(self, body: Body, ranges: Ranges, *, looped: bool) -> list[list[Op]]:
+        """What becomes of each statement of `body`."""
+        found = []
+        for op in body:
+            found.append(self.statement(op, ranges, looped))
+            ranges = scope.after(op, ranges)
+        return found
+
+    def statement(self, op: Op, ranges: Ranges, looped: bool) -> list[Op]:
+        plan = self.plans.get(id(op))
+        if plan is not None and plan.fills:
+            inside = scope.inside(op, "body", ranges)
+            parts = self.statements(plan.loop.body, inside, looped=True)
+            return self.pipelined(plan, parts, ranges)
+        if isinstance(op, Alloc) and self.is_ring(op.buffer):
+            return []  # allocated at the start
+        if isinstance(op, Hint) and op.buffer is not None and self.is_ring(op.buffer):
+            return self.hints(op)
+        if isinstance(op, Copy):
+            return [self.engaged(op, ranges)]
+        if isinstance(op, Map):
+            return [op]
+        inner = looped or isinstance(op, (For, While))
+        changes = {
+            f.name: self.body(getattr(op, f.name), scope.inside(op, f.name, ranges), looped=inner)
+            for f in marked(op, "body")
+        }
+        return [rebuild(op, **changes)]
+
+    def is_ring(self, buffer: Buffer) -> bool:
+        return any(buffer.name in plan.fills for plan in self.plans.values())
+
+    def hints(self, op: Hint) -> list[Op]:
+        """What is said of a buffer, said of its rings. Their loops may come later in the text."""
+        assert op.buffer is not None
+        found: list[Op] = []
+        for plan in self.plans.values():
+            for ring in self.loop_rings(plan):
+                slots = ring.slots.get(op.buffer.name)
+                layout = None if op.layout is None else staged(op.layout, ring.stages)
+                if slots is not None:
+                    new = rebuild(op, buffer=slots, layout=layout)
+                    found += [] if new in found else [new]
+        return found
+
+    def loop_rings(self, plan: Plan) -> list[Ring]:
+        return [ring for ring, _ in self.grouped(plan)]
+
+    def grouped(self, plan: Plan) -> Groups:
+        """The loop's rings: buffers with the same first and last reader together."""
+        return [(self.ring(fills, plan), fills) for fills in fill_groups(plan)]
+
+    def ring(self, fills: list[Fill], plan: Plan) -> Ring:
+        how, stages = fills[0].how, plan.loop.stages
+        key = ring_key(fills, stages)
+        if key not in self.rings:
+            slots = {}
+            for fill in fills:
+                buffer = fill.copy.dst.buffer
+                used = any(buffer.name in ring.slots for ring in self.rings.values())
+                name = fresh_name(buffer.name, self.names) if used else buffer.name
+                layout = None if buffer.layout is None else staged(buffer.layout, stages)
+                shape = (const(stages), *buffer.shape)
+                slots[buffer.name] = dataclasses.replace(
+                    buffer, name=name, shape=shape, layout=layout
+                )
+                self.ring_names.add(name)
+            # rings that the same loops go round count together
+            loops = frozenset(
+                n
+                for n, other in self.plans.items()
+                if any(ring_key(g, other.loop.stages) == key for g in fill_groups(other))
+            )
+            together = (loops, stages)
+            if together not in self.turns:
+                self.turns[together] = self.counter(f"{plan.loop.var.name}_turn")
+            full = None
+            if how == BULK:
+                full = self.barrier(f"{fills[0].copy.dst.buffer.name}_full", stages)
+            self.rings[key] = Ring(stages, how, slots, self.turns[together], full)
+        return self.rings[key]
+
+    def barrier(self, name: str, count: int) -> Buffer:
+        self.barriers.append(
+            Buffer(fresh_name(name, self.names), (const(count),), BARRIER, Space.BARRIER)
+        )
+        return self.barriers[-1]
+
+    def counter(self, name: str) -> Buffer:
+        self.counters.append(Buffer(fresh_name(name, self.names), (), INT32, Space.LOCAL))
+        return self.counters[-1]
+
+    def var(self, name: str) -> Var:
+        return Var(fresh_name(name, self.names))
+
+    def start(self) -> Body:
+        """What the kernel begins with: rings, barriers and counters."""
+        loc = self.kernel.loc
+        found: list[Op] = []
+        for ring in self.rings.values():
+            found += [Alloc(b, loc=loc) for b in ring.slots.values()]
+        found += [Alloc(b, loc=loc) for b in self.barriers]
+        found += [Alloc(b, const(0), loc=loc) for b in self.counters]
+        found += [BarrierInit(whole(b), const(1), loc=loc) for b in self.barriers]
+        if self.barriers:
+            found += [Fence("barrier_init", loc=loc), Sync("block", loc=loc)]
+        return tuple(found)
+
+    def fills_ring(self, op: Op) -> bool:
+        return (
+            isinstance(op, Copy)
+            and op.atom in (BULK, CP_ASYNC)
+            and (op.dst.buffer.name in self.ring_names)
+        )
+
+    # ── one loop ─────────────────────────────────────────────────────────────────────────────
+
+    def pipelined(self, plan: Plan, parts: list[list[Op]], ranges: Ranges) -> list[Op]:
+        """The loop behind its first fills. `parts` are its statements, rewritten within."""
+        found: list[Op] = []
+        loop = plan.loop
+        ends = []
+        for name, value in (("start", loop.start), ("stop", loop.stop)):
+            if loads(value):  # taken once, as the loop does
+                var = Var(fresh_name(f"{loop.var.name}_{name}", self.names), value.dtype)
+                found.append(Let(var, value, loc=loop.loc))
+                value = var
+            ends.append(value)
+        loop = rebuild(loop, start=ends[0], stop=ends[1])
+        for fill in plan.fills.values():
+            parts[fill.at] = []
+        before: dict[int, list[Op]] = {}
+        behind: dict[int, list[Op]] = {}
+        head: list[Op] = []
+        tail: list[Op] = []
+        here: Slots = {}
+        refills: dict[Place, Groups] = {}
+        groups = self.grouped(plan)
+        for ring, fills in groups:
+            if ring.counter not in here:
+                here[ring.counter] = const(0)
+                if ring.stages > 1:
+                    slot = here[ring.counter] = self.var(f"{loop.var.name}_slot")
+                    head.append(Let(slot, ring.slot(), loc=loop.loc))
+                turned = Load(ring.counter, ()) + 1
+                tail.append(Store(ring.counter, (), turned, loc=loop.loc))
+            for k, part in enumerate(parts):
+                parts[k] = [slotted(op, ring.slots, here[ring.counter]) for op in part]
+            uses = sorted({k for f in fills for k in f.uses})
+            first, loc = uses[0], loop.body[uses[0]].loc
+            place, numbers, run = self.release(plan, first, uses[-1], ring)
+            if ring.full is not None:
+                wait = Wait(element(ring.full, here[ring.counter]), ring.phase(), loc=loc)
+                before.setdefault(first, []).insert(0, wait)
+            else:
+                pending = ring.stages - 1 - place.lag + int(place.at < first)
+                arrived: list[Op] = [WaitGroup(CP_ASYNC, pending, loc=loc)]
+                if numbers:
+                    arrived.append(Fence("proxy_async", loc=loc))
+                # each thread has waited for what it copied itself; it also means that no thread
+                # reads the slot of the iteration before any more
+                before.setdefault(first, [])[:0] = [*arrived, Sync("block", loc=loc)]
+            if numbers:
+                side = before if place.ahead else behind
+                side.setdefault(place.at, []).append(Release(numbers, run, loc=loc))
+            refills.setdefault(place, []).append((ring, fills))
+            found += self.free(ring, loop.loc)
+        for place, several in refills.items():
+            side = before if place.ahead else behind
+            side.setdefault(place.at, []).extend(
+                self.refill(loop, several, place.lag, here, ranges)
+            )
+        found += self.first_fills(loop, groups, ranges)
+        body: list[Op] = list(head)
+        for k, part in enumerate(parts):
+            body += [*before.get(k, []), *part, *behind.get(k, [])]
+        new = self.single_loads([*body, *tail], True)
+        found.append(rebuild(loop, body=new, kind="serial", stages=0, order=None, stage=None))
+        return found
+
+    def free(self, ring: Ring, loc: Loc | None) -> list[Op]:
+        """Products of loops before, or of this one in an outer iteration, that read the slots."""
+        names = set(ring.slots) | {b.name for b in ring.slots.values()}
+        numbers = tuple(
+            op.number
+            for op in walk_ops(self.kernel)
+            if isinstance(op, NumberedGemm) and {op.a.buffer.name, op.b.buffer.name} & names
+        )
+        return [Release(numbers, loc=loc)] if numbers else []
+
+    def release(
+        self, plan: Plan, first: int, last: int, ring: Ring
+    ) -> tuple[Place, tuple[int, ...], int]:
+        """Where a slot is free again, which products must be over there, and which run of them."""
+        body, names = plan.loop.body, set(ring.slots)
+        reading = [
+            (k, inner)
+            for k, op in enumerate(body)
+            for inner in walk_ops(op)
+            if isinstance(inner, NumberedGemm)
+            and names & {inner.a.buffer.name, inner.b.buffer.name}
+        ]
+        numbers = tuple(gemm.number for _, gemm in reading)
+        latest = body[last]
+        if not reading and ring.how == CP_ASYNC and ring.stages > 1:
+            return Place(first, ahead=True, lag=1), (), 0
+        nested = any(body[k] is not gemm for k, gemm in reading)
+        if nested or not reading or not isinstance(latest, NumberedGemm):
+            return Place(last), numbers, 0
+        result = latest.c.buffer.name
+        copies = {fill.at for fill in plan.fills.values()}
+
+        def needs_result(k: int) -> bool:
+            op = body[k]
+            if isinstance(op, NumberedGemm):
+                return result in (op.a.buffer.name, op.b.buffer.name)
+            return k not in copies and result in mentioned(op)
+
+        final = (latest.number,)
+        for k in range(last + 1, len(body)):
+            if needs_result(k):
+                return Place(k, ahead=True), final, 0
+        if ring.stages == 1:
+            return Place(last), final, 0
+        for k in range(last):
+            if needs_result(k):
+                return Place(k, ahead=True, lag=1), final, 0
+        return Place(last, lag=1), final, 1
+
+    def fills(
+        self, loop: For, groups: Groups, value: Expr, ahead: Expr | int, here: Slots | None
+    ) -> list[Op]:
+        """The copies of one iteration, the one in which the loop's variable is `value`, `ahead`
+        of that in which the slots are `here`."""
+        found: list[Op] = []
+        slots: Slots = {}
+        for ring, fills in groups:
+            slot = slots.get(ring.counter)
+            if slot is None:
+                slot = const(0)
+                if here is not None and isinstance(ahead, int) and ahead % ring.stages == 0:
+                    slot = here[ring.counter]
+                elif ring.stages > 1:
+                    slot = self.var(f"{loop.var.name}_next")
+                    found.append(Let(slot, ring.slot(ahead), loc=loop.loc))
+                slots[ring.counter] = slot
+            full = None
+            if ring.full is not None:
+                full = element(ring.full, slot)
+                found.append(Arrive(full, const(ring.bytes), loc=fills[0].copy.loc))
+            for fill in fills:
+                copy = copy_at(fill.copy, loop, value)
+                buffer = ring.slots[copy.dst.buffer.name]
+                dst = slot_region(copy.dst, buffer, slot)
+                found.append(rebuild(copy, dst=dst, barrier=full, atom=ring.how))
+        return found
+
+    def first_fills(self, loop: For, groups: Groups, ranges: Ranges) -> list[Op]:
+        turn = Var(fresh_name(f"{loop.var.name}_first", self.names), loop.var.dtype)
+        value = simplify(loop.start + turn * loop.step, ranges)
+        extent = bounds(loop.stop - loop.start, ranges)
+        step, count = int(loop.step), loop.stages
+        by_threads = any(ring.how == CP_ASYNC for ring, _ in groups)
+        # as many groups of cp.async as slots, so that waits may count them
+        if not by_threads and extent.hi is not None:
+            count = max(0, min(count, -(-extent.hi // step)))
+        if not count:
+            return []
+        inner = self.fills(loop, groups, value, turn, None)
+        if extent.lo is None or (count - 1) * step >= extent.lo:
+            inner = [If(compare("<", value, loop.stop), tuple(inner), loc=loop.loc)]
+        if by_threads:
+            inner.append(Commit(CP_ASYNC, loc=loop.loc))
+        zero, last = const(0, loop.var.dtype), const(count, loop.var.dtype)
+        return [For(turn, zero, last, tuple(inner), kind="unroll", loc=loop.loc)]
+
+    def refill(self, loop: For, groups: Groups, lag: int, here: Slots, ranges: Ranges) -> list[Op]:
+        distance = loop.stages - lag
+        value = loop.var + loop.step * distance
+        cond = compare("<", value, loop.stop)
+        known = prove(cond, scope.inside(loop, "body", ranges))
+        if lag:
+            cond = binary("and", compare(">", loop.var, loop.start), cond)
+        found: list[Op] = []
+        if known is not False:
+            inner = self.fills(loop, groups, value, distance, here)
+            found.append(If(cond, tuple(inner), loc=loop.loc))
+        if any(ring.how == CP_ASYNC for ring, _ in groups):
+            found.append(Commit(CP_ASYNC, loc=loop.loc))
+        return found
+
+    # ── copies that stay where they are ──────────────────────────────────────────────────────
+
+    def engaged(self, op: Copy, ranges: Ranges) -> Copy:
+        """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
+        stores of tensors that nothing else uses."""
+        if op.atom is not None or op.prefer in ("sync", "cp_async") or op.multicast is not None:
+            return op
+        if Feature.BULK_COPY not in self.target.features:
+            return op
+        load = op.src.buffer.space is Space.GLOBAL
+        tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
+        if tensor.name not in self.tensors or tile.name in self.viewed:
+            return op
+        if tensor.name in self.written if load else not self.is_used_once(tensor):
+            return op
+        if id(op) in self.ahead or not bulk_eligible(op, ranges):
+            return op
+        return rebuild(op, atom=BULK if load else "bulk_store")
+
+    def is_used_once(self, tensor: Buffer) -> bool:
+        users = [
+            op
+            for op in walk_ops(self.kernel.body)
+            if tensor in (*read_buffers(op), *written_buffers(op))
+        ]
+        return len(users) == 1
+
+    def single_loads(self, body: list[Op], looped: bool) -> Body:
+        """Loads of single tiles: each run of them on one barrier, waited for before the next op
+        that uses one of the tiles."""
+        found: list[Op] = []
+        waiting: list[tuple[set[str], list[Op]]] = []
+        run: list[Copy] = []
+
+        def issue() -> None:
+            if not run:
+                return
+            first, loc = run[0].dst.buffer.name, run[0].loc
+            names = {c.dst.buffer.name for c in run}
+            barrier = element(self.barrier(f"{first}_full", 1), 0)
+            total = sum(c.dst.dtype.storage_bytes(prod(c.dst.static_tile)) for c in run)
+            found.append(Arrive(barrier, const(total), loc=loc))
+            found.extend(rebuild(c, barrier=barrier) for c in run)
+            wait: list[Op] = [Wait(barrier, const(0), loc=loc)]
+            if looped:
+                counter = self.counter(f"{first}_turn")
+                turn = Load(counter, ())
+                wait = [Wait(barrier, turn % 2, loc=loc), Store(counter, (), turn + 1, loc=loc)]
+            waiting.append((names, wait))
+            run.clear()
+
+        def settle(names: set[str] | None) -> None:
+            for item in list(waiting):
+                if names is None or item[0] & names:
+                    found.extend(item[1])
+                    waiting.remove(item)
+
+        for op in body:
+            load = isinstance(op, Copy) and op.atom == BULK and op.barrier is None
+            used = mentioned(op)
+            if not load or used & {c.dst.buffer.name for c in run}:
+                issue()
+            settle(None if leaves_early((op,)) else used)
+            if isinstance(op, Copy) and load:
+                run.append(op)
+            else:
+                found.append(op)
+        issue()
+        settle(None)
+        return tuple(found)

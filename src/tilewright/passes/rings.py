@@ -1,0 +1,199 @@
+"""What the pipelining of loops is planned with: rings of slots, fills, places, and the regions
+that they turn buffers into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from tilewright.ir.buffer import AnyLayout, Buffer, Region
+from tilewright.ir.expr import (
+    Expr,
+    Load,
+    const,
+    substitute,
+    transform,
+)
+from tilewright.ir.fragment import Fragment
+from tilewright.ir.layout import ComposedLayout, Layout
+from tilewright.ir.op import (
+    Body,
+    Break,
+    Continue,
+    Copy,
+    For,
+    Intrinsic,
+    Op,
+    While,
+    bodies,
+    marked,
+    read_buffers,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.rewrite import map_ops, rebuild
+
+BULK, CP_ASYNC = "bulk_load", "cp_async"
+
+
+# ── what a kernel does with its buffers ──────────────────────────────────────────────────────
+
+
+def touched_in(op: Op) -> Iterator[tuple[Buffer, bool]]:
+    """Buffers that `op` and what stands in it read (False) and write (True)."""
+    for inner in walk_ops(op):
+        for buffer in read_buffers(inner):
+            yield buffer, isinstance(inner, Intrinsic)
+        for buffer in written_buffers(inner):
+            yield buffer, True
+
+
+def written_in(body: Iterable[Op]) -> set[str]:
+    return {buffer.name for op in body for buffer, writes in touched_in(op) if writes}
+
+
+def mentioned(op: Op) -> set[str]:
+    return {buffer.name for buffer, _ in touched_in(op)}
+
+
+def leaves_early(body: Body) -> bool:
+    """Control may leave an iteration of the loop around `body` early."""
+    return any(
+        isinstance(op, (Break, Continue))
+        or (not isinstance(op, (For, While)) and any(leaves_early(b) for b in bodies(op)))
+        for op in body
+    )
+
+
+# ── plans ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Ring:
+    """Slots for some buffers. `counter` counts the iterations that used them; `full` (bulk
+    copies) has a barrier per slot."""
+
+    stages: int
+    how: str
+    slots: dict[str, Buffer]
+    counter: Buffer
+    full: Buffer | None
+
+    def slot(self, ahead: Expr | int = 0) -> Expr:
+        if self.stages == 1:
+            return const(0)
+        return (Load(self.counter, ()) + ahead) % self.stages
+
+    def phase(self) -> Expr:
+        return Load(self.counter, ()) // self.stages % 2
+
+    @property
+    def bytes(self) -> int:
+        return sum(b.bytes // self.stages for b in self.slots.values())
+
+
+@dataclass
+class Fill:
+    """A copy that may run ahead in a loop: statement `at` of its body, the body's names resolved.
+    `uses` are the statements that read what it brings, in order."""
+
+    at: int
+    copy: Copy
+    how: str
+    uses: list[int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a slot is filled again: behind (`ahead`: before) statement `at`, `lag` iterations
+    after the one that read it."""
+
+    at: int
+    ahead: bool = False
+    lag: int = 0
+
+
+RingKey: TypeAlias = tuple[tuple[str, ...], int, str]
+
+
+@dataclass
+class Plan:
+    """What of one loop runs ahead."""
+
+    loop: For
+    fills: dict[str, Fill] = field(default_factory=dict)
+
+
+Groups: TypeAlias = list[tuple[Ring, list[Fill]]]
+Slots: TypeAlias = dict[Buffer, Expr]  # by counter
+
+
+# ── regions and layouts ──────────────────────────────────────────────────────────────────────
+
+
+def fill_groups(plan: Plan) -> list[list[Fill]]:
+    groups: dict[tuple[str, int, int], list[Fill]] = {}
+    for fill in plan.fills.values():
+        key = (fill.how, fill.uses[0], fill.uses[-1])
+        groups.setdefault((CP_ASYNC, 0, 0) if fill.how == CP_ASYNC else key, []).append(fill)
+    return list(groups.values())
+
+
+def ring_key(fills: list[Fill], stages: int) -> RingKey:
+    return tuple(f.copy.dst.buffer.name for f in fills), stages, fills[0].how
+
+
+def copy_at(copy: Copy, loop: For, value: Expr) -> Copy:
+    """`copy` in the iteration in which the loop's variable is `value`."""
+    values = {loop.var: value}
+    starts = tuple(substitute(s, values) for s in copy.src.starts)
+    extents = tuple(substitute(e, values) for e in copy.src.extents)
+    return rebuild(copy, src=Region(copy.src.buffer, starts, extents, copy.src.cta))
+
+
+def slot_region(region: Region, ring: Buffer, slot: Expr) -> Region:
+    return Region(ring, (slot, *region.starts), (const(1), *region.extents), region.cta)
+
+
+def slotted(op: Op, slots: dict[str, Buffer], slot: Expr) -> Op:
+    """`op`, and what stands in it, with the buffers of a ring replaced by one of its slots."""
+
+    def node(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and e.buffer.name in slots:
+            return Load(slots[e.buffer.name], (slot, *e.indices), e.loc)
+        return None
+
+    def value(x: Any) -> Any:
+        if isinstance(x, Expr):
+            return transform(x, node)
+        if isinstance(x, Region):
+            starts = tuple(transform(s, node) for s in x.starts)
+            extents = tuple(transform(e, node) for e in x.extents)
+            new = Region(x.buffer, starts, extents, x.cta)
+            if x.buffer.name in slots:
+                return slot_region(new, slots[x.buffer.name], slot)
+            return x if new == x else new
+        if isinstance(x, tuple):
+            new_items = tuple(value(item) for item in x)
+            same = all(a is b for a, b in zip(new_items, x, strict=True))
+            return x if same else new_items
+        return x
+
+    def one(each: Op) -> Op:
+        if slots.keys().isdisjoint(mentioned(each)):
+            return each
+        return rebuild(each, **{f.name: value(getattr(each, f.name)) for f in marked(each, "arg")})
+
+    return one(map_ops(op, one))
+
+
+def staged(layout: AnyLayout, stages: int) -> AnyLayout:
+    """`layout` for each slot of a ring, one behind the other."""
+    if isinstance(layout, Fragment):
+        return layout
+    inner = layout.layout if isinstance(layout, ComposedLayout) else layout
+    shape = inner.shape if isinstance(inner.shape, tuple) else (inner.shape,)
+    stride = inner.stride if isinstance(inner.stride, tuple) else (inner.stride,)
+    ring = Layout((stages, *shape), (layout.cosize(), *stride))
+    return layout.with_layout(ring) if isinstance(layout, ComposedLayout) else ring

@@ -1,0 +1,259 @@
+"""One program on several targets: the checking interpreter says what is right."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.atoms import Feature
+from tilewright.ir.op import Program
+from tilewright.ir.target import Target
+from tilewright.runtime.kernel import CompiledKernel
+from tilewright.support.errors import CompileError, TilewrightError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Arguments = Callable[..., dict[str, Any]]
+
+# How far float data may differ, in units of the program's coarsest type: some forty operations
+# that round and functions of a few units each.
+_UNITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-52}
+_SLACK = 40.0
+
+
+_HOPPER = Target.parse("cuda")
+# thread code as the interpreter runs it, with Hopper's features and with those of sm_80
+THREADS = {
+    "threads": _HOPPER,
+    "threads-sm80": _HOPPER.without(Feature.WGMMA, Feature.BULK_COPY, Feature.REGISTER_MOVE),
+}
+
+
+@dataclass
+class Verdict:
+    """How a program fared on its targets.
+
+    `kind`: `ok`; `illegal` (not a legal program: no fault of a target); `mismatch`, `crash`
+    (an error that is not one of ours) or `refused` (one that is), of `target`.
+    """
+
+    kind: str
+    target: str = ""
+    detail: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def found(self) -> bool:
+        """Whether this is something to look at."""
+        return self.kind not in ("ok", "illegal")
+
+    def same(self, other: Verdict) -> bool:
+        """The same failure, also if its numbers differ."""
+        if (self.kind, self.target) != (other.kind, other.target):
+            return False
+        return self.kind == "mismatch" or self.headline == other.headline
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.target}: {self.detail.partition(chr(10))[0]}"
+
+    @property
+    def headline(self) -> str:
+        """The detail without what changes from program to program."""
+        first = self.detail.split("\n")[0]
+        return "".join("#" if c.isdigit() else c for c in first)
+
+
+def load(source: str, name: str) -> dict[str, Any]:
+    """The names of a program's file, which need not exist on disk."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    space: dict[str, Any] = {"__name__": "fuzzed", "__file__": name}
+    exec(compile(source, name, "exec"), space)
+    return space
+
+
+def check_source(source: str, targets: Sequence[str], name: str = "<fuzz>") -> Verdict:
+    """Build a program through the front door and compare `targets` with the interpreter."""
+    try:
+        space = load(source, name)
+    except TilewrightError as error:
+        return Verdict("illegal", "build", error.message)
+    except Exception as error:
+        return Verdict("crash", "build", _internal(error))
+    finally:
+        linecache.cache.pop(name, None)
+    program = space["program"].program
+    return check(program, space["arguments"], space["CASES"], space["EXACT"], targets, source)
+
+
+def check(
+    program: Program,
+    arguments: Arguments,
+    cases: Sequence[Mapping[str, int]],
+    exact: bool,
+    targets: Sequence[str],
+    source: str = "",
+) -> Verdict:
+    """The first target that differs from the sanitizing interpreter, or that fails."""
+    seconds: dict[str, float] = {}
+    unit = 0.0 if exact else max((u for n, u in _UNITS.items() if n in source), default=2.0**-8)
+    started = time.perf_counter()
+    wanted = []
+    try:
+        judge = CompiledKernel(program, target="interp -sanitize")
+        for case in cases:
+            wanted.append(_run(judge, arguments(**case), program))
+    except TilewrightError as error:
+        return Verdict("illegal", "interp", error.message)
+    except Exception as error:
+        return Verdict("crash", "interp", _internal(error))
+    seconds["interp"] = time.perf_counter() - started
+    for target in targets:
+        if target == "interp":
+            continue
+        started = time.perf_counter()
+        verdict = _against(program, arguments, cases, target, wanted, unit)
+        seconds[target] = time.perf_counter() - started
+        if verdict is not None:
+            verdict.seconds = seconds
+            return verdict
+    return Verdict("ok", seconds=seconds)
+
+
+def _against(
+    program: Program,
+    arguments: Arguments,
+    cases: Sequence[Mapping[str, int]],
+    target: str,
+    wanted: Sequence[dict[str, Array]],
+    unit: float,
+) -> Verdict | None:
+    try:
+        if target in THREADS:
+            return _thread_code(program, arguments, cases, target, wanted, unit)
+        # "cuda-build" compiles and runs nothing, for machines without a GPU
+        kernel = CompiledKernel(program, target=target.removesuffix("-build"))
+        if target.endswith("-build"):
+            return None
+        for case, want in zip(cases, wanted, strict=True):
+            got = _run(kernel, arguments(**case), program)
+            for name, array in want.items():
+                told = difference(array, got[name], unit)
+                if told:
+                    return Verdict("mismatch", target, f"{name} at {dict(case)}: {told}")
+    except CompileError as error:
+        return Verdict("refused", target, error.message)
+    except TilewrightError as error:
+        return Verdict("crash", target, f"{type(error).__name__}: {error.message}")
+    except Exception as error:
+        return Verdict("crash", target, _internal(error))
+    return None
+
+
+def _thread_code(
+    program: Program,
+    arguments: Arguments,
+    cases: Sequence[Mapping[str, int]],
+    target: str,
+    wanted: Sequence[dict[str, Array]],
+    unit: float,
+) -> Verdict | None:
+    """The thread code of the CUDA road, run by the interpreter: no GPU, and races show."""
+    from tilewright import interp
+    from tilewright.targets.cuda.backend import lower
+
+    code = lower(program, THREADS[target]).result
+    for case, want in zip(cases, wanted, strict=True):
+        given = arguments(**case)
+        interp.run_threads(code, given)
+        for name, array in want.items():
+            told = difference(array, given[name], unit)
+            if told:
+                return Verdict("mismatch", target, f"{name} at {dict(case)}: {told}")
+    return None
+
+
+def _internal(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = next((f for f in reversed(frames) if "tilewright" in f.filename), frames[-1])
+    place = own.filename.rpartition("tilewright/")[2]
+    return f"{type(error).__name__}: {error} ({place}, {own.name})\n{traceback.format_exc()}"
+
+
+def _run(kernel: CompiledKernel, given: dict[str, Any], program: Program) -> dict[str, Array]:
+    """The arrays after a call."""
+    if kernel.target.kind == "cuda":
+        return _run_on_device(kernel, given, program)
+    kernel(**given)
+    return {n: a for n, a in given.items() if isinstance(a, np.ndarray)}
+
+
+def _run_on_device(
+    kernel: CompiledKernel, given: dict[str, Any], program: Program
+) -> dict[str, Array]:
+    from tilewright.targets.cuda.driver import driver
+    from tilewright.targets.cuda.memory import DeviceMemory
+    from tilewright.targets.cuda.views import ArrayView
+
+    found = driver()
+    device = found.device(found.current_ordinal())
+    kinds = {t.name: t.dtype for t in program.tensors}
+    there: dict[str, Any] = dict(given)
+    with found.active(device):
+        for name, dtype in kinds.items():
+            array = np.ascontiguousarray(given[name])
+            memory = DeviceMemory(found, device, max(array.nbytes, 1), 0)
+            found.synchronize()
+            strides = tuple(s // array.itemsize for s in array.strides)
+            there[name] = ArrayView(
+                memory.address, array.shape, strides, dtype, device.ordinal, 0, owner=memory
+            )
+            if array.nbytes:
+                found.call(found.api.cuMemcpyHtoD(memory.address, array.ctypes.data, array.nbytes))
+        kernel(*(there[p.name] for p in program.params))
+        found.synchronize()
+        results = {}
+        for name in kinds:
+            array = results[name] = np.empty_like(given[name], order="C")
+            if array.nbytes:
+                address = there[name].address
+                found.call(found.api.cuMemcpyDtoH(array.ctypes.data, address, array.nbytes))
+    return results
+
+
+def difference(want: Array, got: Array, unit: float = 0.0) -> str:
+    """Where two arrays differ, in words, or ''. Zeros of either sign are equal, and so are NaNs."""
+    if want.dtype.kind in "biu":
+        wrong = want != got
+    else:
+        with np.errstate(all="ignore"):
+            a, b = want.astype(np.float64), got.astype(np.float64)
+            wrong = (a != b) & ~(np.isnan(a) & np.isnan(b))
+            if unit and wrong.any():
+                scale = 1.0 + np.abs(a[np.isfinite(a)]).max(initial=0.0)
+                wrong &= ~(np.abs(a - b) <= _SLACK * unit * scale)
+    if not wrong.any():
+        return ""
+    at = tuple(int(i[0]) for i in np.nonzero(wrong))
+    count = int(wrong.sum())
+    return f"{count} of {wrong.size} differ, first at {at}: {got[at]}, not {want[at]}"
+
+
+def replay(
+    prim_func: Any,
+    arguments: Arguments,
+    cases: Sequence[Mapping[str, int]],
+    exact: bool,
+    targets: Sequence[str],
+) -> int:
+    """Run a printed program on `targets` (the CPU by default); 0 when all agree."""
+    with open(sys.argv[0], encoding="utf-8") as handle:
+        source = handle.read()
+    verdict = check(prim_func.program, arguments, cases, exact, targets or ["cpu"], source)
+    print(f"{verdict.kind} {verdict.target} {verdict.detail}".rstrip())
+    return int(verdict.kind != "ok")

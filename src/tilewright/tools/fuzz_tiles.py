@@ -1,0 +1,226 @@
+"""Random operations on whole tiles: copies, fills, products, reductions, scans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tilewright.tools.fuzz_nests import Nests
+from tilewright.tools.fuzz_recipe import Stmt, Tile, is_float
+from tilewright.tools.fuzz_values import Index
+from tilewright.tools.fuzz_workshop import Block
+
+
+class Tiles(Nests):
+    """Statements that move and combine tiles."""
+
+    def region(self, tile: Tile, whole: bool) -> tuple[str, list[str]]:
+        """(text, extents) of a tile or a part of it."""
+        if whole or self.r.random() < 0.7:
+            return tile.name, list(tile.shape)
+        parts, extents = [], []
+        for s in tile.shape:
+            start, count = self.r.choice(
+                [("0", s), ("0", s), (f"{s} // 3", f"({s} + 1) // 2"), (f"{s} // 2", "1")]
+            )
+            parts.append(f"$[{start}] : $[{start} + {count}]" if count != s else ":")
+            extents.append(f"$[{count}]" if count != s else s)
+        return f"{tile.name}[{', '.join(parts)}]", extents
+
+    def a_copy_in(self, b: Block) -> Stmt | None:
+        tile = self.any_tile(b)
+        return self.copy_in(b, tile) if tile else None
+
+    def copy_in(self, b: Block, tile: Tile, whole: bool = False) -> Stmt | None:
+        r = self.r
+        rank = len(tile.shape)
+        tensors = [t for t in b.inputs if len(t.shape) >= rank]
+        if not self.exact:
+            tensors = [t for t in tensors if is_float(t.dtype)]
+        if not tensors:
+            return None
+        tensor = r.choice(tensors)
+        text, extents = self.region(tile, whole)
+        site = self.site(b, [])
+        starts = [self.anywhere_uniform(s, site) for s in tensor.shape]
+        if r.random() < 0.7 or text != tile.name:
+            place = ", ".join(starts)
+        else:
+            kept = sorted(r.sample(range(len(starts)), rank))
+            parts = list(starts)
+            for at, extent in zip(kept, extents, strict=True):
+                parts[at] = f"{starts[at]} : {starts[at]} + {extent}"
+            place = ", ".join(parts)
+        option = r.choice(["", "", "", ', prefer="cp_async"', ', prefer="sync"', ', cache="first"'])
+        effect = ("copy", tensor.name, tile.name, whole)
+        return Stmt(f"T.copy({tensor.name}[{place}], {text}{option})", effect=effect)
+
+    def a_copy(self, b: Block) -> Stmt | None:
+        """Tile to tile, the part that both have."""
+        r = self.r
+        src, dst = self.any_tile(b), self.any_tile(b)
+        if not src or not dst or self.root(b, src) == self.root(b, dst):
+            return None
+        if len(src.shape) != len(dst.shape) or (not self.exact and src.dtype != dst.dtype):
+            return None
+        same = src.shape == dst.shape
+        texts = []
+        for tile in (src, dst):
+            parts = []
+            for s, t in zip(src.shape, dst.shape, strict=True):
+                own = s if tile is src else t
+                start = f"{own} - min({s}, {t})" if r.random() < 0.5 else "0"
+                parts.append(f"$[{start}] : $[{start} + min({s}, {t})]")
+            plain = same and r.random() < 0.8
+            texts.append(tile.name if plain else f"{tile.name}[{', '.join(parts)}]")
+        effect = ("copy", src.name, dst.name, False)
+        return Stmt(f"T.copy({texts[0]}, {texts[1]})", effect=effect)
+
+    def a_copy_out(self, b: Block) -> Stmt | None:
+        """A tile to our part of an output that it fits in."""
+        r = self.r
+        for part in r.sample(b.parts, len(b.parts)):
+            for tile in r.sample(self.tiles_of(b), len(self.tiles_of(b))):
+                rank = len(part.extents)
+                pad = ["1"] * (rank - len(tile.shape))
+                if len(tile.shape) > rank or part.tensor.scratch:
+                    continue
+                room = zip(pad + list(tile.shape), part.extents, strict=True)
+                if all(s == "1" or s == e for s, e in room):
+                    place = ", ".join(part.origins)
+                    effect = ("copy", tile.name, part.tensor.name, False)
+                    return Stmt(f"T.copy({tile.name}, {part.tensor.name}[{place}])", effect=effect)
+        return None
+
+    def a_copy_back(self, b: Block) -> Stmt | None:
+        """What our part of an output holds by now, read again as a tile."""
+        parts = [p for p in b.parts if not p.tensor.scratch]
+        if not parts:
+            return None
+        part = self.r.choice(parts)
+        if not self.exact and not is_float(part.tensor.dtype):
+            return None
+        tile = self.tile(b, part.extents, part.tensor.dtype)
+        b.ready.add(tile.name)
+        effect = ("copy", part.tensor.name, tile.name, True)
+        return Stmt(f"T.copy({part.tensor.name}[{', '.join(part.origins)}], {tile.name})",
+                    effect=effect)  # fmt: skip
+
+    def a_fill(self, b: Block) -> Stmt | None:
+        tile = self.any_tile(b)
+        return self.fill(b, tile) if tile else None
+
+    def fill(self, b: Block, tile: Tile, whole: bool = False) -> Stmt:
+        text, _ = self.region(tile, whole)
+        if self.r.random() < 0.5:
+            return Stmt(f"T.clear({text})", effect=("fill", tile.name, 0, text == tile.name))
+        value = self.r.randint(0, 1 if tile.dtype == "bool" else 3)
+        effect = ("fill", tile.name, value, text == tile.name)
+        return Stmt(f"T.fill({text}, {value})", effect=effect)
+
+    def a_transpose(self, b: Block) -> list[Stmt] | None:
+        src = self.any_tile(b)
+        if not src or len(src.shape) != 2 or 1 in map(self.v.extent, src.shape):
+            return None
+        dst = self.tile(b, src.shape[::-1], src.dtype)
+        b.ready.add(dst.name)
+        return [
+            Stmt(f"T.transpose({src.name}, {dst.name})", effect=("copy", src.name, dst.name, True))
+        ]
+
+    def a_gemm(self, b: Block) -> Stmt | list[Stmt] | None:
+        r = self.r
+        a, bb, c, at, bt, k = r.choice(b.products)
+        if not (self.ready(b, a) and self.ready(b, bb)):
+            return None
+        clear = r.random() < 0.3 or not self.ready(b, c)
+        words = [f"{a.name}, {bb.name}, {c.name}"]
+        words += ["transpose_A=True"] * at + ["transpose_B=True"] * bt
+        words += ["clear_accum=True"] * clear
+        if r.random() < 0.4:
+            policy = r.choice(["Square", "FullRow", "FullCol"])
+            words.append(f"policy=T.GemmWarpPolicy.{policy}")
+        effect = ("gemm", a.name, bb.name, c.name, k, clear)
+        product = Stmt(f"T.gemm({', '.join(words)})", effect=effect)
+        b.ready.add(c.name)
+        if r.random() < 0.5 or b.depth >= 2:
+            return product
+        # the shape of every matmul: copies and a product in a pipeline
+        loop = self.fresh("k")
+        trip, most = self.trip(b)
+        index = Index(loop, k, most)
+        b.loops.append(index)
+        copies = [self.copy_in(b, t, whole=True) for t in (a, bb)]
+        b.loops.pop()
+        body = [s for s in copies if s is not None]
+        if r.random() < 0.2:
+            body.append(self.nest(b, a))
+        body.append(replace(product, head=product.head.replace(", clear_accum=True", "")))
+        if clear:
+            body[-1] = replace(body[-1], effect=(*effect[:-1], False))
+        pipeline = Stmt(
+            f"for {loop} in T.Pipelined({{trip}}, num_stages={{stages}}):",
+            params={"trip": trip, "stages": r.randint(0, 4)},
+            body=tuple(body),
+            effect=("loop", trip) if trip.isdigit() else ("loop_most", str(most + 1)),
+        )
+        start = Stmt(f"T.clear({c.name})", effect=("fill", c.name, 0, True))
+        return [start, pipeline] if clear or r.random() < 0.7 else [pipeline]
+
+    def a_reduce(self, b: Block) -> list[Stmt] | None:
+        r = self.r
+        src = self.any_tile(b)
+        if not src or src.dtype == "bool":
+            return None
+        rank = len(src.shape)
+        dim = r.randrange(rank)
+        rest = [s for at, s in enumerate(src.shape) if at != dim]
+        if r.random() < 0.25 or not rest:
+            rest.insert(dim, self.one())
+        shape = tuple(rest)
+        ops = ["sum", "sum", "max", "max", "min", "absmax", "abssum"]
+        if not is_float(src.dtype):
+            ops += ["bitand", "bitor", "bitxor"]
+        if src.dtype.startswith("uint") or not self.exact:
+            ops = [o for o in ops if not o.startswith("abs")]
+        op = r.choice(ops)
+        have = [
+            t
+            for t in b.tiles
+            if t.shape == shape and t.dtype == src.dtype and not t.of and t.name != src.name
+            and self.root(b, src) != t.name and t.space in ("shared", "fragment")
+        ]  # fmt: skip
+        dst = r.choice(have) if have and r.random() < 0.6 else self.tile(b, shape, src.dtype)
+        before: list[Stmt] = []
+        if not self.ready(b, dst) and r.random() < 0.3:
+            before = [self.fill(b, dst, whole=True)]
+            b.ready.add(self.root(b, dst))
+        clear = r.random() < 0.4 or not self.ready(b, dst)
+        b.ready.add(self.root(b, dst))
+        spelled = dim if r.random() < 0.6 else dim - rank
+        text = f"T.reduce_{op}({src.name}, {dst.name}, dim={spelled}"
+        text += ")" if clear else ", clear=False)"
+        if op.endswith("sum"):
+            effect: tuple[Any, ...] = ("sum", src.name, dst.name, src.shape[dim], clear)
+        elif op.startswith("bit"):
+            effect = ("fill", dst.name, 2**62, True)
+        else:
+            effect = ("most", src.name, dst.name, clear)
+        return [*before, Stmt(text, effect=effect)]
+
+    def a_scan(self, b: Block) -> list[Stmt] | None:
+        r = self.r
+        src = self.any_tile(b)
+        if not src or src.dtype == "bool":
+            return None
+        dim = r.randrange(len(src.shape))
+        op = r.choice(["sum", "sum", "max"])
+        dst = src if r.random() < 0.4 else self.tile(b, src.shape, src.dtype)
+        b.ready.add(self.root(b, dst))
+        words = [src.name] + [dst.name] * (dst is not src) + [f"dim={dim}"]
+        words += ["reverse=True"] * (r.random() < 0.3)
+        if op == "sum":
+            effect: tuple[Any, ...] = ("sum", src.name, dst.name, src.shape[dim], True)
+        else:
+            effect = ("most", src.name, dst.name, True)
+        return [Stmt(f"T.cum{op}({', '.join(words)})", effect=effect)]

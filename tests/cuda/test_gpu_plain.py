@@ -1,0 +1,90 @@
+"""Programs without roles on a real GPU against the interpreter: exactly, on small integers; within
+rounding where functions are approximated. `pytest -m gpu`. A child process per handful: one that
+hangs or faults spoils few others."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tests.cuda.plain_programs import PROGRAMS
+from tests.cuda.test_plain import arguments, parsed
+from tilewright import interp
+from tilewright.ir.target import Target
+from tilewright.support.errors import RunError
+from tilewright.targets.cuda.backend import compile_program
+from tilewright.targets.cuda.guard import run_guarded
+
+_WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+HANDFUL = 12
+# which thread comes first is the hardware's to say
+UNORDERED = ("threads_atomic_results",)
+STRIDED = ("strided",)  # wants an array of its own
+NAMES = [name for name in PROGRAMS if name not in (*UNORDERED, *STRIDED)]
+
+
+def run_program(name):
+    """A sentence about what is wrong, or nothing."""
+    import torch
+
+    def on_gpu(array, kind):
+        word = np.array(array, order="C").view(_WORDS[array.dtype.itemsize])
+        return torch.from_numpy(word).cuda().view(getattr(torch, kind))
+
+    program = parsed(name)
+    want = arguments(program)
+    kinds = {t.name: t.dtype.name for t in program.tensors}
+    args = {n: on_gpu(a, kinds[n]) for n, a in want.items()}
+    interp.run(program, want, explicit=False)
+    compile_program(program, Target.parse("cuda"))(args)
+    torch.cuda.synchronize()
+    for key, value in want.items():
+        word = _WORDS[value.dtype.itemsize]
+        found = args[key].view(getattr(torch, word)).cpu().numpy().view(value.dtype)
+        problem = compare(name, found, value)
+        if problem:
+            return f"{key}: {problem}"
+    return ""
+
+
+def compare(name, found, want):
+    if want.dtype.kind in "iub":
+        wrong = found != want
+    else:
+        a, b = found.astype(np.float64), want.astype(np.float64)
+        close = {2: 8e-3, 1: 0.13}.get(want.dtype.itemsize, 1e-5)
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        if name.startswith("functions"):
+            same |= np.abs(a - b) <= close * np.abs(b) + close * 1e-2
+        wrong = ~same
+    if not wrong.any():
+        return ""
+    at = tuple(np.argwhere(wrong)[0])
+    return f"{wrong.sum()} of {wrong.size} wrong; at {at} {found[at]}, not {want[at]}"
+
+
+def run_handful(number):
+    found = {}
+    for name in NAMES[number * HANDFUL : (number + 1) * HANDFUL]:
+        try:
+            found[name] = run_program(name)
+        except RunError as error:
+            found[name] = str(error)
+            break
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+            if "CUDA" in str(error):
+                break
+    return found
+
+
+@cache
+def results(number):
+    return run_guarded(run_handful, number, timeout=240)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_on_gpu(name):
+    found = results(NAMES.index(name) // HANDFUL)
+    assert found.get(name, "not run: one before it failed") == ""

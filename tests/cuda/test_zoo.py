@@ -1,0 +1,154 @@
+"""Every kernel of the zoo on the CUDA road, as people wrote it: it compiles for sm_90a without
+spills, its thread code computes what the tile program means, and its layouts are the ones that were
+looked at. With Hopper's features, and with those of sm_80 alone."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewright import interp
+from tilewright.ir.atoms import Feature
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.fragment import Fragment
+from tilewright.ir.op import Alloc, Copy, Gemm, Map, Program, Relayout, walk_ops
+from tilewright.ir.target import Target
+from tilewright.ir.verify import Stage
+from tilewright.passes.pipeline import run_pipeline
+from tilewright.targets.cuda.backend import PIPELINE, SCHEDULE, CudaKernel
+from zoo.attention.flash import flash_attention
+from zoo.elementwise.swiglu import swiglu_rows
+from zoo.elementwise.vector_add import vector_add
+from zoo.gemm.gemm import gemm_relu, gemm_transposed
+from zoo.loss.cross_entropy import cross_entropy_rows
+from zoo.mla.decode import mla_decode
+from zoo.norm.layer_norm import layer_norm_rows
+from zoo.norm.rms_norm import rms_norm_rows
+from zoo.softmax.softmax import online_softmax, softmax, softmax_rows
+from zoo.transpose.transpose import transpose_rows
+
+HOPPER = Target.parse("cuda")
+TARGETS = {
+    "sm_90a": HOPPER,
+    "sm_80": HOPPER.without(
+        Feature.WGMMA, Feature.BULK_COPY, Feature.CLUSTER, Feature.REGISTER_MOVE
+    ),
+}
+GOLDEN = Path(__file__).parent / "golden_layouts"
+SIZES = {"m": 5}  # of sizes known at launch
+
+KERNELS = {
+    "gemm": lambda: gemm_relu.on("interp")(160, 136, 128),
+    "gemm_two_warpgroups": lambda: gemm_relu.on("interp")(256, 256, 192, block_N=256, threads=256),
+    "gemm_float32": lambda: gemm_relu.on("interp")(
+        64, 64, 32, block_M=64, block_N=64, block_K=16, dtype="float32"
+    ),
+    "gemm_transposed": lambda: gemm_transposed.on("interp")(128, 128, 96),
+    "gemm_both_transposed": lambda: gemm_transposed.on("interp")(128, 128, 96, True, True),
+    "softmax": lambda: softmax.on("interp")(8, 1000),
+    "softmax_long_row": lambda: softmax.on("interp")(4, 4096, block_M=1, threads=256),
+    "softmax_online": lambda: online_softmax.on("interp")(8, 5000),
+    "softmax_rows": lambda: softmax_rows(1000, target="interp"),
+    "flash_causal": lambda: flash_attention.on("interp")(1, 2, 2, 128, 128, 128, causal=True),
+    "flash_grouped": lambda: flash_attention.on("interp")(1, 2, 1, 100, 200, 64),
+    "flash_two_warpgroups": lambda: flash_attention.on("interp")(
+        1, 1, 1, 128, 256, 64, block_M=128, block_N=128, threads=256
+    ),
+    "mla": lambda: mla_decode.on("interp")(1, 64, 128),
+    "mla_split": lambda: mla_decode.on("interp")(1, 64, 128, splits=2),
+    "vector_add": lambda: vector_add.on("interp")(1000),
+    "rms_norm": lambda: rms_norm_rows(1000, target="interp"),
+    "layer_norm": lambda: layer_norm_rows(1000, target="interp"),
+    "cross_entropy": lambda: cross_entropy_rows(1000, target="interp"),
+    "swiglu": lambda: swiglu_rows(1000, target="interp"),
+    "transpose": lambda: transpose_rows(1000, target="interp"),
+}
+
+
+@cache
+def program(name: str) -> Program:
+    return KERNELS[name]().program
+
+
+@cache
+def lowered(name: str, arch: str):
+    steps = (*SCHEDULE, *PIPELINE)
+    return run_pipeline(program(name), TARGETS[arch], steps, stage=Stage.TILE)
+
+
+def arguments(p: Program) -> dict[str, object]:
+    rng = np.random.default_rng(0)
+    made: dict[str, object] = {}
+    for param in p.params:
+        if not isinstance(param, Buffer):
+            made[param.name] = 1
+            continue
+        shape = tuple(SIZES.get(getattr(s, "name", "")) or int(s) for s in param.shape)
+        low = 0 if param.dtype.is_int else -2
+        made[param.name] = rng.integers(low, 3, shape).astype(np.float32).astype(param.dtype.numpy)
+    return made
+
+
+def copies(args: dict[str, object]) -> dict[str, object]:
+    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_thread_code_means_the_tile_program(name: str, arch: str):
+    args = arguments(program(name))
+    want, got = copies(args), copies(args)
+    interp.run(program(name), want)
+    interp.run(lowered(name, arch).result, got, seed=1, threads=True)
+    for key, value in want.items():
+        if isinstance(value, np.ndarray) and value.dtype.kind != "i":
+            a, b = (np.asarray(x[key]).astype(np.float64) for x in (got, want))
+            # sums may be added in another order; results of 16 bits may then round differently
+            unit = 2.0**-8 if value.dtype.itemsize == 2 else 2.0**-20
+            np.testing.assert_allclose(a, b, rtol=2 * unit, atol=unit / 64, err_msg=key)
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiles_without_spills(name: str, arch: str):
+    kernel = CudaKernel(program(name), TARGETS[arch])
+    for function, used in kernel.resources.items():
+        assert (used.spill_bytes, used.local_bytes) == (0, 0), function
+
+
+def described(p: Program) -> str:
+    """The layouts of fragments and nests, and the instructions, of a laid-out program."""
+    lines = []
+    for op in (op for kernel in p.kernels for op in walk_ops(kernel)):
+        if isinstance(op, Alloc) and op.buffer.layout is not None:
+            lines.append(f"{op.buffer.name}: {op.buffer.layout!r}")
+        elif isinstance(op, Map) and isinstance(op.layout, Fragment):
+            lines.append(f"map {'×'.join(map(str, op.extents))}: {op.layout!r}")
+        elif isinstance(op, (Copy, Gemm)):
+            places = (op.src, op.dst) if isinstance(op, Copy) else (op.a, op.b, op.c)
+            named = " ".join(r.buffer.name for r in places)
+            lines.append(f"{type(op).__name__.lower()} {named}: {op.atom}")
+        elif isinstance(op, Relayout):
+            lines.append(f"relayout {op.src.buffer.name} {op.dst.buffer.name}")
+    count = sum(isinstance(op, Relayout) for k in p.kernels for op in walk_ops(k))
+    return "\n".join([*lines, f"conversions: {count}"]) + "\n"
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_layouts_are_golden(name: str, arch: str):
+    found = described(lowered(name, arch).after("insert_syncs"))
+    path = GOLDEN / f"{name}_{arch}.txt"
+    if os.environ.get("TILEWRIGHT_UPDATE_GOLDEN"):
+        path.write_text(found)
+    assert path.read_text() == found
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("name", [n for n in KERNELS if n.startswith(("gemm", "flash"))])
+def test_products_and_attention_need_no_conversion(name: str, arch: str):
+    assert described(lowered(name, arch).after("insert_syncs")).endswith("conversions: 0\n")

@@ -1,0 +1,12 @@
+"""Faults for workers of the fuzzer, importable in their processes."""
+
+from __future__ import annotations
+
+import os
+
+from tilewright.tools import fuzz
+
+
+def die() -> None:
+    """Every program ends its process."""
+    fuzz.judge = lambda seed, targets: os._exit(3)  # type: ignore[assignment]

@@ -1,0 +1,242 @@
+"""Layout inference: what is prescribed, what is carried along, what is chosen freely, and what is
+converted where ops disagree. Programs mean the same before and after."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tilewright import interp
+from tilewright.ir.atoms import Feature
+from tilewright.ir.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
+from tilewright.ir.op import Alloc, Copy, Gemm, Map, Relayout, walk_ops
+from tilewright.ir.target import Target
+from tilewright.ir.text import parse_program
+from tilewright.ir.verify import Stage, verify
+from tilewright.passes.choose_copies import choose_copies
+from tilewright.passes.choose_products import choose_products
+from tilewright.passes.infer_layouts import collect, infer_layouts, solve
+from tilewright.support.errors import CompileError
+
+HOPPER = Target.parse("cuda")
+AMPERE = HOPPER.without(Feature.WGMMA, Feature.BULK_COPY)
+HEAD = """program p {{
+  param X: float32[{rows}, {columns}] global
+  param Y: float32[{rows}, {columns}] global
+  kernel main grid b in 1 threads tx in {threads} {{
+"""
+
+
+def program(body: str, rows: int = 32, columns: int = 64, threads: int = 128):
+    head = HEAD.format(rows=rows, columns=columns, threads=threads)
+    return parse_program(f"{head}{body}\n  }}\n}}\n")
+
+
+def laid(body: str, target: Target = HOPPER, **sizes: int):
+    before = program(body, **sizes)
+    after = choose_copies(infer_layouts(choose_products(before, target), target), target)
+    return before, after
+
+
+def layouts(after) -> dict[str, Fragment]:
+    ops = walk_ops(after.kernels[0])
+    return {op.buffer.name: op.buffer.layout for op in ops if isinstance(op, Alloc)}
+
+
+def conversions(after) -> int:
+    return sum(isinstance(op, Relayout) for op in walk_ops(after.kernels[0]))
+
+
+def same_meaning(before, after, rows: int = 32, columns: int = 64) -> None:
+    x = np.random.default_rng(0).integers(-9, 9, (rows, columns)).astype(np.float32)
+    results = []
+    for p in (before, after):
+        y = np.zeros_like(x)
+        interp.run(p, {"X": x, "Y": y}, sanitize=p is before)
+        results.append(y)
+    np.testing.assert_array_equal(*results)
+
+
+ROWS = """
+    alloc x: float32[32, 64] fragment
+    alloc top: float32[32] fragment
+    copy X[0:+32, 0:+64] -> x
+    reduce max x -> top dim 1
+    map (i, j) in (32, 64) { x[i, j] = x[i, j] - top[i] }
+    copy x -> Y[0:+32, 0:+64]
+"""
+
+
+def test_rows_are_coalesced_and_reduced_within_warps():
+    before, after = laid(ROWS)
+    found = layouts(after)
+    x = found["x"]
+    assert x.same(repeat(1, 4) * spatial(32, 4) * repeat(1, 4))
+    assert found["top"].same(row_of(x, 1))
+    assert conversions(after) == 0
+    same_meaning(before, after)
+
+
+def test_a_row_longer_than_a_warp_takes_all_threads():
+    body = ROWS.replace("32, 64", "1, 4096").replace("+32", "+1").replace("+64", "+4096")
+    _, after = laid(body.replace("[32]", "[1]"), rows=1, columns=4096)
+    assert layouts(after)["x"].same(repeat(1, 8) * spatial(1, 128) * repeat(1, 4))
+
+
+@pytest.mark.parametrize("columns, vector", [(64, 4), (62, 2), (61, 1)])
+def test_vectors_are_as_wide_as_rows_allow(columns: int, vector: int):
+    body = ROWS.replace("64", str(columns))
+    _, after = laid(body, columns=columns)
+    x = layouts(after)["x"]
+    run = x.table()[0]
+    assert np.array_equal(run[:vector] - run[0], np.arange(vector))
+    assert x.is_complete
+
+
+@pytest.mark.parametrize("threads", [32, 96, 128, 256])
+@pytest.mark.parametrize("shape", [(1, 7), (3, 100), (32, 64), (5, 1), (1, 1)])
+def test_every_tile_is_held_whole(threads: int, shape: tuple[int, int]):
+    rows, columns = shape
+    body = ROWS.replace("32, 64", f"{rows}, {columns}").replace("[32]", f"[{rows}]")
+    body = body.replace("+32", f"+{rows}").replace("+64", f"+{columns}")
+    before, after = laid(body, rows=rows, columns=columns, threads=threads)
+    for buffer in ("x", "top"):
+        assert layouts(after)[buffer].is_complete
+    same_meaning(before, after, rows, columns)
+
+
+def test_products_prescribe_and_what_follows_adapts():
+    body = """
+    alloc a: float16[64, 64] shared
+    alloc b_: float16[64, 96] shared
+    alloc c: float32[64, 96] fragment
+    alloc s: float32[64] fragment
+    alloc p: float16[64, 96] fragment
+    gemm a, b_ -> c clear=true
+    map (i, j) in (64, 96) { c[i, j] = c[i, j] * 2.0 }
+    reduce sum c -> s dim 1
+    map (i, j_1) in (64, 96) { p[i, j_1] = float16(c[i, j_1] / s[i]) }
+"""
+    _, after = laid(body)
+    found, want = layouts(after), wgmma_accumulator(64, 96)
+    assert found["c"] == want and found["p"].same(want) and found["s"].same(row_of(want, 1))
+    assert [op.layout for op in walk_ops(after.kernels[0]) if isinstance(op, Map)] == [want, want]
+    assert conversions(after) == 0
+
+
+def test_two_products_in_a_row_need_no_conversion_on_warps_either():
+    body = """
+    alloc q: float16[64, 64] shared
+    alloc k: float16[64, 64] shared
+    alloc s: float32[64, 64] fragment
+    alloc p: float16[64, 64] fragment
+    alloc o: float32[64, 64] fragment
+    gemm q, k -> s clear=true transpose_b=true
+    copy s -> p
+    gemm p, k -> o clear=true
+"""
+    for target in (HOPPER, AMPERE):
+        _, after = laid(body, target)
+        assert conversions(after) == 0
+    atoms = {op.atom for op in walk_ops(after.kernels[0]) if isinstance(op, (Gemm, Copy))}
+    assert atoms == {"mma", "ldmatrix", "threads"}
+
+
+READS = {
+    "a transpose": ("y[i, j] = x[j, i]", 1),
+    "a turned row": ("y[i, j] = x[i, (j + 1) % 32]", 0),
+    "several at once": ("y[i, j] = x[i, j] + x[31 - i, j] + x[j, i]", 1),
+    "a neighbour": ("y[i, j] = x[i, j] - (x[i - 1, j] if i > 0 else 0.0)", 0),
+    "the diagonal": ("y[i, j] = x[i, i]", 0),
+}
+
+
+@pytest.mark.parametrize("text", READS)
+def test_any_index_can_be_read(text: str):
+    store, _ = READS[text]
+    body = f"""
+    alloc x: float32[32, 32] fragment
+    alloc y: float32[32, 32] fragment
+    copy X[0:+32, 0:+32] -> x
+    map (i, j) in (32, 32) {{ {store} }}
+    copy y -> Y[0:+32, 0:+32]
+"""
+    before, after = laid(body, columns=32)
+    same_meaning(before, after, columns=32)
+    verify(after, Stage.LAID_OUT)
+
+
+def test_an_index_known_at_run_time_reads_a_shared_copy():
+    body = """
+    alloc x: float32[32, 64] fragment
+    alloc y: float32[32, 64] fragment
+    copy X[0:+32, 0:+64] -> x
+    for k in 0 .. 3 {
+      map (i, j) in (32, 64) { y[i, j] = x[i, (j + k) % 64] }
+    }
+    copy y -> Y[0:+32, 0:+64]
+"""
+    before, after = laid(body)
+    assert "x_shared" in layouts(after)
+    same_meaning(before, after)
+
+
+def test_an_index_known_at_run_time_is_not_written():
+    body = """
+    alloc x: float32[32, 64] fragment
+    fill x = 0.0
+    for k in 0 .. 3 {
+      map i in 32 { x[i, k] = 1.0 }
+    }
+    copy x -> Y[0:+32, 0:+64]
+"""
+    with pytest.raises(CompileError, match="x is written in a way") as error:
+        laid(body)
+    assert error.value.loc is not None and error.value.loc.line == 9
+    assert "T.alloc_shared" in str(error.value)
+
+
+def test_reductions_along_both_dimensions_of_one_tile():
+    body = """
+    alloc x: float32[32, 64] fragment
+    alloc r: float32[32] fragment
+    alloc c: float32[64] fragment
+    copy X[0:+32, 0:+64] -> x
+    reduce sum x -> r dim 1
+    reduce sum x -> c dim 0
+    map (i, j) in (32, 64) { x[i, j] = x[i, j] + r[i] * c[j] }
+    copy x -> Y[0:+32, 0:+64]
+"""
+    before, after = laid(body)
+    same_meaning(before, after)
+    assert conversions(after) == 0
+
+
+def test_an_annotation_pins():
+    pinned = spatial(32, 4) * repeat(1, 16)
+    body = ROWS.replace("copy X", f'hint layout buffer=x layout="{pinned}"\n    copy X', 1)
+    _, after = laid(body)
+    assert layouts(after)["x"] == pinned
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_answer_does_not_depend_on_the_order_of_visiting(seed: int):
+    body = """
+    alloc x: float32[32, 64] fragment
+    alloc t: float32[64, 32] fragment
+    alloc r: float32[32] fragment
+    alloc s: float32[32] fragment
+    copy X[0:+32, 0:+64] -> x
+    map (i, j) in (64, 32) { t[i, j] = x[j, i] }
+    reduce max x -> r dim 1
+    reduce max t -> s dim 0
+    map (i_1, j_1) in (32, 64) { x[i_1, j_1] = x[i_1, j_1] - r[i_1] * s[i_1] }
+"""
+    kernel = program(body).kernels[0]
+    first, other = (collect(kernel, (), HOPPER) for _ in range(2))
+    random.Random(seed).shuffle(other.ops)
+    solve(first)
+    solve(other)
+    assert first.known == other.known

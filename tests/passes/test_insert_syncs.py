@@ -1,0 +1,147 @@
+"""Barriers between the threads of a block: where they stand, and no more of them than needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.passes.overlap import HOPPER, numbers, program, run
+from tilewright.ir.op import Fence, Sync, WaitGroup, walk_ops
+from tilewright.ir.rewrite import map_kernels
+from tilewright.ir.text import parse_program, print_op
+from tilewright.passes.insert_syncs import insert_syncs
+from tilewright.support.errors import RunError
+
+HEAD = """program p {
+  param X: float32[64, 64] global
+  param Y: float32[64, 64] global
+  kernel k grid bx in 1 threads tx in 128 {
+    alloc s: float32[64, 64] shared
+    alloc t: float32[64, 64] shared
+    alloc f: float32[64, 64] fragment
+    alloc g: float32[64, 64] fragment
+"""
+
+
+def ordered(body: str):
+    given = parse_program(HEAD + body + "\n}\n}")
+    found = map_kernels(given, lambda kernel: insert_syncs(kernel, HOPPER))
+    args = {"X": numbers(64, 64, dtype=np.float32), "Y": np.zeros((64, 64), np.float32)}
+    got = run(found, args, explicit=True)
+    plain = program(HEAD + body.replace("atom=bulk_store", "") + "\n}\n}")
+    assert got["Y"].tobytes() == run(plain, args)["Y"].tobytes()
+    return found.kernels[0]
+
+
+def lines(body: str) -> list[str]:
+    """The kernel's ops in order, without allocations."""
+    found = [print_op(op).strip().split("\n")[0] for op in walk_ops(ordered(body).body)]
+    return [line for line in found if not line.startswith("alloc")]
+
+
+def count(body: str) -> int:
+    return sum(isinstance(op, Sync) for op in walk_ops(ordered(body)))
+
+
+def test_write_then_read():
+    assert lines("copy X -> s\ncopy s -> f\ncopy f -> Y") == [
+        "copy X -> s", "sync block", "copy s -> f", "copy f -> Y",
+    ]  # fmt: skip
+
+
+def test_one_serves_all():
+    assert lines("copy X -> s\ncopy X -> t\ncopy s -> f\ncopy t -> g\ncopy f -> Y") == [
+        "copy X -> s", "copy X -> t", "sync block", "copy s -> f", "copy t -> g", "copy f -> Y",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "syncs"),
+    [
+        ("copy X -> f\ncopy f -> g\ncopy g -> Y", 0),
+        ("copy X[0:+32, :] -> s[0:+32, :]\ncopy X[32:+32, :] -> s[32:+32, :]", 0),
+        ("copy X[0:+32, :] -> s[0:+32, :]\ncopy X[16:+32, :] -> s[16:+32, :]", 1),
+        ("fill s = 0.0\nfor k in 0 .. 3 { copy s -> f }\ncopy f -> Y", 1),
+        ("for k in 0 .. 3 { copy X -> s\ncopy s -> f }\ncopy f -> Y", 2),
+        ("for k in 0 .. 3 { copy X -> s\nif k > 0 { copy s -> f } }", 2),
+        ("copy X -> s\nif bx == 0 { copy s -> f } else { copy s -> g }", 2),
+        ("fill Y = 1.0\ncopy X[0:+32, :] -> Y[0:+32, :]", 1),
+        ("for k in 0 .. 4 { fill Y[k * 16:+16, :] = 1.0 }", 0),
+        ("for k in 0 .. 4 { fill Y[k * 8:+16, :] = 1.0 }", 1),
+        ("s[tx // 64, tx % 64] = 1.0\nsync block\nlet v = s[0, 0]\nY[tx // 64, tx % 64] = v", 1),
+        ("s[tx // 64, tx % 64] = 1.0\ncopy s[0:+2, :] -> Y[0:+2, :]", 1),
+        ("fill s = 2.0\nif tx < 5 { Y[0, tx] = s[1, tx] }", 1),
+    ],
+)
+def test_how_many(body, syncs):
+    assert count(body) == syncs
+
+
+def test_before_the_loop_that_only_the_reader_is_in():
+    found = lines("fill s = 1.0\nfor k in 0 .. 3 { copy s -> f }\ncopy f -> Y")
+    assert found[1] == "sync block"
+
+
+def test_not_under_a_guard_that_differs():
+    found = lines("fill s = 2.0\nif tx < 5 { Y[0, tx] = s[1, tx] }")
+    assert found[:2] == ["fill s = 2.0", "sync block"]
+
+
+LAYOUT = 'layout="frag{tile=(64,64) tv=(128,32):(32,1)}"'
+
+
+def test_same_threads_need_none():
+    """Each thread touches what it touched."""
+    body = f"""
+    fill f = 1.0
+    map (i, j) in (64, 64) {LAYOUT} {{ s[i, j] = 1.0 }}
+    map (i1, j1) in (64, 64) {LAYOUT} {{ s[i1, j1] = s[i1, j1] + 2.0 }}
+    map (i2, j2) in (64, 64) {LAYOUT} {{ Y[i2, j2] = s[j2, i2] }}"""
+    assert count(body) == 1
+
+
+def test_bulk_store():
+    body = """for k in 0 .. 3 {
+      copy X -> s atom=threads
+      copy s -> Y[0:+64, :] atom=bulk_store
+    }"""
+    kernel = ordered(body)
+    found = [print_op(op).strip().split("\n")[0] for op in walk_ops(kernel.body)]
+    loop = found[found.index(next(x for x in found if x.startswith("for"))) + 1 :]
+    assert loop == [
+        "wait_group bulk pending 0 read=true",
+        "sync block",
+        "copy X -> s atom=threads",
+        "wait_group bulk pending 0",
+        "fence proxy_async",
+        "sync block",
+        "copy s -> Y atom=bulk_store",
+        "commit bulk",
+        "wait_group bulk pending 0 read=true",
+    ]
+
+
+def test_interpreter_finds_what_is_missing():
+    given = program(HEAD + "copy X -> s\ncopy s -> f\ncopy f -> Y\n}\n}")
+    args = {"X": numbers(64, 64, dtype=np.float32), "Y": np.zeros((64, 64), np.float32)}
+    with pytest.raises(RunError, match="race on s") as error:
+        run(given, args, explicit=True)
+    assert error.value.diagnostic.loc.line == 10
+
+
+def test_fences_and_waits_of_products():
+    body = """copy X -> f atom=threads
+    copy f -> s atom=stmatrix
+    gemm s, s -> g clear=true atom=wgmma
+    copy g -> Y atom=threads"""
+    found = map_kernels(
+        parse_program(HEAD + body + "\n}\n}"), lambda kernel: insert_syncs(kernel, HOPPER)
+    ).kernels[0]
+    kinds = [
+        (type(op).__name__, getattr(op, "kind", getattr(op, "unit", "")))
+        for op in walk_ops(found.body)
+        if isinstance(op, (Fence, Sync, WaitGroup))
+    ]
+    assert kinds == [
+        ("Fence", "wgmma"), ("Fence", "proxy_async"), ("Sync", ""), ("WaitGroup", "wgmma"),
+    ]  # fmt: skip

@@ -1,0 +1,120 @@
+"""y = (x - mean) / deviation * w + b: whole rows in registers, or long rows in pieces."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import ceil
+
+import numpy as np
+
+import tilewright as tw
+import tilewright.language as T
+from zoo import rows
+
+
+@tw.jit
+def layer_norm_whole(
+    M, N, block_M=4, block_N=None, threads=128, cluster=1, eps=1e-5, dtype="float32"
+):  # fmt: skip
+    """Each block holds `block_N` columns of `block_M` rows in registers: one read, one write.
+
+    The blocks of a cluster share their rows and add up their sums, first for the mean, then for
+    the squares about it.
+    """
+    block_N = block_N or ceil(N / cluster)
+    per_row = partial(T.alloc_fragment, (block_M,), "float32")
+    matrix, vector = T.Tensor((M, N), dtype), T.Tensor((N,), dtype)
+
+    @T.prim_func
+    def main(X: matrix, W: vector, B: vector, Y: matrix):
+        with T.Kernel(T.ceildiv(M, block_M) * cluster, threads=threads, cluster_dims=cluster) as bx:
+            row, rank, column = bx // cluster * block_M, bx % cluster, bx % cluster * block_N
+            x = T.alloc_fragment((block_M, block_N), dtype)
+            w, b = T.alloc_fragment((block_N,), dtype), T.alloc_fragment((block_N,), dtype)
+            y = T.alloc_fragment((block_M, block_N), "float32")
+            mean, scale = per_row(), per_row()
+            T.copy(X[row, column], x)
+            T.copy(W[column], w)
+            T.copy(B[column], b)
+            T.copy(x, y)
+            T.reduce_sum(y, mean, dim=1)
+            if cluster > 1:
+                rows.sum_over_cluster(mean, rank, cluster, block_M)
+            for i in T.Parallel(block_M):
+                mean[i] = mean[i] / N
+            for i, j in T.Parallel(block_M, block_N):
+                y[i, j] = T.if_then_else(column + j < N, x[i, j] - mean[i], 0.0)
+            for i, j in T.Parallel(block_M, block_N):
+                y[i, j] = y[i, j] * y[i, j]
+            T.reduce_sum(y, scale, dim=1)
+            if cluster > 1:
+                rows.sum_over_cluster(scale, rank, cluster, block_M)
+            for i in T.Parallel(block_M):
+                scale[i] = T.rsqrt(scale[i] / N + eps)
+            for i, j in T.Parallel(block_M, block_N):
+                y[i, j] = (x[i, j] - mean[i]) * scale[i] * w[j] + b[j]
+            T.copy(y, Y[row, column])
+
+    return main
+
+
+@tw.jit
+def layer_norm_pieces(
+    M, N, block_M=4, block_N=256, threads=128, staged=False, eps=1e-5, dtype="float32"
+):  # fmt: skip
+    """Any number of columns: walk the row twice in pieces of `block_N`, the last one partial.
+
+    The first walk joins each piece's mean and squares about it to those so far. The second one
+    reads again, from the last piece back: those are still in the cache. With `staged` it reads the
+    copy that the first one left in shared memory.
+    """
+    pieces = ceil(N / block_N)
+    per_row = partial(T.alloc_fragment, (block_M,), "float32")
+    matrix, vector = T.Tensor((M, N), dtype), T.Tensor((N,), dtype)
+
+    @T.prim_func
+    def main(X: matrix, W: vector, B: vector, Y: matrix):
+        with T.Kernel(T.ceildiv(M, block_M), threads=threads) as bx:
+            x = T.alloc_fragment((block_M, block_N), "float32")
+            mean, scale, part = per_row(), per_row(), per_row()
+            kept = T.alloc_shared((block_M, pieces * block_N), dtype) if staged else None
+            T.clear(mean)
+            T.clear(scale)
+            for k in T.serial(pieces):
+                size = T.cast(T.min(block_N, N - k * block_N), "float32")
+                T.copy(X[bx * block_M, k * block_N], x)
+                if staged:
+                    T.copy(x, kept[0, k * block_N])
+                T.reduce_sum(x, part, dim=1)
+                for i, j in T.Parallel(block_M, block_N):
+                    x[i, j] = T.if_then_else(k * block_N + j < N, x[i, j] - part[i] / size, 0.0)
+                    x[i, j] = x[i, j] * x[i, j]
+                T.reduce_sum(x, scale, dim=1, clear=False)
+                for i in T.Parallel(block_M):
+                    far = (part[i] / size - mean[i]) * (size / (k * block_N + size))
+                    scale[i] = scale[i] + far * (part[i] / size - mean[i]) * (k * block_N)
+                    mean[i] = mean[i] + far
+            for k in T.serial(pieces):
+                at = (pieces - 1 - k) * block_N
+                T.copy(kept[0, at] if staged else X[bx * block_M, at], x)
+                for i, j in T.Parallel(block_M, block_N):
+                    y = (x[i, j] - mean[i]) * T.rsqrt(scale[i] / N + eps)
+                    x[i, j] = y * W[at + j] + B[at + j]
+                T.copy(x, Y[bx * block_M, at])
+
+    return main
+
+
+VARIANTS = {"rows": layer_norm_whole, "pieces": layer_norm_pieces}
+
+
+def layer_norm_rows(N, eps=1e-5, dtype="bfloat16", target="auto", **choice):
+    """The kernel (X, W, B, Y) for rows of `N`, any number of them; see `zoo.rows` for what is
+    chosen."""
+    return rows.build(VARIANTS, N, dtype, target, choice, eps=eps)
+
+
+def reference(x: np.ndarray, w: np.ndarray, b: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+    x, w, b = (a.astype(np.float64) for a in (x, w, b))
+    far = x - x.mean(axis=-1, keepdims=True)
+    return far / np.sqrt((far * far).mean(axis=-1, keepdims=True) + eps) * w + b

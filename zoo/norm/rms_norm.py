@@ -1,0 +1,100 @@
+"""y = x / rms(x) * w, and silu of it: whole rows in registers, or long rows in pieces."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+
+import tilewright as tw
+import tilewright.language as T
+from zoo import rows
+
+
+@tw.jit
+def rms_norm_whole(
+    M, N, block_M=4, block_N=None, threads=128, cluster=1, silu=False, eps=1e-6, dtype="float32"
+):  # fmt: skip
+    """Each block holds `block_N` columns of `block_M` rows in registers: one read, one write.
+
+    The blocks of a cluster share their rows; each tells all of them its sum of squares.
+    """
+    block_N = block_N or ceil(N / cluster)
+
+    @T.prim_func
+    def main(X: T.Tensor((M, N), dtype), W: T.Tensor((N,), dtype), Y: T.Tensor((M, N), dtype)):
+        with T.Kernel(T.ceildiv(M, block_M) * cluster, threads=threads, cluster_dims=cluster) as bx:
+            row, rank, column = bx // cluster * block_M, bx % cluster, bx % cluster * block_N
+            x = T.alloc_fragment((block_M, block_N), dtype)
+            w = T.alloc_fragment((block_N,), dtype)
+            y = T.alloc_fragment((block_M, block_N), "float32")
+            scale = T.alloc_fragment((block_M,), "float32")
+            T.copy(X[row, column], x)
+            T.copy(W[column], w)
+            for i, j in T.Parallel(block_M, block_N):
+                y[i, j] = T.cast(x[i, j], "float32") * T.cast(x[i, j], "float32")
+            T.reduce_sum(y, scale, dim=1)
+            if cluster > 1:
+                rows.sum_over_cluster(scale, rank, cluster, block_M)
+            for i in T.Parallel(block_M):
+                scale[i] = T.rsqrt(scale[i] / N + eps)
+            for i, j in T.Parallel(block_M, block_N):
+                n = x[i, j] * scale[i] * w[j]
+                y[i, j] = n / (1.0 + T.__exp(-n)) if silu else n
+            T.copy(y, Y[row, column])
+
+    return main
+
+
+@tw.jit
+def rms_norm_pieces(
+    M, N, block_M=4, block_N=256, threads=128, staged=False, silu=False, eps=1e-6, dtype="float32"
+):  # fmt: skip
+    """Any number of columns: walk the row twice in pieces of `block_N`, the last one partial.
+
+    The second walk reads again, from the last piece back: those are still in the cache. With
+    `staged` it reads the copy that the first one left in shared memory.
+    """
+    pieces = ceil(N / block_N)
+
+    @T.prim_func
+    def main(X: T.Tensor((M, N), dtype), W: T.Tensor((N,), dtype), Y: T.Tensor((M, N), dtype)):
+        with T.Kernel(T.ceildiv(M, block_M), threads=threads) as bx:
+            x = T.alloc_fragment((block_M, block_N), "float32")
+            w = T.alloc_fragment((block_N,), dtype)
+            scale = T.alloc_fragment((block_M,), "float32")
+            kept = T.alloc_shared((block_M, pieces * block_N), dtype) if staged else None
+            T.clear(scale)
+            for k in T.serial(pieces):
+                T.copy(X[bx * block_M, k * block_N], x)
+                if staged:
+                    T.copy(x, kept[0, k * block_N])
+                for i, j in T.Parallel(block_M, block_N):
+                    x[i, j] = x[i, j] * x[i, j]
+                T.reduce_sum(x, scale, dim=1, clear=False)
+            for i in T.Parallel(block_M):
+                scale[i] = T.rsqrt(scale[i] / N + eps)
+            for k in T.serial(pieces):
+                at = (pieces - 1 - k) * block_N
+                T.copy(W[at], w)
+                T.copy(kept[0, at] if staged else X[bx * block_M, at], x)
+                for i, j in T.Parallel(block_M, block_N):
+                    n = x[i, j] * scale[i] * w[j]
+                    x[i, j] = n / (1.0 + T.__exp(-n)) if silu else n
+                T.copy(x, Y[bx * block_M, at])
+
+    return main
+
+
+VARIANTS = {"rows": rms_norm_whole, "pieces": rms_norm_pieces}
+
+
+def rms_norm_rows(N, eps=1e-6, dtype="bfloat16", target="auto", silu=False, **choice):
+    """The kernel (X, W, Y) for rows of `N`, any number of them; `zoo.rows` says what is chosen."""
+    return rows.build(VARIANTS, N, dtype, target, choice, eps=eps, silu=silu)
+
+
+def reference(x: np.ndarray, w: np.ndarray, eps: float = 1e-6, silu: bool = False) -> np.ndarray:
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    y = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * w
+    return y / (1 + np.exp(-y)) if silu else y

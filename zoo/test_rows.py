@@ -1,0 +1,44 @@
+import inspect
+
+import pytest
+
+from zoo import rows
+from zoo.elementwise.swiglu import swiglu
+from zoo.loss import cross_entropy
+from zoo.norm import layer_norm, rms_norm
+from zoo.softmax import softmax
+from zoo.transpose.transpose import transpose
+
+FAMILIES = (softmax, rms_norm, layer_norm, cross_entropy)
+KERNELS = [kernel for family in FAMILIES for kernel in family.VARIANTS.values()]
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS, swiglu, transpose], ids=lambda k: k.__name__)
+def test_kernels_are_short(kernel):
+    text = inspect.getsource(kernel.fn)
+    body = text[text.index("@T.prim_func") : text.index("return main")]
+    assert sum(bool(line.strip()) for line in body.splitlines()) <= 30
+
+
+@pytest.mark.parametrize("columns", [1, 7, 96, 256, 1000, 4096, 5000, 7168, 16384, 18000, 50257,
+                                     65536, 131072, 200000, 262144])  # fmt: skip
+def test_choices_cover_the_row(columns):
+    plan = rows.choose(columns)
+    assert plan["variant"] == "rows"
+    width = plan["block_N"] * plan["cluster"]
+    assert width >= columns
+    assert columns > (plan["cluster"] - 1) * plan["block_N"]  # no block has nothing to do
+    held = plan["block_M"] * plan["block_N"] / plan["threads"]
+    assert held % rows.VECTOR == 0 and held <= 32
+    assert plan["threads"] % 32 == 0
+
+
+def test_a_row_too_long_for_a_cluster_is_walked():
+    assert rows.choose(1 << 20)["variant"] == "pieces"
+    assert rows.choose(65536, clusters=False)["variant"] == "pieces"
+
+
+def test_what_is_chosen_covers_the_row():
+    with pytest.raises(ValueError, match="128 columns in a cluster's blocks, 300 in a row"):
+        softmax.softmax_rows(300, target="interp", block_N=64, cluster=2)
+    assert "cluster=2" in softmax.softmax_rows(300, target="interp", cluster=2).ir()

@@ -1,0 +1,32 @@
+import numpy as np
+import pytest
+
+import tilewright as tw
+from zoo.case import normal
+from zoo.transpose.transpose import reference, transpose_rows
+
+
+@pytest.mark.parametrize("through", ["shared", "registers"])
+@pytest.mark.parametrize("M, N", [(1, 1), (64, 64), (70, 130), (3, 300)])
+def test_transpose_rows(target, M, N, through):
+    x = normal(M, N, dtype="bfloat16")
+    y = np.zeros((N, M), x.dtype)
+    transpose_rows(N, target=target, through=through)(x, y)
+    np.testing.assert_array_equal(y, reference(x))
+
+
+def test_aligned_rows(target):
+    x = normal(72, 40, dtype="bfloat16")
+    y = np.zeros((40, 72), x.dtype)
+    kernel = transpose_rows(40, aligned=True, target=target)
+    kernel(x, y)
+    np.testing.assert_array_equal(y, reference(x))
+    with pytest.raises(tw.LaunchError, match="multiple of 8"):
+        kernel(x[:9], y[:, :9].copy())
+
+
+def test_tiles_that_are_not_square(target):
+    x = normal(50, 90)
+    y = np.zeros((90, 50), np.float32)
+    transpose_rows(90, dtype="float32", target=target, block_M=32, block_N=16)(x, y)
+    np.testing.assert_array_equal(y, reference(x))

@@ -1,0 +1,49 @@
+"""Matrix transpose, tile by tile: read in rows and written in rows, turned on the way."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tilewright as tw
+import tilewright.language as T
+from zoo import rows
+
+
+@tw.jit
+def transpose(
+    M, N, block_M=64, block_N=64, threads=256, padding=2, through="shared", dtype="float32"
+):  # fmt: skip
+    """Through shared memory a tile is written in rows and read in columns; the padding puts
+    neighbours of a column into different banks. Through registers the compiler turns it."""
+    across = -(-N // block_N)
+
+    @T.prim_func
+    def main(X: T.Tensor((M, N), dtype), Y: T.Tensor((N, M), dtype)):
+        with T.Kernel(T.ceildiv(M, block_M) * across, threads=threads) as bx:
+            row, column = bx // across * block_M, bx % across * block_N
+            alloc = T.alloc_shared if through == "shared" else T.alloc_fragment
+            x = alloc((block_M, block_N), dtype)
+            y = T.alloc_fragment((block_N, block_M), dtype)
+            if through == "shared" and padding:
+                T.annotate_padding({x: padding})
+            T.copy(X[row, column], x)
+            T.transpose(x, y)
+            T.copy(y, Y[column, row])
+
+    return main
+
+
+ALIGNED = T.dynamic("m", min=rows.VECTOR, multiple_of=rows.VECTOR)
+
+
+def transpose_rows(N, aligned=False, dtype="bfloat16", target="auto", **choice):
+    """The kernel (X, Y) for rows of `N`, any number of them.
+
+    With `aligned` their number is a multiple of 8, which whole vectors of the result need: its rows
+    are as long as there are rows here.
+    """
+    return transpose.on(target)(ALIGNED if aligned else rows.ROWS, N, dtype=dtype, **choice)
+
+
+def reference(x: np.ndarray) -> np.ndarray:
+    return x.T
