@@ -68,7 +68,7 @@ test-gpu-%:
 	$(if $(TESTS_$*),$(call step,pytest -m gpu: $*,PYTHONPATH=src:. $(AT_MOST) $(GPU_PY) -m pytest -q -m gpu $(TESTS_$*),),@echo "==> pytest -m gpu: $*: no such tests")
 
 MEMORY := softmax rms_norm layer_norm rms_norm_silu cross_entropy swiglu transpose
-FAMILY ?= gemm gemm_more attention attention_64 mla softmax host_cost $(addprefix memory_,$(MEMORY))
+FAMILY ?= gemm gemm_more tile_level attention attention_64 mla softmax host_cost $(addprefix memory_,$(MEMORY))
 # Files of others that take turns with ours: Triton's 09-persistent-matmul.py, 02-fused-softmax.py and
 # 05-layer-norm.py, TileLang's example_mla_decode.py
 TRITON_TUTORIAL   ?=
@@ -82,6 +82,7 @@ BENCH_attention    := attention_scheduled.py --kernels flash_attention flash_att
 BENCH_attention_64 := attention_scheduled.py --kernels flash_attention_64 flash_attention_64_causal --shapes 2x16x8192 2x16x2048
 BENCH_mla          := mla_scheduled.py $(if $(TILELANG_MLA),--tilelang $(TILELANG_MLA))
 BENCH_softmax      := softmax_scheduled.py
+BENCH_tile_level   := tile_level.py
 BENCH_host_cost    := host_cost.py
 # tune_softmax and so on race our own sizes; not part of the default
 $(foreach kernel,$(MEMORY),$(eval BENCH_memory_$(kernel) := memory_bound.py --kernels $(kernel)))

@@ -7,7 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.cuda.plain_programs import PROGRAMS
+from tests.cuda.fuzzed_programs import FUZZED
+from tests.cuda.plain_programs import PROGRAMS as PLAIN
 from tests.cuda.test_plain import arguments, parsed
 from tilewright import interp
 from tilewright.ir.target import Target
@@ -20,6 +21,7 @@ HANDFUL = 12
 # which thread comes first is the hardware's to say
 UNORDERED = ("threads_atomic_results",)
 STRIDED = ("strided",)  # wants an array of its own
+PROGRAMS = PLAIN | FUZZED
 NAMES = [name for name in PROGRAMS if name not in (*UNORDERED, *STRIDED)]
 
 

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.cuda.fuzzed_programs import FUZZED
 from tests.cuda.plain_programs import FOREIGN, PROGRAMS
 from tilewright import interp
 from tilewright.ir.op import Alloc, Hint
@@ -30,7 +31,7 @@ LOCAL_MEMORY = ("map_locals", "threads_loops", "threads_assert", "print", "funct
 
 
 def parsed(name):
-    return parse_program((PROGRAMS | FOREIGN)[name], f"{name}.tw")
+    return parse_program((PROGRAMS | FUZZED | FOREIGN)[name], f"{name}.tw")
 
 
 def lowered(name):
@@ -53,7 +54,7 @@ def arguments(program, seed=0):
     return found
 
 
-@pytest.mark.parametrize("name", list(PROGRAMS))
+@pytest.mark.parametrize("name", [*PROGRAMS, *FUZZED])
 def test_means_the_same(name):
     program = parsed(name)
     want, got = arguments(program), arguments(program)
@@ -92,7 +93,7 @@ def test_shared_buffers_may_be_allocated_in_loops():
     assert isinstance(first, Alloc) and isinstance(hint, Hint) and hint.name == "place"
 
 
-@pytest.mark.parametrize("name", [*PROGRAMS, *FOREIGN])
+@pytest.mark.parametrize("name", [*PROGRAMS, *FUZZED, *FOREIGN])
 def test_compiles(name):
     found = compiled(name)
     if name not in LOCAL_MEMORY:  # arrays, what is printed

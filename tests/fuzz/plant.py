@@ -103,6 +103,47 @@ BUGS = (
     Bug("grid axes in the wrong order", "targets/cpu/emit.py",
         'rest = fn.value(f"udiv i64 {rest}, {extent}")',
         'rest = fn.value(f"udiv i64 {rest}, {grid[-1]}")'),
+    # the CUDA road, as thread code
+    Bug("idle slots visited", "passes/nests.py",
+        "if most > size:", "if most > 2 * size:", "threads"),
+    Bug("atomics by every copy of an element", "passes/lower_maps.py",
+        "atomic_element(low, op, nest.expr, nest.index, nest.first_copy())",
+        "atomic_element(low, op, nest.expr, nest.index)", "threads"),
+    Bug("iterations of several threads that read what one writes", "passes/lower_maps.py",
+        "once = nest.first_copy() if runs_once(low, op) else TRUE", "once = TRUE", "threads"),
+    Bug("idle registers folded", "passes/reduce_any.py",
+        "return select(cond, folded, identity(op.op, kind)) if cond is not TRUE else folded",
+        "return folded", "threads"),
+    Bug("clear=False forgotten across warps", "passes/reduce_any.py",
+        "if not op.clear:\n        old", "if False:\n        old", "threads"),
+    Bug("scans from the wrong end", "passes/lower_scan.py",
+        "const(last) - step if op.reverse else step", "step", "threads"),
+    Bug("no barrier on the way through shared memory", "passes/lower_relayout.py",
+        "    yield from low.join(op.loc)\n", "", "threads"),
+    Bug("zeros outside a tensor forgotten", "passes/lower_moves.py",
+        "value = select(moves.cond, value, const(0, held))", "pass", "threads"),
+    Bug("hazards of the next iteration not seen", "passes/hazards.py",
+        "if state == before:\n                return", "return", "threads"),
+    Bug("boxes apart that touch", "passes/hazards.py",
+        "if i + size <= j or j + extent <= i:", "if i + size <= j + 1 or j + extent <= i:",
+        "threads"),
+    Bug("no barriers at all", "passes/insert_syncs.py",
+        "    return _mended(kernel)\n\n\ndef settle", "    return kernel\n\n\ndef settle",
+        "threads"),
+    Bug("one group too many left open", "passes/pipeline_loops.py",
+        "pending = ring.stages - 1 - place.lag", "pending = ring.stages - place.lag",
+        "threads-sm80"),
+    Bug("a ring's phase that never turns", "passes/rings.py",
+        "return Load(self.counter, ()) // self.stages % 2", "return Load(self.counter, ()) * 0",
+        "threads"),
+    Bug("rings refilled behind the loop's end", "passes/pipeline_loops.py",
+        'cond = compare("<", value, loop.stop)\n        known',
+        'cond = compare("<=", value, loop.stop)\n        known', "threads"),
+    Bug("shared buffers that overlap", "passes/place_shared.py",
+        "offset += shared_bytes(op.buffer)", "offset += shared_bytes(op.buffer) * 3 // 4",
+        "threads"),
+    Bug("a padded fragment viewed as if it were whole", "passes/infer_layouts.py",
+        "known is not None and known.cover == known.tile:", "known is not None:", "threads"),
 )  # fmt: skip
 
 
@@ -136,7 +177,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="Leave so many out.")
     parser.add_argument("--target", default="cpu")
     options = parser.parse_args()
-    bugs = [b for b in BUGS if options.only in b.name and b.target == options.target]
+    bugs = [b for b in BUGS if options.only in b.name and b.target.startswith(options.target)]
     bugs = bugs[options.first :]
     caught = 0
     for bug in bugs:

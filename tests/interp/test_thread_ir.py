@@ -401,6 +401,20 @@ def test_what_nothing_wrote_is_not_a_number():
     assert np.isnan(found["X"].astype(np.float32)).all() and np.isnan(found["Y"]).all()
 
 
+def test_reads_by_many_are_over_behind_a_barrier():
+    found = threads(
+        """alloc a: int32[64] shared
+        a[tx] = X[tx]
+        sync block
+        Y[tx] = a[0]
+        sync block
+        X[tx] = a[tx]
+        a[tx] = 0""",
+        X=X64.copy(), Y=np.zeros(64, np.int32),
+    )  # fmt: skip
+    np.testing.assert_array_equal(found["X"], X64)
+
+
 WRONG = {
     "write after read": (
         "alloc a: int32[64] shared\na[tx] = tx\nsync block\nX[tx] = a[63 - tx]\na[tx] = 0",

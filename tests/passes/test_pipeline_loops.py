@@ -106,6 +106,13 @@ def test_trip_counts(stages, target, atom):
         check_same(loops(stages), loop_args(steps), target, atom, range(2))
 
 
+@pytest.mark.parametrize("first, stop", [(0, 0), (1, 1), (3, 1)])
+def test_loops_that_never_run(first, stop):
+    text = LOOPS.format(threads=128, stages=2).replace("0 .. steps", f"{first} .. {stop}")
+    given = program(text)
+    check_same(given, loop_args(0), HOPPER, "wgmma", range(2))
+
+
 @pytest.mark.parametrize("threads", [128, 256])
 @pytest.mark.parametrize(("target", "atom"), ROADS)
 def test_nothing_can_be_dropped(threads, target, atom):

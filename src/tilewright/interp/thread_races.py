@@ -162,6 +162,9 @@ class Shadow:
         # one lane stands for all of them where it knows of the others' reads
         alone = (at == 0) | (old == actors)
         alone |= (old != SEVERAL) & (known[actors, old] >= at)
+        past = np.flatnonzero(~alone & (at < self.clocks.now))
+        if past.size:
+            alone[past] = self.least_known(actors[past], slots[past]) >= at[past]
         self.reader[units, slots] = np.where(alone, actors, SEVERAL)
         self.read_at[units, slots] = self.clocks.now
         lost = self.reader[units, slots] != np.where(alone, actors, SEVERAL)
@@ -205,15 +208,19 @@ class Shadow:
         fine |= (reader != SEVERAL) & (known[who, reader] >= at)
         if fine.all():
             return over
-        people, place = np.unique(actors, return_inverse=True)
-        rows = known[people, : self.clocks.threads].copy()
-        rows[np.arange(people.size), people] = NEVER
-        starts = np.arange(0, self.clocks.threads, WARP)
-        least = np.minimum.reduceat(rows, starts, axis=1)
         warps = used < self.warps
-        least = np.where(warps, least[:, np.where(warps, used, 0)], 0)
-        fine |= (reader == SEVERAL) & (least[place] >= at)
+        least = self.least_known(who, np.where(warps, used, 0))
+        fine |= (reader == SEVERAL) & (np.where(warps, least, 0) >= at)
         out: Array = fine.all(axis=1)
+        return out
+
+    def least_known(self, actors: Array, warps: Array) -> Array:
+        """The time up to which each actor knows of all other threads of a warp."""
+        people, place = np.unique(actors, return_inverse=True)
+        rows = self.clocks.known[people, : self.clocks.threads].copy()
+        rows[np.arange(people.size), people] = NEVER
+        least = np.minimum.reduceat(rows, np.arange(0, self.clocks.threads, WARP), axis=1)
+        out: Array = least[place.reshape(actors.shape), warps]
         return out
 
     # ── asynchronous accesses: `row` is what those know who issue them ───────────────────────

@@ -17,7 +17,19 @@ import numpy as np
 from tilewright.ir.bounds import Ranges, multiple_of
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32
-from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Select, Var, const
+from tilewright.ir.expr import (
+    Bin,
+    Call,
+    Cast,
+    Cmp,
+    Const,
+    Expr,
+    Select,
+    Var,
+    compare,
+    const,
+    select,
+)
 from tilewright.ir.layout import ComposedLayout, Indices, Layout, LayoutError, Swizzle
 from tilewright.ir.layout_ops import composition
 from tilewright.ir.layout_query import fit_layout
@@ -103,7 +115,15 @@ def tile_address(region: Region, ranges: Ranges, loc: Loc | None) -> TileAddress
         _check_aligned(region.buffer, dim, mode, start, size, ranges, loc)
         base = base + layout_expr(mode, start)
         if size != 1:
-            modes.append(composition(mode, Layout(size)))
+            try:
+                modes.append(composition(mode, Layout(size)))
+            except LayoutError:
+                raise CompileError(
+                    f"this region of {region.buffer.name} does not end where its layout does",
+                    loc=loc,
+                    expected=f"an extent in dimension {dim} that is made of modes of {mode}",
+                    got=str(size),
+                ) from None
     return TileAddress(region.buffer, simplify(base, ranges), tuple(modes), swizzle)
 
 
@@ -151,6 +171,8 @@ def swizzle_expr(swizzle: Swizzle, offset: Expr) -> Expr:
     return offset ^ ((offset >> swizzle.shift) & mask)
 
 
+MOST_CASES = 256  # of an index that is looked up
+
 _INTEGER: dict[str, Callable[[Any, Any], Any]] = {
     "+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.remainder,
     "min": np.minimum, "max": np.maximum, "&": np.bitwise_and, "|": np.bitwise_or,
@@ -183,6 +205,8 @@ def fit_index(
 ) -> Expr | None:
     """The expression that has value `table[i, j, …]` at the i-th, j-th, … values of `variables`
     (which count from `starts` by `steps`): a sum of a function of each. None if there is none."""
+    if not table.size:  # a loop without turns
+        return const(0, INT32)
     origin = (0,) * table.ndim
     result: Expr = const(int(table[origin]))
     rest = table - table[origin]
@@ -197,6 +221,69 @@ def fit_index(
             return None
         result = result + part
     return None if rest.any() else simplify(result)
+
+
+def fit_registers(
+    table: Indices, variables: Sequence[Var], starts: Sequence[int], steps: Sequence[int]
+) -> Expr | None:
+    """As `fit_index`, by cases where there is no sum: of unrolled variables, so that every index
+    is a constant in the end. None when it takes too many cases."""
+    found = fit_index(table, variables, starts, steps)
+    if found is not None or not variables or table.shape[0] > MOST_CASES:
+        return found
+    var, start, step = variables[0], starts[0], steps[0]
+    if table.ndim == 1:
+        turned = _fit_mixed(table - table[0], (var - start) // step if step != 1 else var - start)
+        if turned is not None:
+            return simplify(turned + int(table[0]))
+        parts = _segments(table, var, start, step)
+    else:
+        parts = []
+        for k in range(len(table)):
+            one = fit_registers(table[k], variables[1:], starts[1:], steps[1:])
+            if one is None:
+                return None
+            parts.append((k + 1, one))
+    result = parts[-1][1]
+    before = "<" if step > 0 else ">"
+    for end, part in reversed(parts[:-1]):
+        result = select(compare(before, var, start + end * step), part, result)
+    return result
+
+
+def _segments(line: Indices, var: Var, start: int, step: int) -> list[tuple[int, Expr]]:
+    """Pieces that go on evenly, each with its end."""
+    found: list[tuple[int, Expr]] = []
+    first = 0
+    while first < len(line):
+        by = int(line[first + 1] - line[first]) if first + 1 < len(line) else 0
+        end = first + 1
+        while end < len(line) and line[end] - line[end - 1] == by:
+            end += 1
+        count: Expr = (var - start) // step if step != 1 else var - start
+        found.append((end, simplify((count - first) * by + int(line[first]))))
+        first = end
+    return found
+
+
+def _fit_mixed(line: Indices, count: Expr) -> Expr | None:
+    """`line[count]` as a sum of digits of `count` times strides, which may be negative."""
+    result: Expr = const(0, INT32)
+    inner = 1
+    while len(line) > 1:
+        stride = int(line[1])
+        run = 1
+        while run < len(line) and line[run] == run * stride:
+            run += 1
+        while len(line) % run:
+            run -= 1
+        rows = line.reshape(-1, run)
+        if run == 1 or not np.array_equal(rows, rows[:, :1] + np.arange(run) * stride):
+            return None
+        digit = count // inner if inner > 1 else count
+        result = result + (digit % run if run < len(line) else digit) * stride
+        inner, line = inner * run, rows[:, 0]
+    return result
 
 
 def _fit_line(line: Indices, count: Expr) -> Expr | None:

@@ -11,6 +11,7 @@ from math import prod
 from tilewright.ir.bounds import Ranges, multiple_of
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Const, Expr, binary, const
+from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import Copy
 
 MOST_RANK = 5
@@ -88,9 +89,18 @@ def _sides(copy: Copy) -> tuple[Region | None, Region | None, str | None]:
         reason = "the tile's shape is known only at run time"
     elif tile.cta is not None or not _is_dense(tile):
         reason = f"it touches a part of {tile.buffer.name}"
+    elif not _is_compact(tile.buffer):
+        reason = f"the rows of {tile.buffer.name} lie apart"
     elif tensor.static_tile != tile.static_tile:
         reason = "its sides have different shapes"
     return tensor, tile, reason
+
+
+def _is_compact(buffer: Buffer) -> bool:
+    layout = buffer.layout
+    if layout is None or isinstance(layout, Fragment):
+        return True
+    return layout.cosize() == prod(buffer.static_shape)
 
 
 def _is_dense(tile: Region) -> bool:

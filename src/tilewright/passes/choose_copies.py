@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from tilewright.ir import scope
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Space
-from tilewright.ir.op import Body, Copy, For, Kernel, Map, Op, Program, Role, marked, walk_ops
+from tilewright.ir.op import Body, Copy, Kernel, Map, Op, Program, Role, marked, walk_ops
 from tilewright.ir.rewrite import map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.lower_matrices import lower_ldmatrix, lower_stmatrix
 from tilewright.passes.lower_threads import lowering_of
 from tilewright.passes.lowering import Lowering
+from tilewright.passes.tile_access import unrolled
 from tilewright.support.errors import CompileError
 
 
@@ -44,14 +45,13 @@ def _op(op: Op, low: Lowering, target: Target) -> Op:
         return rebuild(op, atom=_atom(op, low, target))
     if isinstance(op, Map):
         return op
-    unrolled, ranges = dict(low.unrolled), low.ranges
-    if isinstance(op, For) and op.kind == "unroll":
-        low.unrolled[op.var] = range(int(op.start), int(op.stop), int(op.step))
+    outer, ranges = dict(low.unrolled), low.ranges
+    low.unrolled |= unrolled(op)
     inner = {}
     for f in marked(op, "body"):
         low.ranges = scope.inside(op, f.name, ranges)
         inner[f.name] = _body(getattr(op, f.name), low, target)
-    low.unrolled, low.ranges = unrolled, ranges
+    low.unrolled, low.ranges = outer, ranges
     return rebuild(op, **inner) if inner else op
 
 

@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
+from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Var, const
+from tilewright.ir.layout import Layout
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -25,6 +27,7 @@ from tilewright.ir.op import (
     Op,
     Program,
     Role,
+    View,
     walk_ops,
 )
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
@@ -44,12 +47,22 @@ def choose_products(program: Program, target: Target) -> Program:
         products = [op for op in walk_ops(kernel) if isinstance(op, Gemm)]
         # a product of a product: warps that own whole rows have what they need for the next
         chained = any(op.a.buffer.space is Space.FRAGMENT for op in products)
+        # tiles whose layout is not free: descriptors may not say it
+        views = [op for op in walk_ops(kernel) if isinstance(op, View)]
+        fixed = {b.name for op in views for b in (op.buffer, op.source)}
+        fixed |= {
+            op.buffer.name
+            for op in walk_ops(kernel)
+            if isinstance(op, Alloc) and isinstance(op.buffer.layout, Layout)
+        }
 
         def rule(op: Op) -> Op | Body | None:
             if isinstance(op, Gemm) and op.atom is None:
                 if chained and op.policy == "square":
                     op = rebuild(op, policy="full_row")
-                return tuple(_chosen(op, threads, target, names))
+                warps = {op.a.buffer.name, op.b.buffer.name} & fixed
+                able = target.without(Feature.WGMMA) if warps else target
+                return tuple(_chosen(op, threads, able, names))
             return None
 
         return rebuild(kernel, body=map_body(kernel.body, rule))

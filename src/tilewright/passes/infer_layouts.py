@@ -29,7 +29,6 @@ from tilewright.ir.op import (
     Body,
     Copy,
     Dim,
-    For,
     Gemm,
     Hint,
     Kernel,
@@ -48,7 +47,11 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_kernels, program_names, rebuild, replace_buffers
 from tilewright.ir.target import Target
-from tilewright.passes.insert_conversions import insert_conversions, reduced
+from tilewright.passes.insert_conversions import (
+    insert_conversions,
+    reduced,
+    reduced_dim,
+)
 from tilewright.passes.lay_out_shared import lay_out_shared
 from tilewright.passes.matrix_tiles import held_operands, split_of
 from tilewright.passes.spread_tiles import WIDEST, Wish, spread
@@ -58,6 +61,7 @@ from tilewright.passes.tile_access import (
     buffer_from_nest,
     nest_from_buffer,
     static_extents,
+    unrolled,
     with_units,
 )
 
@@ -160,11 +164,7 @@ def _walk(body: tuple[Op, ...], around: dict[Var, range]) -> Iterator[tuple[Op, 
         yield op, around
         if isinstance(op, Map):
             continue
-        inside = around
-        if isinstance(op, For) and op.kind == "unroll":
-            bounds = (op.start, op.stop, op.step)
-            if all(isinstance(e, Const) for e in bounds):
-                inside = {**around, op.var: range(*(int(e) for e in bounds))}
+        inside = {**around, **unrolled(op)}
         for inner in bodies(op):
             yield from _walk(inner, inside)
 
@@ -332,7 +332,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
                         vectors.append(vector_width(memory, ranges))
                         size = memory.dtype.bits // 8 or 1
             elif isinstance(op, Reduce) and op.src.buffer.name == key:
-                dims.add(op.dim)
+                dims.add(reduced_dim(op))
         if not vectors:
             size = max(1, buffer.dtype.bits // 8)
             vectors = [WIDEST // size or 1]
@@ -348,7 +348,14 @@ def _wish(problem: Problem, key: Key) -> Wish:
                     if width:
                         vectors.append(width)
                         size = max(1, place.buffer.dtype.bits // 8)
-    return Wish(max(vectors, default=1), size, frozenset(dims))
+    exact = isinstance(key, str) and key in _viewed(problem)
+    return Wish(max(vectors, default=1), size, frozenset(dims), exact)
+
+
+def _viewed(problem: Problem) -> set[str]:
+    """Fragments that are seen under several shapes, which idle slots do not allow."""
+    views = [op for _, op, _ in problem.ops if isinstance(op, View)]
+    return {b.name for op in views for b in (op.buffer, op.source)}
 
 
 def vector_width(memory: Region, ranges: Ranges) -> int:

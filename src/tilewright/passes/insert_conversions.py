@@ -2,24 +2,25 @@
 
 Three ways, the cheapest that serves: nothing, when every thread holds what it touches in one
 register; a fragment spread as the op needs it, filled or emptied by a `relayout`; a copy in shared
-memory, which any index may read, one known only at run time too.
+memory, which any index may read and write, one known only at run time too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 
 from tilewright.ir.buffer import Buffer, Region, Space, whole
-from tilewright.ir.expr import Expr, Load, Var, transform
+from tilewright.ir.expr import Const, Expr, Load, Var, transform
 from tilewright.ir.fragment import Fragment, row_of
+from tilewright.ir.layout import LayoutError
 from tilewright.ir.op import (
     Alloc,
     Body,
     Copy,
-    For,
     Gemm,
     Kernel,
     Map,
@@ -33,24 +34,27 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_name, map_exprs, map_ops, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.matrix_tiles import held_operands, split_of
-from tilewright.passes.tile_access import Access, accesses, buffer_from_nest, with_units
-from tilewright.support.errors import CompileError
+from tilewright.passes.spread_tiles import Wish, spread
+from tilewright.passes.tile_access import Access, accesses, buffer_from_nest, unrolled, with_units
 
 
 def insert_conversions(kernel: Kernel, target: Target, names: set[str]) -> Kernel:
     """`kernel`, every op of which can use its operands where they are."""
-    threads = 1
-    for count in kernel.threads:
-        threads *= count
-    return rebuild(kernel, body=_Converter(target, names, threads).body(kernel.body))
+    converter = _Converter(target, names, prod(kernel.threads))
+    body = converter.body(kernel.body)
+    return rebuild(kernel, body=(*converter.made, *body))
 
 
 @dataclass
 class _Converter:
+    """`made`: the copies, which live at the top of the kernel: whoever waits for a product may do
+    so outside the loop it stands in."""
+
     target: Target
     names: set[str]
     threads: int
     around: dict[Var, range] = field(default_factory=dict)
+    made: list[Op] = field(default_factory=list)
 
     def body(self, body: Body) -> Body:
         return tuple(new for op in body for new in self.op(op))
@@ -64,10 +68,8 @@ class _Converter:
         yield rebuild(op, **inner) if inner else op
 
     def inside(self, op: Op, body: Body) -> Body:
-        if not (isinstance(op, For) and op.kind == "unroll"):
-            return self.body(body)
         around = self.around
-        self.around = {**around, op.var: range(int(op.start), int(op.stop), int(op.step))}
+        self.around = {**around, **unrolled(op)}
         try:
             return self.body(body)
         finally:
@@ -75,7 +77,9 @@ class _Converter:
 
     def like(self, buffer: Buffer, name: str, layout: Fragment | None, space: Space) -> Buffer:
         fresh = fresh_name(name, self.names)
-        return replace(buffer, name=fresh, space=space, layout=layout, strides=None)
+        found = replace(buffer, name=fresh, space=space, layout=layout, strides=None)
+        self.made.append(Alloc(found))
+        return found
 
     def moved(self, buffer: Buffer, layout: Fragment) -> Buffer:
         return self.like(buffer, f"{buffer.name}_moved", layout, Space.FRAGMENT)
@@ -123,23 +127,25 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
             continue
         layout = buffer_from_nest(access, nest)
         if layout is None:
-            raise CompileError(
-                f"{buffer.name} is written in a way that no spread over threads follows",
-                loc=access.loc,
-                expected="constant indices of a fragment that is written",
-                got=f"nest {nest!r}, {buffer.name} {buffer.layout!r}",
-                fix="keep it in shared memory (T.alloc_shared)",
-            )
-        tmp = written[buffer.name] = c.moved(buffer, layout)
-        before += [Alloc(tmp, loc=op.loc), Relayout(whole(buffer), whole(tmp), loc=op.loc)]
-        after.append(Relayout(whole(tmp), whole(buffer), loc=op.loc))
+            tmp = c.like(buffer, f"{buffer.name}_shared", None, Space.SHARED)
+            out = Copy(whole(buffer), whole(tmp), atom="threads", loc=op.loc)
+            back = Copy(whole(tmp), whole(buffer), atom="threads", loc=op.loc)
+            before.append(out)
+            after.append(back)
+        else:
+            tmp = c.moved(buffer, layout)
+            before.append(Relayout(whole(buffer), whole(tmp), loc=op.loc))
+            after.append(Relayout(whole(tmp), whole(buffer), loc=op.loc))
+        written[buffer.name] = tmp
     copies: dict[tuple[str, Fragment | None], Buffer] = {}
     for access in found:
         buffer = access.buffer
         if access.writes:
             continue
         if buffer.name in written:
-            if readable(replace(access, buffer=written[buffer.name]), nest):
+            if written[buffer.name].space is Space.SHARED or readable(
+                replace(access, buffer=written[buffer.name]), nest
+            ):
                 continue
         elif readable(access, nest):
             continue
@@ -151,11 +157,10 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
         if key not in copies:
             if layout is not None:
                 tmp = c.moved(buffer, layout)
-                before += [Alloc(tmp, loc=op.loc), Relayout(whole(buffer), whole(tmp), loc=op.loc)]
+                before.append(Relayout(whole(buffer), whole(tmp), loc=op.loc))
             else:
                 tmp = c.like(buffer, f"{buffer.name}_shared", None, Space.SHARED)
-                move = Copy(whole(buffer), whole(tmp), atom="threads", loc=op.loc)
-                before += [Alloc(tmp, loc=op.loc), move]
+                before.append(Copy(whole(buffer), whole(tmp), atom="threads", loc=op.loc))
             copies[key] = tmp
         swaps[buffer.name, access.indices] = copies[key]
     yield from before
@@ -187,21 +192,43 @@ def _swap(
     return map_ops(op, one)
 
 
+def reduced_dim(op: Reduce) -> int:
+    """The dimension of the source that is reduced: `op.dim` counts those of the tile, without
+    units, or all of them, whichever gives the result's shape."""
+    extents = [int(e) for e in op.src.extents]
+    long = [i for i, e in enumerate(extents) if e != 1]
+    left = op.dst.static_tile
+    for dim in (*long[op.dim : op.dim + 1], op.dim):
+        if tuple(extents[i] for i in long if i != dim) == left:
+            return dim
+    return op.dim
+
+
 def reduced(source: Fragment, op: Reduce) -> Fragment | None:
-    """How the result of `op` is spread when the source is spread like this."""
-    keep = len(source.tile) == 1
-    return with_units(row_of(source, op.dim, keep), op.dst.buffer.static_shape)
+    """How the result of `op` is spread when the source is spread like this; None when its modes
+    cross the tile's dimensions."""
+    try:
+        left = row_of(source, reduced_dim(op), keepdim=len(source.tile) == 1)
+    except LayoutError:
+        return None
+    return with_units(left, op.dst.buffer.static_shape)
 
 
 def _reduce(c: _Converter, op: Reduce) -> Iterable[Op]:
-    if not all(r.buffer.space is Space.FRAGMENT for r in (op.src, op.dst)):
+    if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (op.src, op.dst)):
         yield op
         return
-    want = reduced(held(op.src.buffer), op)
-    if want is None or want.same(held(op.dst.buffer)):
+    source = op.src.buffer
+    want = reduced(held(source), op)
+    if want is None:
+        wish = Wish(1, max(1, source.dtype.bits // 8), frozenset({reduced_dim(op)}))
+        plain = spread(source.static_shape, c.threads, wish)
+        for new in _through(c, op, "src", plain, back=False):
+            yield from _reduce(c, new) if isinstance(new, Reduce) else (new,)
+    elif want.same(held(op.dst.buffer)):
         yield op
-        return
-    yield from _through(c, op, "dst", want, keeps=not op.clear)
+    else:
+        yield from _through(c, op, "dst", want, keeps=not op.clear)
 
 
 def _through(
@@ -210,7 +237,6 @@ def _through(
     """`op` on a copy of one operand, which is brought back when the op writes it."""
     region: Region = getattr(op, operand)
     tmp = c.moved(region.buffer, layout)
-    yield Alloc(tmp, loc=op.loc)
     if keeps:
         yield Relayout(whole(region.buffer), whole(tmp), loc=op.loc)
     yield rebuild(op, **{operand: replace(region, buffer=tmp)})
@@ -220,17 +246,54 @@ def _through(
 
 def _copy(c: _Converter, op: Copy | Scan) -> Iterable[Op]:
     a, b = op.src, op.dst
-    if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (a, b)):
+    if not all(r.buffer.space is Space.FRAGMENT for r in (a, b)):
         yield op
+        return
+    if not (a.is_whole and b.is_whole):
+        yield from _copy_parts(c, op)
         return
     source = with_units(held(a.buffer), b.buffer.static_shape)
-    if source is None or source.same(held(b.buffer)):
+    if source is not None and source.same(held(b.buffer)):
+        yield op
+    elif isinstance(op, Copy) and a.dtype == b.dtype and a.buffer.shape == b.buffer.shape:
+        yield Relayout(a, b, loc=op.loc)
+    elif source is not None:
+        yield from _through(c, op, "dst", source, keeps=False)
+    else:
+        yield from _copy_parts(c, op)
+
+
+def _copy_parts(c: _Converter, op: Copy | Scan) -> Iterable[Op]:
+    """Between parts of fragments: from a copy in shared memory where threads lack elements."""
+    if isinstance(op, Scan) or _holds_part(op.src, op.dst):
         yield op
         return
-    if isinstance(op, Copy) and a.dtype == b.dtype and a.buffer.shape == b.buffer.shape:
-        yield Relayout(a, b, loc=op.loc)
-        return
-    yield from _through(c, op, "dst", source, keeps=False)
+    buffer = op.src.buffer
+    tmp = c.like(buffer, f"{buffer.name}_shared", None, Space.SHARED)
+    yield Copy(whole(buffer), whole(tmp), atom="threads", loc=op.loc)
+    yield rebuild(op, src=replace(op.src, buffer=tmp), atom="threads")
+
+
+def _holds_part(source: Region, target: Region) -> bool:
+    """Whether each thread holds the elements of `source` that it gets of `target`, in the same
+    registers as the others."""
+    places = []
+    for region in (source, target):
+        if not all(isinstance(s, Const) for s in region.starts):
+            return False
+        tile = held(region.buffer).tile
+        box = np.arange(prod(tile)).reshape(tile)[
+            tuple(
+                slice(int(s), int(s) + int(e))
+                for s, e in zip(region.starts, region.extents, strict=True)
+            )
+        ]
+        places.append(box.reshape(-1))
+    table = held(target.buffer).table()
+    wanted = np.full(held(target.buffer).elements, -1, np.int64)
+    wanted[places[1]] = places[0]
+    needed = np.where(table < 0, -1, wanted[np.maximum(table, 0)])
+    return held(source.buffer).registers(needed) is not None
 
 
 def _gemm(c: _Converter, op: Gemm) -> Iterable[Op]:

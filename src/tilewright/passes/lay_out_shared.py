@@ -1,5 +1,5 @@
-"""Choose how shared tiles lie in memory: swizzled where matrix instructions read them, padded or
-swizzled where rows and columns are both walked, row by row otherwise.
+"""Choose how shared tiles lie in memory: as the kernel says (`T.annotate_layout`,
+`T.annotate_padding`), swizzled where matrices are moved, row by row otherwise.
 """
 
 from __future__ import annotations
@@ -12,6 +12,19 @@ from tilewright.ir.rewrite import replace_buffers
 from tilewright.ir.target import Target
 
 CORE_BYTES = 16  # rows of the smallest block that a matrix descriptor knows
+
+
+def pin_shared(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel` with the layouts that its author gives shared tiles, by hints."""
+    changes: dict[Buffer, Buffer] = {}
+    for op in walk_ops(kernel):
+        if not isinstance(op, Hint) or op.buffer is None or op.buffer.space is not Space.SHARED:
+            continue
+        if op.name == "padding":
+            changes[op.buffer] = op.buffer.with_layout(padded(op.buffer, int(op.detail[0])))
+        elif op.name == "layout" and op.layout is not None:
+            changes[op.buffer] = op.buffer.with_layout(op.layout)
+    return replace_buffers(kernel, changes) if changes else kernel
 
 
 def lay_out_shared(kernel: Kernel, target: Target) -> Kernel:
@@ -32,11 +45,6 @@ def lay_out_shared(kernel: Kernel, target: Target) -> Kernel:
         for shared, held in ((op.src, op.dst), (op.dst, op.src))
         if shared.buffer.space is Space.SHARED and held.buffer.space is Space.FRAGMENT
     }
-    pinned = {
-        op.buffer.name: op.layout
-        for op in ops
-        if isinstance(op, Hint) and op.name == "layout" and op.buffer is not None
-    }
     viewed = {op.source.name for op in ops if isinstance(op, View)}
     viewed |= {op.buffer.name for op in ops if isinstance(op, View)}
     changes: dict[Buffer, Buffer] = {}
@@ -46,16 +54,14 @@ def lay_out_shared(kernel: Kernel, target: Target) -> Kernel:
         buffer = op.buffer
         if buffer.layout is not None:
             continue
-        layout = pinned.get(buffer.name)
-        if layout is None:
-            if buffer.name in viewed or buffer.rank == 0:
-                layout = plain(buffer)
-            elif buffer.name in operands:
-                layout = operand(buffer)
-            elif buffer.name in matrices:
-                layout = make_swizzled_layout(buffer.static_shape, _bits(buffer))
-            else:
-                layout = plain(buffer)
+        if buffer.name in viewed or buffer.rank == 0:
+            layout = plain(buffer)
+        elif buffer.name in operands:
+            layout = operand(buffer)
+        elif buffer.name in matrices:
+            layout = make_swizzled_layout(buffer.static_shape, _bits(buffer))
+        else:
+            layout = plain(buffer)
         changes[buffer] = buffer.with_layout(layout)
     return replace_buffers(kernel, changes)
 
@@ -66,6 +72,16 @@ def _bits(buffer: Buffer) -> int:
 
 def plain(buffer: Buffer) -> AnyLayout:
     return row_major(buffer.static_shape or (1,))
+
+
+def padded(buffer: Buffer, amount: int) -> AnyLayout:
+    """Rows `amount` elements longer than the tile's."""
+    shape = buffer.static_shape
+    strides, size = [1], shape[-1] + amount
+    for extent in reversed(shape[:-1]):
+        strides.insert(0, size)
+        size *= extent
+    return Layout(shape, tuple(strides))
 
 
 def operand(buffer: Buffer) -> AnyLayout:

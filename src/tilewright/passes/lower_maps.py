@@ -27,6 +27,7 @@ from tilewright.ir.op import (
     Op,
     Store,
     While,
+    bound,
     op_loads,
     walk_ops,
 )
@@ -37,6 +38,7 @@ from tilewright.passes.lower_foreign import foreign
 from tilewright.passes.lower_vectors import lower_groups
 from tilewright.passes.lowering import MEMORY, Lowering, accesses_memory
 from tilewright.passes.nests import Nest, make_nest, region_nest
+from tilewright.passes.replicas import hand_over, runs_once
 from tilewright.passes.spread import coalesced
 from tilewright.support.errors import CompileError
 
@@ -57,12 +59,19 @@ def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
         )
     unrolled, ranges = dict(low.unrolled), low.ranges
     nest = make_nest(low, fragment, op.vars, op.loc)
+    once = nest.first_copy() if runs_once(low, op) else TRUE
+    nest.alone = once is not TRUE
+    nest.bound = frozenset(v for inner in walk_ops(op.body) for v in bound(inner))
     result = lower_groups(nest, op, _body) if nest.values > 1 else None
     if result is None:
         result = nest.loop(_body(nest, op.body))
     low.unrolled, low.ranges = unrolled, ranges
     low.touched = low.touched or accesses_memory(op)
-    yield from result
+    if once is TRUE:
+        yield from result
+        return
+    yield If(once, result, loc=op.loc)
+    yield from hand_over(low, op, fragment)
 
 
 def _layout(op: Map) -> Fragment:

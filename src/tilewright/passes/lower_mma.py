@@ -167,15 +167,12 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
     body = Store(op.c.buffer, (i, j), total, loc=op.loc)
     extents = tuple(const(e) for e in fragment.tile)
     nest = Map((i, j), extents, (body,), layout=fragment, loc=op.loc)
-    steps = op.a.static_tile[0 if op.transpose_a else 1]
+    steps = int(op.a.extents[-2:][0 if op.transpose_a else 1])
     yield from _clear(low, op)
     yield from low.op(For(k, const(0), const(steps), (nest,), loc=op.loc))
 
 
 def _element(region: Region, coords: tuple[Var, ...], op: Gemm) -> Expr:
-    inner = iter(coords)
-    indices = tuple(
-        s if int(e) == 1 else s + next(inner)
-        for s, e in zip(region.starts, region.extents, strict=True)
-    )
+    places = (const(0),) * (len(region.starts) - 2) + coords  # a matrix is the last two
+    indices = tuple(s + c for s, c in zip(region.starts, places, strict=True))
     return cast(Load(region.buffer, indices, op.loc), op.c.dtype)

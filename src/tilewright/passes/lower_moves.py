@@ -7,7 +7,7 @@ most. Where several threads hold an element, one of them stores it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,7 +42,7 @@ from tilewright.passes.addresses import (
 )
 from tilewright.passes.lower_maps import check_single
 from tilewright.passes.lowering import Lowering
-from tilewright.passes.nests import Nest, make_nest, region_nest, used
+from tilewright.passes.nests import Nest, dimensions, make_nest, region_nest, used
 from tilewright.passes.spread import coalesced
 from tilewright.support.errors import CompileError
 
@@ -137,28 +137,36 @@ def _move(
         body = Intrinsic(name, args, text=text, loc=op.loc)
         if store or moves.cond is TRUE:
             return (body,)
-    var = low.var("v")
-    place = (simplify(first + var, low.ranges),)
 
-    def each(value: Op) -> Op:
-        return For(var, const(0), const(moves.count), (value,), kind="unroll", loc=op.loc)
+    def each(of: Callable[[Var, tuple[Expr]], Op]) -> Op:
+        var = low.var("v")
+        place = simplify(first + var, low.ranges)
+        loop = (of(var, (place,)),)
+        return For(var, const(0), const(moves.count), loop, kind="unroll", loc=op.loc)
+
+    def clear(_: Var, place: tuple[Expr]) -> Op:
+        return Store(registers, place, const(0, held), loc=op.loc)
 
     if same:
-        zeros = each(Store(registers, place, const(0, held), loc=op.loc))
-        return (If(moves.cond, (body,), (zeros,), loc=op.loc),)
+        return (If(moves.cond, (body,), (each(clear),), loc=op.loc),)
     # converted element by element beside a vector of the memory's own type
     piece = Buffer(low.var("piece").name, (const(moves.count),), kind, Space.LOCAL)
     whole = Region(piece, (const(0),), (const(moves.count),))
     alloc = Alloc(piece, loc=op.loc)
+
+    def narrow(var: Var, place: tuple[Expr]) -> Op:
+        return Store(piece, (var,), cast(Load(registers, place, op.loc), kind), loc=op.loc)
+
+    def widen(var: Var, place: tuple[Expr]) -> Op:
+        return Store(registers, place, cast(Load(piece, (var,), op.loc), held), loc=op.loc)
+
     if store:
-        value = cast(Load(registers, place, op.loc), kind)
-        convert = each(Store(piece, (var,), value, loc=op.loc))
-        return alloc, convert, Intrinsic(name, (where, whole), text=text, loc=op.loc)
-    convert = each(Store(registers, place, cast(Load(piece, (var,), op.loc), held), loc=op.loc))
+        done = Intrinsic(name, (where, whole), text=text, loc=op.loc)
+        return alloc, each(narrow), done
+    convert = each(widen)
     body = Intrinsic(name, (whole, where), text=text, loc=op.loc)
     if moves.cond is not TRUE:
-        zeros = each(Store(registers, place, const(0, held), loc=op.loc))
-        return alloc, If(moves.cond, (body, convert), (zeros,), loc=op.loc)
+        return alloc, If(moves.cond, (body, convert), (each(clear),), loc=op.loc)
     return alloc, body, convert
 
 
@@ -494,9 +502,12 @@ def _split_offset(
     if not np.array_equal(table, table[:, :1] + table[:1] - table[0, 0]):
         return None
     places, steps = table[:, 0], table[0, ::count] - table[0, 0]
+    layouts = dimensions(nest.fragment)
+    if layouts is None:
+        return None
     dims = [d for d, size in enumerate(nest.fragment.tile) if size != 1]
     parts = [
-        layout_expr(mode, simplify(layout_expr(nest.fragment.along(d)[0], low.instance.thread)))
+        layout_expr(mode, simplify(layout_expr(layouts[d][0], low.instance.thread)))
         for mode, d in zip(address.modes, dims, strict=True)
     ]
     place = low.simplify(sum(parts, const(0)))

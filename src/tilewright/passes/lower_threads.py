@@ -100,11 +100,8 @@ from tilewright.support.errors import CompileError
 
 def _for(low: Lowering, op: For) -> Iterable[Op]:
     op = low.plain(op)
+    # how often it runs may be known only at run time: then it stays a loop
     values = _trip(op) if op.kind in ("unroll", "vectorized") else None
-    if op.kind in ("unroll", "vectorized") and values is None:
-        raise CompileError(
-            f"loop {op.var.name} is to be unrolled, but its bounds are not constant", loc=op.loc
-        )
     if values is not None:
         low.unrolled[op.var] = values
     low.touched = low.touched or touches(op.body, low.touched, low.instance.threads)

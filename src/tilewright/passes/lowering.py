@@ -61,7 +61,13 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import OpT, fresh_name, map_exprs, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.uniform import PerThread
-from tilewright.passes.addresses import fit_index, layout_expr, shared_layout, swizzle_expr
+from tilewright.passes.addresses import (
+    fit_index,
+    fit_registers,
+    layout_expr,
+    shared_layout,
+    swizzle_expr,
+)
 from tilewright.passes.widen import widened
 from tilewright.support.errors import CompileError, Loc
 
@@ -209,7 +215,7 @@ class Lowering:
             at = {v: r[i] for v, r, i in zip(names, values, place, strict=True)}
             table[place] = index(tuple(_static(s, at) for s in starts))
         first = [r.start for r in values]
-        found = fit_index(table, names, first, [r.step for r in values])
+        found = fit_registers(table, names, first, [r.step for r in values])
         if found is None:
             raise CompileError("registers are not a simple function of the loop variables", loc=loc)
         return found

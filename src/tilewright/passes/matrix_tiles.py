@@ -15,6 +15,7 @@ from tilewright.ir.fragment import Fragment, repeat, spatial
 from tilewright.ir.op import Gemm
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
+from tilewright.passes.spread_tiles import Wish, spread
 
 WARP = 32
 WARPGROUP = 128
@@ -23,13 +24,14 @@ FMA_TYPES = ("float32", "int32", "float64")
 
 @dataclass(frozen=True)
 class Split:
-    """`rows` × `columns` groups of `group` threads share the tile; an instruction of `atom` has
-    `n` columns. `kind`: the type of A among the matrix types, None for `fma`."""
+    """`rows` × `columns` groups share the tile among `threads`; an instruction of `atom` has `n`
+    columns. `kind`: the type of A among the matrix types, None for `fma`, whose tile, when groups
+    do not divide it (`rows` 0), is spread as any other."""
 
     atom: str
+    threads: int
     rows: int
     columns: int
-    group: int
     n: int
     kind: MatrixType | None = None
 
@@ -43,10 +45,9 @@ def operand_kind(op: Gemm, region: Region) -> MatrixType | None:
 
 
 def shape_of(op: Gemm) -> tuple[int, int, int]:
-    """M, N, K."""
-    m, n = op.c.static_tile
-    k = op.a.static_tile[0 if op.transpose_a else 1]
-    return m, n, k
+    """M, N, K; extents of 1 count."""
+    (m, n), a = (tuple(int(e) for e in r.extents[-2:]) for r in (op.c, op.a))
+    return m, n, a[0 if op.transpose_a else 1]
 
 
 def split_of(op: Gemm, threads: int, target: Target) -> Split | None:
@@ -89,7 +90,7 @@ def _wgmma(op: Gemm, threads: int, target: Target) -> Split | None:
         width = n // columns
         for step in range(min(width, 256), 7, -8):
             if width % step == 0 and kind.has_n(step) and _panels_fit(op, other, step):
-                return Split("wgmma", rows, columns, WARPGROUP, step, kind)
+                return Split("wgmma", threads, rows, columns, step, kind)
     return None
 
 
@@ -115,12 +116,12 @@ def _mma(op: Gemm, threads: int, target: Target) -> Split | None:
         return None
     for rows, columns in _splits(threads // WARP, op.policy, m / 16, n / 8):
         if m % (16 * rows) == 0 and n % (8 * columns) == 0:
-            return Split("mma", rows, columns, WARP, 8, kind)
+            return Split("mma", threads, rows, columns, 8, kind)
     return None
 
 
 def _fma(op: Gemm, threads: int, target: Target) -> Split | None:
-    if op.c.dtype.name not in FMA_TYPES or op.meta is not None or not _is_tile(op.c):
+    if op.c.dtype.name not in FMA_TYPES or op.meta is not None or op.c.buffer.rank < 2:
         return None
     m, n, _ = shape_of(op)
     # as square a tile of threads as the tile allows, so that a thread reads few rows and columns
@@ -134,8 +135,8 @@ def _fma(op: Gemm, threads: int, target: Target) -> Split | None:
             if best is None or cost < best[0]:
                 best = (cost, rows, columns)
     if best is None:
-        return None
-    return Split("fma", best[1], best[2], 1, n // best[2])
+        return Split("fma", threads, 0, 0, n)  # spread as any tile is
+    return Split("fma", threads, best[1], best[2], n // best[2])
 
 
 RULES: dict[str, Callable[[Gemm, int, Target], Split | None]] = {
@@ -162,10 +163,12 @@ def _splits(groups: int, policy: str, m: float, n: float) -> Iterator[tuple[int,
 def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
     """What the threads hold of C, and of A and B where these are fragments."""
     m, n, k = shape_of(op)
-    rows, columns = m // split.rows, n // split.columns
     if split.atom == "fma":
-        inner = repeat(rows, columns)
+        if not split.rows:
+            return {"c": spread((m, n), split.threads, Wish(1, op.c.dtype.bits // 8))}
+        inner = repeat(m // split.rows, n // split.columns)
         return {"c": spatial(split.rows, split.columns) * inner}
+    rows, columns = m // split.rows, n // split.columns
     assert split.kind is not None
     atoms = matrix_fragments(split.atom, split.kind, split.n)
     high = atoms["c"].tile[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -31,10 +32,10 @@ from tilewright.ir.expr import (
     variables,
 )
 from tilewright.ir.fragment import IDLE, Fragment
-from tilewright.ir.layout import Indices, LayoutError
+from tilewright.ir.layout import Indices, Layout, LayoutError
 from tilewright.ir.linear import Linear, build_sum
 from tilewright.ir.op import Body, For, If, Let, Op, expressions, walk_ops
-from tilewright.passes.addresses import evaluate, fit_index, layout_expr
+from tilewright.passes.addresses import evaluate, fit_registers, layout_expr
 from tilewright.passes.held import Held
 from tilewright.passes.lowering import Lowering
 from tilewright.passes.lowering import chosen as pick
@@ -56,10 +57,12 @@ class Nest:
     named: dict[Var, Expr] = field(default_factory=dict)
     tables: dict[Var, Indices] = field(default_factory=dict)
     lets: dict[Var, Expr] = field(default_factory=dict)
+    bound: frozenset[Var] = frozenset()  # what the body defines
     before: list[Op] = field(default_factory=list)
     inside: Expr = TRUE  # whether a slot is in the region, besides being one of the tile
     part: Indices | None = None
     movable: bool = True  # whether `table` is known
+    alone: bool = False  # whether one of the threads that hold the same elements visits them
 
     @property
     def values(self) -> int:
@@ -133,7 +136,7 @@ class Nest:
         starts = [*(r.start for r in ranges), 0]
         if self.values == 1:
             table, steps, starts = table[..., 0], steps[:-1], starts[:-1]
-        found = fit_index(table, [*names, self.var][: table.ndim], starts, steps)
+        found = fit_registers(table, [*names, self.var][: table.ndim], starts, steps)
         if found is None:
             raise CompileError(
                 f"the registers of {buffer.name} are not a simple function of the nest's values",
@@ -178,7 +181,7 @@ class Nest:
         if not e.a.dtype.is_int or not is_pure(e.a) or not is_pure(e.b):
             return None
         difference = self.expr(e.a) - self.expr(e.b)
-        private = {self.var, *self.lets}
+        private = {self.var, *self.lets, *self.bound}
         form = linear(difference, self.low.ranges)
         if form is None or self.var not in variables(difference):
             return None
@@ -221,7 +224,7 @@ class Nest:
         """True in one of the threads that hold the same elements."""
         flat = self.fragment.table()
         real = np.sort(flat[flat >= 0])
-        if not (real[1:] == real[:-1]).any():
+        if self.alone or not (real[1:] == real[:-1]).any():
             return TRUE
         thread = self.low.instance.thread
         numbers = np.arange(self.fragment.threads)
@@ -290,17 +293,41 @@ def make_nest(low: Lowering, fragment: Fragment, names: Sequence[Var], loc: Loc 
     low.ranges = low.ranges.where(nest.var, 0, fragment.values - 1)
     value: Expr = nest.var if fragment.values > 1 else const(0)
     coords = []
+    apart = dimensions(fragment)
     for dim, name in enumerate(names):
-        thread, values = fragment.along(dim)
+        thread, values = fragment.layout if apart is None else apart[dim]
         place = low.simplify(layout_expr(thread, low.instance.thread))
         if not isinstance(place, (Const, Var)):
             place = nest.name(name.name, place)
         coord = low.simplify(place + layout_expr(values, value))
+        table = thread.indices()[:, None] + values.indices()[None, :]
+        if apart is None:
+            inner, extent = prod(fragment.cover[dim + 1 :]), fragment.cover[dim]
+            coord = low.simplify(coord // inner % extent)
+            table = table // inner % extent
         coords.append(coord)
         nest.named[name] = coord
-        nest.tables[name] = thread.indices()[:, None] + values.indices()[None, :]
+        nest.tables[name] = table
     nest.coords = tuple(coords)
     return nest
+
+
+@lru_cache(maxsize=256)
+def dimensions(fragment: Fragment) -> tuple[Layout, ...] | None:
+    """For each dimension the layout from (thread, value) to its coordinate. None where there are
+    none: what a thread, or a value, goes on by is no number of whole rows (views)."""
+    try:
+        found = tuple(fragment.along(d) for d in range(len(fragment.tile)))
+    except LayoutError:
+        return None
+    thread, values = fragment.layout
+    index = thread.indices()[:, None] + values.indices()[None, :]
+    coords = np.unravel_index(index, fragment.cover)
+    for layout, coord in zip(found, coords, strict=True):
+        thread, values = layout
+        if not np.array_equal(thread.indices()[:, None] + values.indices()[None, :], coord):
+            return None
+    return found
 
 
 def region_nest(

@@ -161,8 +161,10 @@ class _Pipeliner:
         for op, ranges in scope.walk_ranges(self.kernel, program.dims):
             if isinstance(op, For) and op.kind == "pipelined" and op.stages >= 1:
                 plan = Plan(op)
-                step = op.step
-                if isinstance(step, Const) and step.value > 0 and not leaves_early(op.body):
+                step, extent = op.step, bounds(op.stop - op.start, ranges)
+                forward = isinstance(step, Const) and step.value > 0
+                runs = extent.hi is None or extent.hi > 0  # otherwise nothing would be filled
+                if forward and runs and not leaves_early(op.body):
                     for at, each in enumerate(op.body):
                         found = self.runs_ahead(op, at, each, ranges)
                         if found is not None:

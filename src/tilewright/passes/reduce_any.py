@@ -30,7 +30,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.fragment import IDLE, Fragment
 from tilewright.ir.layout import Indices, Layout
-from tilewright.ir.op import Alloc, Body, Copy, For, If, Intrinsic, Map, Op, Reduce, Store
+from tilewright.ir.op import Alloc, Body, Copy, For, If, Intrinsic, Map, Op, Reduce, Relayout, Store
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.passes.addresses import fit_index
@@ -75,6 +75,10 @@ def reduce_any(low: Lowering, op: Reduce) -> Iterable[Op]:
             "run time",
             "unroll the loop around, or copy the part out first",
         )
+    if not all(_is_sum(nest.tables[k]) for k in kept):
+        low.unrolled, low.ranges = unrolled, ranges
+        yield from _spread_anew(low, op, dim, tile)
+        return
     low.unrolled[nest.var] = range(nest.values)
     register = find()
     parts = _parts(low, op, nest, kept, dim, rest)
@@ -87,7 +91,7 @@ def reduce_any(low: Lowering, op: Reduce) -> Iterable[Op]:
     body: list[Op] = [Alloc(partial, loc=op.loc)]
     body += _fold_registers(low, op, nest, register, partial, parts)
     body += _exchange_lanes(low, op, partial, parts)
-    places = [nest.named[k] for d, k in enumerate(kept) if d != dim]
+    places = [nest.named[k] for d, k in enumerate(kept) if d != dim or len(kept) == len(rest)]
     rows: Expr = const(0)
     inside: Expr = TRUE
     for place, extent in zip(places, rest, strict=True):
@@ -129,7 +133,7 @@ def _axis(op: Reduce) -> tuple[int, tuple[int, ...]]:
 
 def _from_memory(low: Lowering, op: Reduce) -> Iterable[Op]:
     """The source into registers first."""
-    tile = op.src.static_tile or (1,)
+    dim, tile = _axis(op)
     vector = max(128 // op.src.dtype.bits, 1)
     while tile[-1] % vector:
         vector //= 2
@@ -139,7 +143,22 @@ def _from_memory(low: Lowering, op: Reduce) -> Iterable[Op]:
     held = Buffer(name, shape, op.src.dtype, Space.FRAGMENT, layout=layout)
     yield from low.op(Alloc(held, loc=op.loc))
     yield from low.op(Copy(op.src, whole(held), atom="threads", loc=op.loc))
-    dim, _ = _axis(op)
+    yield from reduce_any(low, rebuild(op, src=whole(held), dim=dim))
+
+
+def _is_sum(table: Indices) -> bool:
+    """Whether coordinates are a function of the thread plus one of the value."""
+    return np.array_equal(table, table[:, :1] + table[:1] - table[0, 0])
+
+
+def _spread_anew(low: Lowering, op: Reduce, dim: int, tile: tuple[int, ...]) -> Iterable[Op]:
+    """The source in another layout first: threads that hold parts of several rows."""
+    layout = coalesced(tile, low.instance.threads)
+    name = low.var(f"{op.src.buffer.name}_held").name
+    shape = tuple(const(e) for e in tile)
+    held = Buffer(name, shape, op.src.dtype, Space.FRAGMENT, layout=layout)
+    yield from low.op(Alloc(held, loc=op.loc))
+    yield from low.op(Relayout(op.src, whole(held), via="shared", loc=op.loc))
     yield from reduce_any(low, rebuild(op, src=whole(held), dim=dim))
 
 
@@ -181,15 +200,9 @@ def _parts(
         other = number ^ bit
         if np.array_equal(place[:, other], place) and (along[other] != along).all():
             lanes.append(bit)
-    orbit = np.zeros((1,), np.int64)
-    for bit in lanes:
-        orbit = np.concatenate([orbit, orbit ^ bit])
-    seen = np.sort(along[number[:, None] ^ orbit], axis=1)
-    if (seen[:, 1:] == seen[:, :-1]).any():
-        lanes, orbit = [], np.zeros((1,), np.int64)
-    mask = sum(lanes)
-    leader = number & ~mask
-    told = along[leader]
+    while lanes and not _exchange_fits(lanes, place, along):
+        lanes.pop()
+    told = along[number & ~sum(lanes)]
     values = np.unique(told)
     rank = np.searchsorted(values, told)
     _, which = np.unique(np.vstack([place, told]), axis=1, return_index=True)
@@ -214,6 +227,21 @@ def _parts(
             got=repr(nest.fragment),
         )
     return _Parts(members, rows, tuple(lanes), rank, len(values), first)
+
+
+def _exchange_fits(lanes: list[int], place: Indices, along: Indices) -> bool:
+    """Whether each set of threads that exchange has different parts of a row, and other sets of
+    the row have the same ones or none of them."""
+    number = np.arange(len(along))
+    orbit = np.zeros((1,), np.int64)
+    for bit in lanes:
+        orbit = np.concatenate([orbit, orbit ^ bit])
+    seen = np.sort(along[number[:, None] ^ orbit], axis=1)
+    if (seen[:, 1:] == seen[:, :-1]).any():
+        return False
+    told = along[number & ~sum(lanes)]
+    whole = np.unique(np.vstack([place, along, told, seen.T]), axis=1)
+    return bool(whole.shape[1] == np.unique(np.vstack([place, along]), axis=1).shape[1])
 
 
 def _fold_registers(

@@ -23,11 +23,13 @@ MOVE, SHUFFLE, EXCHANGE = 1.0, 4.0, 80.0
 @dataclass(frozen=True)
 class Wish:
     """What is known of a tile: the elements that may move at once along its last dimension, the
-    bytes of an element, and the dimensions along which it is reduced."""
+    bytes of an element, the dimensions along which it is reduced, and whether every slot must
+    hold an element."""
 
     vector: int
     bytes: int
     reduced: frozenset[int] = frozenset()
+    exact: bool = False
 
 
 @lru_cache(maxsize=512)
@@ -49,13 +51,17 @@ def candidates(shape: tuple[int, ...], threads: int, wish: Wish) -> Iterable[Can
             continue
         chunks = columns // vector
         for along in _divisors(threads):
-            if along > 1 and along >= 2 * chunks:
-                continue  # half of these threads would have nothing
+            if along > 1 and (along >= 2 * chunks or (wish.exact and chunks % along)):
+                continue  # half of these threads would have nothing, or some of them
             counts = [1] * len(shape)
             counts[-1] = along
             left = threads // along
             for dim in range(len(shape) - 2, -1, -1):
-                counts[dim] = max(d for d in _divisors(left) if d == 1 or d < 2 * shape[dim])
+                counts[dim] = max(
+                    d
+                    for d in _divisors(left)
+                    if d == 1 or (shape[dim] % d == 0 if wish.exact else d < 2 * shape[dim])
+                )
                 left //= counts[dim]
             steps = [1] * (len(shape) - 1) + [vector]
             times = [ceil(n / (t * v)) for n, t, v in zip(shape, counts, steps, strict=True)]

@@ -152,6 +152,15 @@ def _points(
     return np.where(inside, result, -1)
 
 
+def unrolled(op: Op) -> dict[Var, range]:
+    """The variable of a loop that is unrolled, with its values, when they are known."""
+    if isinstance(op, For) and op.kind == "unroll":
+        bounds = (op.start, op.stop, op.step)
+        if all(isinstance(e, Const) for e in bounds):
+            return {op.var: range(*(int(e) for e in bounds))}
+    return {}
+
+
 # ── from nests to buffers and back ───────────────────────────────────────────────────────────
 
 
@@ -160,18 +169,14 @@ def buffer_from_nest(access: Access, nest: Fragment) -> Fragment | None:
     fragment of the whole buffer."""
     shape = access.buffer.static_shape
     if access.dims is not None:
-        result = nest
-        dims = [d for d in access.dims if d >= 0]
-        for dim in sorted(set(range(len(nest.tile))) - set(dims), reverse=True):
-            result = row_of(result, dim) if len(result.tile) > 1 else row_of(result, dim, True)
-        if dims:
-            kept = sorted(dims)
-            result = result.permute(*(kept.index(d) for d in dims))
-        return _with_units(result, shape)
+        try:
+            return _dropped(access.dims, nest, shape)
+        except LayoutError:
+            pass  # modes that cross the tile's dimensions, as views have: by its table, then
     if access.points is None:
         return None
     needed = access.needed(nest)
-    if (needed < 0).any():
+    if not needed.size or (needed < 0).any():
         return None
     _, first = np.unique(needed, axis=1, return_index=True)
     try:
@@ -181,26 +186,27 @@ def buffer_from_nest(access: Access, nest: Fragment) -> Fragment | None:
     return found if found.is_complete else None
 
 
+def _dropped(dims: tuple[int, ...], nest: Fragment, shape: tuple[int, ...]) -> Fragment | None:
+    """`nest` less the dimensions that are not among `dims`, in their order."""
+    result, kept = nest, [d for d in dims if d >= 0]
+    for dim in sorted(set(range(len(nest.tile))) - set(kept), reverse=True):
+        result = row_of(result, dim, keepdim=len(result.tile) == 1)
+    if kept:
+        order = sorted(kept)
+        result = result.permute(*(order.index(d) for d in kept))
+    return _with_units(result, shape)
+
+
 def nest_from_buffer(
     access: Access, fragment: Fragment, extents: tuple[int, ...]
 ) -> Fragment | None:
     """The layout of a nest in which every thread touches what it holds; None unless the access
     is a bijection between the nest and the buffer."""
     if access.dims is not None:
-        dims = [d for d in access.dims if d >= 0]
-        units = [d for d in range(len(extents)) if d not in dims]
-        if any(extents[d] != 1 for d in units):
-            return None
-        squeezed = _without_units(fragment)
-        if squeezed is None:
-            return None
-        kept = [d for d in dims if extents[d] != 1]
-        if len(squeezed.tile) != len(kept) and kept:
-            return None
-        if not kept:
-            return _with_units(squeezed, extents)
-        order = sorted(kept)
-        return _with_units(squeezed.permute(*(kept.index(d) for d in order)), extents)
+        try:
+            return _raised(access.dims, fragment, extents)
+        except LayoutError:
+            pass  # as in `buffer_from_nest`
     if access.points is None or access.points.shape[1] != 1 or fragment.cover != fragment.tile:
         return None
     points = access.points[:, 0]
@@ -212,6 +218,22 @@ def nest_from_buffer(
         return Fragment.fit(extents, inverse[fragment.table()])
     except LayoutError:
         return None
+
+
+def _raised(dims: tuple[int, ...], fragment: Fragment, extents: tuple[int, ...]) -> Fragment | None:
+    """`fragment` with its dimensions where `dims` says that they are in the nest."""
+    found = [d for d in dims if d >= 0]
+    if any(extents[d] != 1 for d in range(len(extents)) if d not in found):
+        return None
+    squeezed = _without_units(fragment)
+    if squeezed is None:
+        return None
+    kept = [d for d in found if extents[d] != 1]
+    if not kept:
+        return _with_units(squeezed, extents)
+    if len(squeezed.tile) != len(kept):
+        return None
+    return _with_units(squeezed.permute(*(kept.index(d) for d in sorted(kept))), extents)
 
 
 def _with_units(fragment: Fragment, shape: tuple[int, ...]) -> Fragment | None:

@@ -132,12 +132,15 @@ def _reduce(op: Reduce) -> Iterator[str]:
     layout = op.src.buffer.layout
     if not isinstance(layout, Fragment):
         return
-    threads = [e for e, s in layout.along(op.dim)[0].modes() if s]
+    extents = [int(e) for e in op.src.extents]
+    long = [i for i, e in enumerate(extents) if e != 1]
+    dim = long[op.dim] if op.dim < len(long) else op.dim
+    threads = [e for e, s in layout.along(dim)[0].modes() if s]
     count = prod(threads)
     if count == 1:
         how = "within threads"
     else:
-        strides = _lanes(layout, op.dim)
+        strides = _lanes(layout, dim)
         how = f"across {count} threads, " + ("by shuffles" if strides else "through shared memory")
     yield f"reduce {op.op} {op.src.buffer.name} → {op.dst.buffer.name}: {how}"
 

@@ -17,8 +17,10 @@ from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
+from tilewright.passes.drop_placement import drop_placement
 from tilewright.passes.infer_layouts import infer_layouts
 from tilewright.passes.insert_syncs import insert_syncs
+from tilewright.passes.lay_out_shared import pin_shared
 from tilewright.passes.lower_threads import lower_threads
 from tilewright.passes.order_blocks import order_blocks
 from tilewright.passes.pipeline import Pass, Trace, run_pipeline
@@ -33,19 +35,27 @@ from tilewright.targets.cuda.emit import HEADER, KernelSource, MapParam, emit_pr
 from tilewright.targets.cuda.launch import (
     CudaModule,
     LaunchSpec,
-    Map as MapArg,
     Param,
     Scalar,
     Size,
     TensorArg,
     TensorPointer,
 )
+from tilewright.targets.cuda.launch import (
+    Map as MapArg,
+)
 from tilewright.targets.cuda.nvrtc import CompiledCuda, Resources, compile_cuda
 from tilewright.targets.cuda.tensormap import TensorMapSpec
 
 # From tiles to the scheduled form. Kernels with roles have it already, and pass unchanged.
 SCHEDULE = (
-    Pass("order_blocks", order_blocks, "first: what follows sees indices only", whole_program=True),
+    Pass(
+        "drop_placement",
+        drop_placement,
+        "first: no pass derives different code for different warpgroups yet",
+    ),
+    Pass("pin_shared", pin_shared, "before copies become asynchronous: engines like few layouts"),
+    Pass("order_blocks", order_blocks, "early: what follows sees indices only", whole_program=True),
     Pass(
         "choose_products",
         choose_products,
@@ -235,6 +245,6 @@ def alignments(program: Program) -> dict[str, int]:
 
 
 def compile_program(program: Program, target: Target) -> CudaKernel:
-    """Machine code for an NVIDIA GPU from a scheduled program."""
+    """Machine code for an NVIDIA GPU."""
     diagnostic = "diagnostic" in target.options or env.DIAGNOSTIC.on()
     return CudaKernel(program, target, diagnostic=diagnostic)

@@ -149,6 +149,8 @@ class _Printer:
         if a.dtype.kind == "uint":
             return f"{self.within(a, 12)} {'/' if e.op == '//' else '%'} {self.within(b, 13)}", 12
         name = "tw::floor_div" if e.op == "//" else "tw::floor_mod"
+        if a.dtype.bits != 32:  # literals are of 32 bits
+            name += f"<{TYPES[a.dtype.name]}>"
         return f"{name}({self.go(a)[0]}, {self.go(b)[0]})", 99
 
     def cast(self, e: Cast) -> tuple[str, int]:

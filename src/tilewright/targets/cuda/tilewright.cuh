@@ -150,13 +150,19 @@ TW_DEVICE To to_integer(From x) {
     return r;
   } else if constexpr (To(-1) < To(0)) {
     const int32_t r = x == x ? integer_of(x) : 0;
-    if constexpr (sizeof(To) == 4) return r;
-    constexpr int32_t most = (1 << (8 * sizeof(To) - 1)) - 1;
-    return To(min(max(r, -most - 1), most));
+    if constexpr (sizeof(To) == 4) {
+      return r;
+    } else {
+      constexpr int32_t most = (1 << (8 * sizeof(To) - 1)) - 1;
+      return To(min(max(r, -most - 1), most));
+    }
   } else {
     const uint32_t r = x == x ? unsigned_of(x) : 0;
-    if constexpr (sizeof(To) == 4) return r;
-    return To(min(r, (1u << (8 * sizeof(To) % 32)) - 1u));
+    if constexpr (sizeof(To) == 4) {
+      return r;
+    } else {
+      return To(min(r, (1u << (8 * sizeof(To))) - 1u));
+    }
   }
 }
 template <class T>
