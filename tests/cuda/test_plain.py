@@ -18,7 +18,7 @@ from tilewright.passes.lower_threads import lower_threads
 from tilewright.passes.pipeline import Pass, run_pipeline
 from tilewright.passes.place_shared import place_shared
 from tilewright.passes.spread import coalesced
-from tilewright.targets.cuda.backend import header
+from tilewright.targets.cuda.backend import compile_program, header
 from tilewright.targets.cuda.emit import HEADER, emit_program
 from tilewright.targets.cuda.nvrtc import compile_cuda
 
@@ -142,3 +142,14 @@ def test_sizes_known_at_launch(multiple, vectors):
     assert found.problems() == []
     assert bool(re.search(r"st\.global\.v4", found.ptx)) == bool(vectors)
     assert bool(re.search(r"cp\.async\.cg", found.ptx)) == bool(vectors)
+
+
+def test_indices_of_a_block_of_several_dimensions():
+    text = """program p {
+      param Y: int32[4, 32, 2] global
+      kernel main grid b in 1 threads (tx, ty, tz) in (32, 4, 2) { Y[ty, tx, tz] = tx }
+    }"""
+    source = compile_program(parse_program(text), Target.parse("cuda")).source
+    assert "tx = threadIdx.x % 32;" in source
+    assert "ty = threadIdx.x / 32 % 4;" in source
+    assert "tz = threadIdx.x / 128;" in source

@@ -284,6 +284,47 @@ def test_an_annotation_pins():
     assert layouts(after)["x"] == pinned
 
 
+def test_a_pinned_accumulator_is_converted_around_its_product():
+    pinned = spatial(64, 2) * repeat(1, 32)
+    body = f"""
+    alloc a: float16[64, 64] shared
+    alloc b_: float16[64, 64] shared
+    alloc c: float32[64, 64] fragment
+    hint layout buffer=c layout="{pinned!r}"
+    map (i, j) in (64, 64) {{
+      a[i, j] = float16(X[i & 31, j])
+      b_[i, j] = float16(X[j & 31, i])
+    }}
+    fill c = 0.0
+    for k in 0 .. 3 {{ gemm a, b_ -> c }}
+    copy c[0:+32, :] -> Y[0:+32, 0:+64]
+"""
+    _, after = laid(body)
+    assert layouts(after)["c"] == pinned and conversions(after) == 2
+    x = np.random.default_rng(1).integers(-2, 3, (32, 64)).astype(np.float32)
+    got, want = np.zeros_like(x), np.zeros_like(x)
+    interp.run(program(body), {"X": x, "Y": want})
+    interp.run_threads(lower(program(body), HOPPER).result, {"X": x, "Y": got})
+    np.testing.assert_array_equal(got, want)
+
+
+def test_placed_statements_run_on_all_threads_in_order():
+    body = """
+    alloc s: float32[32, 64] shared
+    hint ws detail=(0)
+    copy X[0:+32, 0:+64] -> s
+    hint ws
+    hint ws detail=(1)
+    map (i, j) in (32, 64) { Y[i, j] = s[31 - i, j] }
+    hint ws
+"""
+    x = np.random.default_rng(1).integers(-9, 9, (32, 64)).astype(np.float32)
+    got = np.zeros_like(x)
+    code = lower(program(body, threads=256), HOPPER).result
+    interp.run_threads(code, {"X": x, "Y": got})
+    np.testing.assert_array_equal(got, x[::-1])
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_answer_does_not_depend_on_the_order_of_visiting(seed: int):
     body = """

@@ -180,8 +180,14 @@ class _Writer:
             f"{self.name}(\n    {params}) {{",
             "  extern __shared__ __align__(1024) uint8_t shared[];",
         ]
-        for var, axis in zip(self.kernel.thread_vars, "xyz", strict=False):
-            self.line(f"const int {self.names.of(var.name)} = threadIdx.{axis};")
+        # blocks are launched in one dimension: a thread's number is its indices' row-major order
+        stride = 1
+        for var, count in zip(self.kernel.thread_vars, self.kernel.threads, strict=True):
+            value = "threadIdx.x" if stride == 1 else f"threadIdx.x / {stride}"
+            stride *= count
+            if stride < threads:
+                value += f" % {count}"
+            self.line(f"const int {self.names.of(var.name)} = {value};")
         used = {v for op in walk_ops(self.kernel.body) for e in expressions(op)
                 for v in _variables(e)}  # fmt: skip
         for var, axis in zip(self.kernel.blocks, "xyz", strict=False):
@@ -426,7 +432,8 @@ def _alloc(w: _Writer, op: Alloc) -> None:
         w.line(f"{kind} {name}{start};", op.loc)
     else:
         align = "alignas(16) " if buffer.dtype.bits < 32 else ""
-        w.line(f"{align}{kind} {name}[{prod(buffer.static_shape)}];", op.loc)
+        count = max(1, prod(buffer.static_shape))  # C++ has no arrays of nothing
+        w.line(f"{align}{kind} {name}[{count}];", op.loc)
 
 
 def _store(w: _Writer, op: Store) -> None:
