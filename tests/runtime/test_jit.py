@@ -130,3 +130,22 @@ def test_looking_at_a_kernel():
 def test_par_compile():
     kernels = tw.par_compile([scale.prim_func(n) for n in (32, 64)], target="interp")
     assert [k.program.params[0].static_shape for k in kernels] == [(32,), (64,)]
+
+
+def test_explain_tells_layouts_reductions_and_conversions():
+    @T.prim_func
+    def turned(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((64, 64), "float32")
+            y = T.alloc_fragment((64, 64), "float32")
+            s = T.alloc_fragment((64,), "float32")
+            T.copy(X, x)
+            T.reduce_sum(x, s, dim=1)
+            for i, j in T.Parallel(64, 64):
+                y[i, j] = x[j, i] + s[i]
+            T.copy(y, Y)
+
+    told = tw.compile(turned, target="cuda").explain()
+    assert "registers of 128 threads, frag{tile=(64,64)" in told
+    assert "by shuffles" in told and "conversion s → s_moved: through shared memory" in told
+    assert "a block takes: threads 128" in told and "passes: " in told

@@ -156,8 +156,21 @@ def _lanes(layout: Fragment, dim: int) -> bool:
 
 
 def _relayout(op: Relayout) -> Iterator[str]:
-    via = op.via or "as cheap as it goes"
-    yield f"conversion {op.src.buffer.name} → {op.dst.buffer.name}: {via}"
+    from tilewright.passes.lower_relayout import relayout_cost
+
+    how = op.via or ""
+    source, target = op.src.buffer.layout, op.dst.buffer.layout
+    if not how and isinstance(source, Fragment) and isinstance(target, Fragment):
+        kind, cost = relayout_cost(source, target, op.src.dtype)
+        how = f"{_WAYS[kind]}, about {cost:g} instructions a thread"
+    yield f"conversion {op.src.buffer.name} → {op.dst.buffer.name}: {how}"
+
+
+_WAYS = {
+    "registers": "within threads",
+    "shuffle": "by shuffles",
+    "shared": "through shared memory",
+}
 
 
 def _for(op: For) -> Iterator[str]:
