@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.fragment import Fragment, repeat, spatial
+from tilewright.passes.spread_tiles import divisors
 
 
 def coalesced(tile: Sequence[int], threads: int, vector: int = 1) -> Fragment:
@@ -21,13 +22,9 @@ def coalesced(tile: Sequence[int], threads: int, vector: int = 1) -> Fragment:
     across, left = [1] * len(units), threads
     for dim in reversed(range(len(units))):
         # the fewest steps, and of those the fewest threads that would have nothing to do
-        across[dim] = min(_divisors(left), key=lambda t: (-(-units[dim] // t), t))
+        across[dim] = min(divisors(left), key=lambda t: (-(-units[dim] // t), t))
         left //= across[dim]
     across[0] *= left
     steps = [-(-u // a) for u, a in zip(units, across, strict=True)]
     inner = repeat(*(1 for _ in tile[:-1]), vector)
     return (repeat(*steps) * spatial(*across) * inner).crop(*tile)
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]

@@ -50,7 +50,7 @@ def candidates(shape: tuple[int, ...], threads: int, wish: Wish) -> Iterable[Can
         if vector > wish.vector:
             continue
         chunks = columns // vector
-        for along in _divisors(threads):
+        for along in divisors(threads):
             if along > 1 and (along >= 2 * chunks or (wish.exact and chunks % along)):
                 continue  # half of these threads would have nothing, or some of them
             counts = [1] * len(shape)
@@ -59,7 +59,7 @@ def candidates(shape: tuple[int, ...], threads: int, wish: Wish) -> Iterable[Can
             for dim in range(len(shape) - 2, -1, -1):
                 counts[dim] = max(
                     d
-                    for d in _divisors(left)
+                    for d in divisors(left)
                     if d == 1 or (shape[dim] % d == 0 if wish.exact else d < 2 * shape[dim])
                 )
                 left //= counts[dim]
@@ -98,5 +98,6 @@ def prod_threads(fragment: Fragment, dim: int) -> int:
     return prod(extent for extent, stride in thread.modes() if stride)
 
 
-def _divisors(n: int) -> list[int]:
+def divisors(n: int) -> list[int]:
+    """Everything that divides `n`, the least first."""
     return [d for d in range(1, n + 1) if n % d == 0]

@@ -17,9 +17,10 @@ from tilewright.ir.op import Alloc, Body, Copy, For, Gemm, Kernel, Op, Program, 
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.bulk_rules import bulk_eligible
+from tilewright.passes.place_shared import SHARED_BYTES
 
 LEAST = 64 * 64  # elements of a tile that is worth the trip
-SHARED_BYTES = 232448 - 4096  # what a block has, less room for barriers and alignment
+ROOM = 4096  # bytes left for barriers, scratch and alignment
 
 
 def stage_stores(program: Program, target: Target) -> Program:
@@ -31,7 +32,7 @@ def stage_stores(program: Program, target: Target) -> Program:
             return kernel
         ranges = {id(op): r for op, r in scope.walk_ranges(kernel, program.dims)}
         spread = _by_matrix(kernel)
-        left = SHARED_BYTES - _shared_bytes(kernel)
+        left = SHARED_BYTES - ROOM - _shared_bytes(kernel)
 
         def rule(op: Op) -> Op | Body | None:
             nonlocal left
