@@ -58,11 +58,15 @@ bench-cpu: $(CORE) ## benchmark on the CPU
 # family is what one command runs, and ends within ten minutes; more of them run one after the other.
 GPU_PY  ?= python3
 AT_MOST := timeout -k 10 590
-SHARD   ?= cuda rest
+SHARD   ?= cuda peers cpu zoo rest
 # only files that have such tests: importing the others may need packages the machine lacks
-GPU_TESTS   = $(shell grep -rlE 'mark\.gpu\b' tests zoo --include='test_*.py')
-TESTS_cuda  = $(filter tests/cuda/%,$(GPU_TESTS))
-TESTS_rest  = $(filter-out tests/cuda/%,$(GPU_TESTS))
+GPU_TESTS    = $(shell grep -rlE 'mark\.gpu\b|on_gpu\b' tests zoo --include='test_*.py')
+TESTS_cuda   = $(filter tests/cuda/%,$(GPU_TESTS))
+TESTS_peers := tests/test_peer_bugs.py
+# what is compared with the interpreter on the CPU, and the zoo, whose targets are fixtures
+TESTS_cpu   := $(addprefix tests/cpu/test_,numbers.py threads.py tiles.py)
+TESTS_zoo   := zoo
+TESTS_rest   = $(filter-out tests/cuda/% zoo/% $(TESTS_peers),$(GPU_TESTS))
 test-gpu: $(addprefix test-gpu-,$(SHARD)) ## the tests that need a GPU; one shard: make test-gpu SHARD=cuda
 test-gpu-%:
 	$(if $(TESTS_$*),$(call step,pytest -m gpu: $*,PYTHONPATH=src:. $(AT_MOST) $(GPU_PY) -m pytest -q -m gpu $(TESTS_$*),),@echo "==> pytest -m gpu: $*: no such tests")

@@ -1,6 +1,7 @@
 """The reference kernel of the language: C = relu(A · B), in tiles.
 
 python examples/matmul.py
+TILEWRIGHT_TARGET=cuda python examples/matmul.py
 TILEWRIGHT_SANITIZE=1 python examples/matmul.py
 python -m tilewright ir examples/matmul.py --stage tile
 """
@@ -42,7 +43,14 @@ if __name__ == "__main__":
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((1024, 1024), np.float32).astype(np.float16) for _ in "ab")
     c = np.full((1024, 1024), np.nan, np.float16)
-    kernel(a, b, c)
+    if kernel.target.kind == "cuda":  # a GPU reads its own memory
+        import torch
+
+        there = [torch.from_numpy(array).cuda() for array in (a, b, c)]
+        kernel(*there)
+        c = there[-1].cpu().numpy()
+    else:
+        kernel(a, b, c)
     want = np.maximum(a.astype(np.float32) @ b.astype(np.float32), 0)
     error = np.abs(c.astype(np.float32) - want).max() / want.max()
     print(f"largest error on {kernel.target}: {error:.1e}")

@@ -41,7 +41,7 @@ def test_ir_of_a_factory_with_arguments():
     file = "zoo/softmax/softmax.py"
     done = run("-m", "tilewright", "ir", file, "--args", "M=8, N=64")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("program main") == 2
+    assert done.stdout.count("program main") == 3
 
 
 def test_unknown_stage_is_named():

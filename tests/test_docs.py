@@ -1,16 +1,21 @@
-"""Every Python block of the README and the documentation runs."""
+"""Every Python block of the README and the documentation runs; on a GPU too, `pytest -m gpu`."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+import tests.roads  # noqa: F401
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+@pytest.mark.parametrize("target", ["", pytest.param("cuda_arrays", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_python_blocks(page, tmp_path):
+def test_python_blocks(page, target, tmp_path, monkeypatch):
+    if target:
+        monkeypatch.setenv("TILEWRIGHT_TARGET", target)  # of `auto`; tests.roads has it
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
     if not blocks:
         pytest.skip("no Python on this page")

@@ -1,9 +1,11 @@
 """How kernels that work row by row cut their rows: threads, rows of a block, blocks of a row.
 
-Blocks that come and go and hold little stream memory best, so a block holds 16 to 32 KB in
-registers and several of them fit a multiprocessor: while one reduces, others load and store. A row
-that one block cannot hold that way is spread over a cluster, which reads it once; where there are
-no clusters, or a row is too long for one, it is walked in pieces, twice.
+Blocks that come and go and hold little stream memory best: while one reduces, others load and
+store. Short rows are held in registers, several in a block. Longer ones, up to 64 KB of them, lie
+in shared memory, where one bulk copy puts them, so that a block needs few registers and three or
+more fit a multiprocessor; a row that is longer still is shared by the blocks of a cluster, which
+read it once and tell each other what they found. Where there are no clusters, or a row is too long
+for one, it is walked in pieces, twice.
 """
 
 from __future__ import annotations
@@ -16,29 +18,38 @@ import tilewright as tw
 import tilewright.language as T
 
 ROWS = T.dynamic("m", min=1)
-
 VECTOR = 8  # elements of 16 bits in the widest access
-SHORT = 4096  # columns up to which a block takes several rows, 16 KB together
-BLOCK = 8192  # elements of a block of 256 threads
-HELD = 16384  # columns of a block: 64 values in each of 256 threads, two or more blocks resident
-PART = 8192  # columns of a block of a cluster
-VALUES = (16, 24, 32, 40, 48, 56, 64)  # of a thread
-THREADS = (
-    256  # few threads with many values beat many with few: 0.97 against 0.93 of a copy at 8192
-)
+SHORT = 1024  # columns up to which rows are held in registers
+BLOCK = 8192  # elements in the registers of a block of 256 threads
+PART = 32768  # columns at most that a block holds in shared memory: three such blocks are resident
+FEW = 16384  # elements of a block whose rows are shorter than 8192 columns
+WIDE = 16384  # columns above which a block takes 512 threads: 0.97 against 0.96 of a copy at 32768
 CLUSTER = 16  # blocks at most: what Hopper has room for
 
 
+def cut(columns: int, block_M: int, cluster: int, threads: int, vectors: int) -> tuple[int, ...]:
+    """(columns of a block, of a step, steps) of rows held in shared memory. In a step every thread
+    takes `vectors` vectors; the last one may pass the row's end."""
+    width = max(threads * vectors // block_M, 1) * VECTOR
+    steps = ceil(columns / cluster / width)
+    return steps * width, width, steps
+
+
 @T.macro
-def sum_over_cluster(part, rank, cluster, block_M):
-    """part = the sum of every block's, in order of rank: the same bits in each of them."""
-    slots = T.alloc_shared((cluster, block_M), "float32")
-    T.cluster_sync()
-    for peer in tuple(range(cluster)):
-        T.copy_cluster(part, slots[rank, :], dst_block=peer)
-    T.cluster_sync()
-    for i in T.Parallel(block_M):
-        part[i] = sum([slots[p, i] for p in tuple(range(cluster))])
+def meet(cluster):
+    """All blocks of the cluster have come here, and what they told each other is known."""
+    if cluster > 1:
+        T.cluster_sync()
+
+
+@T.macro
+def tell(value, slots, rank, cluster):
+    """slots[rank] = value in every block of the cluster."""
+    if cluster == 1:
+        T.copy(value, slots[0, :])
+    else:
+        for peer in tuple(range(cluster)):
+            T.copy_cluster(value, slots[rank, :], dst_block=peer)
 
 
 def choose(columns: int, clusters: bool = True) -> dict[str, Any]:
@@ -46,37 +57,20 @@ def choose(columns: int, clusters: bool = True) -> dict[str, Any]:
     if columns <= SHORT:
         # a power of two: the threads of a row are then a part of a warp, or whole warps
         width = max(VECTOR, 1 << (columns - 1).bit_length())
-        return {
-            "variant": "rows",
-            "block_M": BLOCK // width,
-            "block_N": width,
-            "threads": THREADS,
-            "cluster": 1,
-        }
+        return {"variant": "rows", "block_M": BLOCK // width, "block_N": width, "threads": 256}
     cluster = 1
-    while clusters and columns > HELD and cluster < CLUSTER and columns > cluster * PART:
+    while clusters and cluster < CLUSTER and columns > cluster * PART:
         cluster *= 2
-    if columns > (HELD if cluster == 1 else cluster * PART):
+    if columns > cluster * PART:
         return {"variant": "pieces", "block_M": 1, "block_N": 16384, "threads": 512}
-    threads, width = spread(ceil(columns / cluster))
+    part = ceil(columns / cluster)
     return {
-        "variant": "rows",
-        "block_M": 1,
-        "block_N": width,
-        "threads": threads,
+        "variant": "held",
+        "block_M": max(FEW // part, 1) if part < BLOCK else 1,
         "cluster": cluster,
+        "threads": 512 if part > WIDE else 256,
+        "vectors": 2,
     }
-
-
-def spread(columns: int) -> tuple[int, int]:
-    """Threads for one row, and the columns they cover: the fewest idle, then the most values."""
-    found = []
-    for values in VALUES:
-        threads = 32 * ceil(columns / (32 * values))
-        if threads <= THREADS:
-            found.append((threads * values - columns, -values, threads))
-    _, values, threads = min(found)
-    return threads, -threads * values
 
 
 def build(
@@ -88,19 +82,15 @@ def build(
     **more: Any,
 ) -> tw.JITKernel:
     """The kernel of a family for rows of `columns`, any number of them; `choice` overrides."""
-    kind = tw.resolve(target).kind
+    found = tw.resolve(target)
     if choice.get("variant"):
         plan = {}  # the sizes that the variant has by itself
-    elif kind == "cpu":  # no clusters, and nothing gained by whole vectors
-        whole = columns <= SHORT
-        plan = {"variant": "rows" if whole else "pieces", "block_N": columns if whole else SHORT}
+    elif found.kind == "cpu":  # no clusters, and nothing gained by whole vectors
+        whole = columns <= 4096
+        plan = {"variant": "rows" if whole else "pieces", "block_N": columns if whole else 4096}
     else:
-        plan = choose(columns)
-    if "cluster" in choice or "block_N" in choice:  # one follows from the other
-        plan = {k: v for k, v in plan.items() if k not in ("cluster", "block_N")}
+        plan = choose(columns, found.kind != "cuda" or "cluster" in found.features)
     plan = {**plan, **choice}
-    if plan["variant"] == "rows" and plan.get("block_N"):
-        covered = plan["block_N"] * plan.get("cluster", 1)
-        if covered < columns:
-            raise ValueError(f"{covered} columns in a cluster's blocks, {columns} in a row")
+    if plan["variant"] == "rows" and (plan.get("block_N") or columns) < columns:
+        raise ValueError(f"{plan['block_N']} columns in a block, {columns} in a row")
     return variants[plan.pop("variant")].on(target)(ROWS, columns, dtype=dtype, **more, **plan)

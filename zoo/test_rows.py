@@ -24,13 +24,14 @@ def test_kernels_are_short(kernel):
                                      65536, 131072])  # fmt: skip
 def test_choices_cover_the_row(columns):
     plan = rows.choose(columns)
-    assert plan["variant"] == "rows"
-    width = plan["block_N"] * plan["cluster"]
-    assert width >= columns
-    assert columns > (plan["cluster"] - 1) * plan["block_N"]  # no block has nothing to do
-    held = plan["block_M"] * plan["block_N"] / plan["threads"]
-    assert held % rows.VECTOR == 0 and held <= 64
     assert plan["threads"] % 32 == 0
+    if plan.pop("variant") == "rows":
+        held = plan["block_M"] * plan["block_N"] / plan["threads"]
+        assert plan["block_N"] >= columns and held % rows.VECTOR == 0 and held <= 64
+    else:
+        part, width, steps = rows.cut(columns, **plan)
+        assert part == width * steps <= rows.PART
+        assert (plan["cluster"] - 1) * part < columns <= plan["cluster"] * part  # all have some
 
 
 def test_a_row_too_long_for_a_cluster_is_walked():
@@ -39,6 +40,6 @@ def test_a_row_too_long_for_a_cluster_is_walked():
 
 
 def test_what_is_chosen_covers_the_row():
-    with pytest.raises(ValueError, match="128 columns in a cluster's blocks, 300 in a row"):
-        softmax.softmax_rows(300, target="interp", block_N=64, cluster=2)
-    assert "cluster=2" in softmax.softmax_rows(300, target="interp", cluster=2).ir()
+    with pytest.raises(ValueError, match="64 columns in a block, 300 in a row"):
+        softmax.softmax_rows(300, target="interp", block_N=64)
+    assert "cluster=2" in softmax.softmax_rows(3000, target="interp", cluster=2).ir()

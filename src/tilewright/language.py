@@ -151,6 +151,7 @@ from tilewright.lang.math import fast_exp10 as __exp10
 from tilewright.lang.math import fast_log as __log
 from tilewright.lang.math import fast_log2 as __log2
 from tilewright.lang.math import fast_log10 as __log10
+from tilewright.lang.math import fast_sigmoid as __sigmoid
 from tilewright.lang.math import fast_sin as __sin
 from tilewright.lang.math import fast_tan as __tan
 from tilewright.lang.matrix import gemm, gemm_sp, wait_wgmma, warpgroup_wait, wgmma_gemm

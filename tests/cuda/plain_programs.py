@@ -509,7 +509,7 @@ FOREIGN: dict[str, str] = {}
 _UNARY = (
     "exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh "
     "sigmoid erf floor ceil round trunc __exp __exp2 __exp10 __log __log2 __log10 __sin __cos "
-    "__tan neg abs"
+    "__tan __sigmoid neg abs"
 ).split()
 for kind in ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn"):
     lines = [f"C[{i}, tx % 64] = {f}(A[{i}, tx % 64])" for i, f in enumerate(_UNARY)]

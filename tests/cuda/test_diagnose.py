@@ -55,11 +55,15 @@ def test_every_wait_has_a_site_with_its_line(name):
         if isinstance(op, Wait) or (isinstance(op, Intrinsic) and op.name == "wait_cluster")
     ]
     assert [s.op for s in sites if s.barrier is not None] == waits
-    calls = re.findall(r"tw::(wait|wait_cluster)\([^;]*, (\d+), (\w+)\);", kernel.source)
+    calls = re.findall(
+        r"tw::(wait|wait_cluster|wait_cluster_shared)\([^;]*, (\d+), (\w+)\);", kernel.source
+    )
     assert [int(n) for _, n, _ in calls] == [i for i, s in enumerate(sites) if s.barrier]
     assert [first for *_, first in calls] == [s.barrier.name for s in sites if s.barrier]
     # nothing waits without a bound or a watch
-    assert not re.search(r"__syncthreads|sync_cluster\(\)|sync_named\([^,]*, \d+\)", kernel.source)
+    assert not re.search(
+        r"__syncthreads|sync_cluster(?:_shared)?\(\)|sync_named\([^,]*, \d+\)", kernel.source
+    )
     text = SCHEDULES.joinpath(f"{name}.tw").read_text().splitlines()
     for site in sites:
         if site.barrier is not None:

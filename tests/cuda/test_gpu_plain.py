@@ -10,18 +10,19 @@ import pytest
 from tests.cuda.fuzzed_programs import FUZZED
 from tests.cuda.plain_programs import PROGRAMS as PLAIN
 from tests.cuda.test_plain import arguments, parsed
+from tests.cuda.tile_programs import TILES
+from tests.roads import from_device, to_device
 from tilewright import interp
 from tilewright.ir.target import Target
 from tilewright.support.errors import RunError
 from tilewright.targets.cuda.backend import compile_program
 from tilewright.targets.cuda.guard import run_guarded
 
-_WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 HANDFUL = 12
 # which thread comes first is the hardware's to say
 UNORDERED = ("threads_atomic_results",)
 STRIDED = ("strided",)  # wants an array of its own
-PROGRAMS = PLAIN | FUZZED
+PROGRAMS = PLAIN | FUZZED | TILES
 NAMES = [name for name in PROGRAMS if name not in (*UNORDERED, *STRIDED)]
 
 
@@ -29,20 +30,15 @@ def run_program(name):
     """A sentence about what is wrong, or nothing."""
     import torch
 
-    def on_gpu(array, kind):
-        word = np.array(array, order="C").view(_WORDS[array.dtype.itemsize])
-        return torch.from_numpy(word).cuda().view(getattr(torch, kind))
-
     program = parsed(name)
     want = arguments(program)
-    kinds = {t.name: t.dtype.name for t in program.tensors}
-    args = {n: on_gpu(a, kinds[n]) for n, a in want.items()}
-    interp.run(program, want, explicit=False)
+    kinds = {t.name: t.dtype for t in program.tensors}
+    args = {n: to_device(a, kinds[n]) for n, a in want.items()}
+    interp.run(program, want, explicit=name in TILES)
     compile_program(program, Target.parse("cuda"))(args)
     torch.cuda.synchronize()
     for key, value in want.items():
-        word = _WORDS[value.dtype.itemsize]
-        found = args[key].view(getattr(torch, word)).cpu().numpy().view(value.dtype)
+        found = from_device(args[key], value, kinds[key])
         problem = compare(name, found, value)
         if problem:
             return f"{key}: {problem}"

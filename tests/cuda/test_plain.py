@@ -9,7 +9,9 @@ import pytest
 
 from tests.cuda.fuzzed_programs import FUZZED
 from tests.cuda.plain_programs import FOREIGN, PROGRAMS
+from tests.cuda.tile_programs import TILES
 from tilewright import interp
+from tilewright import language as T
 from tilewright.ir.op import Alloc, Hint
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
@@ -18,7 +20,8 @@ from tilewright.passes.lower_threads import lower_threads
 from tilewright.passes.pipeline import Pass, run_pipeline
 from tilewright.passes.place_shared import place_shared
 from tilewright.passes.spread import coalesced
-from tilewright.targets.cuda.backend import compile_program, header
+from tilewright.support.errors import CompileError
+from tilewright.targets.cuda.backend import compile_program, header, lower
 from tilewright.targets.cuda.emit import HEADER, emit_program
 from tilewright.targets.cuda.nvrtc import compile_cuda
 
@@ -27,10 +30,16 @@ PASSES = (
     Pass("lower_threads", lower_threads, "", Stage.THREAD, whole_program=True),
 )
 
-LOCAL_MEMORY = ("map_locals", "threads_loops", "threads_assert", "print", "functions_float64")
+LOCAL_MEMORY = (
+    "map_locals", "threads_loops", "threads_assert", "print", "functions_float64",
+    "printed_fragments",
+)  # fmt: skip
+AMPERE = "cuda -arch=sm_80"
 
 
 def parsed(name):
+    if name in TILES:
+        return TILES[name]
     return parse_program((PROGRAMS | FUZZED | FOREIGN)[name], f"{name}.tw")
 
 
@@ -60,6 +69,20 @@ def test_means_the_same(name):
     want, got = arguments(program), arguments(program)
     interp.run(program, want, explicit=False)
     interp.run_threads(lowered(name), got)
+    check_same(got, want)
+
+
+@pytest.mark.parametrize("target", ["cuda", AMPERE])
+@pytest.mark.parametrize("name", TILES)
+def test_tiles_mean_the_same(name, target):
+    program = parsed(name)
+    want, got = arguments(program), arguments(program)
+    interp.run(program, want)
+    interp.run_threads(lower(program, Target.parse(target)).result, got)
+    check_same(got, want)
+
+
+def check_same(got, want):
     for key, value in want.items():
         wide = np.float64 if value.dtype.kind not in "iub" else value.dtype
         np.testing.assert_array_equal(got[key].astype(wide), value.astype(wide), err_msg=key)
@@ -87,6 +110,118 @@ def test_instructions(name):
     assert found == REQUIRED[name]
 
 
+def refusal(func, target="cuda"):
+    with pytest.raises(CompileError) as caught:
+        lower(func.program, Target.parse(target))
+    text = str(caught.value)
+    assert "test_plain.py:" in text and "fix:" in text
+    return text
+
+
+def test_a_byte_in_a_small_tensor_is_not_shared():
+    @T.prim_func
+    def main(A: T.Tensor((6,), "int4")):
+        with T.Kernel(1, threads=32):
+            A[T.get_thread_binding() % 6] = T.cast(1, "int4")
+
+    text = refusal(main)
+    assert "A is written element by element, and 2 int4 elements share a byte" in text
+    assert "A[T.get_thread_binding() % 6]" in text and "in global memory of 3 bytes" in text
+    assert "write to a tile of int4 and T.copy that to A" in text
+
+
+def test_no_accumulators_of_less_than_a_byte():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "int4")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((64, 64), "int4")
+            b = T.alloc_shared((64, 64), "int4")
+            c = T.alloc_fragment((64, 64), "int4")
+            T.copy(A, a)
+            T.copy(A, b)
+            T.gemm(a, b, c)
+
+    text = refusal(main)
+    assert "no instruction accumulates products in int4" in text and "T.gemm(a, b, c)" in text
+
+
+def test_fragments_of_less_than_a_byte_are_not_seen_as_others():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "int4"), B: T.Tensor((64, 32), "uint8")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_fragment((64, 64), "int4")
+            T.copy(A, a)
+            v = T.view(a, (64, 32), dtype="uint8")
+            T.copy(v, B)
+
+    assert "v shows int4 elements of a as uint8" in refusal(main)
+
+
+def test_types_that_fill_no_bytes():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float6_e2m3"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            T.copy(A, B)
+
+    assert "float6_e2m3fn has no CUDA form" in refusal(main)
+
+
+def test_packed_tensors_are_row_major():
+    @T.prim_func
+    def main(A: T.StridedTensor((8, 8), (16, 1), "int4"), B: T.Tensor((8, 8), "int32")):
+        with T.Kernel(1, threads=64):
+            T.copy(A, B)
+
+    assert "A has strides, and several of its elements share a byte" in refusal(main)
+
+
+def test_tensors_are_printed_from_tiles():
+    @T.prim_func
+    def main(A: T.Tensor((8, 8), "int4")):
+        with T.Kernel(1, threads=64):
+            T.print(A)
+
+    text = refusal(main)
+    assert "print of A reaches int4 elements that share bytes" in text
+    assert "T.copy it into a tile of int8 first" in text
+
+
+def test_one_nest_does_not_write_a_fragment_under_two_names():
+    text = """program p {
+      param A: float32[8, 32] global
+      kernel main grid bx in 1 threads tx in 64 {
+        alloc f: float32[8, 32] fragment layout="FRAGMENT"
+        alloc g: float32[4, 32] fragment
+        copy A -> f
+        view v: float32[4, 32] fragment of f offset=128
+        map (i, j) in (4, 32) {
+          v[i, j] = v[i, j] + 1.0
+          g[i, j] = f[i + 4, j]
+        }
+        copy f -> A
+      }
+    }""".replace("FRAGMENT", repr(coalesced((8, 32), 64, 4)))
+    with pytest.raises(CompileError, match="f and v show the same elements") as caught:
+        lower(parse_program(text, "p.tw"), Target.parse("cuda"))
+    assert "p.tw:10" in str(caught.value) and "split it in two" in str(caught.value)
+
+
+def test_a_fragment_is_viewed_at_a_constant_place():
+    text = """program p {
+      param A: float32[8, 32] global
+      param N: int32[1] global
+      kernel main grid bx in 1 threads tx in 64 {
+        alloc f: float32[8, 32] fragment
+        copy A -> f
+        view v: float32[4, 32] fragment of f offset=N[0] * 32
+        copy v -> A[0:+4, 0:+32]
+      }
+    }"""
+    with pytest.raises(CompileError, match="known only at run time") as caught:
+        lower(parse_program(text, "p.tw"), Target.parse("cuda"))
+    assert "p.tw:7" in str(caught.value) and "index the view" in str(caught.value)
+
+
 def test_shared_buffers_may_be_allocated_in_loops():
     program = lowered("map_in_loop")
     (first, hint, *_) = program.kernels[0].body
@@ -97,6 +232,14 @@ def test_shared_buffers_may_be_allocated_in_loops():
 def test_compiles(name):
     found = compiled(name)
     if name not in LOCAL_MEMORY:  # arrays, what is printed
+        assert found.problems() == []
+
+
+@pytest.mark.parametrize("target", ["cuda", AMPERE])
+@pytest.mark.parametrize("name", TILES)
+def test_tiles_compile(name, target):
+    found = compile_program(parsed(name), Target.parse(target)).compiled
+    if name not in LOCAL_MEMORY:
         assert found.problems() == []
 
 

@@ -7,8 +7,11 @@ import pytest
 
 from tests.cuda.fake import fake_driver
 from tilewright.ir.dtype import dtype
+from tilewright.ir.text import parse_program
 from tilewright.support.errors import LaunchError
 from tilewright.targets.cuda import driver as driver_module
+from tilewright.targets.cuda.arguments import ProgramCheck
+from tilewright.targets.cuda.dlpack import export
 from tilewright.targets.cuda.views import ArrayView, read_arrays, view_of
 
 
@@ -103,3 +106,27 @@ def test_libraries_without_a_stream_are_told_ours():
     views, where = read_arrays({"x": given, "y": told}, None)
     assert where == 0x55 and given.streams == [0x55] and list(views) == ["x", "y"]
     assert read_arrays({"x": given}, 0x66)[1] == 0x66 and given.streams[-1] == 0x66
+
+
+def test_elements_that_share_bytes_are_seen_as_bytes():
+    view = view_of(export(0x1000, (4, 6), dtype("int4"), (2, 0), None), "x")
+    assert (view.shape, view.strides, view.dtype) == ((4, 3), (3, 1), dtype("uint8"))
+    assert view.span == (0x1000, 0x1000 + 12)
+    with pytest.raises(LaunchError, match="x has uint4 elements that do not fill whole bytes"):
+        view_of(export(0x1000, (4, 5), dtype("uint4"), (2, 0), None), "x")
+
+
+def test_packed_tensors_are_given_as_bytes():
+    program = parse_program(
+        "program p {\nparam A: int4[8, 32] global\nparam B: float32[8, 32] global\n"
+        "kernel main grid b in 1 threads t in 32 { map (i, j) in (8, 32) "
+        "{ B[i, j] = float32(A[i, j]) } }\n}"
+    )
+    check = ProgramCheck(program, {"B"}, {"A": 4})
+    b = ArrayView(0x2000, (8, 32), (32, 1), dtype("float32"), 0)
+    for kind in ("uint8", "int8"):
+        assert check({"A": ArrayView(0x1000, (8, 16), (16, 1), dtype(kind), 0), "B": b}) == {}
+    with pytest.raises(LaunchError, match="A has the wrong size"):
+        check({"A": ArrayView(0x1000, (8, 32), (32, 1), dtype("uint8"), 0), "B": b})
+    with pytest.raises(LaunchError, match="A does not start at a multiple of 4 bytes"):
+        check({"A": ArrayView(0x1001, (8, 16), (16, 1), dtype("uint8"), 0), "B": b})

@@ -7,6 +7,9 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
+from tilewright import interp
+from tilewright.targets.cuda.backend import lower
+from tilewright.tools.fuzz_check import THREADS
 
 
 @pytest.fixture(params=("cpu", "interp -sanitize"))
@@ -29,3 +32,16 @@ def test_a_row_is_transposed_to_a_column(target, shape):
     o = np.zeros(shape[::-1], np.float16)
     tw.compile(main, target=target)(a, o)
     np.testing.assert_array_equal(o, a.T)
+
+
+@pytest.mark.parametrize("size", [63, 62, 61])
+def test_a_vector_that_begins_in_a_tensor_may_end_outside(size):
+    @T.prim_func
+    def main(O: T.Tensor((size,), "float16")):
+        with T.Kernel(T.ceildiv(size, 64), threads=32) as bx:
+            for i in T.Parallel(64):
+                O[bx * 64 + i] = T.cast(3, "float16")
+
+    o = np.zeros(size, np.float16)
+    interp.run_threads(lower(main.program, THREADS["threads"]).result, {"O": o})
+    np.testing.assert_array_equal(o, np.full(size, 3, np.float16))

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.fuzz.plant import BUGS, SOURCE
+from tests.fuzz.bugs import BUGS
+from tests.fuzz.plant import SOURCE, Hunt, hunt
 from tilewright.targets.cpu import emit_tile
 from tilewright.tools.fuzz import Plan, fuzz, judge, reduce_program
 from tilewright.tools.fuzz_check import Verdict, check_source, difference, load
@@ -139,5 +140,18 @@ def test_a_printed_program_has_arguments_of_its_own():
         assert list(given) == [p.name for p in space["program"].program.params]
 
 
-def test_planted_bugs_have_names():
-    assert len({b.name for b in BUGS}) == len(BUGS) >= 20
+def test_planted_bugs_have_names_and_places(tmp_path):
+    for road in ("cpu", "threads"):
+        assert len([b for b in BUGS if b.target.startswith(road)]) >= 20
+    assert len({b.name for b in BUGS}) == len(BUGS)
+    for bug in BUGS:
+        text = (SOURCE / "tilewright" / bug.file).read_text(encoding="utf-8")
+        assert text.count(bug.old) == 1, f"{bug.name}: its place in {bug.file} has changed"
+        assert bug.old != bug.new
+
+
+def test_a_planted_bug_is_hunted_down():
+    """All of them: `python -m tests.fuzz.plant`."""
+    bug = next(b for b in BUGS if b.name == "idle slots visited")
+    outcome = hunt(bug, Hunt(count=12), {})
+    assert outcome.seed is not None, outcome

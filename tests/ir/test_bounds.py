@@ -326,3 +326,12 @@ def test_sound(kind: str, wide: bool, seed: int) -> None:
             for c, verdict in decided:
                 with suppress(Undefined):
                     assert verdict is None or bool(evaluate(c, env, index)) is verdict
+
+
+def test_blocks_of_a_cluster_share_a_row() -> None:
+    """bx < 2·m, so bx // 2 < m: what is twice an integer and above -2 is not below 0."""
+    bx, m = Var("bx"), Var("m")
+    known = Ranges({bx: (0, None), m: (1, None)}).given(bx < m * 2, index=True)
+    assert prove(bx // 2 < m, known) is True
+    assert prove(bx // 2 + 1 < m, known) is None
+    assert prove(bx // 3 < m, known) is True

@@ -58,6 +58,8 @@ R = Ranges({i: (0, 127), j: (0, 7), k: (-4, 4), n: (0, None, 8), m: (1, None), t
         # quotients and remainders
         ((i * 8 + j) // 8, i),
         ((i * 8 + j) % 8, j),
+        ((i * 8 + j) // 64, i // 8),  # j only counts below 8
+        ((i * 8 + j) % 64, j + i % 8 * 8),
         ((i * 16 + j * 2 + 1) // 2, i * 8 + j),
         ((i * 6 + 4) // 4, i * 3 // 2 + 1),
         ((i * 12 + 5) % 8, (i + 1) % 2 * 4 + 1),

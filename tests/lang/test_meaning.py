@@ -1,4 +1,4 @@
-"""What traced functions compute, as the interpreter runs them."""
+"""What traced functions compute, in the interpreter and on every other road."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 
 import tilewright.language as T
-from tilewright.interp import run
+from tests.roads import on_gpu, on_threads
+from tilewright.ir.target import Target
+from tilewright.runtime.backends import build
 
 
-def test_control_flow():
+@pytest.fixture(params=["interp", "cpu", *on_threads(), *on_gpu()])
+def run(request):
+    return lambda program, args: build(program, Target.parse(request.param))(args)
+
+
+def test_control_flow(run):
     @T.prim_func
     def f(A: T.Tensor((16,), "int32"), n: T.int32):
         with T.Kernel(1, threads=32):
@@ -39,7 +46,7 @@ def test_control_flow():
 
 
 @pytest.mark.parametrize(("m", "n", "wave", "group"), [(4, 6, 4, 4), (3, 5, 2, 8), (1, 7, 16, 3)])
-def test_persistent_visits_every_tile_once(m, n, wave, group):
+def test_persistent_visits_every_tile_once(run, m, n, wave, group):
     @T.prim_func
     def f(A: T.Tensor((m, n), "int32")):
         with T.Kernel(wave, threads=32) as block:
@@ -48,10 +55,10 @@ def test_persistent_visits_every_tile_once(m, n, wave, group):
 
     a = np.zeros((m, n), np.int32)
     run(f.program, {"A": a})
-    assert (a == 1 if _once_per_block() else a > 0).all()
+    assert (a == 1 if _once_per_block(run) else a > 0).all()
 
 
-def _once_per_block() -> bool:
+def _once_per_block(run) -> bool:
     """Whether an atomic outside `T.Parallel` runs once per block rather than once per thread."""
 
     @T.prim_func
@@ -64,7 +71,7 @@ def _once_per_block() -> bool:
     return bool(a[0] == 1)
 
 
-def test_matmul():
+def test_matmul(run):
     @T.prim_func
     def f(
         A: T.Tensor((48, 40), "float16"),
@@ -93,7 +100,7 @@ def test_matmul():
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (5, 1), (1, 4, 4), (4, 4, 1), (1, 1)])
-def test_scans_count_the_dimensions_that_are_written(shape):
+def test_scans_count_the_dimensions_that_are_written(run, shape):
     a = np.random.default_rng(0).integers(-5, 6, shape).astype(np.int32)
     for dim in (*range(len(shape)), -1):
 

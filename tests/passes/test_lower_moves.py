@@ -7,11 +7,14 @@ import pytest
 from tests.passes.test_lower_elements import gathered, numbers, spread
 from tests.passes.test_lower_threads import lowered
 from tests.passes.thread_code import run_code
+from tilewright import interp
 from tilewright.ir.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
 from tilewright.ir.layout import parse_layout
-from tilewright.ir.op import Arrive, Fence, For, If, Intrinsic, Sync, Wait, walk_ops
-from tilewright.ir.text import print_op, print_program
+from tilewright.ir.op import Arrive, Fence, For, Hint, If, Intrinsic, Sync, Wait, walk_ops
+from tilewright.ir.target import Target
+from tilewright.ir.text import parse_program, print_op, print_program
 from tilewright.support.errors import CompileError
+from tilewright.targets.cuda.backend import lower
 
 ACC = wgmma_accumulator(64, 64)
 ROW = row_of(ACC, 1)
@@ -292,3 +295,35 @@ def test_refusals_say_the_line(message):
     with pytest.raises(CompileError, match=message) as error:
         sending(body=body)
     assert error.value.loc is not None and error.value.loc.line == 15
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "boxes", "box"),
+    [
+        (1024, 1, 1, (1, 4, 256)),  # a row longer than a box, in pieces of 256
+        (1024, 3, 1, (3, 4, 256)),  # rows outside the tensor are zeros
+        (1600, 2, 1, (2, 8, 200)),  # the largest piece that divides the row
+    ],
+)
+def test_a_row_of_any_length_travels_at_once(columns, rows, boxes, box):
+    text = f"""program p {{
+      dim m min=1
+      param X: bfloat16[m, {columns}] global
+      param Y: bfloat16[m, {columns}] global
+      kernel k grid bx in (m + {rows - 1}) // {rows} threads tx in 64 {{
+        alloc s: bfloat16[{rows}, {columns}] shared
+        alloc f: bfloat16[{rows}, {columns}] fragment
+        copy X[bx * {rows}:+{rows}, :] -> s
+        copy s -> f
+        copy f -> Y[bx * {rows}:+{rows}, :]
+      }}
+    }}"""
+    found = lower(parse_program(text), Target.parse("cuda -arch=sm_90a")).result
+    ops = list(walk_ops(found.kernels[0]))
+    loads = [op for op in ops if isinstance(op, Intrinsic) and op.name == "bulk_load"]
+    (spec,) = [op.detail for op in ops if isinstance(op, Hint) and op.name == "tensor_map"]
+    assert (len(loads), spec[2:]) == (boxes, box)
+    x = np.arange(4 * columns, dtype=np.float32).reshape(4, -1).astype("bfloat16")
+    args = {"X": x, "Y": np.zeros_like(x), "m": 4}
+    interp.run_threads(found, args)
+    assert args["Y"].tobytes() == x.tobytes()

@@ -1,14 +1,15 @@
-"""What programs written for another tile language lean on, beside its words: on the CPU target and
-in the checking interpreter."""
+"""What programs written for another tile language lean on, beside its words: on the CPU target, in
+the checking interpreter and on the CUDA road."""
 
 import numpy as np
 import pytest
 
 import tilewright as tw
 import tilewright.language as T
+from tests.roads import on_gpu, on_threads
 from tilewright.profiler import do_bench
 
-TARGETS = ("cpu", "interp -sanitize")
+TARGETS = ("cpu", "interp -sanitize", *on_threads(), *on_gpu())
 each_target = pytest.mark.parametrize("target", TARGETS)
 
 

@@ -146,6 +146,6 @@ def test_explain_tells_layouts_reductions_and_conversions():
             T.copy(y, Y)
 
     told = tw.compile(turned, target="cuda").explain()
-    assert "registers of 128 threads, frag{tile=(64,64)" in told
+    assert "registers of 128 threads" in told and "layout       frag{tile=(64,64)" in told
     assert "by shuffles" in told and "conversion s → s_moved: through shared memory" in told
     assert "a block takes: threads 128" in told and "passes: " in told

@@ -6,6 +6,7 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
+from tests.roads import on_gpu, on_threads
 
 
 @tw.jit(target="interp")
@@ -93,7 +94,7 @@ def test_interleaved_rows_do_not_overlap():
     )
 
 
-@pytest.mark.parametrize("target", ["cpu", "interp"])
+@pytest.mark.parametrize("target", ["cpu", "interp", *on_threads("threads-sm_90a"), *on_gpu()])
 def test_a_stride_known_at_launch(target):
     n, s = T.dynamic("n"), T.dynamic("s", multiple_of=2)
 
@@ -116,7 +117,7 @@ def test_a_stride_known_at_launch(target):
     )
 
 
-@pytest.mark.parametrize("target", ["cpu", "interp"])
+@pytest.mark.parametrize("target", ["cpu", "interp", *on_threads("threads-sm_90a"), *on_gpu()])
 def test_the_stride_of_one_row_is_free(target):
     m, n = T.dynamic("m"), T.dynamic("n")
 

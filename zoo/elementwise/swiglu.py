@@ -25,7 +25,7 @@ def swiglu(M, N, block_M=4, block_N=512, threads=128, dtype="float32"):
             T.copy(B[row, column], b)
             for i, j in T.Parallel(block_M, block_N):
                 x = T.cast(a[i, j], "float32")
-                y[i, j] = x / (1.0 + T.__exp(-x)) * b[i, j]
+                y[i, j] = x * T.__sigmoid(x) * b[i, j]
             T.copy(y, Y[row, column])
 
     return main

@@ -5,7 +5,7 @@ Reads the logits once and writes one number a row, however long the rows are.
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import partial
 from math import ceil, inf
 
 import numpy as np
@@ -20,79 +20,74 @@ LOWEST = -3e38  # the least maximum: a part of a row that is all -inf makes zero
 
 @tw.jit
 def cross_entropy_whole(
-    M, N, block_M=4, block_N=None, threads=128, cluster=1, ignore=-100,
-    labels="int64", dtype="float32",
+    M, N, block_M=4, block_N=None, threads=128, ignore=-100, labels="int64", dtype="float32"
 ):  # fmt: skip
-    """Each block holds `block_N` columns of `block_M` rows in registers.
-
-    The blocks of a cluster share their rows; each tells the first its maximum and its sum.
-    """
-    block_N = block_N or ceil(N / cluster)
-    per_row = partial(T.alloc_fragment, (block_M,), "float32")
-    slots = partial(T.alloc_shared, (cluster, block_M), "float32")
-    peers = tuple(range(cluster))
-
-    @T.prim_func
-    def main(X: T.Tensor((M, N), dtype), L: T.Tensor((M,), labels), Y: T.Tensor((M,), "float32")):
-        with T.Kernel(T.ceildiv(M, block_M) * cluster, threads=threads, cluster_dims=cluster) as bx:
-            row, rank, column = bx // cluster * block_M, bx % cluster, bx % cluster * block_N
-            x = T.alloc_fragment((block_M, block_N), "float32")
-            top, total = per_row(), per_row()
-            T.copy(X[row, column], x)
-            if cluster * block_N != N:
-                for i, j in T.Parallel(block_M, block_N):
-                    x[i, j] = T.if_then_else(column + j < N, x[i, j], -inf)
-            T.fill(top, LOWEST)
-            T.reduce_max(x, top, dim=1, clear=False)
-            for i, j in T.Parallel(block_M, block_N):
-                x[i, j] = T.exp2((x[i, j] - top[i]) * LOG2E)
-            T.reduce_sum(x, total, dim=1)
-            if cluster > 1:
-                tops, sums = slots(), slots()
-                T.cluster_sync()
-                T.copy_cluster(top, tops[rank, :], dst_block=0)
-                T.copy_cluster(total, sums[rank, :], dst_block=0)
-                T.cluster_sync()
-            if rank == 0:
-                for i in T.Parallel(block_M):
-                    if cluster > 1:
-                        top[i] = reduce(T.max, [tops[p, i] for p in peers])
-                        parts = [sums[p, i] * T.exp2((tops[p, i] - top[i]) * LOG2E) for p in peers]
-                        total[i] = sum(parts)
-                    loss = T.log(total[i]) + top[i] - X[row + i, L[row + i]]
-                    Y[row + i] = T.if_then_else(L[row + i] == ignore, 0.0, loss)
-
-    return main
-
-
-@tw.jit
-def cross_entropy_pieces(
-    M, N, block_M=4, block_N=1024, threads=128, ignore=-100, labels="int64", dtype="float32"
-):  # fmt: skip
-    """Long rows in pieces of `block_N`: the maximum and the sum so far follow the largest piece."""
-    pieces = ceil(N / block_N)
+    """Each block holds `block_M` rows in registers as they are in memory, `block_N` wide."""
+    block_N = block_N or N
     per_row = partial(T.alloc_fragment, (block_M,), "float32")
 
     @T.prim_func
     def main(X: T.Tensor((M, N), dtype), L: T.Tensor((M,), labels), Y: T.Tensor((M,), "float32")):
         with T.Kernel(T.ceildiv(M, block_M), threads=threads) as bx:
             row = bx * block_M
-            x = T.alloc_fragment((block_M, block_N), "float32")
-            top, before, total = per_row(), per_row(), per_row()
-            T.fill(top, LOWEST)
-            T.clear(total)
-            for k in T.serial(pieces):
-                T.copy(X[row, k * block_N], x)
-                if N % block_N:
-                    for i, j in T.Parallel(block_M, block_N):
-                        x[i, j] = T.if_then_else(k * block_N + j < N, x[i, j], -inf)
-                T.copy(top, before)
-                T.reduce_max(x, top, dim=1, clear=False)
+            x = T.alloc_fragment((block_M, block_N), dtype)
+            y = T.alloc_fragment((block_M, block_N), "float32")
+            top, total, one = per_row(), per_row(), per_row()
+            T.copy(X[row, 0], x)
+            for i in T.Parallel(block_M):
+                one[i] = X[row + i, L[row + i]]
+            if block_N != N:
                 for i, j in T.Parallel(block_M, block_N):
-                    x[i, j] = T.exp2((x[i, j] - top[i]) * LOG2E)
-                for i in T.Parallel(block_M):
-                    total[i] = total[i] * T.exp2((before[i] - top[i]) * LOG2E)
-                T.reduce_sum(x, total, dim=1, clear=False)
+                    x[i, j] = T.if_then_else(j < N, x[i, j], -inf)
+            T.fill(top, LOWEST)
+            T.reduce_max(x, top, dim=1, clear=False)
+            for i, j in T.Parallel(block_M, block_N):
+                y[i, j] = T.__exp2((x[i, j] - top[i]) * LOG2E)
+            T.reduce_sum(y, total, dim=1)
+            for i in T.Parallel(block_M):
+                loss = T.log(total[i]) + top[i] - one[i]
+                Y[row + i] = T.if_then_else(L[row + i] == ignore, 0.0, loss)
+
+    return main
+
+
+@tw.jit
+def cross_entropy_walked(
+    M, N, block_M=4, threads=128, vectors=4, ignore=-100, labels="int64", dtype="float32"
+):  # fmt: skip
+    """Rows of any length, in steps: every lane of a vector keeps the maximum and the sum of what it
+    has seen, and threads only meet at the row's end."""
+    lanes = max(threads * vectors // block_M, 1)
+    tile = (block_M, lanes, rows.VECTOR)
+    per_lane, per_row = (partial(T.alloc_fragment, s, "float32") for s in (tile[:2], tile[:1]))
+    steps = ceil(N / (lanes * rows.VECTOR))
+
+    @T.prim_func
+    def main(X: T.Tensor((M, N), dtype), L: T.Tensor((M,), labels), Y: T.Tensor((M,), "float32")):
+        with T.Kernel(T.ceildiv(M, block_M), threads=threads) as bx:
+            row, x = bx * block_M, T.alloc_fragment(tile, "float32")
+            best, before, sums = per_lane(), per_lane(), per_lane()
+            top, total = per_row(), per_row()
+            T.fill(best, LOWEST)
+            T.clear(sums)
+            for k in T.serial(steps):
+                for i, u, v in T.Parallel(*tile):
+                    x[i, u, v] = X[row + i, (k * lanes + u) * rows.VECTOR + v]
+                if N % (lanes * rows.VECTOR):
+                    for i, u, v in T.Parallel(*tile):
+                        at = (k * lanes + u) * rows.VECTOR + v
+                        x[i, u, v] = T.if_then_else(at < N, x[i, u, v], -inf)
+                T.copy(best, before)
+                T.reduce_max(x, best, dim=2, clear=False)
+                for i, u, v in T.Parallel(*tile):
+                    x[i, u, v] = T.__exp2((x[i, u, v] - best[i, u]) * LOG2E)
+                for i, u in T.Parallel(block_M, lanes):
+                    sums[i, u] = sums[i, u] * T.__exp2((before[i, u] - best[i, u]) * LOG2E)
+                T.reduce_sum(x, sums, dim=2, clear=False)
+            T.reduce_max(best, top, dim=1)
+            for i, u in T.Parallel(block_M, lanes):
+                sums[i, u] = sums[i, u] * T.__exp2((best[i, u] - top[i]) * LOG2E)
+            T.reduce_sum(sums, total, dim=1)
             for i in T.Parallel(block_M):
                 loss = T.log(total[i]) + top[i] - X[row + i, L[row + i]]
                 Y[row + i] = T.if_then_else(L[row + i] == ignore, 0.0, loss)
@@ -100,17 +95,18 @@ def cross_entropy_pieces(
     return main
 
 
-VARIANTS = {"rows": cross_entropy_whole, "pieces": cross_entropy_pieces}
+VARIANTS = {"rows": cross_entropy_whole, "walked": cross_entropy_walked}
 
 
 def cross_entropy_rows(N, labels="int64", dtype="bfloat16", target="auto", **choice):
     """The kernel (X, labels, Y) for rows of `N`, any number of them, a loss for each.
 
     Rows whose label is `ignore` have none. A mean over the others is the caller's. Nothing is
-    written back, so pieces cost no second read: they serve all rows that one block cannot hold.
+    written back, so a row is read once however long it is.
     """
-    if N > rows.HELD and not choice.get("variant"):
-        choice = {"variant": "pieces", "block_M": 1, "block_N": 8192, "threads": 512, **choice}
+    if N > rows.SHORT and not choice.get("variant"):
+        threads = 64 if N < 4096 else 128 if N < 65536 else 256
+        choice = {"variant": "walked", "block_M": 1, "threads": threads, "vectors": 4, **choice}
     return rows.build(VARIANTS, N, dtype, target, choice, labels=labels)
 
 

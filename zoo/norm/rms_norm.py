@@ -1,4 +1,5 @@
-"""y = x / rms(x) * w, and silu of it: whole rows in registers, or long rows in pieces."""
+"""y = x / rms(x) * w, and silu of it: whole rows in registers or in shared memory, or long rows in
+pieces."""
 
 from __future__ import annotations
 
@@ -13,35 +14,66 @@ from zoo import rows
 
 @tw.jit
 def rms_norm_whole(
-    M, N, block_M=4, block_N=None, threads=128, cluster=1, silu=False, eps=1e-6, dtype="float32"
+    M, N, block_M=4, block_N=None, threads=128, silu=False, eps=1e-6, dtype="float32"
 ):  # fmt: skip
-    """Each block holds `block_N` columns of `block_M` rows in registers: one read, one write.
-
-    The blocks of a cluster share their rows; each tells all of them its sum of squares.
-    """
-    block_N = block_N or ceil(N / cluster)
+    """Each block holds `block_M` rows in registers, `block_N` columns wide: one read, one write."""
+    block_N = block_N or N
 
     @T.prim_func
     def main(X: T.Tensor((M, N), dtype), W: T.Tensor((N,), dtype), Y: T.Tensor((M, N), dtype)):
-        with T.Kernel(T.ceildiv(M, block_M) * cluster, threads=threads, cluster_dims=cluster) as bx:
-            row, rank, column = bx // cluster * block_M, bx % cluster, bx % cluster * block_N
+        with T.Kernel(T.ceildiv(M, block_M), threads=threads) as bx:
+            row = bx * block_M
             x = T.alloc_fragment((block_M, block_N), dtype)
             w = T.alloc_fragment((block_N,), dtype)
             y = T.alloc_fragment((block_M, block_N), "float32")
             scale = T.alloc_fragment((block_M,), "float32")
-            T.copy(X[row, column], x)
-            T.copy(W[column], w)
+            T.copy(X[row, 0], x)
+            T.copy(W[0], w)
             for i, j in T.Parallel(block_M, block_N):
                 y[i, j] = T.cast(x[i, j], "float32") * T.cast(x[i, j], "float32")
             T.reduce_sum(y, scale, dim=1)
-            if cluster > 1:
-                rows.sum_over_cluster(scale, rank, cluster, block_M)
             for i in T.Parallel(block_M):
                 scale[i] = T.rsqrt(scale[i] / N + eps)
             for i, j in T.Parallel(block_M, block_N):
                 n = x[i, j] * scale[i] * w[j]
-                y[i, j] = n / (1.0 + T.__exp(-n)) if silu else n
-            T.copy(y, Y[row, column])
+                y[i, j] = n * T.__sigmoid(n) if silu else n
+            T.copy(y, Y[row, 0])
+
+    return main
+
+
+@tw.jit
+def rms_norm_held(
+    M, N, block_M=1, cluster=1, threads=128, vectors=1, silu=False, eps=1e-6, dtype="float32"
+):  # fmt: skip
+    """The blocks of a cluster hold `block_M` rows in shared memory: one read, one write. Each tells
+    all of its cluster its sum of squares."""
+    part, width, steps = rows.cut(N, block_M, cluster, threads, vectors)
+    tile, peers = (block_M, width), tuple(range(cluster))
+
+    @T.prim_func
+    def main(X: T.Tensor((M, N), dtype), W: T.Tensor((N,), dtype), Y: T.Tensor((M, N), dtype)):
+        with T.Kernel(T.ceildiv(M, block_M) * cluster, threads=threads, cluster_dims=cluster) as bx:
+            row, rank, column = bx // cluster * block_M, bx % cluster, bx % cluster * part
+            held, x = T.alloc_shared((block_M, part), dtype), T.alloc_fragment(tile, "float32")
+            scale = T.alloc_fragment((block_M,), "float32")
+            scales = T.alloc_shared((cluster, block_M), "float32")
+            T.copy(X[row, column], held)
+            rows.meet(cluster)  # all are there to be told; the copy goes on meanwhile
+            T.clear(x)
+            for k in T.serial(steps):
+                for i, j in T.Parallel(*tile):
+                    v = T.cast(held[i, k * width + j], "float32")
+                    x[i, j] += v * v
+            T.reduce_sum(x, scale, dim=1)
+            rows.tell(scale, scales, rank, cluster)
+            rows.meet(cluster)
+            for i in T.Parallel(block_M):
+                scale[i] = T.rsqrt(sum([scales[p, i] for p in peers]) / N + eps)
+            for k in T.serial(steps):
+                for i, j in T.Parallel(*tile):
+                    n = held[i, k * width + j] * scale[i] * W[column + k * width + j]
+                    Y[row + i, column + k * width + j] = n * T.__sigmoid(n) if silu else n
 
     return main
 
@@ -80,13 +112,13 @@ def rms_norm_pieces(
                 T.copy(kept[0, at] if staged else X[bx * block_M, at], x)
                 for i, j in T.Parallel(block_M, block_N):
                     n = x[i, j] * scale[i] * w[j]
-                    x[i, j] = n / (1.0 + T.__exp(-n)) if silu else n
+                    x[i, j] = n * T.__sigmoid(n) if silu else n
                 T.copy(x, Y[bx * block_M, at])
 
     return main
 
 
-VARIANTS = {"rows": rms_norm_whole, "pieces": rms_norm_pieces}
+VARIANTS = {"rows": rms_norm_whole, "held": rms_norm_held, "pieces": rms_norm_pieces}
 
 
 def rms_norm_rows(N, eps=1e-6, dtype="bfloat16", target="auto", silu=False, **choice):

@@ -1,4 +1,5 @@
-"""Row softmax: whole rows in registers, of one block or of a cluster; and long rows in pieces."""
+"""Row softmax: whole rows in registers, or in the shared memory of a block or of a cluster; and
+long rows in pieces."""
 
 from __future__ import annotations
 
@@ -16,45 +17,78 @@ LOWEST = -3e38  # the least maximum: a part of a row that is all -inf makes zero
 
 
 @tw.jit
-def softmax(M, N, block_M=4, block_N=None, threads=128, cluster=1, dtype="float32"):
-    """Each block holds `block_N` columns of `block_M` rows in registers: one read, one write.
-
-    The blocks of a cluster share their rows; each tells all of them its maximum and its sum.
-    """
-    block_N = block_N or ceil(N / cluster)
+def softmax(M, N, block_M=4, block_N=None, threads=128, dtype="float32"):
+    """Each block holds `block_M` rows in registers, `block_N` columns wide: one read, one write."""
+    block_N = block_N or N
     per_row = partial(T.alloc_fragment, (block_M,), "float32")
-    slots = partial(T.alloc_shared, (cluster, block_M), "float32")
-    peers = tuple(range(cluster))
 
     @T.prim_func
     def main(X: T.Tensor((M, N), dtype), Y: T.Tensor((M, N), dtype)):
-        with T.Kernel(T.ceildiv(M, block_M) * cluster, threads=threads, cluster_dims=cluster) as bx:
-            row, rank, column = bx // cluster * block_M, bx % cluster, bx % cluster * block_N
+        with T.Kernel(T.ceildiv(M, block_M), threads=threads) as bx:
+            row = bx * block_M
             x = T.alloc_fragment((block_M, block_N), "float32")
             top, total = per_row(), per_row()
-            T.copy(X[row, column], x)
-            if cluster * block_N != N:
+            T.copy(X[row, 0], x)
+            if block_N != N:
                 for i, j in T.Parallel(block_M, block_N):
-                    x[i, j] = T.if_then_else(column + j < N, x[i, j], -inf)
+                    x[i, j] = T.if_then_else(j < N, x[i, j], -inf)
             T.fill(top, LOWEST)
             T.reduce_max(x, top, dim=1, clear=False)
             for i, j in T.Parallel(block_M, block_N):
                 x[i, j] = T.exp2((x[i, j] - top[i]) * LOG2E)
             T.reduce_sum(x, total, dim=1)
-            if cluster > 1:
-                tops, sums = slots(), slots()
-                T.cluster_sync()
-                for peer in peers:
-                    T.copy_cluster(top, tops[rank, :], dst_block=peer)
-                    T.copy_cluster(total, sums[rank, :], dst_block=peer)
-                T.cluster_sync()
-                for i in T.Parallel(block_M):
-                    best = reduce(T.max, [tops[p, i] for p in peers])
-                    parts = [sums[p, i] * T.exp2((tops[p, i] - best) * LOG2E) for p in peers]
-                    total[i] = sum(parts) * T.exp2((best - top[i]) * LOG2E)
             for i, j in T.Parallel(block_M, block_N):
                 x[i, j] = x[i, j] * (1.0 / total[i])
-            T.copy(x, Y[row, column])
+            T.copy(x, Y[row, 0])
+
+    return main
+
+
+@tw.jit
+def softmax_held(M, N, block_M=1, cluster=1, threads=128, vectors=1, dtype="float32"):
+    """The blocks of a cluster hold `block_M` rows in shared memory: one read, one write.
+
+    They walk their part in steps, for its maximum, its sum and the result; in between each tells
+    all of its cluster what it found.
+    """
+    part, width, steps = rows.cut(N, block_M, cluster, threads, vectors)
+    tile, peers = (block_M, width), tuple(range(cluster))
+    per_row = partial(T.alloc_fragment, (block_M,), "float32")
+    slots = partial(T.alloc_shared, (cluster, block_M), "float32")
+
+    def value(held, i, j, column):
+        x = T.cast(held[i, j], "float32")
+        return x if part * cluster == N else T.if_then_else(column + j < N, x, -inf)
+
+    @T.prim_func
+    def main(X: T.Tensor((M, N), dtype), Y: T.Tensor((M, N), dtype)):
+        with T.Kernel(T.ceildiv(M, block_M) * cluster, threads=threads, cluster_dims=cluster) as bx:
+            row, rank, column = bx // cluster * block_M, bx % cluster, bx % cluster * part
+            held, x = T.alloc_shared((block_M, part), dtype), T.alloc_fragment(tile, "float32")
+            top, total, tops, totals = per_row(), per_row(), slots(), slots()
+            T.copy(X[row, column], held)
+            rows.meet(cluster)  # all are there to be told; the copy goes on meanwhile
+            T.fill(x, LOWEST)
+            for k in T.serial(steps):
+                for i, j in T.Parallel(*tile):
+                    x[i, j] = T.max(x[i, j], value(held, i, k * width + j, column))
+            T.reduce_max(x, top, dim=1)
+            T.clear(x)
+            for k in T.serial(steps):
+                for i, j in T.Parallel(*tile):
+                    x[i, j] += T.__exp2((value(held, i, k * width + j, column) - top[i]) * LOG2E)
+            T.reduce_sum(x, total, dim=1)
+            rows.tell(top, tops, rank, cluster)
+            rows.tell(total, totals, rank, cluster)
+            rows.meet(cluster)
+            for i in T.Parallel(block_M):
+                top[i] = reduce(T.max, [tops[p, i] for p in peers])
+                shifts = [T.__exp2((tops[p, i] - top[i]) * LOG2E) for p in peers]
+                total[i] = sum([totals[p, i] * shifts[p] for p in peers])
+            for k in T.serial(steps):
+                for i, j in T.Parallel(*tile):
+                    y = T.__exp2((value(held, i, k * width + j, column) - top[i]) * LOG2E)
+                    Y[row + i, column + k * width + j] = y * (1.0 / total[i])
 
     return main
 
@@ -103,7 +137,7 @@ def online_softmax(M, N, block_M=4, block_N=1024, threads=128, staged=False, dty
     return main
 
 
-VARIANTS = {"rows": softmax, "pieces": online_softmax}
+VARIANTS = {"rows": softmax, "held": softmax_held, "pieces": online_softmax}
 
 
 def softmax_rows(N, dtype="bfloat16", target="auto", **choice):

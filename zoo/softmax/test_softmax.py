@@ -32,7 +32,7 @@ def test_softmax_rows(target, sized):
 @pytest.mark.parametrize(
     "choice",
     [
-        {"variant": "rows", "block_M": 1, "cluster": 4},
+        {"variant": "held", "block_M": 1, "threads": 32, "cluster": 4},
         {"variant": "rows", "block_M": 2},
         {"variant": "pieces", "block_M": 2, "block_N": 16},
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,10 +15,12 @@ from tilewright.interp.lanes import Frame
 from tilewright.interp.machine import CompiledKernel, Launch, Options
 from tilewright.interp.meaning import Family
 from tilewright.interp.memory import Memory, allocate
+from tilewright.interp.numbers import from_bits, raw_bits
 from tilewright.interp.thread_machine import ThreadKernel, ThreadLaunch, is_thread_ir
 from tilewright.ir.bind import array_sizes, describe
 from tilewright.ir.buffer import Buffer
-from tilewright.ir.expr import Var
+from tilewright.ir.dtype import DTYPES, DType
+from tilewright.ir.expr import Bin, Var
 from tilewright.ir.op import Program
 from tilewright.support.errors import LaunchError
 
@@ -111,16 +113,64 @@ def run_threads(program: Program, args: Mapping[str, Any], *, seed: int = 0) -> 
     Shared memory is bytes at the buffers' places. Errors are: accesses of it that no barrier
     orders, accesses outside of tensors, barriers that some threads do not reach, asynchronous
     operations that nothing waits for. `seed` picks block order, interleavings, the moments at
-    which asynchronous operations complete and the lane that `elect` picks.
+    which asynchronous operations complete and the lane that `elect` picks. Elements of less than
+    a byte, for which a lowered program has bytes, are packed before and unpacked behind.
     """
     with np.errstate(all="ignore"):
         kernels = _compiled_threads.get(program, lambda: [ThreadKernel(k) for k in program.kernels])
-        call = _Call(program, args, {}, track=False)
+        packed = _PackedArrays(program, args)
+        call = _Call(packed.declared, packed.args, {}, track=False, bytes_of=packed.bytes)
         launch = ThreadLaunch(call.memories, call.values, seed, call.say)
         rng = random.Random(seed)
         for kernel in kernels:
             launch.run(kernel, rng)
+        packed.unpack()
         return call.finish()
+
+
+_narrow = {d.numpy: d for d in DTYPES.values() if d.packed}
+
+
+class _PackedArrays:
+    """Arrays of elements of less than a byte, given for tensors that are bytes: `declared` has
+    the tensors as they were before they became bytes."""
+
+    def __init__(self, program: Program, args: Mapping[str, Any]) -> None:
+        self.args = dict(args)
+        self.bytes: dict[str, tuple[Buffer, np.ndarray[Any, Any]]] = {}
+        self.kinds: dict[str, DType] = {}
+        params: list[Buffer | Var] = []
+        for param in program.params:
+            array = args.get(param.name)
+            if isinstance(param, Buffer) and isinstance(array, np.ndarray):
+                kind = next(
+                    (d for d in DTYPES.values() if d.packed and d.numpy == array.dtype), None
+                )
+                if kind is not None and param.dtype.name == "uint8":
+                    self.kinds[param.name] = kind
+                    self.bytes[param.name] = (param, _packed(array, kind))
+                    row = param.shape[-1]
+                    halved = isinstance(row, Bin) and row.op == "//"
+                    last = row.a if isinstance(row, Bin) and halved else row * (8 // kind.bits)
+                    param = replace(param, dtype=kind, shape=(*param.shape[:-1], last))
+            params.append(param)
+        self.declared = replace(program, params=tuple(params)) if self.kinds else program
+
+    def unpack(self) -> None:
+        for name, kind in self.kinds.items():
+            raw = self.bytes[name][1]
+            shifts = np.arange(8 // kind.bits, dtype=np.uint8) * kind.bits
+            parts = (raw[..., None] >> shifts) & ((1 << kind.bits) - 1)
+            if self.args[name].flags.writeable:
+                bits = parts.astype(np.uint8).reshape(self.args[name].shape)
+                self.args[name][...] = from_bits(bits, kind)
+
+
+def _packed(array: np.ndarray[Any, Any], kind: DType) -> np.ndarray[Any, Any]:
+    per = 8 // kind.bits
+    bits = raw_bits(array, kind).reshape(*array.shape[:-1], -1, per)
+    shifts = np.arange(per, dtype=np.uint8) * kind.bits
+    return np.asarray(np.bitwise_or.reduce(bits << shifts, axis=-1), np.uint8)
 
 
 class _Call:
@@ -133,6 +183,7 @@ class _Call:
         families: Mapping[str, Family],
         *,
         track: bool,
+        bytes_of: Mapping[str, tuple[Buffer, np.ndarray[Any, Any]]] | None = None,
     ) -> None:
         self.arrays = {t.name: _array(t, args) for t in program.tensors}
         sizes = array_sizes(program, self.arrays)
@@ -140,6 +191,8 @@ class _Call:
         for scalar in program.scalars:
             self.values[scalar.name] = _scalar(scalar, args)
         self.memories, self.copied = _tensors(program, self.arrays, self.values, families, track)
+        for name, (buffer, raw) in (bytes_of or {}).items():
+            self.memories[name] = allocate(buffer, raw.shape, array=raw)
         self.result = RunResult({v.name: n for v, n in sizes.items()})
 
     def say(self, line: str) -> None:

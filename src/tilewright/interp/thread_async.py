@@ -69,7 +69,7 @@ def _box(b: ThreadBuilder, fr: Frame, tile: TileRegion, lane: int, spot: list[An
     found = b.maps[fields_of(op)["map"]]
     size, box = found.tensor.dtype.bytes, found.box
     corner = [at(c(fr), lane) for c in reversed(spot)]
-    shape = fr.memory(found.tensor.name).shape
+    shape = found.seen(fr.memory(found.tensor.name).data).shape
     part, inner = [], []
     for c, e, n in zip(corner, box, shape, strict=True):
         low, high = min(max(c, 0), n), max(min(c + e, n), min(max(c, 0), n))
@@ -129,7 +129,7 @@ def bulk_load(b: ThreadBuilder, op: Intrinsic) -> Step:
 
         def fetch() -> Array:
             value = np.zeros(found.box, kind.numpy)
-            value[copy.inner] = tensor.data[copy.part]
+            value[copy.inner] = found.seen(tensor.data)[copy.part]
             return value
 
         def store(value: Array) -> None:
@@ -173,10 +173,10 @@ def bulk_store(b: ThreadBuilder, op: Intrinsic) -> Step:
             return value
 
         def store(value: Array) -> None:
-            new = value[copy.inner]
+            new, data = value[copy.inner], found.seen(tensor.data)
             if reduce is not None:
-                new = reduce(tensor.data[copy.part], new)
-            tensor.data[copy.part] = new
+                new = reduce(data[copy.part], new)
+            data[copy.part] = new
 
         groups.open.append(_launch(Transfer(agent, op, fetch, store)))
 

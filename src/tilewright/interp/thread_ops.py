@@ -88,6 +88,12 @@ class TensorMap:
     swizzle: int
     box: tuple[int, ...]
 
+    def seen(self, data: Array) -> Array:
+        """The tensor as the box sees it: with one dimension more, rows lie in pieces."""
+        if len(self.box) == data.ndim:
+            return data
+        return data.reshape(*data.shape[:-1], -1, self.box[-1])
+
 
 @dataclass
 class ThreadBuilder(Builder):

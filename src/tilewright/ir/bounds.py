@@ -476,9 +476,11 @@ class Ranges:
                     k = fact.terms[atom]
                     if (k > 0) != (c > 0):
                         continue
-                    # with fact ≥ 0, `less` ≥ 0 implies form ≥ 0, and the atom is gone
+                    # with fact ≥ 0, `less` ≥ 0 implies form ≥ 0, and the atom is gone; a multiple
+                    # of an integer that is above -times is not below 0
                     g = gcd(k, c)
-                    less = form.scaled(abs(k) // g) - fact.scaled(abs(c) // g)
+                    times = abs(k) // g
+                    less = (form.scaled(times) - fact.scaled(abs(c) // g)).plus(times - 1)
                     if less.key not in seen and len(less.terms) <= len(goal.terms) + 3:
                         seen.add(less.key)
                         queue.append(less)

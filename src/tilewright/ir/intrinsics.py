@@ -34,7 +34,7 @@ _UNARY = (
     "sigmoid erf floor ceil round trunc"
 ).split()
 # the fast forms may be off by a few ulp on a GPU; elsewhere they are the accurate ones
-_FAST = "exp exp2 exp10 log log2 log10 sin cos tan".split()
+_FAST = "exp exp2 exp10 log log2 log10 sin cos tan sigmoid".split()
 
 FUNCTIONS: dict[str, Function] = {
     f.name: f

@@ -42,6 +42,12 @@ def draw(
     element, coloured by thread, with the number of copies where it is replicated; given the layout
     of the tile in shared memory as `shared`, each cell also has its bank. Pictures larger than
     64 x 64 cells show that corner, and say so.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     draw(Layout((2, 4), (4, 1)), f"{folder}/rows.svg")
+    ...     Path(f"{folder}/rows.svg").read_text()[:4]
+    '<svg'
     """
     if isinstance(layout, Fragment):
         picture = _draw_fragment(layout, elem_bytes, shared)

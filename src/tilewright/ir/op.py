@@ -388,13 +388,15 @@ class Fence(Op):
 @dataclass(frozen=True)
 class Sync(Op):
     """A barrier of threads. scope: block, warp, cluster, or named (barrier `id` of `threads`
-    threads; `arrive` does not wait)."""
+    threads; `arrive` does not wait). order: `shared` where peers of a cluster can only depend on
+    what a block has written to its own shared memory."""
 
     syntax = "sync {scope}"
     scope: str = attr(default="block")
     id: Expr | None = arg(default=None)
     threads: int | None = attr(default=None)
     arrive: bool = attr(default=False)
+    order: str = attr(default="all")
 
 
 # ── late, and what has no field of its own ───────────────────────────────────────────────────

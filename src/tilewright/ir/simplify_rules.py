@@ -54,6 +54,9 @@ def _quotient(s: Simplifier, whole: Linear, c: int, dtype: DType, _: bool) -> Ex
     v = s.ranges.evaluate(left, s.index)
     if v.lo // c == v.hi // c:
         return s.rebuild(out.plus(v.lo // c), dtype)
+    high = left - _low_part(s, left, c)
+    if s.fits_within(high, left, dtype):
+        left = high
     left, carry = _drop_idle_constant(s, left, c, dtype)
     out = out.plus(carry)
     inner = _nested(s, left, c, dtype)
@@ -62,6 +65,17 @@ def _quotient(s: Simplifier, whole: Linear, c: int, dtype: DType, _: bool) -> Ex
         left = Linear({a: k // g for a, k in left.terms.items()}, left.const // g)
         inner = Bin("//", build_sum(left, dtype), Const(c // g, dtype))
     return s.rebuild(out + Linear({inner: 1}), dtype)
+
+
+def _low_part(s: Simplifier, form: Linear, c: int) -> Linear:
+    """Terms that only count below a multiple of a divisor of c, which the others are: of
+    4·n + j with j < 4 it is j, so that // 8 does not see it and % 8 leaves it alone."""
+    for g in sorted({gcd(c, k) for k in form.terms.values()} - {1, c}, reverse=True):
+        low = Linear({a: k for a, k in form.terms.items() if k % g}, form.const % g)
+        v = s.ranges.evaluate(low, s.index)
+        if low.terms and v.lo >= 0 and v.hi < g:
+            return low
+    return ZERO
 
 
 def _drop_idle_constant(s: Simplifier, form: Linear, c: int, dtype: DType) -> tuple[Linear, int]:
@@ -108,11 +122,16 @@ def _remainder(s: Simplifier, whole: Linear, c: int, dtype: DType, loose: bool) 
     v = s.ranges.evaluate(left, s.index)
     if v.lo // c == v.hi // c and (not loose or s.fits(left, dtype)):
         return s.rebuild(left.plus(-(v.lo // c) * c), dtype)
+    low = ZERO if loose else _low_part(s, left, c)
+    if s.fits_within(left - low, left, dtype):
+        left = left - low
+    else:
+        low = ZERO
     g = gcd(c, *left.terms.values())
     extra = left.const % g
     left = Linear({a: k // g for a, k in left.terms.items()}, left.const // g)
     inner = Bin("%", build_sum(left, dtype), Const(c // g, dtype))
-    return s.rebuild(Linear({inner: g}, extra), dtype)
+    return s.rebuild(Linear({inner: g}, extra) + low, dtype)
 
 
 def _toward_zero(k: int, c: int) -> int:

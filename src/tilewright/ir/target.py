@@ -17,6 +17,25 @@ ARCHITECTURES: dict[str, dict[str, frozenset[Feature]]] = {
 
 
 @dataclass(frozen=True)
+class Chip:
+    """What a block may take of a multiprocessor, and what its blocks share; bytes of shared memory
+    count static and dynamic ones together."""
+
+    shared: int  # of a block
+    shared_per_sm: int
+    registers: int = 65536  # of a block, and of a multiprocessor
+    threads_per_sm: int = 2048
+    blocks_per_sm: int = 32
+    reserved: int = 1024  # bytes of shared memory that every block takes besides
+
+
+CHIPS = {
+    "sm_80": Chip(shared=166_912, shared_per_sm=167_936),
+    "sm_90a": Chip(shared=232_448, shared_per_sm=233_472),
+}
+
+
+@dataclass(frozen=True)
 class Target:
     """A compilation target.
 
@@ -57,6 +76,14 @@ class Target:
                 f"unknown architecture {arch!r} for {kind}", expected="one of " + ", ".join(known)
             )
         return Target(kind, arch, frozenset(options), known[arch])
+
+    @property
+    def chip(self) -> Chip:
+        """What the hardware has: switching features off (`without`) changes nothing about it."""
+        found = CHIPS.get(self.arch)
+        if found is None:
+            raise CompileError(f"{self} has no multiprocessors")
+        return found
 
     def without(self, *features: Feature) -> Target:
         """The same target with some features switched off."""

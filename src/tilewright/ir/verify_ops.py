@@ -370,6 +370,7 @@ def _fence(op: Fence, context: Context) -> None:
 
 def _sync(op: Sync, context: Context) -> None:
     require_one_of(op.scope, ("block", "warp", "cluster", "named"), "scope", op, context)
+    require_one_of(op.order, ("all", "shared"), "order", op, context)
     if op.scope == "cluster":
         need_cluster("sync cluster", op, context)
     if op.scope != "named":

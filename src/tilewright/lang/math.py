@@ -108,6 +108,7 @@ fast_log10 = _function("__log10", "Fast logarithm to base 10, a few ulp off on a
 fast_sin = _function("__sin", "Fast sine, a few ulp off on a GPU.")
 fast_cos = _function("__cos", "Fast cosine, a few ulp off on a GPU.")
 fast_tan = _function("__tan", "Fast tangent, a few ulp off on a GPU.")
+fast_sigmoid = _function("__sigmoid", "Fast 1 / (1 + e⁻ˣ), a few ulp off on a GPU.")
 
 
 def _rounding(name: str, doc: str) -> Callable[[Any], Expr]:

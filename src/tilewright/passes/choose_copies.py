@@ -14,7 +14,9 @@ from tilewright.ir.target import Target
 from tilewright.passes.lower_matrices import lower_ldmatrix, lower_stmatrix
 from tilewright.passes.lower_threads import lowering_of
 from tilewright.passes.lowering import Lowering
+from tilewright.passes.reasons import because
 from tilewright.passes.tile_access import unrolled
+from tilewright.passes.turned_copies import as_copy, turned
 from tilewright.support.errors import CompileError
 
 
@@ -32,19 +34,19 @@ def choose_copies(program: Program, target: Target) -> Program:
 
 
 def _body(body: Body, low: Lowering, target: Target) -> Body:
-    before, found = low.ranges, []
+    before, found = low.ranges, list[Op]()
     for op in body:
-        found.append(_op(op, low, target))
+        found += _op(op, low, target)
         low.ranges = scope.after(op, low.ranges)
     low.ranges = before
     return tuple(found)
 
 
-def _op(op: Op, low: Lowering, target: Target) -> Op:
+def _op(op: Op, low: Lowering, target: Target) -> tuple[Op, ...]:
     if isinstance(op, Copy) and op.atom is None:
-        return rebuild(op, atom=_atom(op, low, target))
+        return (rebuild(op, atom=_atom(op, low, target)),)
     if isinstance(op, Map):
-        return op
+        return _by_matrices(op, low, target) or (op,)
     outer, ranges = dict(low.unrolled), low.ranges
     low.unrolled |= unrolled(op)
     inner = {}
@@ -52,7 +54,17 @@ def _op(op: Op, low: Lowering, target: Target) -> Op:
         low.ranges = scope.inside(op, f.name, ranges)
         inner[f.name] = _body(getattr(op, f.name), low, target)
     low.unrolled, low.ranges = outer, ranges
-    return rebuild(op, **inner) if inner else op
+    return (rebuild(op, **inner) if inner else op,)
+
+
+def _by_matrices(op: Map, low: Lowering, target: Target) -> tuple[Op, ...] | None:
+    """A nest that turns a tile over, by matrix loads that transpose."""
+    tiles = turned(op)
+    if tiles is None:
+        return None
+    view, copy = as_copy(op, *tiles, low.var(f"{tiles[0].name}_turned").name)
+    copy = rebuild(copy, atom=_atom(copy, low, target))
+    return (view, copy) if copy.atom == "ldmatrix" else None
 
 
 # between which spaces, and the rule that lowers it
@@ -71,6 +83,8 @@ def _atom(op: Copy, low: Lowering, target: Target) -> str:
         return "threads"  # it came with warpgroups
     try:
         list(rule(low, rebuild(op, atom=name)))
-    except CompileError:
+    except CompileError as error:
+        because(low.kernel.name, op, f"not {name}: {error.message}")
         return "threads"
+    because(low.kernel.name, op, "whole matrices of 8 rows of 16 bytes fit both layouts")
     return name

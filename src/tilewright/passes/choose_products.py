@@ -3,6 +3,9 @@
 Warpgroup instructions read shared memory themselves. Those of warps multiply fragments: a product
 from shared memory becomes a loop over K that loads what one instruction takes and multiplies it.
 Products by threads read shared memory; an operand in registers goes there first.
+
+What no instruction accumulates in (bfloat16, int16, a part of a fragment, shared memory) is
+accumulated beside, in a fragment of a wider type that one does, and rounded once per product.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from math import prod
 
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space, whole
-from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Var, const
+from tilewright.ir.dtype import DType, dtype
+from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Var, const, variables
+from tilewright.ir.fragment import Fragment
 from tilewright.ir.layout import Layout
 from tilewright.ir.op import (
     Alloc,
@@ -22,6 +27,7 @@ from tilewright.ir.op import (
     Fill,
     For,
     Gemm,
+    Hint,
     If,
     Kernel,
     Op,
@@ -34,6 +40,13 @@ from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_nam
 from tilewright.ir.target import Target
 from tilewright.passes.matrix_tiles import RULES, Split, shape_of, split_of
 from tilewright.support.errors import CompileError
+
+# what stands for an accumulator that instructions do not have: integers wrap alike
+_WIDER = {
+    "float16": "float32", "bfloat16": "float32", "uint32": "int32", "int16": "int32",
+    "uint16": "int32", "int8": "int32", "uint8": "int32", "int4": "int32", "uint4": "int32",
+    "int2": "int32", "uint2": "int32", "float8_e4m3fn": "float32", "float8_e5m2": "float32",
+}  # fmt: skip
 
 
 def choose_products(program: Program, target: Target) -> Program:
@@ -55,14 +68,29 @@ def choose_products(program: Program, target: Target) -> Program:
             for op in walk_ops(kernel)
             if isinstance(op, Alloc) and isinstance(op.buffer.layout, Layout)
         }
+        # fragments that say where their elements are: a part of one may be what instructions need
+        pinned = {
+            op.buffer.name
+            for op in walk_ops(kernel)
+            if isinstance(op, (Alloc, Hint))
+            and op.buffer is not None
+            and isinstance(op.layout if isinstance(op, Hint) else op.buffer.layout, Fragment)
+        }
+        constant = {
+            op.var.name for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "unroll"
+        }
 
         def rule(op: Op) -> Op | Body | None:
             if isinstance(op, Gemm) and op.atom is None:
                 if chained and op.policy == "square":
                     op = rebuild(op, policy="full_row")
+                before, op = _own_parts(op, constant | pinned, names)
                 warps = {op.a.buffer.name, op.b.buffer.name} & fixed
                 able = target.without(Feature.WGMMA) if warps else target
-                return tuple(_chosen(op, threads, able, names))
+                whole_tile = op.c.is_whole or op.c.buffer.name in pinned
+                if op.c.buffer.space is not Space.FRAGMENT or not whole_tile:
+                    return (*before, *_beside(op, op.c.dtype, threads, able, names))
+                return (*before, *_chosen(op, threads, able, names))
             return None
 
         return rebuild(kernel, body=map_body(kernel.body, rule))
@@ -72,6 +100,10 @@ def choose_products(program: Program, target: Target) -> Program:
 
 def _chosen(op: Gemm, threads: int, target: Target, names: set[str]) -> Iterable[Op]:
     split = split_of(op, threads, target)
+    wide = _WIDER.get(op.c.dtype.name)
+    if split is None and wide is not None and op.meta is None:
+        yield from _beside(op, dtype(wide), threads, target, names)
+        return
     if split is None:
         m, n, k = shape_of(op)
         raise CompileError(
@@ -84,6 +116,53 @@ def _chosen(op: Gemm, threads: int, target: Target, names: set[str]) -> Iterable
             fix="use a float32 accumulator, whole warps, and tiles that they divide",
         )
     yield from _EXPAND[split.atom](op, split, names)
+
+
+def _own_parts(op: Gemm, constant: set[str], names: set[str]) -> tuple[Body, Gemm]:
+    """`op` with parts of fragments, but for slices of K at constant places, in fragments of their
+    own. `constant`: variables of unrolled loops, and fragments whose layout is given."""
+    before: list[Op] = []
+    for name, region, deep in (
+        ("a", op.a, 0 if op.transpose_a else 1),
+        ("b", op.b, 1 if op.transpose_b else 0),
+    ):
+        buffer = region.buffer
+        if buffer.space is not Space.FRAGMENT or buffer.name in constant:
+            continue
+        start = region.starts[deep - 2]
+        rest = [
+            (s, e, size)
+            for i, (s, e, size) in enumerate(
+                zip(region.starts, region.extents, buffer.shape, strict=True)
+            )
+            if i != deep + buffer.rank - 2
+        ]
+        if all(e is size for _, e, size in rest) and all(
+            v.name in constant for v in variables(start)
+        ):
+            continue
+        tile = tuple(region.extents[-2:])
+        held = Buffer(fresh_name(f"{buffer.name}_own", names), tile, buffer.dtype, Space.FRAGMENT)
+        before += [Alloc(held, loc=op.loc), Copy(region, whole(held), loc=op.loc)]
+        op = rebuild(op, **{name: whole(held)})
+    return tuple(before), op
+
+
+def _beside(op: Gemm, kind: DType, threads: int, target: Target, names: set[str]) -> Iterable[Op]:
+    """The product in a fragment of type `kind`, which begins and ends as the accumulator."""
+    m, n, _ = shape_of(op)
+    suffix = "own" if kind == op.c.dtype else "wide"
+    wide = Buffer(
+        fresh_name(f"{op.c.buffer.name}_{suffix}", names),
+        (const(m), const(n)),
+        kind,
+        Space.FRAGMENT,
+    )
+    yield Alloc(wide, loc=op.loc)
+    if op.clear is not TRUE:
+        yield Copy(op.c, whole(wide), loc=op.loc)
+    yield from _chosen(rebuild(op, c=whole(wide)), threads, target, names)
+    yield Copy(whole(wide), op.c, loc=op.loc)
 
 
 def _wgmma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:

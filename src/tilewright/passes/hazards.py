@@ -56,6 +56,7 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.uniform import PerThread, per_thread
+from tilewright.passes.place_shared import sharing
 
 WARPGROUP = 128
 ASYNC = ("matrix", "bulk_read", "bulk_write")
@@ -67,7 +68,8 @@ Box: TypeAlias = tuple[tuple[Expr, int] | None, ...]
 @dataclass(frozen=True)
 class Access:
     """Some elements of a buffer touched by one op. `threads`: equal for accesses that take each
-    of the same elements to the same thread; `loops`: the variables of the loops around."""
+    of the same elements to the same thread; `loops`: the variables of the loops around; `block`:
+    of the cluster, whose memory it is, where that is said."""
 
     buffer: str
     root: str
@@ -78,6 +80,7 @@ class Access:
     threads: Any = None
     loops: tuple[Var, ...] = ()
     shared: bool = True
+    block: Expr | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ class _Walk:
             op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)
         }
         self.aliased = {self.root(name) for name in self.roots}
+        self.sharing = sharing(kernel)
         self.changed = {
             self.root(b.name) for op in walk_ops(kernel.body) for b in written_buffers(op)
         }
@@ -257,6 +261,9 @@ class _Walk:
             if self.only and missing not in self.only:
                 continue
             hits = [old for old in group if old.root == new.root and _conflict(old, new)]
+            if missing == "fence":
+                # reads matter only where the bytes become another buffer's
+                hits = [old for old in hits if old.writes or old.buffer != new.buffer]
             if hits:
                 first = min(hits, key=lambda a: (a.path, a.buffer, a.kind, a.writes))
                 raise _Found(missing, new.path, first)
@@ -274,7 +281,7 @@ class _Walk:
             state.puts.add(new)
         else:
             state.pending.add(new)
-            if new.writes and new.shared:
+            if new.shared and (new.writes or new.root in self.sharing.values()):
                 state.raw.add(new)
 
     # ── accesses ─────────────────────────────────────────────────────────────────────────────
@@ -302,7 +309,8 @@ class _Walk:
                     (s, int(e.value)) if isinstance(e, Const) else None
                     for s, e in zip(region.starts, region.extents, strict=True)
                 )
-                yield from self.access(region.buffer, kind, not reads, box, pattern, path, loops)
+                for found in self.access(region.buffer, kind, not reads, box, pattern, path, loops):
+                    yield replace(found, block=region.cta)
         for load in (x for e in expressions(op) for x in loads(e)):
             box = tuple((i, 1) for i in load.indices)
             yield from self.access(load.buffer, general, False, box, None, path, loops)
@@ -356,6 +364,7 @@ class _Walk:
             return
         if root in self.aliased:
             box = pattern = None
+        root = self.sharing.get(root, root)
         yield Access(
             buffer.name, root, kind, writes, path, box, pattern, loops,
             buffer.space is Space.SHARED,
@@ -370,6 +379,7 @@ _KINDS: Mapping[str, Mapping[str, str]] = {
     "bulk_store": {"reads": "bulk_read", "writes": "bulk_put"},
     "wgmma": {"reads": "matrix"},
     "cp_async": {"writes": "cp_async"},
+    "remote_store": {"writes": "bulk_write"},
 }
 
 
@@ -412,6 +422,8 @@ def _conflict(old: Access, new: Access) -> bool:
     if old.root != new.root or not (old.writes or new.writes):
         return False
     if old.kind == new.kind == "atomic" or old.kind == new.kind == "lanes":
+        return False
+    if isinstance(old.block, Const) and isinstance(new.block, Const) and old.block != new.block:
         return False
     if old.buffer != new.buffer or old.box is None or new.box is None:
         return True

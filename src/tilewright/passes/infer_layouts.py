@@ -19,7 +19,8 @@ from math import prod
 from typing import Any
 
 from tilewright.ir import scope
-from tilewright.ir.bounds import Ranges, multiple_of
+from tilewright.ir.atoms import Feature
+from tilewright.ir.bounds import Ranges, multiple_of, stride_of
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Const, Expr, Load, Var, loads, variables
 from tilewright.ir.fragment import Fragment
@@ -29,6 +30,7 @@ from tilewright.ir.op import (
     Body,
     Copy,
     Dim,
+    For,
     Gemm,
     Hint,
     Kernel,
@@ -40,9 +42,11 @@ from tilewright.ir.op import (
     Scan,
     Store,
     View,
+    While,
     bodies,
     expressions,
     marked,
+    regions,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_kernels, program_names, rebuild, replace_buffers
@@ -53,8 +57,9 @@ from tilewright.passes.insert_conversions import (
     reduced_dim,
 )
 from tilewright.passes.lay_out_shared import lay_out_shared
-from tilewright.passes.matrix_tiles import held_operands, split_of
-from tilewright.passes.spread_tiles import WIDEST, Wish, spread
+from tilewright.passes.matrix_tiles import held_operands, instruction, split_of
+from tilewright.passes.reasons import at_line, because
+from tilewright.passes.spread_tiles import WIDEST, Wish, spread, spread_in_words
 from tilewright.passes.tile_access import (
     Access,
     accesses,
@@ -64,8 +69,10 @@ from tilewright.passes.tile_access import (
     unrolled,
     with_units,
 )
+from tilewright.passes.turned_copies import LANES, turned
 
 Key = str | int  # a buffer's name, or the number of a nest
+MOST_TURNS, SOME_TURNS = 64, 4  # of loops, where they weigh; some: known only at run time
 
 
 class Strength(IntEnum):
@@ -84,6 +91,7 @@ class Proposal:
     strength: Strength
     position: int
     why: str
+    source: Key | None = None  # the buffer or nest that it follows
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -113,6 +121,8 @@ class Problem:
     ops: list[tuple[int, Op, Ranges]] = field(default_factory=list)
     known: dict[Key, Fragment] = field(default_factory=dict)
     why: dict[Key, str] = field(default_factory=dict)
+    turns: dict[int, int] = field(default_factory=dict)  # id of an op -> how often it runs, about
+    source: dict[Key, Key] = field(default_factory=dict)
 
     def fragment(self, key: Key) -> Fragment | None:
         return self.known.get(key)
@@ -128,6 +138,7 @@ def infer_layouts(program: Program, target: Target) -> Program:
             return kernel
         problem = collect(kernel, program.dims, target)
         solve(problem)
+        say(problem)
         laid = lay(problem)
         laid = insert_conversions(laid, target, names)
         return lay_out_shared(laid, target)
@@ -141,32 +152,45 @@ def infer_layouts(program: Program, target: Target) -> Program:
 def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
     problem = Problem(kernel, prod(kernel.threads), target)
     ranges = {id(op): r for op, r in scope.walk_ranges(kernel, dims)}
-    for position, (op, around) in enumerate(_walk(kernel.body, {})):
+    for position, (op, around, turns) in enumerate(_walk(kernel.body, {}, 1)):
+        problem.turns[id(op)] = turns
         problem.ops.append((position, op, ranges.get(id(op), Ranges())))
         if isinstance(op, Alloc | View) and op.buffer.space is Space.FRAGMENT:
             problem.fragments[op.buffer.name] = op.buffer
             if isinstance(op.buffer.layout, Fragment):
                 problem.known[op.buffer.name] = op.buffer.layout
-                problem.why[op.buffer.name] = "given"
+                problem.why[op.buffer.name] = "given with the program"
         if isinstance(op, Map):
             number = len(problem.nests)
             problem.numbers[id(op)] = number
             problem.nests[number] = Nest(number, op, static_extents(op), accesses(op, around))
             if isinstance(op.layout, Fragment):
                 problem.known[number] = op.layout
-                problem.why[number] = "given"
+                problem.why[number] = "given with the program"
     return problem
 
 
-def _walk(body: tuple[Op, ...], around: dict[Var, range]) -> Iterator[tuple[Op, dict[Var, range]]]:
-    """Ops outside nests, with the constant loops around that are unrolled."""
+def _walk(
+    body: tuple[Op, ...], around: dict[Var, range], turns: int
+) -> Iterator[tuple[Op, dict[Var, range], int]]:
+    """Ops outside nests, the constant loops around that are unrolled, and how often they run."""
     for op in body:
-        yield op, around
+        yield op, around, turns
         if isinstance(op, Map):
             continue
         inside = {**around, **unrolled(op)}
         for inner in bodies(op):
-            yield from _walk(inner, inside)
+            yield from _walk(inner, inside, min(turns * _trips(op), MOST_TURNS))
+
+
+def _trips(op: Op) -> int:
+    if isinstance(op, While):
+        return SOME_TURNS
+    if not isinstance(op, For):
+        return 1
+    if all(isinstance(e, Const) for e in (op.start, op.stop, op.step)):
+        return max(len(range(int(op.start), int(op.stop), int(op.step))), 1)
+    return SOME_TURNS
 
 
 # ── solving ──────────────────────────────────────────────────────────────────────────────────
@@ -193,6 +217,8 @@ def solve(problem: Problem) -> None:
 def take(problem: Problem, p: Proposal) -> None:
     problem.known[p.key] = p.fragment
     problem.why[p.key] = p.why
+    if p.source is not None:
+        problem.source[p.key] = p.source
 
 
 def proposals(problem: Problem) -> Iterator[Proposal]:
@@ -205,7 +231,8 @@ def proposals(problem: Problem) -> Iterator[Proposal]:
 
 def _hint(problem: Problem, position: int, op: Hint) -> Iterator[Proposal]:
     if op.name == "layout" and op.buffer is not None and isinstance(op.layout, Fragment):
-        yield Proposal(op.buffer.name, op.layout, Strength.STRICT, position, "annotated")
+        why = f"pinned by annotate_layout {at_line(op.loc)}"
+        yield Proposal(op.buffer.name, op.layout, Strength.STRICT, position, why)
 
 
 def _gemm(problem: Problem, position: int, op: Gemm) -> Iterator[Proposal]:
@@ -216,11 +243,11 @@ def _gemm(problem: Problem, position: int, op: Gemm) -> Iterator[Proposal]:
         buffer: Buffer = getattr(op, name).buffer
         found = with_units(fragment, buffer.static_shape)
         if found is not None:
-            why = f"{split.atom} holds {name} so"
+            why = f"given by {instruction(split)} {name.upper()} {at_line(op.loc)}"
             yield Proposal(buffer.name, found, Strength.STRICT, position, why)
 
 
-def _same(problem: Problem, position: int, a: Region, b: Region, why: str) -> Iterator[Proposal]:
+def _same(problem: Problem, position: int, a: Region, b: Region, what: str) -> Iterator[Proposal]:
     for one, other in ((a, b), (b, a)):
         if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (one, other)):
             return
@@ -228,15 +255,18 @@ def _same(problem: Problem, position: int, a: Region, b: Region, why: str) -> It
         if known is not None:
             found = with_units(known, other.buffer.static_shape)
             if found is not None:
-                yield Proposal(other.buffer.name, found, Strength.SAME, position, why)
+                why = f"follows {one.buffer.name} through the {what}"
+                yield Proposal(
+                    other.buffer.name, found, Strength.SAME, position, why, one.buffer.name
+                )
 
 
 def _copy(problem: Problem, position: int, op: Copy) -> Iterator[Proposal]:
-    yield from _same(problem, position, op.src, op.dst, "a copy keeps elements where they are")
+    yield from _same(problem, position, op.src, op.dst, f"copy {at_line(op.loc)}")
 
 
 def _scan(problem: Problem, position: int, op: Scan) -> Iterator[Proposal]:
-    yield from _same(problem, position, op.src, op.dst, "a scan keeps elements where they are")
+    yield from _same(problem, position, op.src, op.dst, f"scan {at_line(op.loc)}")
 
 
 def _view(problem: Problem, position: int, op: View) -> Iterator[Proposal]:
@@ -250,7 +280,8 @@ def _view(problem: Problem, position: int, op: View) -> Iterator[Proposal]:
                 found = known.reshape(*other.static_shape)
             except LayoutError:
                 continue
-            yield Proposal(other.name, found, Strength.SAME, position, "a view of it")
+            why = f"follows {one.name} through the view {at_line(op.loc)}"
+            yield Proposal(other.name, found, Strength.SAME, position, why, one.name)
 
 
 def _reduce(problem: Problem, position: int, op: Reduce) -> Iterator[Proposal]:
@@ -261,8 +292,9 @@ def _reduce(problem: Problem, position: int, op: Reduce) -> Iterator[Proposal]:
         return
     found = reduced(known, op)
     if found is not None:
-        why = "what the reduction leaves, in every thread that took part"
-        yield Proposal(op.dst.buffer.name, found, Strength.SAME, position, why)
+        why = f"follows {op.src.buffer.name} through the reduction {at_line(op.loc)}"
+        name = op.src.buffer.name
+        yield Proposal(op.dst.buffer.name, found, Strength.SAME, position, why, name)
 
 
 def _map(problem: Problem, position: int, op: Map) -> Iterator[Proposal]:
@@ -277,12 +309,20 @@ def _map(problem: Problem, position: int, op: Map) -> Iterator[Proposal]:
                 found = nest_from_buffer(access, known, nest.extents)
                 if found is not None:
                     verb = "writes" if access.writes else "reads"
-                    yield Proposal(nest.number, found, strength, position, f"it {verb} {name}")
+                    why = f"follows {name}, which it {verb}"
+                    yield Proposal(nest.number, found, strength, position, why, name)
         elif problem.fragment(name) is None:
             found = buffer_from_nest(access, layout)
             if found is not None:
                 verb = "written" if access.writes else "read"
-                yield Proposal(name, found, strength, position, f"{verb} by a nest so laid out")
+                origin = problem.source.get(nest.number)
+                through = f"the nest {at_line(op.loc)}, where it is {verb}"
+                why = (
+                    f"follows {through}"
+                    if origin is None
+                    else f"follows {origin} through {through}"
+                )
+                yield Proposal(name, found, strength, position, why, nest.number)
 
 
 _RULES: dict[type[Op], Any] = {
@@ -314,15 +354,45 @@ def free_choice(problem: Problem, unknown: set[Key]) -> Proposal:
     key = max(keys, key=lambda k: (prod(shape(k)), -keys.index(k)))
     wish = _wish(problem, key)
     fragment = spread(shape(key) or (1,), problem.threads, wish)
-    why = f"free: {wish.vector} elements at once, coalesced"
+    why = "free: " + spread_in_words(fragment, wish)
+    if isinstance(key, int) and (missed := _missed(problem, key, fragment)):
+        # the layout of a tile like it, which what it reads was made from
+        for name, other in problem.known.items():
+            if other.tile == fragment.tile and _missed(problem, key, other) < missed:
+                same = name if isinstance(name, str) else f"the nest at {_line(problem, name)}"
+                return Proposal(key, other, Strength.READ, 0, f"as {same}: it reads what that made")
     return Proposal(key, fragment, Strength.READ, 0, why)
+
+
+def _missed(problem: Problem, number: int, layout: Fragment) -> int:
+    """Fragments that the nest reads, under this layout, from other threads' registers."""
+    count = 0
+    for a in problem.nests[number].accesses:
+        held = problem.known.get(a.buffer.name)
+        if held is None or a.writes or a.points is None:
+            continue
+        table = held.table()
+        rows = zip(a.needed(layout), table, strict=True)
+        count += any(set(needed) - {-1} - set(row) for needed, row in rows)
+    return count
+
+
+def _line(problem: Problem, number: int) -> str:
+    return at_line(problem.nests[number].op.loc)
+
+
+def say(problem: Problem) -> None:
+    """Tell why each unknown became what it is."""
+    for key, why in problem.why.items():
+        about = key if isinstance(key, str) else problem.nests[key].op
+        because(problem.kernel.name, about, why)
 
 
 def _wish(problem: Problem, key: Key) -> Wish:
     """How wide memory allows to move this tile, and along what it is reduced."""
     vectors: list[int] = []
-    size = 4
-    dims: set[int] = set()
+    size, uses = 4, 0
+    reduced: dict[int, int] = {}
     if isinstance(key, str):
         buffer = problem.fragments[key]
         for _, op, ranges in problem.ops:
@@ -332,24 +402,53 @@ def _wish(problem: Problem, key: Key) -> Wish:
                         vectors.append(vector_width(memory, ranges))
                         size = memory.dtype.bits // 8 or 1
             elif isinstance(op, Reduce) and op.src.buffer.name == key:
-                dims.add(reduced_dim(op))
+                dim = reduced_dim(op)
+                reduced[dim] = reduced.get(dim, 0) + problem.turns[id(op)]
+            if _touches(problem, op, key):
+                uses += problem.turns[id(op)]
+        nests = [
+            nest.op
+            for nest in problem.nests.values()
+            for a in nest.accesses
+            if a.buffer.name == key and a.indices[-1:] == nest.op.vars[-1:]
+        ]
+        for space in (Space.GLOBAL, Space.SHARED):
+            if not vectors:
+                found = [pair for nest in nests for pair in _widths(nest, (space,))]
+                vectors, size = [width for width, _ in found], found[-1][1] if found else size
         if not vectors:
             size = max(1, buffer.dtype.bits // 8)
             vectors = [WIDEST // size or 1]
     else:
-        nest = problem.nests[key]
-        for inner in walk_ops(nest.op.body):
-            places = [x for e in expressions(inner) for x in loads(e)]
-            if isinstance(inner, Store):
-                places.append(Load(inner.buffer, inner.indices))
-            for place in places:
-                if place.buffer.space in (Space.GLOBAL, Space.SHARED) and place.indices:
-                    width = element_width(place, nest.op)
-                    if width:
-                        vectors.append(width)
-                        size = max(1, place.buffer.dtype.bits // 8)
+        for width, element in _widths(problem.nests[key].op, (Space.GLOBAL, Space.SHARED)):
+            vectors.append(width)
+            size = element
     exact = isinstance(key, str) and key in _viewed(problem)
-    return Wish(max(vectors, default=1), size, frozenset(dims), exact)
+    pairs = tuple(sorted(reduced.items()))
+    tiles = [pair[1].name for nest in problem.nests.values() if (pair := turned(nest.op))]
+    lanes = LANES if key in tiles and Feature.LDMATRIX in problem.target.features else 0
+    return Wish(max(vectors, default=1), size, pairs, exact, max(uses, 1), lanes)
+
+
+def _touches(problem: Problem, op: Op, fragment: str) -> bool:
+    """Whether an op works on the fragment's registers."""
+    if isinstance(op, Map):
+        nest = problem.nests[problem.numbers[id(op)]]
+        return any(a.buffer.name == fragment for a in nest.accesses)
+    return any(r.buffer.name == fragment for r in regions(op, reads=True, writes=True))
+
+
+def _widths(nest: Map, spaces: tuple[Space, ...]) -> Iterator[tuple[int, int]]:
+    """How wide a nest may move what it touches in `spaces`, and the bytes of an element."""
+    for inner in walk_ops(nest.body):
+        places = [x for e in expressions(inner) for x in loads(e)]
+        if isinstance(inner, Store):
+            places.append(Load(inner.buffer, inner.indices))
+        for place in places:
+            if place.buffer.space in spaces and place.indices:
+                width = element_width(place, nest)
+                if width:
+                    yield width, max(1, place.buffer.dtype.bits // 8)
 
 
 def _viewed(problem: Problem) -> set[str]:
@@ -392,7 +491,7 @@ def element_width(place: Load, nest: Map) -> int:
     """Like `vector_width` for an element under a nest: 0 when its last index does not run with the
     nest's last variable."""
     last = nest.vars[-1]
-    if last not in variables(place.indices[-1]) or any(
+    if stride_of(place.indices[-1], last) != 1 or any(
         last in variables(i) for i in place.indices[:-1]
     ):
         return 0

@@ -3,6 +3,10 @@
 Three ways, the cheapest that serves: nothing, when every thread holds what it touches in one
 register; a fragment spread as the op needs it, filled or emptied by a `relayout`; a copy in shared
 memory, which any index may read and write, one known only at run time too.
+
+A view of a fragment that is not spread as the fragment is becomes a fragment of its own. Whatever
+writes one of the two is followed by a trip through shared memory, where both are views of one
+tile, so that the other has it too.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.buffer import Buffer, Region, Space, whole
-from tilewright.ir.expr import Const, Expr, Load, Var, transform
+from tilewright.ir.expr import Const, Expr, Load, Var, const, transform
 from tilewright.ir.fragment import Fragment, row_of
 from tilewright.ir.layout import LayoutError
 from tilewright.ir.op import (
@@ -22,6 +26,7 @@ from tilewright.ir.op import (
     Body,
     Copy,
     Gemm,
+    Intrinsic,
     Kernel,
     Map,
     Op,
@@ -29,13 +34,26 @@ from tilewright.ir.op import (
     Relayout,
     Scan,
     Store,
+    View,
     marked,
+    read_buffers,
+    walk_ops,
+    written_buffers,
 )
 from tilewright.ir.rewrite import fresh_name, map_exprs, map_ops, rebuild
 from tilewright.ir.target import Target
+from tilewright.passes.lower_foreign import PRINTED
 from tilewright.passes.matrix_tiles import held_operands, split_of
 from tilewright.passes.spread_tiles import Wish, spread
-from tilewright.passes.tile_access import Access, accesses, buffer_from_nest, unrolled, with_units
+from tilewright.passes.tile_access import (
+    Access,
+    accesses,
+    buffer_from_nest,
+    same_registers,
+    unrolled,
+    with_units,
+)
+from tilewright.support.errors import CompileError
 
 
 def insert_conversions(kernel: Kernel, target: Target, names: set[str]) -> Kernel:
@@ -43,6 +61,16 @@ def insert_conversions(kernel: Kernel, target: Target, names: set[str]) -> Kerne
     converter = _Converter(target, names, prod(kernel.threads))
     body = converter.body(kernel.body)
     return rebuild(kernel, body=(*converter.made, *body))
+
+
+@dataclass(frozen=True)
+class Views:
+    """Fragments that show each other's memory. `same`: names of views whose registers are those
+    of another fragment. `homes`: fragments that are spread differently, each with the shared tile
+    that shows its elements and the name of the family's first."""
+
+    same: dict[str, str]
+    homes: dict[str, tuple[Buffer, Buffer, str]]
 
 
 @dataclass
@@ -55,17 +83,69 @@ class _Converter:
     threads: int
     around: dict[Var, range] = field(default_factory=dict)
     made: list[Op] = field(default_factory=list)
+    views: Views = field(default_factory=lambda: Views({}, {}))
+    printed: dict[str, Buffer] = field(default_factory=dict)
 
     def body(self, body: Body) -> Body:
-        return tuple(new for op in body for new in self.op(op))
+        outer = self.views
+        found = tuple(new for op in body for new in self.op(op))
+        self.views = outer  # those of this body end with it
+        return found
 
     def op(self, op: Op) -> Iterable[Op]:
         rule = _RULES.get(type(op))
         if rule is not None:
             yield from rule(self, op)
+            yield from self.shown(op)
             return
         inner = {f.name: self.inside(op, getattr(op, f.name)) for f in marked(op, "body")}
         yield rebuild(op, **inner) if inner else op
+        if not inner:
+            yield from self.shown(op)
+
+    def shown(self, op: Op) -> Iterable[Op]:
+        """What `op` writes, in the fragments that show the same memory."""
+        written = {self.views.same.get(b.name, b.name) for b in _written(op)}
+        if written & set(self.views.homes):
+            self.check_apart(op)
+        for name in sorted(written):
+            home = self.views.homes.get(name)
+            if home is None:
+                continue
+            buffer, tile, family = home
+            others = [h for n, h in self.views.homes.items() if h[2] == family and n != name]
+            if others:
+                yield Copy(whole(buffer), whole(tile), atom="threads", loc=op.loc)
+            for other, place, _ in others:
+                yield Copy(whole(place), whole(other), atom="threads", loc=op.loc)
+
+    def check_apart(self, op: Op) -> None:
+        """One op must not write memory under one name and use it under another afterwards."""
+        now: dict[str, str] = {}  # families, and the name under which they have been written
+
+        def member(buffer: Buffer) -> tuple[str, str] | None:
+            name = self.views.same.get(buffer.name, buffer.name)
+            home = self.views.homes.get(name)
+            return None if home is None else (home[2], name)
+
+        for statement in op.body if isinstance(op, Map) else (op,):
+            plain = isinstance(statement, Store)
+            used = [b for inner in walk_ops(statement) for b in read_buffers(inner)]
+            writes = _written(statement)
+            for buffer in (*(() if plain else writes), *used, *(writes if plain else ())):
+                found = member(buffer)
+                if found is None:
+                    continue
+                family, name = found
+                if now.setdefault(family, name) != name:
+                    raise CompileError(
+                        f"{buffer.name} and {now[family]} show the same elements, and this uses "
+                        "both after writing one",
+                        loc=statement.loc or op.loc,
+                        fix="use one name within a T.Parallel, or split it in two",
+                    )
+                if buffer in used and buffer not in writes:
+                    del now[family]
 
     def inside(self, op: Op, body: Body) -> Body:
         around = self.around
@@ -221,7 +301,7 @@ def _reduce(c: _Converter, op: Reduce) -> Iterable[Op]:
     source = op.src.buffer
     want = reduced(held(source), op)
     if want is None:
-        wish = Wish(1, max(1, source.dtype.bits // 8), frozenset({reduced_dim(op)}))
+        wish = Wish(1, max(1, source.dtype.bits // 8), ((reduced_dim(op), 1),))
         plain = spread(source.static_shape, c.threads, wish)
         for new in _through(c, op, "src", plain, back=False):
             yield from _reduce(c, new) if isinstance(new, Reduce) else (new,)
@@ -314,7 +394,63 @@ def _gemm(c: _Converter, op: Gemm) -> Iterable[Op]:
     yield op
 
 
+def _written(op: Op) -> list[Buffer]:
+    return [b for inner in walk_ops(op) for b in written_buffers(inner)]
+
+
+def _view(c: _Converter, op: View) -> Iterable[Op]:
+    buffer, source = op.buffer, op.source
+    if buffer.space is not Space.FRAGMENT:
+        yield op
+        return
+    views = c.views
+    root = views.same.get(source.name, source.name)
+    if op.offset is const(0) and same_registers(buffer, source):
+        c.views = replace(views, same={**views.same, buffer.name: root})
+        yield op
+        return
+    if not isinstance(op.offset, Const):
+        raise CompileError(
+            f"{buffer.name} begins at an element of {source.name} that is known only at run time",
+            loc=op.loc,
+            expected="a constant offset: threads hold fixed elements",
+            got=str(op.offset),
+            fix=f"view all of {source.name}, and index the view",
+        )
+    homes = dict(views.homes)
+    if root not in homes:
+        tile = c.like(source, f"{source.name}_home", None, Space.SHARED)
+        homes[root] = (source, tile, root)
+    whole_of, tile, family = homes[root]
+    name = fresh_name(f"{buffer.name}_home", c.names)
+    place = replace(buffer, name=name, space=Space.SHARED, layout=None)
+    c.made.append(View(place, tile, op.offset, loc=op.loc))
+    homes[buffer.name] = (buffer, place, family)
+    c.views = replace(views, homes=homes)
+    yield Alloc(buffer, loc=op.loc)
+    yield Copy(whole(whole_of), whole(tile), atom="threads", loc=op.loc)
+    yield Copy(whole(place), whole(buffer), atom="threads", loc=op.loc)
+
+
+def _print(c: _Converter, op: Intrinsic) -> Iterable[Op]:
+    """What is printed of a fragment is read from shared memory, by one thread."""
+    args: list[Expr | Region] = []
+    for arg in op.args if op.name == "print" else ():
+        if isinstance(arg, Region) and arg.buffer.space is Space.FRAGMENT:
+            buffer = arg.buffer
+            if buffer.name not in c.printed:
+                name = buffer.name + PRINTED
+                c.printed[buffer.name] = c.like(buffer, name, None, Space.SHARED)
+            tile = c.printed[buffer.name]
+            yield Copy(whole(buffer), whole(tile), atom="threads", loc=op.loc)
+            arg = replace(arg, buffer=tile)
+        args.append(arg)
+    yield rebuild(op, args=tuple(args)) if op.name == "print" else op
+
+
 _RULES: dict[type[Op], Callable[..., Iterable[Op]]] = {
+    Intrinsic: _print,
+    View: _view,
     Map: _map,
     Reduce: _reduce,
     Copy: _copy,

@@ -48,13 +48,13 @@ def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
         return kernel
     body = settle_matrix_groups(number_gemms(kernel.body), _fills_by_engine)
     kernel = settle_stores(rebuild(kernel, body=unnumber(body)))
-    return _mended(kernel)
+    return mended(kernel)
 
 
 def settle_stores(kernel: Kernel) -> Kernel:
     """`kernel` with its bulk stores in groups that are waited for before their staging is
     overwritten, and before the kernel ends."""
-    kernel = _mended(rebuild(kernel, body=_commit_stores(kernel.body)), ("bulk", "done"))
+    kernel = mended(rebuild(kernel, body=_commit_stores(kernel.body)), ("bulk", "done"))
     if open_stores(kernel):
         last = [op for op in walk_ops(kernel) if isinstance(op, Copy) and op.atom == "bulk_store"]
         done = WaitGroup("bulk", 0, read=True, loc=last[-1].loc)
@@ -62,7 +62,7 @@ def settle_stores(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def _mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
+def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
     """`kernel` with what is missing, and nothing that another insertion makes superfluous."""
     inserted: list[Op] = []
     known = per_thread(kernel)
@@ -196,4 +196,4 @@ def _insert(kernel: Kernel, path: Path, new: list[Op]) -> Kernel:
     return rebuild(kernel, body=go(kernel.body, path))
 
 
-__all__ = ["insert_syncs", "settle_stores"]
+__all__ = ["insert_syncs", "mended", "settle_stores"]

@@ -5,12 +5,25 @@
 from __future__ import annotations
 
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.layout import AnyLayout, Layout, make_layout, row_major
-from tilewright.ir.layout_ops import make_swizzled_layout
+from tilewright.ir.expr import const
+from tilewright.ir.fragment import Fragment
+from tilewright.ir.layout import (
+    AnyLayout,
+    Layout,
+    LayoutError,
+    make_layout,
+    row_major,
+)
+from tilewright.ir.layout_ops import composition, make_swizzled_layout
+from tilewright.ir.layout_query import same
 from tilewright.ir.op import Alloc, Copy, Gemm, Hint, Kernel, View, walk_ops
 from tilewright.ir.rewrite import replace_buffers
 from tilewright.ir.target import Target
+from tilewright.passes.reasons import at_line, because
+from tilewright.passes.turned_copies import reversed_modes, turned
+from tilewright.support.errors import CompileError
 
+MATRIX_ROWS = 8  # of what ldmatrix and stmatrix move
 CORE_BYTES = 16  # rows of the smallest block that a matrix descriptor knows
 
 
@@ -22,8 +35,10 @@ def pin_shared(kernel: Kernel, target: Target) -> Kernel:
             continue
         if op.name == "padding":
             changes[op.buffer] = op.buffer.with_layout(padded(op.buffer, int(op.detail[0])))
+            because(kernel.name, op.buffer.name, f"padded by annotate_padding {at_line(op.loc)}")
         elif op.name == "layout" and op.layout is not None:
             changes[op.buffer] = op.buffer.with_layout(op.layout)
+            because(kernel.name, op.buffer.name, f"pinned by annotate_layout {at_line(op.loc)}")
     return replace_buffers(kernel, changes) if changes else kernel
 
 
@@ -44,7 +59,9 @@ def lay_out_shared(kernel: Kernel, target: Target) -> Kernel:
         if isinstance(op, Copy)
         for shared, held in ((op.src, op.dst), (op.dst, op.src))
         if shared.buffer.space is Space.SHARED and held.buffer.space is Space.FRAGMENT
+        if shared.buffer.rank > 1 and shared.buffer.static_shape[-2] >= MATRIX_ROWS
     }
+    matrices |= {pair[0].name for op in ops if (pair := turned(op)) is not None}
     viewed = {op.source.name for op in ops if isinstance(op, View)}
     viewed |= {op.buffer.name for op in ops if isinstance(op, View)}
     changes: dict[Buffer, Buffer] = {}
@@ -52,18 +69,52 @@ def lay_out_shared(kernel: Kernel, target: Target) -> Kernel:
         if not isinstance(op, Alloc | View) or op.buffer.space is not Space.SHARED:
             continue
         buffer = op.buffer
+        if isinstance(op, View):
+            layout = seen_through(op, changes.get(op.source, op.source))
+            if buffer.layout is None:
+                changes[buffer] = buffer.with_layout(layout)
+            elif isinstance(buffer.layout, Fragment) or not same(buffer.layout, layout):
+                raise CompileError(
+                    f"{buffer.name} is given another layout than the memory it shows",
+                    loc=op.loc,
+                    expected=f"{layout!r}, which follows from {op.source.name}",
+                    got=repr(buffer.layout),
+                    fix=f"annotate {op.source.name} instead",
+                )
+            continue
         if buffer.layout is not None:
             continue
         if buffer.name in viewed or buffer.rank == 0:
-            layout = plain(buffer)
+            layout, why = plain(buffer), "row by row, because it is also seen under other shapes"
         elif buffer.name in operands:
-            layout = operand(buffer)
+            layout, why = operand(buffer), "read by wgmma: the widest swizzle that divides a row"
         elif buffer.name in matrices:
             layout = make_swizzled_layout(buffer.static_shape, _bits(buffer))
+            why = "copied to or from fragments: swizzled, so that rows of matrices meet no conflict"
         else:
-            layout = plain(buffer)
+            layout, why = plain(buffer), "row by row, because only threads and engines touch it"
+        because(kernel.name, buffer.name, why)
         changes[buffer] = buffer.with_layout(layout)
     return replace_buffers(kernel, changes)
+
+
+def seen_through(op: View, source: Buffer) -> AnyLayout:
+    """Where the elements of a view lie, which follows from where those of its source do."""
+    old = source.layout
+    if old is None or isinstance(old, Fragment) or same(old, plain(source)):
+        return plain(op.buffer)
+    try:
+        if op.buffer.dtype.bits != source.dtype.bits or op.offset is not const(0):
+            raise LayoutError("elements of another size, or another beginning")
+        # linear coordinates run along the first mode, row-major ones along the last
+        return composition(reversed_modes(old), row_major(op.buffer.static_shape or (1,)))
+    except LayoutError as error:
+        raise CompileError(
+            f"{op.buffer.name} is no view of {source.name}, whose layout is {old!r}",
+            loc=op.loc,
+            got=str(error),
+            fix=f"copy it to a tile of its own, or leave {source.name} without a layout",
+        ) from None
 
 
 def _bits(buffer: Buffer) -> int:

@@ -76,12 +76,14 @@ def peer_fence(kernel: Kernel) -> str:
 
 
 def lower_wait(low: Lowering, op: Wait) -> Iterable[Op]:
-    """A wait, at cluster scope when peers' ordinary accesses come before it."""
+    """A wait, at cluster scope when peers' ordinary accesses come before it: all of them, or where
+    that is enough those of shared memory, which keeps the block's cache of global memory."""
     op = low.plain(op)
     if op.barrier.buffer.name not in low.crossing:
         yield op
     else:
-        yield Intrinsic("wait_cluster", (op.barrier, op.phase), loc=op.loc)
+        order = "shared" if low.peer_fence == "cluster_shared" else ""
+        yield Intrinsic("wait_cluster", (op.barrier, op.phase), text=order, loc=op.loc)
 
 
 def order_arrivals(low: Lowering, body: Body) -> Body:

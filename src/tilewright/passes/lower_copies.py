@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import gcd, prod
 
-from tilewright.ir.bounds import multiple_of
+from tilewright.ir.bounds import Ranges, multiple_of
 from tilewright.ir.buffer import Region
-from tilewright.ir.expr import Expr
+from tilewright.ir.expr import Expr, const
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.layout import Layout
 from tilewright.ir.op import Copy, Intrinsic, Op
@@ -31,6 +31,16 @@ def lower_copy(low: Lowering, op: Copy) -> Iterable[Op]:
     rule = COPIES.get(op.atom or "")
     if rule is None:
         raise low.unsupported(op, f"copies by {op.atom} are not lowered to threads yet")
+    for region in (op.src, op.dst):
+        if region.buffer.name in low.shifts and op.atom not in ("threads", "cp_async"):
+            if op.atom in ("ldmatrix", "stmatrix"):
+                return _threads(low, op)
+            raise low.unsupported(
+                op,
+                f"{region.buffer.name} begins at a place known only at run time, which {op.atom} "
+                "cannot say",
+                "copy it by threads",
+            )
     return rule(low, op)
 
 
@@ -51,13 +61,17 @@ def _threads(low: Lowering, op: Copy) -> Iterable[Op]:
 @dataclass(frozen=True)
 class Boxes:
     """A tile cut into boxes: `box` per dimension of the tensor, and for each copy the tensor
-    coordinates and the element offset in shared memory of its corner."""
+    coordinates and the element offset in shared memory of its corner.
+
+    A box with one dimension more sees the tensor's innermost one in pieces as long as its last: so
+    a row of any length travels at once.
+    """
 
     box: tuple[int, ...]
     corners: tuple[tuple[tuple[int, ...], int], ...]
 
 
-def cut_boxes(tensor: Region, address: TileAddress, op: Copy) -> Boxes:
+def cut_boxes(tensor: Region, address: TileAddress, op: Copy, ranges: Ranges) -> Boxes:
     """The largest boxes whose elements lie densely in shared memory, fastest dimension last."""
     shape = tuple(int(e) for e in tensor.extents)
     bits = tensor.dtype.bits
@@ -71,6 +85,10 @@ def cut_boxes(tensor: Region, address: TileAddress, op: Copy) -> Boxes:
         )
     modes = iter(address.modes)
     layouts = [Layout(1, 0) if e == 1 else next(modes) for e in shape]
+    fold = _fold(tensor, ranges) if not span and layouts[-1].modes()[0] == (shape[-1], 1) else 0
+    if fold:
+        layouts[-1:] = [Layout(shape[-1] // fold, fold), Layout(fold, 1)]
+        shape = (*shape[:-1], shape[-1] // fold, fold)
     box = [1] * len(shape)
     pitch = 1
     for dim in reversed(range(len(shape))):
@@ -105,6 +123,16 @@ def cut_boxes(tensor: Region, address: TileAddress, op: Copy) -> Boxes:
     return Boxes(tuple(box), tuple(corners))
 
 
+def _fold(tensor: Region, ranges: Ranges) -> int:
+    """The pieces in which a row is taken that is longer than a box; 0 where it is not."""
+    size, last = tensor.buffer.shape[-1], int(tensor.extents[-1])
+    if last <= MOST_BOX or tensor.buffer.rank == MOST_RANK:
+        return 0
+    common = gcd(last, multiple_of(tensor.starts[-1], ranges), multiple_of(size, ranges))
+    fold = max(d for d in range(1, MOST_BOX + 1) if common % d == 0)
+    return fold if fold * tensor.dtype.bits % 128 == 0 else 0
+
+
 def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
     load = op.atom == "bulk_load"
     tensor, tile = (op.src, op.dst) if load else (op.dst, op.src)
@@ -119,9 +147,12 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
             fix="copy by threads, or say with `hint assume` what the start is a multiple of",
         )
     address = tile_address(tile, low.ranges, op.loc)
-    boxes = cut_boxes(tensor, address, op)
+    boxes = cut_boxes(tensor, address, op, low.ranges)
     found = low.tensor_map(tensor.buffer, boxes.box, address.swizzle_bytes)
-    words = {"map": found.name, "rank": str(tensor.buffer.rank)}
+    words = {"map": found.name, "rank": str(len(boxes.box))}
+    starts = tensor.starts
+    if len(boxes.box) > len(starts):
+        starts = (*starts[:-1], starts[-1] // boxes.box[-1], const(0))
     if op.cache:
         words["cache"] = op.cache
     if op.reduce:
@@ -132,7 +163,7 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
     count = prod(boxes.box)
     copies: list[Op] = []
     for at, offset in boxes.corners:
-        coords = [low.simplify(s + c) for s, c in zip(tensor.starts, at, strict=True)]
+        coords = [low.simplify(s + c) for s, c in zip(starts, at, strict=True)]
         where = low.span(address.buffer, low.simplify(address.base + offset), count)
         args: list[Expr | Region] = [where]
         if op.barrier is not None:

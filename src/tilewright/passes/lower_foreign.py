@@ -3,6 +3,7 @@ foreign code."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from tilewright.ir.buffer import Region, Space
@@ -13,6 +14,7 @@ from tilewright.ir.rewrite import rebuild
 from tilewright.passes.lowering import MEMORY, Lowering
 
 Rewrite = Callable[[Expr], Expr]
+PRINTED = "_printed"  # how the names of shared copies end from which fragments are printed
 
 
 def lower_intrinsic(low: Lowering, op: Intrinsic) -> Iterable[Op]:
@@ -89,7 +91,8 @@ def _print_tiles(low: Lowering, op: Intrinsic, expr: Rewrite, index: Rewrite) ->
             low.ranges = low.ranges.where(name, 0, int(extent) - 1)
         value = _element(low, spot, op, index)
         low.ranges = ranges
-        text = " ".join(filter(None, (op.text, arg.buffer.name)))
+        title = re.sub(PRINTED + r"(_\d+)?$", "", arg.buffer.name)
+        text = " ".join(filter(None, (op.text, title)))
         body: Op = rebuild(op, args=(*names, value), text=text)
         for name, extent in reversed(list(zip(names, arg.tile, strict=True))):
             body = For(name, const(0), extent, (body,), loc=op.loc)

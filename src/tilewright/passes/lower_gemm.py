@@ -125,6 +125,14 @@ def lower_gemm(low: Lowering, op: Gemm) -> Iterable[Op]:
     rule = GEMMS.get(op.atom or "")
     if rule is None:
         raise low.unsupported(op, f"gemm by {op.atom} is not lowered to threads yet")
+    for region in (op.a, op.b):
+        if op.atom == "wgmma" and region.buffer.name in low.shifts:
+            raise low.unsupported(
+                op,
+                f"{region.buffer.name} begins at a place known only at run time, which no matrix "
+                "descriptor says",
+                "copy it into a tile of its own",
+            )
     return rule(low, op)
 
 

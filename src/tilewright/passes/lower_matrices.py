@@ -143,7 +143,9 @@ def _find(low: Lowering, held: Held, address: TileAddress, op: Copy, consecutive
     for along in (inner, 1 - inner) if bits == 16 else (inner,):
         near, far = (columns, rows) if along else (rows, columns)
         near0, far0 = near[:, :1, :, :1], far[:, :1, :, :1]
-        if np.array_equal(near, near0 + lane % 4 * word + element) and np.array_equal(
+        # rows that memory holds may be named in any order: a lane's words need not be neighbours'
+        apart = int(near.flat[near.shape[-2] * word] - near.flat[0]) if along != inner else word
+        if np.array_equal(near, near0 + lane % 4 * apart + element) and np.array_equal(
             far, np.broadcast_to(far0 + lane // 4, far.shape)
         ):
             break
@@ -153,7 +155,10 @@ def _find(low: Lowering, held: Held, address: TileAddress, op: Copy, consecutive
     # the first element of every row that memory holds: [warp, matrix, row]
     step = np.arange(ROWS)
     starts = [near0[:, 0, :, :], far0[:, 0, :, :]]
-    starts[0 if trans else 1] = starts[0 if trans else 1] + step
+    if trans:
+        starts[0] = starts[0] + step // word * apart + step % word
+    else:
+        starts[1] = starts[1] + step
     shape = np.broadcast_shapes(*(s.shape for s in starts))
     near_at, far_at = (np.broadcast_to(s, shape) for s in starts)
     first = offsets[(far_at, near_at) if along else (near_at, far_at)]

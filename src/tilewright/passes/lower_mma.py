@@ -9,14 +9,14 @@ import numpy as np
 
 from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
 from tilewright.ir.buffer import Region, Space
+from tilewright.ir.dtype import dtype
 from tilewright.ir.expr import FALSE, TRUE, Expr, Load, Var, cast, const
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import For, Gemm, If, Intrinsic, Map, Op, Store
 from tilewright.passes.held import Held
 from tilewright.passes.lowering import WARP, Lowering
+from tilewright.passes.matrix_tiles import FMA_TYPES
 from tilewright.support.errors import CompileError
-
-FMA_TYPES = ("float32", "int32", "float64")
 
 
 def operand_type(op: Gemm, region: Region) -> str:
@@ -151,8 +151,6 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
         raise low.unsupported(op, "fma accumulates in a whole fragment")
     if op.c.dtype.name not in FMA_TYPES:
         raise low.unsupported(op, f"fma accumulates in {', '.join(FMA_TYPES)}, not {op.c.dtype}")
-    if op.precision != "ieee":
-        raise low.unsupported(op, f"fma is exact, it has no precision {op.precision}")
     for region in (op.a, op.b):
         if region.buffer.space is not Space.SHARED:
             raise low.unsupported(
@@ -175,4 +173,7 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
 def _element(region: Region, coords: tuple[Var, ...], op: Gemm) -> Expr:
     places = (const(0),) * (len(region.starts) - 2) + coords  # a matrix is the last two
     indices = tuple(s + c for s, c in zip(region.starts, places, strict=True))
-    return cast(Load(region.buffer, indices, op.loc), op.c.dtype)
+    value: Expr = Load(region.buffer, indices, op.loc)
+    if op.precision == "tf32" and region.dtype.name == "float32":
+        value = cast(value, dtype("tfloat32"))
+    return cast(value, op.c.dtype)

@@ -98,7 +98,7 @@ def copy_memory(low: Lowering, op: Copy) -> Iterable[Op]:
     moves = _plan(low, op, held, memory, store)
     buffer = low.flat(memory.buffer)
     low.touched = True
-    yield from _align(memory, moves.count, op)
+    yield from _align(low, memory, moves.count, op)
     alone = moves.cond if store else moves.own
     body = _move(low, op, moves, buffer, low.flat(held.buffer), moves.register, store)
     if alone is not TRUE:
@@ -170,10 +170,10 @@ def _move(
     return alloc, body, convert
 
 
-def _align(memory: Region, count: int, op: Copy) -> Iterable[Op]:
+def _align(low: Lowering, memory: Region, count: int, op: Copy) -> Iterable[Op]:
     if memory.buffer.space is Space.GLOBAL and count > 1:
         size = count * memory.dtype.bits // 8
-        yield Hint("align", memory.buffer, detail=(size,), loc=op.loc)
+        yield Hint("align", low.base(memory.buffer)[0], detail=(size,), loc=op.loc)
 
 
 # ── from memory to memory ────────────────────────────────────────────────────────────────────
@@ -192,8 +192,8 @@ def copy_between(low: Lowering, op: Copy) -> Iterable[Op]:
     low.unrolled, low.ranges = unrolled, ranges
     size = count * op.src.dtype.bits // 8
     low.touched = True
-    yield from _align(op.src, count, op)
-    yield from _align(op.dst, count, op)
+    yield from _align(low, op.src, count, op)
+    yield from _align(low, op.dst, count, op)
     src, dst = low.flat(op.src.buffer), low.flat(op.dst.buffer)
     if op.atom == "cp_async" and size in CP_ASYNC_BYTES:
         amount: Expr = const(size)
@@ -274,6 +274,7 @@ def _both_sides(low: Lowering, op: Copy) -> tuple[Moves, Moves, int]:
     tile = op.src.static_tile
     shape = tile or (1,)
     widest = max(op.src.dtype.bits, op.dst.dtype.bits)
+    narrowest = min(op.src.dtype.bits, op.dst.dtype.bits)
     if widest < 8:
         raise low.unsupported(op, f"copies of {op.src.dtype} by threads are not lowered")
     count = WIDEST // widest
@@ -284,7 +285,9 @@ def _both_sides(low: Lowering, op: Copy) -> tuple[Moves, Moves, int]:
         names = tuple(low.var(f"i{d}") for d in range(len(shape)))
         nest = make_nest(low, fragment, names, op.loc)
         kept = names if tile else ()
-        if count == 1 or all(_fits(low, nest, r, count) for r in (op.src, op.dst)):
+        if count == 1 or (
+            count * narrowest >= WORD and all(_fits(low, nest, r, count) for r in (op.src, op.dst))
+        ):
             break
         count //= 2
     var = low.var("v")
@@ -423,6 +426,8 @@ def _places(
 
 def _address(low: Lowering, memory: Region, op: Copy) -> TileAddress | None:
     """Where the region lies, if its base and the tile inside separate."""
+    if memory.buffer.name in low.shifts:
+        return None
     try:
         return tile_address(memory, low.ranges, op.loc)
     except CompileError:
@@ -455,6 +460,8 @@ def _neighbours(table: Indices, count: int) -> bool:
 def _fits(low: Lowering, nest: Nest, memory: Region, count: int) -> bool:
     """Whether groups of `count` values of the nest are vectors of `memory`."""
     if memory.buffer.space is Space.SHARED:
+        if memory.buffer.name in low.shifts:
+            return False
         try:
             address = tile_address(memory, low.ranges, nest.loc)
         except CompileError:
@@ -473,6 +480,8 @@ def _global_fits(low: Lowering, nest: Nest, memory: Region, count: int) -> bool:
     tensor itself does: the launch checks it (`hint align`)."""
     buffer = memory.buffer
     if not memory.extents or int(memory.extents[-1]) == 1:
+        return False
+    if not low.begins_on(buffer, count * memory.dtype.bits // 8):
         return False
     rows = list(buffer.shape[-1:])
     if buffer.strides is not None:

@@ -17,7 +17,7 @@ from tilewright.ir.expr import Expr, Load, Var, const
 from tilewright.ir.fragment import IDLE, Fragment
 from tilewright.ir.layout import Indices
 from tilewright.ir.op import Alloc, For, Intrinsic, Op, Reduce, Store
-from tilewright.passes.addresses import fit_index
+from tilewright.passes.addresses import fit_registers
 from tilewright.passes.folds import FOLDS
 from tilewright.passes.lowering import WARP, Lowering
 from tilewright.passes.reduce_any import reduce_any
@@ -122,7 +122,7 @@ def _code(low: Lowering, op: Reduce, plan: Plan) -> Iterable[Op]:
     table = plan.registers.reshape(rows, count // chains, chains).transpose(1, 0, 2)
 
     def element(at: Indices, names: tuple[Var, ...], starts: tuple[int, ...]) -> Expr:
-        index = fit_index(at, names, starts)
+        index = fit_registers(at, names, starts, (1,) * len(names))
         if index is None:
             raise CompileError("the registers of a row are not a simple function", loc=op.loc)
         return folding.of(Load(src, (index,), op.loc))

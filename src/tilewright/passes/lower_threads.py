@@ -19,12 +19,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from math import prod
-
-import numpy as np
+from math import gcd, prod
 
 from tilewright.ir import scope
-from tilewright.ir.bounds import bounds
+from tilewright.ir.bounds import bounds, multiple_of
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.expr import TRUE, Const, Expr, Var, compare, const, loads, variables
@@ -92,7 +90,8 @@ from tilewright.passes.lowering import (
     pin,
     touches,
 )
-from tilewright.passes.place_shared import BULK_ALIGNMENT, SHARED_BYTES, shared_bytes
+from tilewright.passes.place_shared import BULK_ALIGNMENT, shared_bytes
+from tilewright.passes.tile_access import same_registers
 from tilewright.support.errors import CompileError
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
@@ -244,7 +243,7 @@ def _alloc(low: Lowering, op: Alloc) -> Iterable[Op]:
 
 
 def _hint(low: Lowering, op: Hint) -> Iterable[Op]:
-    if op.name in ("place", "assume"):
+    if op.name in ("place", "assume", "min_blocks"):
         yield op if op.buffer is None else rebuild(op, buffer=low.flat(op.buffer))
 
 
@@ -255,7 +254,7 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
     if buffer.space is Space.FRAGMENT:
         new, old = buffer.layout, source.layout
         assert isinstance(new, Fragment) and isinstance(old, Fragment)
-        if op.offset is not const(0) or not _same_registers(new, buffer, old, source):
+        if op.offset is not const(0) or not same_registers(buffer, source):
             raise CompileError(
                 f"{buffer.name} is no view of the registers of {source.name}",
                 loc=op.loc,
@@ -267,12 +266,17 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
             low.buffers[buffer.name] = low.flat(source)
             return
     elif buffer.space is Space.GLOBAL:
-        raise low.unsupported(op, "views of global memory are not lowered", "view it at launch")
+        root, least = low.base(source)
+        step = multiple_of(op.offset, low.ranges) * buffer.dtype.bits // 8
+        low.bases[buffer.name] = (root, gcd(least, step))
+        if buffer.dtype.bits > root.dtype.bits:
+            yield Hint("align", root, detail=(buffer.dtype.bits // 8,), loc=op.loc)
+        yield rebuild(op, offset=low.value(op.offset))
+        return
     elif buffer.space is Space.SHARED:
-        if not isinstance(op.offset, Const) or source.name not in low.places:
-            raise low.unsupported(
-                op, f"{buffer.name} begins at a place known only at run time", "index it instead"
-            )
+        if not isinstance(op.offset, Const) or source.name in low.shifts:
+            yield from _shifted_view(low, op)
+            return
         place = low.places[source.name] + int(op.offset) * buffer.dtype.bits // 8
         low.places[buffer.name] = place
         flat = low.flat(buffer)
@@ -282,17 +286,27 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
     yield rebuild(op, buffer=low.flat(buffer), source=low.flat(source), offset=low.value(op.offset))
 
 
-def _same_registers(new: Fragment, buffer: Buffer, old: Fragment, source: Buffer) -> bool:
-    """Whether bit for bit each thread's registers of `new` are those of `old`."""
-    if new.threads != old.threads:
-        return False
-    tables = []
-    for fragment, bits in ((new, buffer.dtype.bits), (old, source.dtype.bits)):
-        unit = min(buffer.dtype.bits, source.dtype.bits)
-        table, per = fragment.table(), bits // unit
-        parts = table[:, :, None] * per + np.arange(per)
-        tables.append(np.where(table[:, :, None] < 0, -1, parts).reshape(len(table), -1))
-    return np.array_equal(tables[0], tables[1])
+def _shifted_view(low: Lowering, op: View) -> Iterable[Op]:
+    """A view that begins at a place known only at run time: all of the source's memory as an
+    array, from the start of which its elements count."""
+    buffer, source = op.buffer, op.source
+    before = low.shifts.get(source.name, const(0))
+    if source.dtype.bits % buffer.dtype.bits and before is not const(0):
+        raise low.unsupported(
+            op,
+            f"{buffer.name} begins within an element of {buffer.dtype}",
+            f"view {source.name} as {buffer.dtype} before taking a part of it",
+        )
+    first = before * (source.dtype.bits // buffer.dtype.bits or 1) + low.value(op.offset)
+    shift, let = low.let(f"{buffer.name}_first", low.simplify(first), op.loc)
+    low.shifts[buffer.name] = shift
+    low.places[buffer.name] = low.places[source.name]
+    size = int(low.flat(source).shape[0]) * source.dtype.bits // buffer.dtype.bits
+    flat = Buffer(buffer.name, (const(size),), buffer.dtype, Space.SHARED)
+    low.buffers[buffer.name] = flat
+    yield let
+    yield Alloc(flat, loc=op.loc)
+    yield Hint("place", flat, detail=(low.places[buffer.name],), loc=op.loc)
 
 
 def _barrier_init(low: Lowering, op: BarrierInit) -> Iterable[Op]:
@@ -333,6 +347,8 @@ def _wait_group(low: Lowering, op: WaitGroup) -> Iterable[Op]:
 def _sync(low: Lowering, op: Sync) -> Iterable[Op]:
     if meets(op, low.instance.threads):
         low.touched = low.scratch_used = False
+    if op.scope == "cluster" and low.peer_fence == "cluster_shared":
+        op = rebuild(op, order="shared")
     yield low.plain(op)
 
 
@@ -356,7 +372,7 @@ def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
 def lower_threads(program: Program, target: Target) -> Program:
     """Every tile op of every kernel as code of one thread."""
     names = program_names(program)
-    kernels = tuple(_lower_kernel(kernel, program, names) for kernel in program.kernels)
+    kernels = tuple(_lower_kernel(kernel, program, names, target) for kernel in program.kernels)
     return dataclasses.replace(program, kernels=kernels)
 
 
@@ -384,7 +400,7 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str]) -> Lowering:
     return low
 
 
-def _lower_kernel(kernel: Kernel, program: Program, names: set[str]) -> Kernel:
+def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Target) -> Kernel:
     linear = linear_thread(kernel)
     low = lowering_of(kernel, program, names)
     body = low.body(kernel.body)
@@ -394,7 +410,7 @@ def _lower_kernel(kernel: Kernel, program: Program, names: set[str]) -> Kernel:
     for found in low.maps.values():
         detail = (found.name, found.swizzle, *found.box)
         start.append(Hint("tensor_map", found.tensor, detail=detail, loc=kernel.loc))
-    start += _place_scratch(low)
+    start += _place_scratch(low, target)
     prefetch = tuple(
         Intrinsic("prefetch_map", text=f"map={m.name}", loc=kernel.loc) for m in low.maps.values()
     )
@@ -411,10 +427,10 @@ def _reads(body: Body, var: Var) -> bool:
     return any(var in variables(e) for op in walk_ops(body) for e in expressions(op))
 
 
-def _place_scratch(low: Lowering) -> list[Op]:
+def _place_scratch(low: Lowering, target: Target) -> list[Op]:
     """Behind all other shared memory. Those of one role, which are used one after the other, lie
     one over the other."""
-    end = 0
+    end, limit = 0, target.chip.shared
     for op in walk_ops(low.kernel):
         if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
             end = max(end, int(op.detail[0]) + shared_bytes(op.buffer))
@@ -427,11 +443,11 @@ def _place_scratch(low: Lowering) -> list[Op]:
         starts[role], place = place, place + size
     found: list[Op] = []
     for role, buffer in low.scratch:
-        if starts[role] + buffer.bytes > SHARED_BYTES:
+        if starts[role] + buffer.bytes > limit:
             raise CompileError(
                 f"kernel {low.kernel.name} exchanges more between warps than a block has room for",
                 loc=low.kernel.loc,
-                expected=f"at most {SHARED_BYTES} bytes of shared memory",
+                expected=f"at most {limit} bytes of shared memory on {target.arch}",
                 got=f"{end} bytes and {buffer.bytes} of scratch",
                 fix="use smaller tiles or fewer stages",
             )

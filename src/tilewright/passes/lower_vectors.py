@@ -36,6 +36,7 @@ from tilewright.passes.nests import Nest, used
 WIDEST, WORD = 128, 32  # bits
 COUNTS = (16, 8, 4, 2)
 MOST_HELD = 64  # words of registers between memory and what is computed
+MOST_UNROLLED = 32  # batches: 128 of them took NVRTC four seconds, and gained nothing
 
 
 Place = tuple[Buffer, tuple[Expr, ...]]
@@ -44,13 +45,15 @@ Place = tuple[Buffer, tuple[Expr, ...]]
 @dataclass(frozen=True)
 class Access:
     """A load or store of `count` elements: `start` are indices of the flat buffer at the group's
-    first value, `width` elements at a time; `inside` whether it is in the tensor."""
+    first value, `width` elements at a time; `inside` whether it is in the tensor. `share`
+    neighbouring values read the same element: several lie in it, packed."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
     start: tuple[Expr, ...]
     inside: Expr
     width: int
+    share: int = 1
 
 
 def lower_groups(nest: Nest, op: Map, lower: Callable[[Nest, Body], Body]) -> Body | None:
@@ -66,6 +69,7 @@ def lower_groups(nest: Nest, op: Map, lower: Callable[[Nest, Body], Body]) -> Bo
     group = low.var("g")
     best: tuple[int, int, dict[Place, Access]] | None = None
     widest = WIDEST // min(key[0].dtype.bits for key in candidates)
+    written = {(s.buffer, s.indices) for s in op.body if isinstance(s, Store)}
     for count in COUNTS:
         if values % count or count > widest:
             continue
@@ -74,10 +78,12 @@ def lower_groups(nest: Nest, op: Map, lower: Callable[[Nest, Body], Body]) -> Bo
             continue
         found = {}
         for (buffer, indices), plain in candidates.items():
-            access = _access(nest, buffer, indices, plain, group, count)
-            if access is not None:
-                found[buffer, indices] = access
-        saved = sum(values - values // a.width for a in found.values())
+            for share in (1, 2, 4) if (buffer, indices) not in written else (1,):
+                access = _access(nest, buffer, indices, plain, group, count, share)
+                if access is not None:
+                    found[buffer, indices] = access
+                    break
+        saved = sum(values - values // (a.width * a.share) for a in found.values())
         if saved and (best is None or saved > best[0]):
             best = saved, count, found
             if len(found) == len(candidates):
@@ -136,17 +142,20 @@ def _access(
     indices: tuple[Expr, ...],
     plain_indices: tuple[Expr, ...],
     group: Var,
-    count: int,
+    values: int,
+    share: int,
 ) -> Access | None:
-    """How a group touches `buffer[indices]` at once; None when it does not."""
+    """How a group of `values` touches `buffer[indices]` at once, `share` of them one element;
+    None when it does not."""
     low, bits = nest.low, buffer.dtype.bits
+    count = values // share  # elements
     width = min(count, WIDEST // bits)
     if width < 2 or width * bits < WORD:
         return None
-    groups = nest.values // count
+    groups = nest.values // values
     each = low.var("e")
-    ranges = low.ranges.where(group, 0, max(groups - 1, 0)).where(each, 0, count - 1)
-    first: Expr = group * count if groups > 1 else const(0)
+    ranges = low.ranges.where(group, 0, max(groups - 1, 0)).where(each, 0, values - 1)
+    first: Expr = group * values if groups > 1 else const(0)
 
     def at(e: Expr, more: Expr) -> Expr:
         return simplify(substitute(e, {nest.var: first + more}), ranges)
@@ -154,42 +163,55 @@ def _access(
     places = [nest.index(i) for i in plain_indices]
     zero = const(0)
     if buffer.space is Space.SHARED:
+        if buffer.name in low.shifts:
+            return None
         swizzle, layout = shared_layout(buffer, nest.loc)
         plain = sum((layout_expr(layout[d], i) for d, i in enumerate(places)), const(0))
         start = at(plain, zero)
-        if not _counts(at(plain, each), start, each, ranges):
+        if not _counts(nest, at(plain, each), start, each // share, ranges):
             return None
         if multiple_of(start, ranges) % width:
             return None
         if swizzle.bits and count > 1 << swizzle.base:
             return None
         where: tuple[Expr, ...] = (simplify(swizzle_expr(swizzle, start), ranges),)
-        return Access(buffer, indices, where, TRUE, width)
+        return Access(buffer, indices, where, TRUE, width, share)
     if not places or not _contiguous(nest, buffer, width):
         return None
     starts = tuple(at(p, zero) for p in places)
     for place, start in zip(places[:-1], starts[:-1], strict=True):
         if at(place, each) is not start:
             return None
-    if not _counts(at(places[-1], each), starts[-1], each, ranges):
+    if not _counts(nest, at(places[-1], each), starts[-1], each // share, ranges):
         return None
     if multiple_of(starts[-1], ranges) % count:
         return None
     before = low.ranges
     low.ranges = ranges
     inside = low.within(buffer, starts)
+    # where rows are no whole groups, one that begins inside may end outside
+    ends = (*starts[:-1], simplify(starts[-1] + (count - 1), ranges))
+    whole = multiple_of(buffer.shape[-1], ranges) % count == 0 or (
+        inside is TRUE and low.within(buffer, ends) is TRUE
+    )
     low.ranges = before
-    if multiple_of(buffer.shape[-1], ranges) % count and inside is not TRUE:
+    if not whole:
         return None
-    return Access(buffer, indices, starts, inside, width)
+    return Access(buffer, indices, starts, inside, width, share)
 
 
-def _counts(last: Expr, start: Expr, each: Var, ranges: Ranges) -> bool:
-    difference = simplify(last - start - each, ranges)
+def _counts(nest: Nest, last: Expr, start: Expr, step: Expr, ranges: Ranges) -> bool:
+    """Whether `last` is `start + step`, by what the names in front of the loop stand for, too."""
+    difference = simplify(last - start - step, ranges)
+    if not isinstance(difference, Const):
+        lets = {op.var: op.value for op in nest.before if isinstance(op, Let)}
+        difference = simplify(substitute(difference, lets), ranges)
     return isinstance(difference, Const) and difference.value == 0
 
 
 def _contiguous(nest: Nest, buffer: Buffer, width: int) -> bool:
+    if not nest.low.begins_on(buffer, width * buffer.dtype.bits // 8):
+        return False
     rows = list(buffer.shape[-1:]) if buffer.rank > 1 else []
     if buffer.strides is not None:
         last = buffer.strides[-1]
@@ -218,7 +240,7 @@ def _emit(
     batch = max(b for b in range(1, groups + 1) if groups % b == 0 and b <= most)
 
     def piece(key: Place, name: str) -> Buffer:
-        size = (const(batch * count),)
+        size = (const(batch * count // found[key].share),)
         return Buffer(low.var(f"{key[0].name}_{name}").name, size, key[0].dtype, Space.LOCAL)
 
     loaded = {key: piece(key, "in") for key in found if key in read}
@@ -230,7 +252,8 @@ def _emit(
     def swap(e: Expr) -> Expr:
         children = tuple(swap(c) for c in e.children)
         if isinstance(e, Load) and (e.buffer, e.indices) in loaded:
-            return Load(loaded[e.buffer, e.indices], (slot,), e.loc)
+            key = (e.buffer, e.indices)
+            return Load(loaded[key], (slot // found[key].share,), e.loc)
         same = all(a is b for a, b in zip(children, e.children, strict=True))
         return e if same else e.rebuild(children)
 
@@ -272,7 +295,7 @@ def _emit(
     for key in found:
         if key[0].space is Space.GLOBAL:
             size = found[key].width * key[0].dtype.bits // 8
-            hints.append(Hint("align", key[0], detail=(size,), loc=loc))
+            hints.append(Hint("align", low.base(key[0])[0], detail=(size,), loc=loc))
     inner += [Alloc(b, loc=loc) for b in (*loaded.values(), *stored.values())]
     b = low.var("b")
     moves = [
@@ -289,8 +312,16 @@ def _emit(
     result: Body = tuple(inner)
     if groups > batch:
         stop = const(groups // batch)
-        result = (For(group, const(0), stop, result, kind="unroll", loc=loc),)
+        memory = all(b.space in MEMORY for s in op.body for b in _touched(s))
+        kind = "serial" if memory and groups // batch > MOST_UNROLLED else "unroll"
+        result = (For(group, const(0), stop, result, kind=kind, loc=loc),)
     return (*hints, *used(nest.before, result), *result)
+
+
+def _touched(op: Op) -> Iterable[Buffer]:
+    yield from (x.buffer for x in op_loads(op))
+    if isinstance(op, Store):
+        yield op.buffer
 
 
 def _move(
@@ -303,6 +334,7 @@ def _move(
     at: Callable[[Expr, Var], Expr],
 ) -> list[Op]:
     low, loc, kind = nest.low, nest.loc, access.buffer.dtype
+    count //= access.share
     flat = low.flat(access.buffer)
     text = f"type={kind.name} count={access.width}"
     name = ("store_" if store else "load_") + flat.space.value

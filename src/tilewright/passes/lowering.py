@@ -157,6 +157,10 @@ class Lowering:
     scratch: list[tuple[str, Buffer]] = field(default_factory=list)
     scratch_used: bool = False
     places: dict[str, int] = field(default_factory=dict)  # of shared buffers, in bytes
+    # of views of shared memory that begin somewhere known at run time: the first element
+    shifts: dict[str, Expr] = field(default_factory=dict)
+    # of views of tensors: the tensor, and what their first byte is a multiple of (0: anything)
+    bases: dict[str, tuple[Buffer, int]] = field(default_factory=dict)
     differs: PerThread | None = None
 
     # ── names and buffers ────────────────────────────────────────────────────────────────────
@@ -186,6 +190,15 @@ class Lowering:
                 new = buffer
             self.buffers[buffer.name] = new
         return self.buffers[buffer.name]
+
+    def base(self, buffer: Buffer) -> tuple[Buffer, int]:
+        """The tensor whose memory `buffer` shows, and what the place of its first byte there is a
+        multiple of; 0 for anything."""
+        return self.bases.get(buffer.name, (buffer, 0))
+
+    def begins_on(self, buffer: Buffer, size: int) -> bool:
+        """Whether a tensor begins on a multiple of `size` bytes where its memory does."""
+        return self.base(buffer)[1] % size == 0
 
     def span(self, buffer: Buffer, start: Expr, extent: int, cta: Expr | None = None) -> Region:
         """`extent` elements of the array of `buffer`."""
@@ -360,6 +373,8 @@ class Lowering:
         """Where an element of a shared tile lies."""
         swizzle, layout = shared_layout(buffer, loc)
         parts = [layout_expr(layout[d], i) for d, i in enumerate(indices)]
+        if buffer.name in self.shifts:
+            parts.append(self.shifts[buffer.name])
         return self.simplify(swizzle_expr(swizzle, sum(parts, const(0))))
 
     def by_leader(self, *ops: Op) -> Body:

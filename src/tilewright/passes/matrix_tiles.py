@@ -19,7 +19,7 @@ from tilewright.passes.spread_tiles import Wish, spread
 
 WARP = 32
 WARPGROUP = 128
-FMA_TYPES = ("float32", "int32", "float64")
+FMA_TYPES = ("float32", "int32", "float64", "int64", "uint64")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,17 @@ class Split:
     columns: int
     n: int
     kind: MatrixType | None = None
+
+
+def instruction(split: Split) -> str:
+    """The instruction's name with its shape.
+
+    >>> instruction(Split("fma", 128, 8, 16, 4))
+    'fma'
+    """
+    if split.kind is None:
+        return split.atom
+    return f"{split.atom} m{64 if split.atom == 'wgmma' else 16}n{split.n}k{split.kind.k}"
 
 
 def operand_kind(op: Gemm, region: Region) -> MatrixType | None:

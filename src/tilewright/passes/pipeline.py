@@ -11,7 +11,7 @@ A backend lists its passes in order; a pass is a plain function with a reason fo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from tilewright.ir.rewrite import map_kernels
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
 from tilewright.ir.verify import Stage, verify
+from tilewright.passes.reasons import Reasons, listening
 from tilewright.support import env
 from tilewright.support.errors import VerifyError
 
@@ -53,7 +54,12 @@ class Step(NamedTuple):
 
 
 class Trace(list[Step]):
-    """The program after every pass, the input first, as `(name, program)` pairs."""
+    """The program after every pass, the input first, as `(name, program)` pairs; `reasons` is why
+    passes chose what they did."""
+
+    def __init__(self, steps: Iterable[Step] = ()) -> None:
+        super().__init__(steps)
+        self.reasons: Reasons = {}
 
     @property
     def result(self) -> Program:
@@ -86,7 +92,9 @@ def run_pipeline(
     trace = Trace([Step("input", program)])
     _write(folder, 0, "input", program)
     for number, step in enumerate(passes, start=1):
-        program = step(program, target)
+        with listening() as reasons:
+            program = step(program, target)
+        trace.reasons.update(reasons)
         # written first: the dump of a faulty result is the one that is wanted
         _write(folder, number, step.name, program)
         _check(program, step.stage, step.name)

@@ -123,7 +123,7 @@ def is_placed(kernel: Kernel) -> bool:
             return True
         if isinstance(op, Copy) and op.atom is not None and ATOMS[op.atom].is_async:
             return True
-    return bool(kernel.cluster) and prod(kernel.cluster) > 1
+    return False
 
 
 def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -> Kernel:
@@ -143,9 +143,15 @@ class _Pipeliner:
         self.target = target
         self.names = names
         self.tensors = {t.name for t in program.tensors}
-        self.written = written_in(kernel.body)
         views = [op for op in walk_ops(kernel) if isinstance(op, View)]
         self.viewed = {b.name for op in views for b in (op.buffer, op.source)}
+        self.written = written_in(kernel.body)
+        shows: dict[str, str] = {}  # views of tensors, and the tensors
+        for op in views:
+            if op.source.space is Space.GLOBAL:
+                shows[op.buffer.name] = shows.get(op.source.name, op.source.name)
+        changed = {shows.get(name, name) for name in self.written}
+        self.written |= changed | {view for view, tensor in shows.items() if tensor in changed}
         self.ahead: set[int] = set()
         self.plans = self.find_plans(program)
         self.rings: dict[RingKey, Ring] = {}
@@ -569,6 +575,8 @@ class _Pipeliner:
         load = op.src.buffer.space is Space.GLOBAL
         tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
         if tensor.name not in self.tensors or tile.name in self.viewed:
+            return op
+        if not load and tensor.name in self.viewed:
             return op
         if tensor.name in self.written if load else not self.is_used_once(tensor):
             return op

@@ -2,10 +2,12 @@
 
 Swizzled tiles begin on 1024 bytes, so that address bits and offset bits agree; other buffers on
 128, which is what bulk copies ask for; barriers come last. The places are `hint place` ops.
+`reuse_shared` lays buffers over one another where that is worth it; otherwise each has its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from tilewright.ir.buffer import Buffer, Space
@@ -18,33 +20,64 @@ from tilewright.support.errors import CompileError
 SWIZZLE_ALIGNMENT = 1024
 BULK_ALIGNMENT = 128
 BARRIER_BYTES = 8
-SHARED_BYTES = 232448
 
 
 def place_shared(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` with a `hint place` for each of its shared buffers. What is allocated inside loops
-    and branches comes to the front: it is one per block however often the op runs."""
+    """`kernel` with a `hint place` for each of its shared buffers that has none (`reuse_shared`
+    gives some), one behind the other."""
+    tiles, barriers = shared_allocs(kernel)
+    places, offset = stacked(kernel)
+    limit = target.chip.shared
+    if offset > limit:
+        sizes = ", ".join(in_words(op) for op in (*tiles, *barriers))
+        raise CompileError(
+            f"kernel {kernel.name} needs more shared memory than a block has",
+            loc=kernel.loc,
+            expected=f"at most {limit} bytes on {target.arch}",
+            got=f"{offset} bytes: {sizes}",
+            fix="use fewer stages or smaller tiles",
+        )
+    return with_places(kernel, places)
+
+
+def shared_allocs(kernel: Kernel) -> tuple[list[Alloc], list[Alloc]]:
+    """Where shared tiles are allocated, those that begin on most bytes first, and barriers."""
     allocs = [op for op in walk_ops(kernel) if isinstance(op, Alloc)]
     tiles = [op for op in allocs if op.buffer.space is Space.SHARED]
-    barriers = [op for op in allocs if op.buffer.space is Space.BARRIER]
-    aligned = _alignments(kernel)
+    aligned = alignments(kernel)
     tiles.sort(key=lambda op: -aligned[op.buffer.name])  # stable: declared order within
-    offset, places = 0, dict[str, int]()
+    return tiles, [op for op in allocs if op.buffer.space is Space.BARRIER]
+
+
+def in_words(op: Alloc) -> str:
+    where = f" (line {op.loc.line})" if op.loc is not None else ""
+    return f"{op.buffer.name} {shared_bytes(op.buffer)}{where}"
+
+
+def stacked(kernel: Kernel) -> tuple[dict[str, int], int]:
+    """Places of shared buffers one behind the other, behind those that have one, and how many
+    bytes all of them take."""
+    tiles, barriers = shared_allocs(kernel)
+    aligned = alignments(kernel)
+    offset, places, given = 0, dict[str, int](), set[str]()
+    for hint in walk_ops(kernel):
+        if isinstance(hint, Hint) and hint.name == "place" and hint.buffer is not None:
+            given.add(hint.buffer.name)
+            offset = max(offset, int(hint.detail[0]) + shared_bytes(hint.buffer))
     for op in (*tiles, *barriers):
+        if op.buffer.name in given:
+            continue
         align = aligned[op.buffer.name]
         offset = -(-offset // align) * align
         places[op.buffer.name] = offset
         offset += shared_bytes(op.buffer)
-    if offset > SHARED_BYTES:
-        each = [op.buffer for op in (*tiles, *barriers)]
-        sizes = ", ".join(f"{b.name} {shared_bytes(b)}" for b in each)
-        raise CompileError(
-            f"kernel {kernel.name} needs more shared memory than a block has",
-            loc=kernel.loc,
-            expected=f"at most {SHARED_BYTES} bytes",
-            got=f"{offset} bytes: {sizes}",
-            fix="use fewer stages or smaller tiles",
-        )
+    return places, offset
+
+
+def with_places(kernel: Kernel, places: Mapping[str, int]) -> Kernel:
+    """`kernel` with its shared buffers at these places. What is allocated inside loops and branches
+    comes to the front: it is one per block however often the op runs."""
+    allocs = [op for op in walk_ops(kernel) if isinstance(op, Alloc)]
 
     def placed(op: Op) -> Body:
         if not isinstance(op, Alloc) or op.buffer.name not in places:
@@ -63,7 +96,24 @@ def place_shared(kernel: Kernel, target: Target) -> Kernel:
     return rebuild(kernel, body=tuple(new for op in kernel.body for new in placed(op)))
 
 
-def _alignments(kernel: Kernel) -> dict[str, int]:
+def sharing(kernel: Kernel) -> dict[str, str]:
+    """Of placed buffers that share bytes with others: by name, one that stands for all of them."""
+    spans: list[tuple[int, int, str]] = []
+    for op in walk_ops(kernel):
+        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
+            start = int(op.detail[0])
+            spans.append((start, start + shared_bytes(op.buffer), op.buffer.name))
+    groups: list[tuple[int, list[str]]] = []
+    for start, end, name in sorted(spans):
+        if groups and start < groups[-1][0]:
+            groups[-1][1].append(name)
+            groups[-1] = (max(end, groups[-1][0]), groups[-1][1])
+        else:
+            groups.append((end, [name]))
+    return {name: names[0] for _, names in groups if len(names) > 1 for name in names}
+
+
+def alignments(kernel: Kernel) -> dict[str, int]:
     """By buffer: what its own layout and those of its views need."""
     found: dict[str, int] = {}
     source: dict[str, str] = {}

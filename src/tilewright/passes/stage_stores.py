@@ -17,7 +17,6 @@ from tilewright.ir.op import Alloc, Body, Copy, For, Gemm, Kernel, Op, Program, 
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.bulk_rules import bulk_eligible
-from tilewright.passes.place_shared import SHARED_BYTES
 
 LEAST = 64 * 64  # elements of a tile that is worth the trip
 ROOM = 4096  # bytes left for barriers, scratch and alignment
@@ -32,7 +31,7 @@ def stage_stores(program: Program, target: Target) -> Program:
             return kernel
         ranges = {id(op): r for op, r in scope.walk_ranges(kernel, program.dims)}
         spread = _by_matrix(kernel)
-        left = SHARED_BYTES - ROOM - _shared_bytes(kernel)
+        left = target.chip.shared - ROOM - _shared_bytes(kernel)
 
         def rule(op: Op) -> Op | Body | None:
             nonlocal left

@@ -266,3 +266,18 @@ def _without_units(fragment: Fragment) -> Fragment | None:
 
 
 with_units = _with_units
+
+
+def same_registers(buffer: Buffer, source: Buffer) -> bool:
+    """Whether bit for bit each thread's registers of one fragment are those of the other."""
+    new, old = buffer.layout, source.layout
+    assert isinstance(new, Fragment) and isinstance(old, Fragment)
+    if new.threads != old.threads:
+        return False
+    tables = []
+    for fragment, bits in ((new, buffer.dtype.bits), (old, source.dtype.bits)):
+        unit = min(buffer.dtype.bits, source.dtype.bits)
+        table, per = fragment.table(), bits // unit
+        parts = table[:, :, None] * per + np.arange(per)
+        tables.append(np.where(table[:, :, None] < 0, -1, parts).reshape(len(table), -1))
+    return np.array_equal(tables[0], tables[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from tilewright.ir.dtype import DType
 from tilewright.support.errors import LaunchError
 
 Array = np.ndarray[Any, np.dtype[Any]]
+CPU_DEVICE = 1  # as DLPack numbers kinds of devices
 
 
 def library_of(value: Any) -> str:
@@ -24,6 +25,25 @@ def library_of(value: Any) -> str:
     if root in ("jax", "jaxlib"):
         return "jax"
     return "dlpack" if hasattr(value, "__dlpack__") else ""
+
+
+def are_on_host(values: Iterable[Any]) -> bool:
+    """Whether there are arrays among `values`, and all of them are in host memory."""
+    places = [_is_on_host(v) for v in values if library_of(v) and hasattr(v, "shape")]
+    return bool(places) and all(places)
+
+
+def _is_on_host(value: Any) -> bool:
+    match library_of(value):
+        case "numpy":
+            return True
+        case "torch":
+            return not value.is_cuda
+        case "jax":
+            return all(device.platform == "cpu" for device in value.devices())
+        case "dlpack" if hasattr(value, "__dlpack_device__"):
+            return int(value.__dlpack_device__()[0]) == CPU_DEVICE
+    return False
 
 
 def as_numpy(value: Any, name: str) -> Array:

@@ -67,16 +67,23 @@ BACKENDS: dict[str, Callable[[Program, Target], Executable]] = {
 
 
 def resolve(target: str | Target, *, diagnostic: bool = False) -> Target:
-    """'auto' → the best target there is; TILEWRIGHT_SANITIZE=1 sends everything to the
-    checking interpreter, TILEWRIGHT_DIAGNOSTIC=1 makes builds for CUDA diagnostic."""
+    """'auto' → what TILEWRIGHT_TARGET says, else the GPU if there is one, else the CPU.
+    TILEWRIGHT_SANITIZE=1 sends everything to the checking interpreter, TILEWRIGHT_DIAGNOSTIC=1
+    makes builds for CUDA diagnostic."""
     if env.SANITIZE.on():
         return Target.parse("interp -sanitize")
     if target == "auto":
-        target = env.TARGET() or "cpu"
+        target = env.TARGET() or _gpu() or "cpu"
     target = Target.parse(target)
     if target.kind == "cuda" and (diagnostic or env.DIAGNOSTIC.on()):
         target = replace(target, options=target.options | {"diagnostic"})
     return target
+
+
+def _gpu() -> str | None:
+    from tilewright.targets.cuda.detect import gpu_target
+
+    return gpu_target()
 
 
 def build(program: Program, target: Target) -> Executable:

@@ -1,48 +1,98 @@
-"""What was decided for a kernel, in words, read off the IR that the passes left."""
+"""What was decided for a kernel, and why: as data, and as text made of the same data.
+
+Every op of the program has an entry (`explain_ops`), with the line of the kernel's text. Then what
+a block takes: registers of the binary and those that fragments need where most of them live at
+once; shared memory, and who lies over whom.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from math import prod
+import linecache
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.fragment import Fragment
-from tilewright.ir.layout import LayoutError
-from tilewright.ir.layout_banks import bank_conflicts
+from tilewright.ir import scope
+from tilewright.ir.buffer import Space
 from tilewright.ir.op import (
     Alloc,
     Copy,
     For,
     Gemm,
+    Hint,
+    Intrinsic,
     Kernel,
     Map,
     Op,
     Program,
     Reduce,
     Relayout,
+    Role,
     Sync,
+    bodies,
     walk_ops,
 )
+from tilewright.ir.target import Target
+from tilewright.passes.lifetimes import Lifetimes, lifetimes
+from tilewright.passes.place_shared import shared_bytes
+from tilewright.passes.reuse_shared import fragment_words
+from tilewright.runtime.explain_ops import Entry, Told, entry_of
+from tilewright.runtime.transactions import transactions
+from tilewright.support.errors import Loc
 
-WARP = 32
-
-
-def explain(name: str, target: Any, trace: Sequence[tuple[str, Program]], more: str = "") -> str:
-    """A line per decision: `trace` are the programs after every pass, the input first."""
-    lines = [f"{name} for {target}"]
-    laid = _laid_out(trace)
-    for kernel in laid.kernels:
-        grid = " × ".join(str(g) for g in kernel.grid) or "1"
-        threads = " × ".join(str(t) for t in kernel.threads)
-        lines.append(f"  kernel {kernel.name}: grid {grid}, {threads} threads")
-        lines += [f"    {line}" for line in _kernel(kernel)]
-    lines += [f"  {line}" for line in more.splitlines()]
-    lines.append("  passes: " + ", ".join(step for step, _ in trace[1:]))
-    return "\n".join(lines)
+Figures = Sequence[Mapping[str, Any]]
+Trace = Sequence[tuple[str, Program]]
 
 
-def _laid_out(trace: Sequence[tuple[str, Program]]) -> Program:
+def explanation(name: str, target: Target, trace: Trace, figures: Figures) -> dict[str, Any]:
+    """Plain data, fit for JSON. `trace` are the programs after every pass, the input first;
+    `figures` what a block of each kernel takes, where that is known."""
+    laid, last = _laid_out(trace), trace[-1][1]
+    reasons = getattr(trace, "reasons", {})
+    threads = transactions(last) if target.kind == "cuda" else {}
+    kernels = []
+    for index, kernel in enumerate(laid.kernels):
+        code = last.kernels[index]
+        told = Told(
+            kernel,
+            target,
+            reasons,
+            {id(op): r for op, r in scope.walk_ranges(kernel, laid.dims)},
+            tuple(threads.get(code.name, ())),
+            tuple(op for op in walk_ops(code) if isinstance(op, Intrinsic)),
+            _places(code) if target.kind == "cuda" else {},
+            _written_loops(trace[0][1]),
+            {
+                op.buffer.name: op.loc
+                for op in walk_ops(trace[0][1].kernels[index])
+                if isinstance(op, Alloc)
+            },
+        )
+        takes = dict(figures[index]) if figures else {}
+        entries = list(_entries(kernel, told, trace[0][1].kernels[index]))
+        kernels.append(
+            {
+                "name": kernel.name,
+                "grid": [str(g) for g in kernel.grid],
+                "threads": list(kernel.threads),
+                "ops": [_as_dict(entry) for entry in entries],
+                "conversions": sum(isinstance(op, Relayout) for op in walk_ops(kernel)),
+                "barriers": sum(
+                    isinstance(op, Sync) and op.scope == "block" for op in walk_ops(kernel)
+                ),
+                "registers": _registers(kernel, takes),
+                "shared": _shared(kernel, told),
+                "takes": takes,
+            }
+        )
+    return {
+        "name": name,
+        "target": str(target),
+        "kernels": kernels,
+        "passes": [step for step, _ in trace[1:]],
+    }
+
+
+def _laid_out(trace: Trace) -> Program:
     """The last program that still has tiles."""
     best = trace[0][1]
     for _, program in trace:
@@ -52,138 +102,184 @@ def _laid_out(trace: Sequence[tuple[str, Program]]) -> Program:
     return best
 
 
-def _kernel(kernel: Kernel) -> Iterator[str]:
+def _places(kernel: Kernel) -> dict[str, tuple[int, int]]:
+    """Where shared buffers begin and end, in bytes, as thread code has them."""
+    found = {}
     for op in walk_ops(kernel):
-        rule = _RULES.get(type(op))
-        for text in rule(op) if rule is not None else ():
-            where = f"{op.loc.line:>4}: " if op.loc is not None else "      "
-            yield where + text
-    syncs = sum(isinstance(op, Sync) and op.scope == "block" for op in walk_ops(kernel))
-    moves = sum(isinstance(op, Relayout) for op in walk_ops(kernel))
-    yield f"      {moves} conversions, {syncs} block barriers"
+        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
+            start = int(op.detail[0])
+            found[op.buffer.name] = (start, start + shared_bytes(op.buffer))
+    return found
 
 
-def _alloc(op: Alloc) -> Iterator[str]:
-    buffer = op.buffer
-    if buffer.space not in (Space.SHARED, Space.FRAGMENT):
+def _written_loops(program: Program) -> dict[Loc, For]:
+    return {
+        op.loc: op
+        for kernel in program.kernels
+        for op in walk_ops(kernel)
+        if isinstance(op, For) and op.loc is not None
+    }
+
+
+# ── ops ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _entries(kernel: Kernel, told: Told, given: Kernel) -> Iterator[Entry]:
+    """One for each op, those inside nests told with the nest; then what passes have used up."""
+    seen: set[Loc | None] = set()
+    for op in _outside_nests(kernel.body):
+        found = entry_of(op, told)
+        seen |= {found.loc, *(inner.loc for inner in walk_ops(op) if isinstance(op, Map))}
+        yield found
+    for op in _outside_nests(given.body):
+        if op.loc not in seen:
+            found = entry_of(op, told)
+            text = f"{found.text}: taken up by a pass"
+            yield Entry(found.op, op.loc, text, minor=True)
+
+
+def _outside_nests(body: tuple[Op, ...]) -> Iterator[Op]:
+    for op in body:
+        yield op
+        if not isinstance(op, Map):
+            for inner in bodies(op):
+                yield from _outside_nests(inner)
+
+
+def _as_dict(entry: Entry) -> dict[str, Any]:
+    loc = entry.loc
+    return {
+        "op": entry.op,
+        "file": loc.file if loc else None,
+        "line": loc.line if loc else None,
+        "source": linecache.getline(loc.file, loc.line).strip() if loc else "",
+        "text": entry.text,
+        "choices": dict(entry.choices),
+        "minor": entry.minor,
+    }
+
+
+# ── what a block takes ───────────────────────────────────────────────────────────────────────
+
+
+def _registers(kernel: Kernel, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a thread: what the binary has, and what fragments need at most at once, role by role."""
+    sizes = fragment_words(kernel)
+    roles = [op for op in walk_ops(kernel) if isinstance(op, Role)]
+    parts = [(r.name, lifetimes(r.body, (Space.FRAGMENT,))) for r in roles]
+    if not parts:
+        parts = [("", lifetimes(kernel, (Space.FRAGMENT,)))]
+    fragments = [_peak(role, lives, sizes) for role, lives in parts]
+    return {
+        "binary": figures.get("registers"),
+        "spill_bytes": figures.get("spill_bytes"),
+        "fragments": [f for f in fragments if f["registers"]],
+    }
+
+
+def _peak(role: str, lives: Lifetimes, sizes: Mapping[str, int]) -> dict[str, Any]:
+    position, live = lives.peak(sizes)
+    op = lives.ops[position] if position < len(lives.ops) else None
+    return {
+        "role": role,
+        "registers": sum(sizes[n] for n in live),
+        "line": op.loc.line if op is not None and op.loc is not None else None,
+        "live": {n: sizes[n] for n in sorted(live, key=lambda n: -sizes[n])},
+    }
+
+
+def _shared(kernel: Kernel, told: Told) -> dict[str, Any]:
+    """Who lies where, and from which line to which it is needed."""
+    lives = lifetimes(kernel)
+    lines = {
+        op.buffer.name: op.loc.line
+        for op in walk_ops(kernel)
+        if isinstance(op, Alloc) and op.loc is not None
+    } | {name: loc.line for name, loc in told.allocs.items() if loc is not None}
+    found = []
+    for name, (start, end) in sorted(told.places.items(), key=lambda p: (p[1], p[0])):
+        over = [n for n, (s, e) in told.places.items() if n != name and s < end and start < e]
+        first, last = _lines(lives, name)
+        found.append(
+            {
+                "buffer": name,
+                "start": start,
+                "bytes": end - start,
+                "line": lines.get(name),
+                "first_use": first,
+                "last_use": last,
+                "shares_with": over,
+            }
+        )
+    total = max((end for _, end in told.places.values()), default=0)
+    return {"bytes": total, "why": told.why("shared memory"), "buffers": found}
+
+
+def _lines(lives: Lifetimes, name: str) -> tuple[int | None, int | None]:
+    span = lives.spans.get(name)
+    if span is None:
+        return None, None
+    ends = [lives.ops[min(at, len(lives.ops) - 1)].loc for at in span]
+    return tuple(loc.line if loc is not None else None for loc in ends)  # type: ignore[return-value]
+
+
+# ── text ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def explain(name: str, target: Target, trace: Trace, figures: Figures, more: str = "") -> str:
+    """The same in words; `more` is said at the end."""
+    told = explanation(name, target, trace, figures)
+    lines = [f"{name} for {target}"]
+    for kernel in told["kernels"]:
+        grid = " × ".join(kernel["grid"]) or "1"
+        threads = " × ".join(str(t) for t in kernel["threads"])
+        lines.append(f"  kernel {kernel['name']}: grid {grid}, {threads} threads")
+        lines += _op_lines(kernel["ops"])
+        lines.append(
+            f"    {kernel['conversions']} conversions, {kernel['barriers']} block barriers"
+        )
+        lines += _register_lines(kernel["registers"])
+        lines += _shared_lines(kernel["shared"])
+    lines += [f"  {line}" for line in more.splitlines()]
+    lines.append("  passes: " + ", ".join(told["passes"]))
+    return "\n".join(lines)
+
+
+def _op_lines(ops: list[dict[str, Any]]) -> Iterator[str]:
+    shown, before = set(), None
+    for op in ops:
+        what = (op["file"], op["line"], op["text"], tuple(op["choices"].items()))
+        if op["minor"] or what in shown:
+            continue  # said, or the same copy ahead of its loop
+        shown.add(what)
+        if op["line"] is not None and (op["file"], op["line"]) != before:
+            yield f"  {op['line']:>5} | {op['source']}".rstrip()
+        before = (op["file"], op["line"])
+        yield f"          {op['text']}"
+        for about, words in op["choices"].items():
+            yield f"            {about:<12} {words}"
+
+
+def _register_lines(found: dict[str, Any]) -> Iterator[str]:
+    if found["binary"] is not None:
+        spills = found["spill_bytes"] or 0
+        yield f"    registers: {found['binary']} of a thread, {spills} bytes spilled"
+    for part in found["fragments"]:
+        live = ", ".join(f"{name} {words}" for name, words in part["live"].items())
+        role = f" in role {part['role']}" if part["role"] else ""
+        line = f", at line {part['line']}" if part["line"] is not None else ""
+        yield f"    fragments{role}: at most {part['registers']} registers at once{line} ({live})"
+
+
+def _shared_lines(found: dict[str, Any]) -> Iterator[str]:
+    if not found["buffers"]:
         return
-    shape = "×".join(str(s) for s in buffer.shape)
-    text = f"{buffer.space.value} {buffer.name}: {buffer.dtype} {shape}, {buffer.bytes} B"
-    if isinstance(buffer.layout, Fragment):
-        text += f", {buffer.layout.values} registers of {buffer.layout.threads} threads"
-        if buffer.layout.replication > 1:
-            text += f", each element in {buffer.layout.replication} threads"
-    if buffer.layout is not None:
-        text += f", {buffer.layout!r}"
-    yield text
-
-
-def _gemm(op: Gemm) -> Iterator[str]:
-    m, n = op.c.static_tile
-    k = op.a.static_tile[0 if op.transpose_a else 1]
-    source = "registers" if op.a.buffer.space is Space.FRAGMENT else "shared memory"
-    yield (
-        f"gemm {m}×{n}×{k} {op.a.dtype} by {op.b.dtype} into {op.c.dtype}: "
-        f"{op.atom or 'no instruction chosen'}, A from {source}"
-    )
-
-
-def _copy(op: Copy) -> Iterator[str]:
-    shape = "×".join(str(s) for s in op.src.tile) or "1"
-    text = f"copy {op.src.buffer.name} → {op.dst.buffer.name} {shape}: {op.atom or 'by threads'}"
-    for held, memory in ((op.src, op.dst), (op.dst, op.src)):
-        if isinstance(held.buffer.layout, Fragment) and memory.buffer.space is Space.SHARED:
-            text += _conflicts(held, memory)
-    yield text
-
-
-def _conflicts(held: Region, memory: Region) -> str:
-    layout, fragment = memory.buffer.layout, held.buffer.layout
-    size = memory.dtype.bits // 8
-    if layout is None or isinstance(layout, Fragment) or not isinstance(fragment, Fragment):
-        return ""
-    if memory.buffer.shape != held.buffer.shape or not size:
-        return ""
-    # the fragment counts row by row, a layout its first dimension fastest
-    try:
-        found = bank_conflicts(layout, _columns_first(fragment), size)
-    except LayoutError:
-        return ""
-    wide = f", {found.vector * size} bytes at once"
-    return wide + (f", {found.extra} extra wavefronts" if found.extra else ", no bank conflicts")
-
-
-def _columns_first(fragment: Fragment) -> Any:
-    import numpy as np
-
-    table = fragment.table()
-    coords = np.unravel_index(np.maximum(table, 0), fragment.tile)
-    index = np.ravel_multi_index(coords[::-1], fragment.tile[::-1])
-    return np.where(table < 0, -1, index)
-
-
-def _map(op: Map) -> Iterator[str]:
-    extents = "×".join(str(e) for e in op.extents)
-    if isinstance(op.layout, Fragment):
-        yield f"parallel {extents}: {op.layout.values} points a thread, {op.layout!r}"
-
-
-def _reduce(op: Reduce) -> Iterator[str]:
-    layout = op.src.buffer.layout
-    if not isinstance(layout, Fragment):
-        return
-    extents = [int(e) for e in op.src.extents]
-    long = [i for i, e in enumerate(extents) if e != 1]
-    dim = long[op.dim] if op.dim < len(long) else op.dim
-    threads = [e for e, s in layout.along(dim)[0].modes() if s]
-    count = prod(threads)
-    if count == 1:
-        how = "within threads"
-    else:
-        strides = _lanes(layout, dim)
-        how = f"across {count} threads, " + ("by shuffles" if strides else "through shared memory")
-    yield f"reduce {op.op} {op.src.buffer.name} → {op.dst.buffer.name}: {how}"
-
-
-def _lanes(layout: Fragment, dim: int) -> bool:
-    """Whether the threads that share a row are of one warp."""
-    place = 1
-    for extent, stride in layout.along(dim)[0].modes():
-        place *= extent
-        if stride and place > WARP:
-            return False
-    return True
-
-
-def _relayout(op: Relayout) -> Iterator[str]:
-    from tilewright.passes.lower_relayout import relayout_cost
-
-    how = op.via or ""
-    source, target = op.src.buffer.layout, op.dst.buffer.layout
-    if not how and isinstance(source, Fragment) and isinstance(target, Fragment):
-        kind, cost = relayout_cost(source, target, op.src.dtype)
-        how = f"{_WAYS[kind]}, about {cost:g} instructions a thread"
-    yield f"conversion {op.src.buffer.name} → {op.dst.buffer.name}: {how}"
-
-
-_WAYS = {
-    "registers": "within threads",
-    "shuffle": "by shuffles",
-    "shared": "through shared memory",
-}
-
-
-def _for(op: For) -> Iterator[str]:
-    if op.kind == "pipelined" and op.stages:
-        yield f"loop {op.var.name}: {op.stages} stages"
-
-
-_RULES: dict[type[Op], Callable[[Any], Iterator[str]]] = {
-    Alloc: _alloc,
-    Gemm: _gemm,
-    Copy: _copy,
-    Map: _map,
-    Reduce: _reduce,
-    Relayout: _relayout,
-    For: _for,
-}
+    why = f" {found['why']}" if found["why"] else ""
+    yield f"    shared memory: {found['bytes']} bytes{why}"
+    for one in found["buffers"]:
+        text = f"      {one['start']:>6} … {one['start'] + one['bytes'] - 1:<6} {one['buffer']}"
+        if one["first_use"] is not None:
+            text += f", used from line {one['first_use']} to {one['last_use']}"
+        if one["shares_with"]:
+            text += ", over " + ", ".join(one["shares_with"])
+        yield text

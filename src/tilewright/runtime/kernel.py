@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Alloc, Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
+from tilewright.runtime.arrays import are_on_host
 from tilewright.runtime.backends import build, resolve
 from tilewright.runtime.launch import Launcher
+from tilewright.support import env
 from tilewright.support.errors import CompileError, entry
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ class CompiledKernel:
         self.program = program
         self.options = dict(options or {})
         self.target = resolve(target, diagnostic=bool(self.options.get("diagnostic")))
+        # nobody asked for a GPU: arrays in host memory are then the CPU's
+        self.follows_arrays = target == "auto" and not env.TARGET()
+        self._on_cpu: CompiledKernel | None = None
         indices = [out_idx] if isinstance(out_idx, int) else list(out_idx or [])
         self.launcher = Launcher(program, indices)
         self.executable = build(program, self.target)
@@ -59,7 +64,15 @@ class CompiledKernel:
         return call.results[0] if len(call.results) == 1 else list(call.results)
 
     def _first_launch(self, *args: Any, **named: Any) -> Any:
-        """On a GPU the executable checks device arrays itself."""
+        """On a GPU the executable checks device arrays itself. A kernel for `auto` that has not run
+        there yet takes host arrays too, and runs on the CPU for them."""
+        if self.follows_arrays and are_on_host((*args, *named.values())):
+            if self._on_cpu is None:
+                out = self.launcher.outputs
+                self._on_cpu = CompiledKernel(
+                    self.program, target="cpu", out_idx=out, options=self.options
+                )
+            return self._on_cpu(*args, **named)
         call = entry(self._cuda("a launch").caller)()
         if self.launcher.outputs:
             from tilewright.runtime.outputs import OutputMaker
@@ -86,13 +99,28 @@ class CompiledKernel:
         known = ", ".join(["tile", *(name for name, _ in self.executable.trace)])
         raise CompileError(f"no stage {stage!r} for {self.target}", expected=f"one of {known}")
 
-    def explain(self) -> str:
-        """What was decided for this kernel, in words: per op the instruction, the layout, what
-        moves at once, bank conflicts, conversions; then what a block takes."""
-        from tilewright.runtime.explain import explain
+    @overload
+    def explain(self, as_dict: Literal[False] = False) -> str: ...
 
+    @overload
+    def explain(self, as_dict: Literal[True]) -> dict[str, Any]: ...
+
+    def explain(self, as_dict: bool = False) -> str | dict[str, Any]:
+        """What was decided for this kernel and why, in words: per op the instruction, the layout,
+        what moves at once, sectors and bank conflicts, conversions and their cost; then registers
+        and shared memory. `as_dict`: the same as plain data."""
+        from tilewright.runtime.explain import explain, explanation
+
+        figures: list[dict[str, Any]] = []
+        if self.target.kind == "cuda":
+            from tilewright.targets.cuda.occupancy import by_kernel
+
+            figures = by_kernel(self._cuda("occupancy"))
+        if as_dict:
+            return explanation(self.name, self.target, self.executable.trace, figures)
         found = ", ".join(f"{key} {value}" for key, value in self.resources.items())
-        return explain(self.name, self.target, self.executable.trace, f"a block takes: {found}")
+        more = f"a block takes: {found}"
+        return explain(self.name, self.target, self.executable.trace, figures, more)
 
     @property
     def resources(self) -> dict[str, Any]:

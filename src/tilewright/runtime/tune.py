@@ -7,23 +7,25 @@ from typing import Any
 
 from tilewright.runtime.jit import Jit, _freeze, _outline
 from tilewright.runtime.kernel import CompiledKernel
-from tilewright.support.errors import TilewrightError
 
 
 class Autotuned:
     """A jitted factory whose missing arguments are found by measuring.
 
-    A configuration that does not compile or run is set aside with its reason (`failures`); only
-    when none works is an error raised.
+    A configuration that does not compile or run, for whatever reason (an `assert` in the factory
+    included), is set aside with it (`failures`); only when none works is an error raised. What was
+    measured is kept with the factory: a configuration that is added later is the only one to be
+    timed.
     """
 
     def __init__(self, jitted: Jit, configs: Any, warmup: float, rep: float) -> None:
         self.jitted = jitted
         self.configs = configs
         self.warmup, self.rep = warmup, rep
-        self.failures: list[tuple[Mapping[str, Any], TilewrightError]] = []
+        self.failures: list[tuple[Mapping[str, Any], Exception]] = []
         self.timings: list[tuple[Mapping[str, Any], float]] = []
         self._best: dict[Any, CompiledKernel] = {}
+        self._measured: dict[Any, float] = jitted.__dict__.setdefault("_measured", {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kernel = self.compile(*args, **kwargs)
@@ -37,9 +39,10 @@ class Autotuned:
         seen: Any = (args, kwargs)
         if self.jitted.direct:
             seen = (tuple(map(_outline, args)), {n: _outline(v) for n, v in kwargs.items()})
-        key = _freeze(seen)
+        frozen = _freeze(seen)
+        key = (frozen, len(self.configs) if isinstance(self.configs, list) else None)
         if key not in self._best:
-            self._best[key] = self._search(args, kwargs)
+            self._best[key] = self._search(args, kwargs, frozen)
         return self._best[key]
 
     def _open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -51,7 +54,9 @@ class Autotuned:
         found = [{n: v for n, v in config.items() if n not in given} for config in configs]
         return list({repr(_freeze(config)): config for config in found}.values())
 
-    def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CompiledKernel:
+    def _search(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seen: Any
+    ) -> CompiledKernel:
         configs = self._open(args, kwargs)
         if configs == [{}]:
             return self.jitted.compile(*args, **kwargs)
@@ -60,8 +65,12 @@ class Autotuned:
         for config in configs:
             try:
                 kernel = self.jitted.compile(*args, **{**kwargs, **config})
-                ms = kernel.get_profiler().do_bench(warmup=self.warmup, rep=self.rep)
-            except TilewrightError as error:
+                place = (kernel.target, seen, _freeze(config), self.warmup, self.rep)
+                if place not in self._measured:
+                    profiler = kernel.get_profiler()
+                    self._measured[place] = profiler.do_bench(warmup=self.warmup, rep=self.rep)
+                ms = self._measured[place]
+            except Exception as error:
                 self.failures.append((config, error))
                 continue
             self.timings.append((config, ms))

@@ -7,9 +7,10 @@ only.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from tilewright.tools.fuzz_recipe import Ex, Stmt, Tile, is_float
-from tilewright.tools.fuzz_values import Index, Site
+from tilewright.tools.fuzz_values import Index, Site, number
 from tilewright.tools.fuzz_workshop import Block, Part, Workshop
 
 
@@ -184,11 +185,12 @@ class Nests(Workshop):
             site.same[part.tensor.name] = place
             site.banned.discard(part.tensor.name)
             site.tensors.append(part.tensor)
-        store = self.stores(b, site, part.tensor.name, part.tensor.dtype, place, False)
         if whole:
             value = self.v.value(part.tensor.dtype, site)
             effect = ("store", part.tensor.name, False)
             store = [Stmt(f"{part.tensor.name}[{place}] = {{0}}", (value,), effect=effect)]
+        else:
+            store = self.stores(b, site, part.tensor.name, part.tensor.dtype, place, False)
         head = self.header(points)
         if "\n" in head:
             outer, inner = head.split("\n")
@@ -208,15 +210,29 @@ class Nests(Workshop):
             tile = r.choice(fits)
             place = ", ".join(str(r.randrange(3)) for _ in tensor.shape)
             return Stmt(f"T.atomic_{op}({tensor.name}[{place}], {tile.name})")
-        points = self.points(self.shape(r.choice([1, 2])))
+        held = self.held_tile(b)
+        points = self.points(held.shape if held else self.shape(r.choice([1, 2])))
         site = self.site(b, points)
         place = ", ".join(self.v.anywhere(s, site) for s in tensor.shape)
         value = self.v.value("int32", site, 1)
+        if held:  # spread as that tile is, in several threads perhaps
+            at = ", ".join(p.name for p in points)
+            mine = Ex("read", held.dtype, f"{held.name}[{at}]", name=held.name)
+            one = number(1, "int32")
+            value = Ex("add", "int32", "({0} + {1})", (self.v.cast(mine, "int32"), one))
         body = Stmt(f"T.atomic_{op}({tensor.name}[{place}], {{0}})", (value,))
         if r.random() < 0.3:
             body = Stmt(f"if {self.v.condition(site)}:", body=(body,))
         return Stmt(self.header(points).split("\n")[0] if len(points) == 1 else self.flat(points),
                     body=(body,))  # fmt: skip
+
+    def held_tile(self, b: Block) -> Tile | None:
+        """A fragment, more often one that has fewer elements than the block has threads."""
+        held = [t for t in self.tiles_of(b) if t.space == "fragment" and t.dtype != "bool"]
+        if not held or self.r.random() < 0.3 or not self.exact:
+            return None
+        few = [t for t in held if prod(map(self.v.extent, t.shape)) < b.count]
+        return self.r.choice(few if few and self.r.random() < 0.7 else held)
 
     def a_tally(self, b: Block) -> Stmt | None:
         """Atomics on a shared tile: iterations that meet."""
@@ -228,11 +244,16 @@ class Nests(Workshop):
         if not tiles:
             return None
         tile = r.choice(tiles)
-        points = self.points(self.shape(r.choice([1, 2])))
+        held = self.held_tile(b)
+        points = self.points(held.shape if held else self.shape(r.choice([1, 2])))
         site = self.site(b, points)
         self.written(b, site, tile, None)
         place = ", ".join(self.v.inside(s, site) for s in tile.shape)
         value = self.v.value("int32", site, 1)
+        if held:
+            at = ", ".join(p.name for p in points)
+            mine = Ex("read", held.dtype, f"{held.name}[{at}]", name=held.name)
+            value = Ex("most", "int32", "{0}", (self.v.cast(mine, "int32"),))
         op = r.choice(["add", "add", "max", "min"])
         body = Stmt(f"T.atomic_{op}({tile.name}[{place}], {{0}})", (value,),
                     effect=("fill", tile.name, 2**31, False))  # fmt: skip

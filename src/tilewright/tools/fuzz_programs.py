@@ -21,21 +21,26 @@ from tilewright.tools.fuzz_recipe import (
     Tile,
     map_body,
 )
-from tilewright.tools.fuzz_tiles import Tiles
+from tilewright.tools.fuzz_rings import Rings
 from tilewright.tools.fuzz_values import Index, number
-from tilewright.tools.fuzz_workshop import BLOCKS, PRODUCTS, THREADS, Block, Part
+from tilewright.tools.fuzz_workshop import BLOCKS, LARGEST_TILE, PRODUCTS, THREADS, Block, Part
+
+RINGS = 0.25  # of all programs are pipelines of aligned copies
 
 
-class Maker(Tiles):
+class Maker(Rings):
     """Writes one program from a seed."""
 
     # ── the program ──────────────────────────────────────────────────────────────────────────
 
-    def program(self) -> Recipe:
+    def program(self, rings: float = RINGS) -> Recipe:
         r = self.r
-        inputs = [self.input() for _ in range(r.randint(1, 3))]
-        count = 1 if r.random() < 0.85 else 2
-        launches = [self.launch(inputs, at, count) for at in range(count)]
+        if r.random() < rings:
+            launches = [self.ring_launch()]
+        else:
+            inputs = [self.input() for _ in range(r.randint(1, 3))]
+            count = 1 if r.random() < 0.85 else 2
+            launches = [self.launch(inputs, at, count) for at in range(count)]
         # a size that only scratch has would have no value
         told = {s for t in self.tensors if not t.scratch for s in t.shape}
         self.dynamic = {n: v for n, v in self.dynamic.items() if f"${n}" in told}
@@ -58,10 +63,13 @@ class Maker(Tiles):
 
     def launch(self, inputs: list[Tensor], number: int, count: int) -> Launch:
         r = self.r
-        axes = []
+        axes: list[tuple[Index, str]] = []
+        room = LARGEST_TILE
         for at in range(r.choices([1, 2, 3], [4, 5, 1])[0]):
-            block = r.choice(self.pool)
-            size = self.tensor_size(block)
+            fits = [s for s in self.pool if self.v.extent(s) <= room] or [self.one()]
+            block = r.choice(fits)
+            room //= self.v.extent(block)
+            size = self.tensor_size(block, 3 - at)
             most = -(-self.v.extent(size) // self.v.extent(block)) - 1
             axes.append((Index(BLOCKS[at], block, most), size))
         threads = r.choices(list(THREADS), list(THREADS.values()))[0]
@@ -85,7 +93,10 @@ class Maker(Tiles):
         origins = [f"{a.name} * {a.extent}" for a, _ in order]
         extents = [a.extent for a, _ in order]
         if len(shape) < 3 and self.r.random() < 0.3 + 0.5 * (len(shape) == 1):
-            extra = self.r.choice(self.pool)
+            room = LARGEST_TILE // prod(map(self.v.extent, extents))
+            extra = self.r.choice(
+                [s for s in self.pool if self.v.extent(s) <= room] or [self.one()]
+            )
             at = self.r.randint(0, len(shape))
             for sequence, item in ((shape, extra), (origins, "0"), (extents, extra)):
                 sequence.insert(at, item)
@@ -108,8 +119,8 @@ class Maker(Tiles):
             dtype = r.choice(["int32", "int32", "float32"])
             b.tiles.append(Tile(name, "var", (), dtype, init=str(r.randint(0, 4))))
             b.names.append(Ex("read", dtype, name, name=name))
-        if self.exact and r.random() < 0.3:
-            op = r.choice(["add", "add", "max", "min", "or", "xor"])
+        if self.exact and r.random() < 0.4:
+            op = self.v.pick(add=5, max=1, min=1, xor=1, **{"or": 0.5})
             shape = self.shape(r.choice([1, 2]))
             b.counters.append((self.tensor("int32", shape, "C"), op))
 
@@ -121,6 +132,9 @@ class Maker(Tiles):
         m = self.size(r.choice([16, 32, 64, 64, 128]) if regular else r.choice([7, 24, 48, 5, 33]))
         n = self.size(r.choice([8, 16, 24, 32, 40, 64]) if regular else r.choice([3, 9, 20, 1]))
         k = self.size(r.choice([16, 32, 48, 64]) if regular else r.choice([5, 8, 12, 20, 1]))
+        if a_type in ("float32", "float64"):  # by threads, which takes interpreters their time
+            for name, most in ((m, 48), (n, 32), (k, 32)):
+                self.sizes[name[1:]] = min(self.v.extent(name), most)
         at, bt = r.random() < 0.25, r.random() < 0.35
         a_space = "shared" if at or r.random() < 0.75 else "fragment"
         a = self.tile(b, (k, m) if at else (m, k), a_type, a_space)
@@ -197,11 +211,11 @@ class Maker(Tiles):
 
     def statement(self, b: Block) -> list[Stmt]:
         deep = b.depth < 2
-        kind = self.v.pick(
+        kind = self.favour(
             copy_in=2, copy=2, fill=0.7, nest=4, nest_out=1.2, gemm=4.0 * bool(b.products),
-            reduce=2, scan=0.8, transpose=0.4, loop=2.6 * deep, whilst=0.5 * deep, when=1 * deep,
-            var=0.8 * bool(b.names), count=1.5 * bool(b.counters), threads=1.2, copy_out=1.0,
-            mixed=0.3, copy_back=0.4, tally=0.5,
+            reduce=2, scan=0.8, transpose=0.5, loop=2.6 * deep, whilst=0.5 * deep, when=1 * deep,
+            var=0.8 * bool(b.names), count=2.5 * bool(b.counters), threads=1.2, copy_out=1.0,
+            mixed=0.3, copy_back=0.4, tally=0.7, seen_as=1.0, again=0.6, both=0.7,
         )  # fmt: skip
         found = getattr(self, f"a_{kind}")(b)
         if found is None:
@@ -352,6 +366,6 @@ def tidy(recipe: Recipe) -> Recipe:
     )
 
 
-def make(seed: int) -> Recipe:
-    """The program of a seed."""
-    return Maker(seed).program()
+def make(seed: int, rings: float = RINGS) -> Recipe:
+    """The program of a seed, with this probability one whose copies run ahead."""
+    return Maker(seed).program(rings)

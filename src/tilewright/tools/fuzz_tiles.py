@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from tilewright.tools.fuzz_nests import Nests
-from tilewright.tools.fuzz_recipe import Stmt, Tile, is_float
+from tilewright.tools.fuzz_recipe import Ex, Stmt, Tile, is_float
 from tilewright.tools.fuzz_values import Index
 from tilewright.tools.fuzz_workshop import Block
 
@@ -128,6 +129,104 @@ class Tiles(Nests):
             Stmt(f"T.transpose({src.name}, {dst.name})", effect=("copy", src.name, dst.name, True))
         ]
 
+    def a_seen_as(self, b: Block) -> list[Stmt] | None:
+        """A copy of a tile, under another shape: written or reduced through that."""
+        r = self.r
+        src = self.any_tile(b)
+        if not src or b.depth:
+            return None
+        total = prod(map(self.v.extent, src.shape))
+        space = r.choice(["fragment", "fragment", "shared"])
+        base = self.tile(b, src.shape, src.dtype, space)
+        effect = ("copy", src.name, base.name, True)
+        body = [Stmt(f"T.copy({src.name}, {base.name})", effect=effect)]
+        b.ready.add(base.name)
+        rows = r.choice([f for f in range(1, total + 1) if total % f == 0])
+        shape: tuple[str, ...] = (self.size(rows), self.size(total // rows))
+        if r.random() < 0.3:
+            shape = (self.size(total),)
+        seen = Tile(self.fresh("v"), space, shape, src.dtype, of=base.name)
+        b.tiles.append(seen)
+        if r.random() < 0.6:
+            body.append(self.nest(b, seen))
+        elif src.dtype != "bool":
+            body += self.reduce(b, seen)
+        return body
+
+    def a_again(self, b: Block) -> list[Stmt] | None:
+        """A row or a column that a reduction leaves, taken back by all of its tile."""
+        r = self.r
+        src = self.any_tile(b)
+        if not src or len(src.shape) != 2 or src.dtype == "bool" or not self.exact:
+            return None
+        dim = r.randrange(2)
+        row = self.tile(b, (src.shape[1 - dim],), src.dtype, r.choice(["fragment", "shared"]))
+        op = r.choice(["max", "min", "sum"])
+        effect: tuple[Any, ...] = ("most", src.name, row.name, True)
+        if op == "sum":
+            effect = ("sum", src.name, row.name, src.shape[dim], True)
+        b.ready.add(row.name)
+        points = self.points(src.shape)
+        at = ", ".join(p.name for p in points)
+        mine = Ex("read", src.dtype, f"{src.name}[{at}]", name=src.name)
+        all_of = Ex("read", src.dtype, f"{row.name}[{points[1 - dim].name}]", name=row.name)
+        value = Ex("add", src.dtype, r.choice(["({0} - {1})", "({1} + {0})"]), (mine, all_of))
+        store = Stmt(f"{src.name}[{at}] = {{0}}", (value,), effect=("store", src.name, False))
+        word = Stmt(f"T.reduce_{op}({src.name}, {row.name}, dim={dim})", effect=effect)
+        if r.random() < 0.5 or b.depth:
+            return [word, Stmt(self.flat(points), body=(store,))]
+        # a sum in memory of what several threads hold: one of them adds it
+        sums = self.tile(b, row.shape, src.dtype, r.choice(["shared", "shared", "fragment"]))
+        clear = self.fill(b, sums, whole=True)
+        b.ready.add(sums.name)
+        line = self.points(row.shape)
+        spot = line[0].name
+        old = Ex("read", src.dtype, f"{sums.name}[{spot}]", name=sums.name)
+        new = Ex("read", src.dtype, f"{row.name}[{spot}]", name=row.name)
+        more = Ex("cap", src.dtype, "(({0} + {1}) % 7)", (old, new), 7)
+        store = Stmt(f"{sums.name}[{spot}] = {{0}}", (more,), effect=("store", sums.name, True))
+        return [clear, word, Stmt(self.flat(line), body=(store,))]
+
+    def a_both(self, b: Block) -> list[Stmt] | None:
+        """Two tiles, spread differently, that fold into one row or write each other's."""
+        r = self.r
+        src = self.any_tile(b)
+        if not src or len(src.shape) != 2 or src.dtype == "bool" or not self.exact or b.depth:
+            return None
+        dim = r.randrange(2)
+        kept = src.shape[1 - dim]
+        row = self.tile(b, (kept,), src.dtype, "fragment")
+        first = Stmt(f"T.reduce_max({src.name}, {row.name}, dim={dim})",
+                     effect=("most", src.name, row.name, True))  # fmt: skip
+        b.ready.add(row.name)
+        if r.random() < 0.5:
+            across = r.choice([s for s in self.pool if self.v.extent(s) <= 64] or [self.one()])
+            shape = (across, kept) if r.random() < 0.5 else (kept, across)
+            other = self.tile(b, shape, src.dtype, "fragment")
+            fill = self.nest(b, other, whole=True)
+            b.ready.add(other.name)
+            at = 0 if shape[0] == across and shape[1] == kept else 1
+            word, effect = "max", ("most", other.name, row.name, False)
+            if r.random() < 0.5:
+                word, effect = "sum", ("sum", other.name, row.name, across, False)  # type: ignore[assignment]
+            more = Stmt(f"T.reduce_{word}({other.name}, {row.name}, dim={at}, clear=False)",
+                        effect=effect)  # fmt: skip
+            return [fill, first, more]
+        beside = self.tile(b, (kept,), src.dtype, "fragment")
+        fill = self.nest(b, beside, whole=True)
+        b.ready.add(beside.name)
+        points = self.points((kept,))
+        spot = points[0].name
+        pair = (beside, row) if r.random() < 0.5 else (row, beside)
+        stores = []
+        for tile, other in (pair, pair[::-1]):
+            mine = Ex("read", tile.dtype, f"{tile.name}[{spot}]", name=tile.name)
+            theirs = Ex("read", other.dtype, f"{other.name}[{spot}]", name=other.name)
+            value = Ex("cap", tile.dtype, "(({0} + {1}) % 7)", (mine, theirs), 7)
+            stores.append(Stmt(f"{tile.name}[{spot}] = {{0}}", (value,),
+                               effect=("store", tile.name, True)))  # fmt: skip
+        return [fill, first, Stmt(self.flat(points), body=tuple(stores))]
+
     def a_gemm(self, b: Block) -> Stmt | list[Stmt] | None:
         r = self.r
         a, bb, c, at, bt, k = r.choice(b.products)
@@ -168,10 +267,13 @@ class Tiles(Nests):
         return [start, pipeline] if clear or r.random() < 0.7 else [pipeline]
 
     def a_reduce(self, b: Block) -> list[Stmt] | None:
-        r = self.r
         src = self.any_tile(b)
         if not src or src.dtype == "bool":
             return None
+        return self.reduce(b, src)
+
+    def reduce(self, b: Block, src: Tile) -> list[Stmt]:
+        r = self.r
         rank = len(src.shape)
         dim = r.randrange(rank)
         rest = [s for at, s in enumerate(src.shape) if at != dim]
@@ -192,8 +294,16 @@ class Tiles(Nests):
         ]  # fmt: skip
         dst = r.choice(have) if have and r.random() < 0.6 else self.tile(b, shape, src.dtype)
         before: list[Stmt] = []
+        if r.random() < 0.25:  # no zero among them: one that comes in from elsewhere shows
+            points = self.points(src.shape)
+            at = ", ".join(p.name for p in points)
+            low, high = (1, 3) if src.dtype.startswith("uint") else r.choice([(1, 3), (-3, -1)])
+            mine = Ex("read", src.dtype, f"{src.name}[{at}]", name=src.name)
+            kept = Ex("cap", src.dtype, f"T.clamp({{0}}, {low}, {high})", (mine,), 3)
+            store = Stmt(f"{src.name}[{at}] = {{0}}", (kept,), effect=("store", src.name, True))
+            before = [Stmt(self.flat(points), body=(store,))]
         if not self.ready(b, dst) and r.random() < 0.3:
-            before = [self.fill(b, dst, whole=True)]
+            before.append(self.fill(b, dst, whole=True))
             b.ready.add(self.root(b, dst))
         clear = r.random() < 0.4 or not self.ready(b, dst)
         b.ready.add(self.root(b, dst))

@@ -11,6 +11,7 @@ from tilewright.tools.fuzz_recipe import EXACT, Ex, Tensor, Tile
 from tilewright.tools.fuzz_values import Index, Site, Values
 
 _EXTENTS = [1, 2, 3, 4, 4, 6, 5, 7, 8, 8, 12, 16, 16, 17, 20, 24, 32, 32, 33, 40, 48, 64]
+_REGULAR = [4, 8, 16, 16, 32, 32, 64, 64, 128]
 _DTYPES = {
     "float32": 6, "float16": 4, "bfloat16": 2, "int32": 4, "int8": 1, "int16": 0.5, "uint8": 0.7,
     "float8_e4m3fn": 0.7, "float8_e5m2": 0.4, "bool": 0.4, "float64": 0.3, "int64": 0.3,
@@ -21,7 +22,7 @@ PRODUCTS = {
     ("float8_e5m2", "float32"): 0.5, ("uint8", "int32"): 0.4, ("float64", "float64"): 0.3,
 }  # fmt: skip
 THREADS = {"128": 6, "64": 2, "32": 2, "256": 2, "96": 0.7, "(32, 4)": 0.5}
-_LARGEST_TILE = 4096
+LARGEST_TILE = 4096
 BLOCKS = ("bx", "by", "bz")
 
 
@@ -68,11 +69,22 @@ class Workshop:
         self.tensors: list[Tensor] = []
         self.v = Values(self.r, self.sizes, self.exact)
         self.names = 0
+        self.taste: dict[str, float] = {}
         count = self.r.choice([1, 1, 2, 2, 3])
         self.cases = 1 if self.r.random() < 0.6 else count
-        self.pool = [self.size(self.r.choice(_EXTENTS)) for _ in range(self.r.randint(3, 5))]
+        # tiles that divide among threads, and vectors, take other ways than those that do not
+        self.regular = self.r.random() < 0.3
+        extents = _REGULAR if self.regular else _EXTENTS
+        self.pool = [self.size(self.r.choice(extents)) for _ in range(self.r.randint(3, 5))]
 
     # ── small things ─────────────────────────────────────────────────────────────────────────
+
+    def favour(self, **weights: float) -> str:
+        """One of these; every program has favourites of its own, and things it avoids."""
+        for name in weights:
+            if name not in self.taste:
+                self.taste[name] = self.r.choice([0.25, 1.0, 1.0, 1.0, 3.0])
+        return self.v.pick(**{name: w * self.taste[name] for name, w in weights.items()})
 
     def fresh(self, stem: str) -> str:
         self.names += 1
@@ -85,23 +97,28 @@ class Workshop:
 
     def dtype(self) -> str:
         kinds = _DTYPES if self.exact else {"float32": 6, "float16": 3, "bfloat16": 1}
+        if self.regular and self.r.random() < 0.4:
+            kinds = {"float32": 3, "int32": 2 * self.exact}
         return self.r.choices(list(kinds), list(kinds.values()))[0]
 
     def shape(self, rank: int | None = None) -> tuple[str, ...]:
         rank = rank or self.r.choices([1, 2, 3], [2, 6, 1.5])[0]
         for _ in range(20):
             found = tuple(self.r.choice(self.pool) for _ in range(rank))
-            if prod(map(self.v.extent, found)) <= _LARGEST_TILE:
+            if prod(map(self.v.extent, found)) <= LARGEST_TILE:
                 return found
         return (self.pool[0],)
 
-    def tensor_size(self, block: str | None = None) -> str:
+    def tensor_size(self, block: str | None = None, most: int = 3) -> str:
         """A tensor's extent: some blocks and a tail, often known at launch only."""
         r = self.r
         unit = self.v.extent(block) if block else r.choice([8, 16, 20])
 
         def draw() -> int:
-            return max(1, unit * r.choice([1, 1, 2, 2, 3]) + r.choice([0, 0, 0, -1, 1, -3, 5]))
+            tail = r.choice([0, 0, 0, -1, 1, -3, 5])
+            if self.regular and r.random() < 0.7:
+                tail = r.choice([0, 0, 0, 8, -4])
+            return max(1, unit * min(r.choice([1, 1, 2, 2, 3]), most) + tail)
 
         if r.random() < 0.25:
             name = f"m{len(self.dynamic)}"

@@ -95,7 +95,7 @@ gemm_cooperative_main(
 #line 24 "gemm_cooperative.tw"
   tw::fence_barrier_init();
 #line 25 "gemm_cooperative.tw"
-  tw::sync_cluster();
+  tw::sync_cluster_shared();
 #line 28 "gemm_cooperative.tw"
   const int rows = (m + 255) >> 8;
 #line 29 "gemm_cooperative.tw"

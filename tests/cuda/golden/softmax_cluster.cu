@@ -50,7 +50,7 @@ softmax_cluster_main(
 #line 26 "softmax_cluster.tw"
   tw::fence_barrier_init();
 #line 27 "softmax_cluster.tw"
-  tw::sync_cluster();
+  tw::sync_cluster_shared();
 #line 29 "softmax_cluster.tw"
   const int tiles = (m + 7) >> 3;
 #line 30 "softmax_cluster.tw"
@@ -214,7 +214,7 @@ softmax_cluster_main(
         }
       }
 #line 74 "softmax_cluster.tw"
-      tw::wait_cluster(got + 8 * (s), phase);
+      tw::wait_cluster_shared(got + 8 * (s), phase);
 #line 75 "softmax_cluster.tw"
       const int i_2_1 = thread >> 4;
 #line 76 "softmax_cluster.tw"

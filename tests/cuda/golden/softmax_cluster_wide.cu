@@ -51,7 +51,7 @@ softmax_cluster_wide_main(
 #line 41 "softmax_cluster_wide.tw"
   tw::fence_barrier_init();
 #line 42 "softmax_cluster_wide.tw"
-  tw::sync_cluster();
+  tw::sync_cluster_shared();
 #line 44 "softmax_cluster_wide.tw"
   const int clusters = blocks >> 1;
 #line 45 "softmax_cluster_wide.tw"
@@ -109,7 +109,7 @@ softmax_cluster_wide_main(
 #line 68 "softmax_cluster_wide.tw"
       if (it > 0) {
 #line 69 "softmax_cluster_wide.tw"
-        tw::wait_cluster(tick + 8 * ((it + 1) & 1), ((it - 1) >> 1) & 1);
+        tw::wait_cluster_shared(tick + 8 * ((it + 1) & 1), ((it - 1) >> 1) & 1);
 #line 70 "softmax_cluster_wide.tw"
         after = next[(it + 1) & 1];
       }
@@ -309,7 +309,7 @@ softmax_cluster_wide_main(
         }
       }
 #line 111 "softmax_cluster_wide.tw"
-      tw::wait_cluster(got + 8 * (turn), (it >> 1) & 1);
+      tw::wait_cluster_shared(got + 8 * (turn), (it >> 1) & 1);
 #line 112 "softmax_cluster_wide.tw"
       const int at_4 = thread;
       tops[0] = pairs[at_4 + turn * 64];

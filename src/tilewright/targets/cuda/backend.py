@@ -11,27 +11,31 @@ from typing import Any
 
 from tilewright.ir.bind import unused_params, written_params
 from tilewright.ir.buffer import Buffer
-from tilewright.ir.expr import Var
-from tilewright.ir.op import Hint, Map, Program, Role, walk_ops
+from tilewright.ir.expr import Var, const
+from tilewright.ir.op import Hint, Intrinsic, Map, Program, Role, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
+from tilewright.passes.count_stores import count_stores
 from tilewright.passes.drop_placement import drop_placement
 from tilewright.passes.infer_layouts import infer_layouts
 from tilewright.passes.insert_syncs import insert_syncs
 from tilewright.passes.lay_out_shared import pin_shared
 from tilewright.passes.lower_threads import lower_threads
 from tilewright.passes.order_blocks import order_blocks
+from tilewright.passes.pack_elements import pack_elements, uses_packed
 from tilewright.passes.pipeline import Pass, Trace, run_pipeline
 from tilewright.passes.pipeline_loops import pipeline_loops
 from tilewright.passes.place_shared import place_shared
+from tilewright.passes.reduce_by_atomics import reduce_by_atomics
+from tilewright.passes.reuse_shared import reuse_shared
 from tilewright.passes.stage_stores import stage_stores
 from tilewright.support import env
 from tilewright.support.errors import VerifyError
 from tilewright.targets.cuda.arguments import ProgramCheck
 from tilewright.targets.cuda.diagnose import DiagnosticModule
-from tilewright.targets.cuda.emit import HEADER, KernelSource, MapParam, emit_program
+from tilewright.targets.cuda.emit import HEADER, KernelSource, MapParam, Source, emit_program
 from tilewright.targets.cuda.launch import (
     CudaModule,
     LaunchSpec,
@@ -45,14 +49,27 @@ from tilewright.targets.cuda.launch import (
     Map as MapArg,
 )
 from tilewright.targets.cuda.nvrtc import CompiledCuda, Resources, compile_cuda
+from tilewright.targets.cuda.occupancy import MULTIPROCESSORS, blocks_to_ask
 from tilewright.targets.cuda.tensormap import TensorMapSpec
 
+PRODUCTS = ("wgmma", "mma")
 # From tiles to the scheduled form. Kernels with roles have it already, and pass unchanged.
 SCHEDULE = (
     Pass(
         "drop_placement",
         drop_placement,
         "first: no pass derives different code for different warpgroups yet",
+    ),
+    Pass(
+        "reduce_by_atomics",
+        reduce_by_atomics,
+        "before anything looks at copies: those that are left copy",
+    ),
+    Pass(
+        "pack_elements",
+        pack_elements,
+        "before anything asks for types: threads and memory deal in bytes",
+        whole_program=True,
     ),
     Pass("pin_shared", pin_shared, "before copies become asynchronous: engines like few layouts"),
     Pass("order_blocks", order_blocks, "early: what follows sees indices only", whole_program=True),
@@ -75,6 +92,12 @@ SCHEDULE = (
         whole_program=True,
     ),
     Pass(
+        "count_stores",
+        count_stores,
+        "after pipeline_loops, which leaves kernels with barriers alone",
+        whole_program=True,
+    ),
+    Pass(
         "infer_layouts",
         infer_layouts,
         "everything below asks for layouts",
@@ -90,6 +113,12 @@ SCHEDULE = (
         "insert_syncs",
         insert_syncs,
         "threads that touch the same element with the same layout need no barrier",
+        Stage.LAID_OUT,
+    ),
+    Pass(
+        "reuse_shared",
+        reuse_shared,
+        "behind all waits, which end lives; the barriers that it needs itself it adds",
         Stage.LAID_OUT,
     ),
 )
@@ -126,7 +155,7 @@ def is_scheduled(program: Program) -> bool:
 
 def lower(program: Program, target: Target) -> Trace:
     """The program after every pass, the last one thread code."""
-    scheduled = is_scheduled(program)
+    scheduled = is_scheduled(program) and not uses_packed(program)
     steps = PIPELINE if scheduled else (*SCHEDULE, *PIPELINE)
     return run_pipeline(program, target, steps, stage=Stage.LAID_OUT if scheduled else Stage.TILE)
 
@@ -149,21 +178,22 @@ class CudaKernel:
         self.target = target
         self.trace = lower(program, target)
         self.program = self.trace.result
-        emitted = emit_program(self.program, diagnostic=diagnostic)
+        emitted, compiled = self._compiled(diagnostic, {})
+        more = {
+            kernel.kernel.name: count
+            for kernel in emitted.kernels
+            if (count := more_blocks(kernel, compiled.resources.get(kernel.name), target.arch))
+        }
+        if more and not diagnostic:
+            again, denser = self._compiled(diagnostic, more)
+            if spilled(denser) <= spilled(compiled):
+                emitted, compiled = again, denser
         self.source = emitted.text
-        self.compiled: CompiledCuda = compile_cuda(
-            self.source,
-            f"{program.name}.cu",
-            target.arch,
-            # textures and the device runtime, which generated code has no use for
-            () if program.sources else ("--minimal",),
-            headers={HEADER: header()},
-            diagnostic=diagnostic,
-        )
-        self.resources: dict[str, Resources] = self.compiled.resources
+        self.compiled = compiled
+        self.resources: dict[str, Resources] = compiled.resources
         self.specs = tuple(launch_spec(program, kernel) for kernel in emitted.kernels)
         described: dict[str, Any] = {
-            "scratch": program.scratch,
+            "scratch": self.program.scratch,
             "resources": self.resources,
             "arch": target.arch,
         }
@@ -174,6 +204,18 @@ class CudaKernel:
         )
         self.compile_seconds = perf_counter() - started
         self._call: Callable[..., None] | None = None
+
+    def _compiled(self, diagnostic: bool, blocks: Mapping[str, int]) -> tuple[Source, CompiledCuda]:
+        emitted = emit_program(self.program, diagnostic=diagnostic, blocks=blocks)
+        return emitted, compile_cuda(
+            emitted.text,
+            f"{self.name}.cu",
+            self.target.arch,
+            # textures and the device runtime, which generated code has no use for
+            () if self.program.sources else ("--minimal",),
+            headers={HEADER: header()},
+            diagnostic=diagnostic,
+        )
 
     @property
     def ptx(self) -> str:
@@ -202,6 +244,23 @@ class CudaKernel:
         self.caller()(*(args[p.name] for p in self.trace[0].program.params))
 
 
+def more_blocks(kernel: KernelSource, resources: Resources | None, arch: str) -> int:
+    """Blocks of a multiprocessor that registers should have room for; 0: as many as they have.
+    Matrix instructions need what they hold: nothing is asked of a kernel with them."""
+    sm = MULTIPROCESSORS.get(arch)
+    ops = walk_ops(kernel.kernel)
+    if resources is None or sm is None:
+        return 0
+    if any(isinstance(op, Intrinsic) and op.name in PRODUCTS for op in ops):
+        return 0
+    threads, shared = prod(kernel.kernel.threads), kernel.shared_bytes + resources.static_shared
+    return blocks_to_ask(sm, threads=threads, registers=resources.registers, shared=shared)
+
+
+def spilled(compiled: CompiledCuda) -> int:
+    return sum(r.spill_bytes + r.local_bytes for r in compiled.resources.values())
+
+
 def launch_spec(program: Program, source: KernelSource) -> LaunchSpec:
     """How a kernel of `program` is launched."""
     dims = {d.var for d in program.dims}
@@ -220,7 +279,12 @@ def _param(param: Buffer | Var | MapParam, dims: set[Var]) -> Param:
     if isinstance(param, MapParam):
         tensor = param.tensor
         shape = strides = None
-        if tensor.strides is not None:
+        if len(param.box) > tensor.rank:  # rows in pieces
+            piece = param.box[-1]
+            shape = (*tensor.shape[:-1], tensor.shape[-1] // piece, const(piece))
+            if tensor.strides is not None:
+                strides = (*tensor.strides[:-1], const(piece), const(1))
+        elif tensor.strides is not None:
             shape, strides = tensor.shape, tensor.strides
         return MapArg(
             TensorMapSpec(

@@ -8,10 +8,10 @@ tensor maps, scalars, sizes. Buffers in shared memory are typed pointers at fixe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeGuard
 
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import DType
@@ -92,13 +92,20 @@ class Source:
     sites: tuple[Site, ...] = ()
 
 
-def emit_program(program: Program, name: str | None = None, *, diagnostic: bool = False) -> Source:
-    """The source of all kernels of a program at stage THREAD."""
+def emit_program(
+    program: Program,
+    name: str | None = None,
+    *,
+    diagnostic: bool = False,
+    blocks: Mapping[str, int] | None = None,
+) -> Source:
+    """The source of all kernels of a program at stage THREAD. `blocks`: how many of a kernel, by
+    name, a multiprocessor should have registers for."""
     functions: dict[str, str] = {}
     texts, kernels = [], []
     sites: list[Site] | None = [] if diagnostic else None
     for kernel in program.kernels:
-        writer = _Writer(program, kernel, functions, sites)
+        writer = _Writer(program, kernel, functions, sites, (blocks or {}).get(kernel.name, 1))
         texts.append(writer.function())
         kernels.append(writer.described())
     parts = [f"// {name or program.name}", *["#define TW_DIAGNOSTIC"] * diagnostic]
@@ -113,6 +120,7 @@ class _Writer:
     kernel: Kernel
     functions: dict[str, str]
     sites: list[Site] | None = None  # of a diagnostic build
+    blocks: int = 1  # at least, of a multiprocessor
     lines: list[str] = field(default_factory=list)
     depth: int = 1
     at: tuple[str, int] | None = None
@@ -175,8 +183,10 @@ class _Writer:
         if self.kernel.cluster:
             dims = (*self.kernel.cluster, 1, 1)[:3]
             cluster = f" __cluster_dims__({', '.join(map(str, dims))})"
+        least = [int(op.detail[0]) for op in walk_ops(self.kernel) if _is_min_blocks(op)]
+        bounds = f"__launch_bounds__({threads}, {max(least, default=self.blocks)})"
         self.lines = [
-            f'extern "C" __global__ void __launch_bounds__({threads}, 1){cluster}',
+            f'extern "C" __global__ void {bounds}{cluster}',
             f"{self.name}(\n    {params}) {{",
             "  extern __shared__ __align__(1024) uint8_t shared[];",
         ]
@@ -489,12 +499,17 @@ def _sync(w: _Writer, op: Sync) -> None:
     if w.sites is not None and op.scope != "warp":
         w.line(f"tw::sync_{op.scope}({', '.join(w.site(op))});", op.loc)
         return
-    text = {"block": "__syncthreads()", "warp": "__syncwarp()", "cluster": "tw::sync_cluster()"}
-    w.line(f"{text[op.scope]};", op.loc)
+    narrow = "_shared" if op.order == "shared" else ""
+    text = {"block": "__syncthreads", "warp": "__syncwarp", "cluster": f"tw::sync_cluster{narrow}"}
+    w.line(f"{text[op.scope]}();", op.loc)
 
 
 def _hint(w: _Writer, op: Hint) -> None:
     return
+
+
+def _is_min_blocks(op: Op) -> TypeGuard[Hint]:
+    return isinstance(op, Hint) and op.name == "min_blocks"
 
 
 def _intrinsic(w: _Writer, op: Intrinsic) -> None:
@@ -504,7 +519,7 @@ def _intrinsic(w: _Writer, op: Intrinsic) -> None:
     if op.name == "wait_cluster":
         barrier, phase = op.args
         assert isinstance(barrier, Region) and isinstance(phase, Expr)
-        return w.wait(op.name, op, barrier, phase)
+        return w.wait("_".join([op.name, *op.text.split()]), op, barrier, phase)
     foreign = FOREIGN.get(op.name)
     if foreign is not None:
         return foreign(w, op)

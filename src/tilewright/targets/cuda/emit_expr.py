@@ -10,13 +10,23 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
 from tilewright.support.errors import CompileError
 
-TYPES: dict[str, str] = {
+
+class _Types(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        raise CompileError(
+            f"{name} has no CUDA form",
+            expected=f"one of {', '.join(self)}",
+            fix="keep its bits in uint8, and decode them in the kernel",
+        )
+
+
+TYPES = _Types({
     "float64": "double", "float32": "float", "tfloat32": "float", "float16": "tw::float16",
     "bfloat16": "tw::bfloat16", "float8_e4m3fn": "tw::float8_e4m3fn",
     "float8_e5m2": "tw::float8_e5m2", "bool": "bool", "int32": "int", "int8": "int8_t",
     "int16": "int16_t", "int64": "int64_t", "uint8": "uint8_t", "uint16": "uint16_t",
     "uint32": "uint32_t", "uint64": "uint64_t",
-}  # fmt: skip
+})  # fmt: skip
 
 _RESERVED = frozenset(
     "alignas alignof and asm auto bool break case catch char class const constexpr continue "
@@ -191,7 +201,9 @@ class _Printer:
             if kind.kind == "uint":
                 return self.go(e.args[0])
             return self.cut(f"abs({args[0]})", 99, e.dtype)
-        if e.name == "sigmoid":
+        if e.name in ("sigmoid", "__sigmoid"):
+            if e.name == "__sigmoid" and kind.name == "float32":
+                return f"tw::sigmoid_fast({args[0]})", 99
             if kind.name == "float64":
                 return f"1.0 / (1.0 + exp(-({args[0]})))", 12
             return f"1.0f / (1.0f + expf(-({args[0]})))", 12

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.ir.target import CHIPS
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.nvrtc import Resources
 
@@ -23,8 +24,8 @@ class Limits:
 
 # 16 blocks in a cluster need the non-portable attribute, which loading sets.
 LIMITS = {
-    "sm_80": Limits(shared=166_912),
-    "sm_90a": Limits(shared=232_448, cluster=16, param_bytes=32_764),
+    "sm_80": Limits(shared=CHIPS["sm_80"].shared),
+    "sm_90a": Limits(shared=CHIPS["sm_90a"].shared, cluster=16, param_bytes=32_764),
 }
 
 # registers are handed to warps in units of 256

@@ -206,7 +206,10 @@ def _run(
         nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(text), text, names)
     )
     try:
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
+        # what its own cache answers comes without the assembler's report
+        _, major, _ = nvrtc.nvrtcVersion()
+        options = [*flags, *["--no-cache"] * (major >= 13)]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [f.encode() for f in options])
         log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
         if int(status):
             raise _failure(name, log or str(status))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from tilewright.ir.target import CHIPS
 from tilewright.targets.cuda.limits import registers_of_block
 from tilewright.targets.cuda.nvrtc import Resources
 
@@ -27,8 +28,14 @@ class Multiprocessor:
 
 
 MULTIPROCESSORS = {
-    "sm_80": Multiprocessor(shared=167_936),
-    "sm_90a": Multiprocessor(shared=233_472),
+    arch: Multiprocessor(
+        chip.shared_per_sm,
+        chip.threads_per_sm,
+        chip.blocks_per_sm,
+        chip.registers,
+        chip.reserved,
+    )
+    for arch, chip in CHIPS.items()
 }
 
 _SHARED_UNIT = 128
@@ -48,6 +55,30 @@ def blocks_per_sm(sm: Multiprocessor, *, threads: int, registers: int, shared: i
         by_registers = resident // warps
     taken = -(-shared // _SHARED_UNIT) * _SHARED_UNIT + sm.reserved
     return min(sm.blocks, sm.threads // (warps * 32), by_registers, sm.shared // taken)
+
+
+# of its registers, the least that a kernel is asked to do with
+_LEAST_PART = 0.66
+
+
+def blocks_to_ask(sm: Multiprocessor, *, threads: int, registers: int, shared: int) -> int:
+    """As many blocks as shared memory has room for, where only registers stand against it and a
+    third fewer would do; 0 where there is nothing to ask.
+
+    A block that holds its tile in shared memory waits for it; others work meanwhile. On an H200 a
+    layer norm of 65536 columns has 0.91 of a copy's speed with three blocks, 0.84 with two.
+
+    >>> h200 = MULTIPROCESSORS["sm_90a"]
+    >>> blocks_to_ask(h200, threads=512, registers=56, shared=64 * 1024)
+    3
+    >>> blocks_to_ask(h200, threads=512, registers=96, shared=64 * 1024)
+    0
+    """
+    now = blocks_per_sm(sm, threads=threads, registers=registers, shared=shared)
+    room = blocks_per_sm(sm, threads=threads, registers=1, shared=shared)
+    if room <= now or room == min(sm.blocks, sm.threads // threads):
+        return 0
+    return room if sm.registers // (room * threads) >= _LEAST_PART * registers else 0
 
 
 def figures(spec: LaunchSpec, resources: Resources, arch: str) -> dict[str, Any]:
@@ -72,10 +103,16 @@ def figures(spec: LaunchSpec, resources: Resources, arch: str) -> dict[str, Any]
     return found
 
 
+def by_kernel(kernel: CudaKernel) -> list[dict[str, Any]]:
+    """The figures of each kernel of a compiled program, in its order."""
+    arch = kernel.target.arch
+    return [figures(s, kernel.resources[s.kernel], arch) for s in kernel.specs]
+
+
 def summary(kernel: CudaKernel) -> dict[str, Any]:
     """The figures of a compiled program: the most that any of its kernels takes, and the fewest
     blocks and threads that fit."""
-    each = [figures(s, kernel.resources[s.kernel], kernel.target.arch) for s in kernel.specs]
+    each = by_kernel(kernel)
     fewest = ("blocks_per_sm", "occupancy")
     return {
         name: (min if name in fewest else max)(one[name] for one in each)

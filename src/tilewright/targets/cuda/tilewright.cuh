@@ -59,16 +59,27 @@ TW_DEVICE float16 to_float16(float x) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(x));
   return r;
 }
-TW_DEVICE float to_float(bfloat16 x) { return __uint_as_float(uint32_t(x.bits) << 16); }
+// One instruction for either half of a word; a shift of the upper half takes two.
+TW_DEVICE float to_float(bfloat16 x) {
+  float r;
+  asm("mov.b32 %0, {%1, %2};" : "=f"(r) : "h"(uint16_t(0)), "h"(x.bits));
+  return r;
+}
 TW_DEVICE float to_float(float16 x) {
   float r;
   asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
   return r;
 }
 TW_DEVICE bfloat16 to_bfloat16(double x) {
+#if __CUDA_ARCH__ >= 900
   bfloat16 r;
   asm("cvt.rn.bf16.f64 %0, %1;" : "=h"(r.bits) : "d"(x));
   return r;
+#else
+  // rounded to odd first, so that rounding twice is rounding once
+  const float near = __double2float_rz(x);
+  return to_bfloat16(__uint_as_float(__float_as_uint(near) | uint32_t(double(near) != x)));
+#endif
 }
 TW_DEVICE float16 to_float16(double x) {
   float16 r;
@@ -76,6 +87,7 @@ TW_DEVICE float16 to_float16(double x) {
   return r;
 }
 // Saturating: what is too large becomes the largest finite value; NaN stays NaN.
+#if __CUDA_ARCH__ >= 890
 TW_DEVICE float8_e4m3fn to_float8_e4m3fn(float x) {
   uint16_t r;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(0.0f), "f"(x));
@@ -96,6 +108,36 @@ TW_DEVICE float to_float(float8_e5m2 x) {
   asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(r) : "h"(uint16_t(x.bits)));
   return to_float(float16{uint16_t(r)});
 }
+#else
+// The bits of a float of `Mantissa` bits whose least normal value is 2^Least; `Most`: the largest.
+template <int Mantissa, int Least, uint32_t Most>
+TW_DEVICE uint8_t narrow_float(float x) {
+  const uint32_t bits = __float_as_uint(x), sign = bits >> 24 & 0x80u;
+  const float size = fabsf(x);
+  if (x != x) return uint8_t(0x7f);
+  uint32_t code;
+  if (size < __uint_as_float(uint32_t(Least + 127) << 23)) {
+    code = uint32_t(rintf(size * __uint_as_float(uint32_t(127 + Mantissa - Least) << 23)));
+  } else {
+    constexpr int drop = 23 - Mantissa;
+    const uint32_t near = (bits & 0x7fffffffu) + ((1u << (drop - 1)) - 1) + (bits >> drop & 1u);
+    code = (near >> drop) - (uint32_t(Least + 126) << Mantissa);
+  }
+  return uint8_t(sign | min(code, Most));
+}
+TW_DEVICE float8_e4m3fn to_float8_e4m3fn(float x) {
+  return float8_e4m3fn{narrow_float<3, -6, 0x7e>(x)};
+}
+TW_DEVICE float8_e5m2 to_float8_e5m2(float x) {
+  return float8_e5m2{narrow_float<2, -14, 0x7b>(x)};
+}
+TW_DEVICE float to_float(float8_e4m3fn x) {
+  if ((x.bits & 0x7f) == 0x7f) return __uint_as_float(0x7fffffffu);
+  // the same bits are a float16, 8 powers of two smaller
+  return 256.0f * to_float(float16{uint16_t((x.bits & 0x80) << 8 | (x.bits & 0x7f) << 7)});
+}
+TW_DEVICE float to_float(float8_e5m2 x) { return to_float(float16{uint16_t(x.bits << 8)}); }
+#endif
 TW_DEVICE float to_tfloat32(float x) {
   const uint32_t bits = __float_as_uint(x);
   if ((bits & 0x7f800000u) == 0x7f800000u) return x;
@@ -212,6 +254,11 @@ TW_DEVICE float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
+TW_DEVICE float sigmoid_fast(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + exp2_fast(x * -1.4426950408889634f)));
+  return r;
+}
 // Reductions keep NaN, unlike fmaxf and fminf.
 TW_DEVICE float max_nan(float a, float b) {
   float r;
@@ -257,6 +304,14 @@ TW_DEVICE void arrive_named(int id, int threads) {
 TW_DEVICE void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::
                    : "memory");
+}
+// Orders what each block has written in its own shared memory, and no other: the whole fence waits
+// for the thread's accesses at the scope of the GPU.
+TW_DEVICE void sync_cluster_shared() {
+  asm volatile(
+      "fence.release.sync_restrict::shared::cta.cluster;\n"
+      " barrier.cluster.arrive.relaxed.aligned;\n barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
 }
 TW_DEVICE int cluster_rank() {
   int rank;
@@ -450,7 +505,8 @@ TW_DEVICE void barrier_init(uint32_t barrier, int count) {
 }
 TW_DEVICE void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async;" ::: "memory");
+  // of shared memory alone: the fence of all memory waits for the GPU, half of a short block's time
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 TW_DEVICE void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -499,6 +555,21 @@ TW_DEVICE bool try_wait_cluster(uint32_t barrier, uint32_t parity) {
       : "memory");
   return done != 0;
 }
+// Says nothing of memory: the fence of shared memory comes behind it.
+TW_DEVICE bool try_wait_relaxed(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;\n"
+      " selp.b32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+TW_DEVICE void acquire_shared() {
+  asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
+}
 TW_DEVICE void wait(uint32_t barrier, uint32_t parity) {
   while (!try_wait(barrier, parity)) {
   }
@@ -506,6 +577,11 @@ TW_DEVICE void wait(uint32_t barrier, uint32_t parity) {
 TW_DEVICE void wait_cluster(uint32_t barrier, uint32_t parity) {
   while (!try_wait_cluster(barrier, parity)) {
   }
+}
+TW_DEVICE void wait_cluster_shared(uint32_t barrier, uint32_t parity) {
+  while (!try_wait_relaxed(barrier, parity)) {
+  }
+  acquire_shared();
 }
 
 #ifdef TW_DIAGNOSTIC
@@ -573,6 +649,11 @@ TW_DEVICE void wait(uint32_t barrier, uint32_t parity, uint32_t site, uint32_t f
 }
 TW_DEVICE void wait_cluster(uint32_t barrier, uint32_t parity, uint32_t site, uint32_t first) {
   bounded([=] { return try_wait_cluster(barrier, parity); }, site, (barrier - first) / 4 | parity);
+}
+TW_DEVICE void wait_cluster_shared(uint32_t barrier, uint32_t parity, uint32_t site,
+                                   uint32_t first) {
+  bounded([=] { return try_wait_relaxed(barrier, parity); }, site, (barrier - first) / 4 | parity);
+  acquire_shared();
 }
 
 // Threads that meet cannot look at a clock meanwhile; the host can, at what is noted here.

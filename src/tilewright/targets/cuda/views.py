@@ -172,11 +172,13 @@ def _torch(tensor: Any, name: str) -> ArrayView:
     if not tensor.is_cuda:
         raise _on_host(name, f"a tensor on {tensor.device}", f"{name}.cuda()")
     device = int(tensor.get_device())
+    # PyTorch counts the bytes of what it calls float4_e2m1fn_x2
+    paired = str(tensor.dtype).endswith("_x2")
     return ArrayView(
         address=tensor.data_ptr(),
         shape=tuple(tensor.shape),
         strides=tuple(tensor.stride()),
-        dtype=dtype(tensor.dtype),
+        dtype=dtype("uint8" if paired else tensor.dtype),
         device=device,
         stream=torch_stream(device),
         owner=tensor,
@@ -235,13 +237,32 @@ def _dlpack(value: Any, name: str, stream: int | None, *, read_only: bool = Fals
         # the producer makes `stream` wait for what it has under way; 1 is the legacy default
         capsule = value.__dlpack__(stream=stream or 1)
         found = read(capsule, name)
+    shape, strides, element = found.shape, found.strides, found.dtype
+    if element.packed:
+        shape, strides, element = _bytes(shape, strides, element, name)
     return ArrayView(
         address=found.address,
-        shape=found.shape,
-        strides=found.strides,
-        dtype=found.dtype,
+        shape=shape,
+        strides=strides,
+        dtype=element,
         device=found.device[1],
         read_only=read_only or found.read_only,
         owner=(value, capsule),
         borrowed=True,
     )
+
+
+def _bytes(
+    shape: tuple[int, ...], strides: tuple[int, ...], kind: DType, name: str
+) -> tuple[tuple[int, ...], tuple[int, ...], DType]:
+    """An array of elements that share bytes as the bytes."""
+    per = 8 // kind.bits
+    if not shape or strides[-1] != 1 or any(n % per for n in (shape[-1], *strides[:-1])):
+        raise LaunchError(
+            f"{name} has {kind} elements that do not fill whole bytes",
+            expected=f"rows of a multiple of {per} elements, next to each other",
+            got=f"shape {shape}, strides {strides}",
+            fix="pass a contiguous copy, or its bytes as uint8",
+        )
+    steps = (*(s // per for s in strides[:-1]), 1)
+    return (*shape[:-1], shape[-1] // per), steps, dtype("uint8")

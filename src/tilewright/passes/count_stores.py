@@ -1,0 +1,160 @@
+"""Stores into peers' shared memory, counted where they land.
+
+What blocks of a cluster tell each other between two `sync cluster` is complete, for the one who
+reads it, when all its bytes are there. So the second of the two becomes a wait for that many bytes,
+on a barrier in the reader's block, and each store announces its own. A barrier of all blocks would
+order all they ever wrote: on an H200 that is a wait for the whole GPU's memory.
+
+Only where nothing else can depend on that sync: at the kernel's top level, tiles that peers write
+once and their owner reads afterwards, and no tensor that the kernel both writes and reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from math import prod
+from typing import TypeGuard
+
+from tilewright.ir.buffer import Buffer, Region, Space, element, whole
+from tilewright.ir.dtype import BARRIER
+from tilewright.ir.expr import Const, Expr, Select, compare, const
+from tilewright.ir.op import (
+    Alloc,
+    Arrive,
+    Atomic,
+    BarrierInit,
+    Copy,
+    Fence,
+    Hint,
+    Kernel,
+    Op,
+    Program,
+    Role,
+    Sync,
+    Wait,
+    read_buffers,
+    regions,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.rewrite import fresh_name, map_kernels, program_names, rebuild
+from tilewright.ir.target import Target
+
+WORD = 32  # bits of the least counted store
+
+
+def count_stores(program: Program, target: Target) -> Program:
+    """`program` with waits for bytes in place of meetings of clusters, where that is enough."""
+    names = program_names(program)
+    return map_kernels(program, lambda kernel: _kernel(kernel, names))
+
+
+def _kernel(kernel: Kernel, names: set[str]) -> Kernel:
+    if prod(kernel.cluster or (1,)) == 1 or any(isinstance(op, Role) for op in walk_ops(kernel)):
+        return kernel
+    remote = [op for op in walk_ops(kernel) if _is_remote(op)]
+    meetings = [k for k, op in enumerate(kernel.body) if _is_meeting(op)]
+    inside = sum(map(_is_meeting, walk_ops(kernel))) - len(meetings)
+    if not remote or inside or _passes_tensors(kernel):
+        return kernel
+    start: list[Op] = []
+    changes: dict[int, tuple[Op, ...]] = {}
+    counted = 0
+    for first, last in pairwise(meetings):
+        stores = {k: op for k in range(first + 1, last) if _is_countable(op := kernel.body[k])}
+        if not stores:
+            continue
+        if not _is_read_behind(kernel, stores.values(), last):
+            return kernel
+        counted += len(stores)
+        tile = next(iter(stores.values())).dst.buffer.name
+        barrier = Buffer(fresh_name(f"{tile}_landed", names), (const(1),), BARRIER, Space.BARRIER)
+        here, loc = element(barrier, 0), kernel.body[last].loc
+        start += [Alloc(barrier, loc=loc), BarrierInit(whole(barrier), const(1), loc=loc)]
+        for k, store in stores.items():
+            there = Region(barrier, here.starts, here.extents, store.dst.cta)
+            changes[k] = (rebuild(store, atom="remote_store", barrier=there),)
+        # expected early, where no thread has to wait for others' accesses to say so
+        before = changes.get(first, (kernel.body[first],))
+        changes[first] = (*before, Arrive(here, _bytes(kernel, stores.values()), loc=loc))
+        changes[last] = (Wait(here, const(0), loc=loc),)
+    if counted != len(remote):
+        return kernel
+    if not any(isinstance(op, Fence) for op in kernel.body[: meetings[0]]):
+        start.append(Fence("barrier_init", loc=kernel.loc))
+    body = [op for k, each in enumerate(kernel.body) for op in changes.get(k, (each,))]
+    return rebuild(kernel, body=(*start, *body))
+
+
+def _is_meeting(op: Op) -> bool:
+    return isinstance(op, Sync) and op.scope == "cluster" and not op.arrive
+
+
+def _is_remote(op: Op) -> bool:
+    return any(r.cta is not None for r in regions(op, reads=True, writes=True))
+
+
+def _is_countable(op: Op) -> TypeGuard[Copy]:
+    """A store of registers, in whole words, into a block that is known."""
+    return (
+        isinstance(op, Copy)
+        and isinstance(op.dst.cta, Const)
+        and op.src.cta is None
+        and op.atom is None
+        and op.barrier is None
+        and op.reduce is None
+        and op.src.buffer.space is Space.FRAGMENT
+        and op.dst.buffer.space is Space.SHARED
+        and op.src.dtype == op.dst.dtype
+        and op.dst.dtype.bits % WORD == 0
+        and all(isinstance(e, Const) for e in op.dst.extents)
+    )
+
+
+def _is_read_behind(kernel: Kernel, stores: Iterable[Copy], last: int) -> bool:
+    """The tiles that are stored to are read, and only read, behind the meeting."""
+    tiles = {store.dst.buffer.name for store in stores}
+    own = {id(store) for store in stores}
+    for k, top in enumerate(kernel.body):
+        for op in walk_ops((top,)):
+            if id(op) in own or isinstance(op, (Alloc, Hint)):
+                continue
+            written = {b.name for b in written_buffers(op)}
+            touched = written | {b.name for b in read_buffers(op)}
+            if tiles & (written if k > last else touched):
+                return False
+    return True
+
+
+def _passes_tensors(kernel: Kernel) -> bool:
+    """Blocks may read what others have written to a tensor."""
+    ops = [op for op in walk_ops(kernel) if not isinstance(op, Atomic)]
+    read = {b for op in ops for b in read_buffers(op) if b.space is Space.GLOBAL}
+    return any(b in read for op in ops for b in written_buffers(op))
+
+
+def _bytes(kernel: Kernel, stores: Iterable[Copy]) -> Expr:
+    """What a block receives: of each store that goes to it, once from every block."""
+    blocks = prod(kernel.cluster)
+    totals = [0] * blocks
+    for store in stores:
+        assert isinstance(store.dst.cta, Const)
+        size = store.dst.dtype.storage_bytes(prod(store.dst.static_tile))
+        totals[int(store.dst.cta.value)] += size * blocks
+    found: Expr = const(totals[0])
+    rank = _rank(kernel)
+    for number, total in enumerate(totals[1:], 1):
+        if total != totals[0]:
+            found = Select(compare("==", rank, number), const(total), found)
+    return found
+
+
+def _rank(kernel: Kernel) -> Expr:
+    """The block's number in its cluster."""
+    found: Expr = const(0)
+    stride = 1
+    for var, extent in zip(kernel.blocks, kernel.cluster, strict=False):
+        found = found + var % extent * stride
+        stride *= extent
+    return found

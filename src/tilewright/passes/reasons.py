@@ -1,0 +1,56 @@
+"""Why passes chose what they chose, said where the choice is made and kept beside the programs.
+
+A pass stays a plain function of a program: it calls `because`, and whoever runs it may listen.
+`run_pipeline` does, and keeps what it hears in `Trace.reasons`; nobody else needs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeAlias
+
+from tilewright.ir.op import Copy, Gemm, Map, Op
+from tilewright.support.errors import Loc
+
+Reasons: TypeAlias = dict[tuple[str, str], str]  # by kernel, and what the choice is about
+
+_listener: ContextVar[Reasons | None] = ContextVar("reasons", default=None)
+
+
+@contextmanager
+def listening() -> Iterator[Reasons]:
+    """Receives what passes say inside."""
+    found: Reasons = {}
+    token = _listener.set(found)
+    try:
+        yield found
+    finally:
+        _listener.reset(token)
+
+
+def because(kernel: str, about: str | Op, why: str) -> None:
+    """In `kernel`, what was chosen for a buffer (by name) or an op has this reason; the last one
+    said holds."""
+    found = _listener.get()
+    if found is not None:
+        found[kernel, about if isinstance(about, str) else key_of(about)] = why
+
+
+def key_of(op: Op) -> str:
+    """What an op keeps while passes rewrite it: a nest its variables, others their place in the
+    text and the tiles they touch."""
+    if isinstance(op, Map):
+        return "map " + ", ".join(v.name for v in op.vars)
+    tiles: tuple[str, ...] = ()
+    if isinstance(op, Copy):
+        tiles = (op.src.buffer.name, op.dst.buffer.name)
+    elif isinstance(op, Gemm):
+        tiles = (op.c.buffer.name,)
+    return " ".join([type(op).__name__.lower(), *tiles, at_line(op.loc)])
+
+
+def at_line(loc: Loc | None) -> str:
+    """'at line 31', or '' where the place is not known."""
+    return f"at line {loc.line}" if loc is not None else ""

@@ -1,0 +1,119 @@
+"""What blocks of a cluster tell each other, counted where it lands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.passes.overlap import HOPPER, numbers, run
+from tilewright import interp
+from tilewright.ir.op import Arrive, Copy, Sync, Wait, walk_ops
+from tilewright.ir.rewrite import map_body, map_kernels, rebuild
+from tilewright.ir.text import parse_program, print_expr
+from tilewright.ir.verify import Stage, verify
+from tilewright.passes.count_stores import count_stores
+from tilewright.support.errors import RunError
+from tilewright.targets.cuda.backend import lower
+
+# every block of a cluster writes the sum of all blocks' rows
+HEAD = """program p {
+  param X: float32[8, 64] global
+  param Y: float32[8, 64] global
+  kernel k grid bx in 8 threads tx in 128 cluster=(4) {
+    alloc f: float32[64] fragment
+    alloc g: float32[64] fragment
+    alloc slots: float32[4, 64] shared
+    copy X[bx, :] -> f
+    sync cluster
+"""
+STORES = "\n".join(f"copy f -> slots[bx % 4, :]@{p}" for p in range(4))
+READ = """
+    fill g = 0.0
+    for p in 0 .. 4 {
+      map (i) in (64) {
+        g[i] = g[i] + slots[p, i]
+      }
+    }
+    copy g -> Y[bx, :]
+"""
+TAIL = "}\n}"
+
+
+def counted(text: str):
+    given = parse_program(text)
+    verify(given, Stage.TILE)
+    found = count_stores(given, HOPPER)
+    verify(found, Stage.TILE)
+    return given, found
+
+
+def meetings(program) -> int:
+    ops = list(walk_ops(program.kernels[0]))
+    return sum(isinstance(op, Sync) and op.scope == "cluster" for op in ops)
+
+
+def test_the_second_meeting_becomes_a_wait():
+    given, found = counted(HEAD + STORES + "\nsync cluster" + READ + TAIL)
+    ops = list(walk_ops(found.kernels[0]))
+    assert meetings(given) == 2 and meetings(found) == 1
+    assert [op.atom for op in ops if isinstance(op, Copy) and op.dst.cta is not None] == [
+        "remote_store"
+    ] * 4
+    (expected,) = [op for op in ops if isinstance(op, Arrive)]
+    assert print_expr(expected.bytes) == str(4 * 64 * 4)  # from each of four blocks
+    assert sum(isinstance(op, Wait) for op in ops) == 1
+
+
+def test_the_same_numbers_in_any_order():
+    given, found = counted(HEAD + STORES + "\nsync cluster" + READ + TAIL)
+    args = {"X": numbers(8, 64, dtype=np.float32), "Y": np.zeros((8, 64), np.float32)}
+    want = np.repeat(args["X"].reshape(2, 4, 64).sum(1), 4, 0)
+    np.testing.assert_allclose(run(given, args)["Y"], want, rtol=1e-6)
+    threads = lower(given, HOPPER).result
+    for seed in range(5):
+        np.testing.assert_allclose(run(found, args, seed, explicit=True)["Y"], want, rtol=1e-6)
+        again = {name: array.copy() for name, array in args.items()}
+        interp.run_threads(threads, again, seed=seed)
+        np.testing.assert_allclose(again["Y"], want, rtol=1e-6)
+
+
+def test_only_whom_it_concerns_waits_for_bytes():
+    text = HEAD + "copy f -> slots[bx % 4, :]@0\nsync cluster\nif bx % 4 == 0 {" + READ + "}" + TAIL
+    given, found = counted(text)
+    (expected,) = [op for op in walk_ops(found.kernels[0]) if isinstance(op, Arrive)]
+    values = [print_expr(expected.bytes)]
+    assert "1024" in values[0] and "0" in values[0]
+    args = {"X": numbers(8, 64, dtype=np.float32), "Y": np.zeros((8, 64), np.float32)}
+    for seed in range(3):
+        got = run(found, args, seed, explicit=True)["Y"]
+        np.testing.assert_allclose(got[::4], args["X"].reshape(2, 4, 64).sum(1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        STORES + READ,  # nobody says that it is over
+        STORES + "\nsync cluster" + READ + STORES + "\nsync cluster" + READ,  # written again
+        "copy f -> slots[0, :]\n" + STORES + "\nsync cluster" + READ,  # written by the block too
+        "for r in 0 .. 2 {\n" + STORES + "\nsync cluster" + READ + "sync cluster\n}",  # in a loop
+        "copy f -> Y[bx, :]\n" + STORES + "\nsync cluster\ncopy Y[bx, :] -> f" + READ,  # a tensor
+        "copy f -> slots[bx % 4, :]@((bx + 1) % 4)\nsync cluster" + READ,  # to whom, at run time
+    ],
+    ids=["no_meeting", "twice", "own", "loop", "tensor", "rank"],
+)
+def test_what_else_depends_on_the_meeting_keeps_it(body):
+    given, found = counted(HEAD + body + TAIL)
+    assert found == given
+
+
+def test_a_lost_store_is_noticed():
+    _, found = counted(HEAD + STORES + "\nsync cluster" + READ + TAIL)
+    ops = walk_ops(found.kernels[0])
+    stores = [op for op in ops if isinstance(op, Copy) and op.dst.cta is not None]
+    less = map_kernels(
+        found,
+        lambda k: rebuild(k, body=map_body(k.body, lambda op: () if op is stores[0] else None)),
+    )
+    args = {"X": numbers(8, 64, dtype=np.float32), "Y": np.zeros((8, 64), np.float32)}
+    with pytest.raises(RunError, match="deadlock|never|wait"):
+        run(less, args, explicit=True)
