@@ -52,12 +52,13 @@ def tell(value, slots, rank, cluster):
             T.copy_cluster(value, slots[rank, :], dst_block=peer)
 
 
-def choose(columns: int, clusters: bool = True) -> dict[str, Any]:
-    """The variant of a row kernel and its sizes for rows of `columns` elements of 16 bits."""
+def choose(columns: int, clusters: bool = True, block: int = BLOCK) -> dict[str, Any]:
+    """The variant of a row kernel and its sizes for rows of `columns` elements of 16 bits; `block`
+    of them in the registers of a block."""
     if columns <= SHORT:
         # a power of two: the threads of a row are then a part of a warp, or whole warps
         width = max(VECTOR, 1 << (columns - 1).bit_length())
-        return {"variant": "rows", "block_M": BLOCK // width, "block_N": width, "threads": 256}
+        return {"variant": "rows", "block_M": block // width, "block_N": width, "threads": 256}
     cluster = 1
     while clusters and cluster < CLUSTER and columns > cluster * PART:
         cluster *= 2
@@ -79,6 +80,7 @@ def build(
     dtype: str,
     target: str,
     choice: Mapping[str, Any],
+    block: int = BLOCK,
     **more: Any,
 ) -> tw.JITKernel:
     """The kernel of a family for rows of `columns`, any number of them; `choice` overrides."""
@@ -89,7 +91,7 @@ def build(
         whole = columns <= 4096
         plan = {"variant": "rows" if whole else "pieces", "block_N": columns if whole else 4096}
     else:
-        plan = choose(columns, found.kind != "cuda" or "cluster" in found.features)
+        plan = choose(columns, found.kind != "cuda" or "cluster" in found.features, block)
     plan = {**plan, **choice}
     if plan["variant"] == "rows" and (plan.get("block_N") or columns) < columns:
         raise ValueError(f"{plan['block_N']} columns in a block, {columns} in a row")

@@ -45,3 +45,17 @@ def test_a_vector_that_begins_in_a_tensor_may_end_outside(size):
     o = np.zeros(size, np.float16)
     interp.run_threads(lower(main.program, THREADS["threads"]).result, {"O": o})
     np.testing.assert_array_equal(o, np.full(size, 3, np.float16))
+
+
+def test_one_element_of_a_view_of_a_fragment():
+    @T.prim_func
+    def main(A: T.Tensor((33, 3), "float32"), O: T.Tensor((1, 1), "float32")):
+        with T.Kernel(1, threads=128):
+            f = T.alloc_fragment((33, 3), "float32")
+            v = T.view(f, (99, 1), "float32")
+            T.copy(A, f)
+            T.copy(v[98:99, 0:1], O)
+
+    a, o = np.arange(99, dtype=np.float32).reshape(33, 3), np.zeros((1, 1), np.float32)
+    interp.run_threads(lower(main.program, THREADS["threads"]).result, {"A": a, "O": o})
+    assert o[0, 0] == 98

@@ -105,8 +105,9 @@ def cross_entropy_rows(N, labels="int64", dtype="bfloat16", target="auto", **cho
     written back, so a row is read once however long it is.
     """
     if N > rows.SHORT and not choice.get("variant"):
-        threads = 64 if N < 4096 else 128 if N < 65536 else 256
-        choice = {"variant": "walked", "block_M": 1, "threads": threads, "vectors": 4, **choice}
+        block_M, threads = (2, 64) if N < 4096 else (1, 128) if N < 65536 else (1, 256)
+        plan = {"variant": "walked", "block_M": block_M, "threads": threads, "vectors": 4}
+        choice = {**plan, **choice}
     return rows.build(VARIANTS, N, dtype, target, choice, labels=labels)
 
 

@@ -123,7 +123,9 @@ VARIANTS = {"rows": rms_norm_whole, "held": rms_norm_held, "pieces": rms_norm_pi
 
 def rms_norm_rows(N, eps=1e-6, dtype="bfloat16", target="auto", silu=False, **choice):
     """The kernel (X, W, Y) for rows of `N`, any number of them; `zoo.rows` says what is chosen."""
-    return rows.build(VARIANTS, N, dtype, target, choice, eps=eps, silu=silu)
+    # more to compute in a thread: fewer values, 0.98 of a copy's speed against 0.92 at 1024 columns
+    block = rows.BLOCK // 2 if silu else rows.BLOCK
+    return rows.build(VARIANTS, N, dtype, target, choice, block, eps=eps, silu=silu)
 
 
 def reference(x: np.ndarray, w: np.ndarray, eps: float = 1e-6, silu: bool = False) -> np.ndarray:

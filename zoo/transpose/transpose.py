@@ -6,16 +6,19 @@ import numpy as np
 
 import tilewright as tw
 import tilewright.language as T
+from tilewright.layout import row_major
 from zoo import rows
 
 
 @tw.jit
 def transpose(
-    M, N, block_M=64, block_N=64, threads=256, padding=2, through="shared", dtype="float32"
+    M, N, block_M=64, block_N=64, threads=256, padding=2, through="shared", staged=False,
+    dtype="float32",
 ):  # fmt: skip
     """Through shared memory a tile is written in rows and read in columns. Where neither needs
     single elements, matrix loads turn it over; otherwise the padding puts neighbours of a column
-    into different banks. Through registers the compiler turns it."""
+    into different banks. Through registers the compiler turns it. With `staged` it lies in rows
+    again before it is written, so that each is written at once."""
     across = -(-N // block_N)
 
     @T.prim_func
@@ -29,7 +32,13 @@ def transpose(
                 T.annotate_padding({x: padding})
             T.copy(X[row, column], x)
             T.transpose(x, y)
-            T.copy(y, Y[column, row])
+            if staged:
+                z = T.alloc_shared((block_N, block_M), dtype)
+                T.annotate_layout({z: row_major((block_N, block_M))})
+                T.copy(y, z)
+                T.copy(z, Y[column, row])
+            else:
+                T.copy(y, Y[column, row])
 
     return main
 
@@ -46,7 +55,7 @@ def transpose_rows(N, aligned=False, dtype="bfloat16", target="auto", **choice):
     rows of 256 bytes 0.94.
     """
     if aligned and N % rows.VECTOR == 0 and not choice:
-        choice = {"block_M": 128, "block_N": 128, "threads": 512, "padding": 0}
+        choice = {"block_M": 128, "block_N": 128, "threads": 512, "padding": 0, "staged": True}
     return transpose.on(target)(ALIGNED if aligned else rows.ROWS, N, dtype=dtype, **choice)
 
 

@@ -320,6 +320,8 @@ def dimensions(fragment: Fragment) -> tuple[Layout, ...] | None:
         found = tuple(fragment.along(d) for d in range(len(fragment.tile)))
     except LayoutError:
         return None
+    if not found:
+        return found  # a single element
     thread, values = fragment.layout
     index = thread.indices()[:, None] + values.indices()[None, :]
     coords = np.unravel_index(index, fragment.cover)
