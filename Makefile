@@ -58,6 +58,9 @@ bench-cpu: $(CORE) ## benchmark on the CPU
 # family is what one command runs, and ends within ten minutes; more of them run one after the other.
 GPU_PY  ?= python3
 AT_MOST := timeout -k 10 590
+# most of their time is compilation: several processes share the GPU where pytest-xdist is there
+GPU_JOBS ?= 12
+GPU_SIDE = $(shell $(GPU_PY) -c 'import xdist' 2>/dev/null && printf -- '-n $(GPU_JOBS)')
 SHARD   ?= cuda peers cpu zoo rest
 # only files that have such tests: importing the others may need packages the machine lacks
 GPU_TESTS    = $(shell grep -rlE 'mark\.gpu\b|on_gpu\b' tests zoo --include='test_*.py')
@@ -69,7 +72,7 @@ TESTS_zoo   := zoo
 TESTS_rest   = $(filter-out tests/cuda/% zoo/% $(TESTS_peers),$(GPU_TESTS))
 test-gpu: $(addprefix test-gpu-,$(SHARD)) ## the tests that need a GPU; one shard: make test-gpu SHARD=cuda
 test-gpu-%:
-	$(if $(TESTS_$*),$(call step,pytest -m gpu: $*,PYTHONPATH=src:. $(AT_MOST) $(GPU_PY) -m pytest -q -m gpu $(TESTS_$*),),@echo "==> pytest -m gpu: $*: no such tests")
+	$(if $(TESTS_$*),$(call step,pytest -m gpu: $*,PYTHONPATH=src:. $(AT_MOST) $(GPU_PY) -m pytest -q -m gpu $(GPU_SIDE) $(TESTS_$*),),@echo "==> pytest -m gpu: $*: no such tests")
 
 MEMORY := softmax rms_norm layer_norm rms_norm_silu cross_entropy swiglu transpose
 FAMILY ?= gemm gemm_more tile_level attention attention_64 mla softmax host_cost $(addprefix memory_,$(MEMORY))

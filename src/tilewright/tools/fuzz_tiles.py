@@ -211,7 +211,7 @@ class Tiles(Nests):
                 word, effect = "sum", ("sum", other.name, row.name, across, False)  # type: ignore[assignment]
             more = Stmt(f"T.reduce_{word}({other.name}, {row.name}, dim={at}, clear=False)",
                         effect=effect)  # fmt: skip
-            return [fill, first, more]
+            return [first, fill, more]
         beside = self.tile(b, (kept,), src.dtype, "fragment")
         fill = self.nest(b, beside, whole=True)
         b.ready.add(beside.name)
@@ -225,7 +225,7 @@ class Tiles(Nests):
             value = Ex("cap", tile.dtype, "(({0} + {1}) % 7)", (mine, theirs), 7)
             stores.append(Stmt(f"{tile.name}[{spot}] = {{0}}", (value,),
                                effect=("store", tile.name, True)))  # fmt: skip
-        return [fill, first, Stmt(self.flat(points), body=tuple(stores))]
+        return [first, fill, Stmt(self.flat(points), body=tuple(stores))]
 
     def a_gemm(self, b: Block) -> Stmt | list[Stmt] | None:
         r = self.r
