@@ -14,7 +14,9 @@ from tilewright.tools.fuzz_recipe import render
 @pytest.mark.parametrize("seed", range(500, 516))
 def test_rings(seed: int):
     source = render(make(seed, rings=1.0))
-    verdict = check_source(source, ["interp", "threads", "threads-sm80"], f"r{seed}.py")
+    verdict = check_source(
+        source, ["interp", "threads", "threads-sm80", "threads-roles"], f"r{seed}.py"
+    )
     assert verdict.kind == "ok", f"{verdict}\n{source}"
 
 

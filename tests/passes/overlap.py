@@ -17,10 +17,12 @@ from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.insert_syncs import insert_syncs
 from tilewright.passes.pipeline_loops import pipeline_loops
+from tilewright.passes.roles import part_roles
 from tilewright.support.errors import TilewrightError
 
 HOPPER = Target.parse("cuda -arch=sm_90a")
 AMPERE = Target.parse("cuda -arch=sm_80")
+ROLES = Target.parse("cuda -arch=sm_90a -roles")
 
 
 def program(text: str) -> Program:
@@ -42,6 +44,7 @@ def overlapped(given: Program, target: Target = HOPPER, atom: str = "wgmma") -> 
     rule = lambda op: replace(op, atom="threads") if isinstance(op, Copy) and not op.atom else None
     found = map_kernels(found, lambda kernel: map_ops(kernel, rule))
     found = map_kernels(found, lambda kernel: insert_syncs(kernel, target))
+    found = part_roles(found, target)
     verify(found, Stage.TILE)
     return found
 

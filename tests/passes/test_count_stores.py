@@ -19,13 +19,16 @@ from tilewright.targets.cuda.backend import lower
 HEAD = """program p {
   param X: float32[8, 64] global
   param Y: float32[8, 64] global
+  param Z: float32[64] global
   kernel k grid bx in 8 threads tx in 128 cluster=(4) {
     alloc f: float32[64] fragment
     alloc g: float32[64] fragment
     alloc slots: float32[4, 64] shared
+    alloc more: float32[4, 64] shared
     copy X[bx, :] -> f
     sync cluster
 """
+ZERO = "if bx == 0 { fill Z = 0.0 }\n"
 STORES = "\n".join(f"copy f -> slots[bx % 4, :]@{p}" for p in range(4))
 READ = """
     fill g = 0.0
@@ -66,7 +69,11 @@ def test_the_second_meeting_becomes_a_wait():
 
 def test_the_same_numbers_in_any_order():
     given, found = counted(HEAD + STORES + "\nsync cluster" + READ + TAIL)
-    args = {"X": numbers(8, 64, dtype=np.float32), "Y": np.zeros((8, 64), np.float32)}
+    args = {
+        "X": numbers(8, 64, dtype=np.float32),
+        "Y": np.zeros((8, 64), np.float32),
+        "Z": np.zeros(64, np.float32),
+    }
     want = np.repeat(args["X"].reshape(2, 4, 64).sum(1), 4, 0)
     np.testing.assert_allclose(run(given, args)["Y"], want, rtol=1e-6)
     threads = lower(given, HOPPER).result
@@ -83,7 +90,11 @@ def test_only_whom_it_concerns_waits_for_bytes():
     (expected,) = [op for op in walk_ops(found.kernels[0]) if isinstance(op, Arrive)]
     values = [print_expr(expected.bytes)]
     assert "1024" in values[0] and "0" in values[0]
-    args = {"X": numbers(8, 64, dtype=np.float32), "Y": np.zeros((8, 64), np.float32)}
+    args = {
+        "X": numbers(8, 64, dtype=np.float32),
+        "Y": np.zeros((8, 64), np.float32),
+        "Z": np.zeros(64, np.float32),
+    }
     for seed in range(3):
         got = run(found, args, seed, explicit=True)["Y"]
         np.testing.assert_allclose(got[::4], args["X"].reshape(2, 4, 64).sum(1), rtol=1e-6)
@@ -98,12 +109,56 @@ def test_only_whom_it_concerns_waits_for_bytes():
         "for r in 0 .. 2 {\n" + STORES + "\nsync cluster" + READ + "sync cluster\n}",  # in a loop
         "copy f -> Y[bx, :]\n" + STORES + "\nsync cluster\ncopy Y[bx, :] -> f" + READ,  # a tensor
         "copy f -> slots[bx % 4, :]@((bx + 1) % 4)\nsync cluster" + READ,  # to whom, at run time
+        STORES + "\nsync cluster\n" + STORES.replace("f -> ", "g -> ") + "\nsync cluster" + READ,
+        STORES + "\n" + STORES + "\nsync cluster" + READ,  # nothing says which lands last
+        STORES.replace("@3", "@4") + "\nsync cluster" + READ,  # to nobody
+        "if bx % 4 == 1 { fill Y[bx - 1, :] = 7.0 }\n" + STORES + "\nsync cluster" + READ,
+        ZERO + STORES + "\nsync cluster\natomic add Z src=f" + READ,
+        "atomic add Z src=f\n" + STORES + "\nsync cluster\ncopy Z -> f" + READ,
+        STORES + "\nsync cluster\nview v: float32[256] shared of more\nfill v = 1.0\n"
+        "map (i) in (64) { f[i] = v[63 - i] }\nsync cluster\n"
+        + STORES.replace("slots", "more")
+        + "\nsync cluster"
+        + READ.replace("slots", "more"),
     ],
-    ids=["no_meeting", "twice", "own", "loop", "tensor", "rank"],
+    ids=[
+        "no_meeting",
+        "twice",
+        "own",
+        "loop",
+        "tensor",
+        "rank",
+        "both_sides",
+        "same_slot",
+        "outside",
+        "overwritten",
+        "zeroed_for_atomics",
+        "atomics_read",
+        "view",
+    ],
 )
 def test_what_else_depends_on_the_meeting_keeps_it(body):
     given, found = counted(HEAD + body + TAIL)
     assert found == given
+
+
+@pytest.mark.parametrize(
+    ("body", "order"),
+    [
+        ("sync cluster\ncopy f -> Y[bx, :]", "shared"),
+        ("atomic add Z src=f\nsync cluster\natomic add Z src=f", "shared"),
+        (ZERO + "sync cluster\natomic add Z src=f", "all"),
+        ("atomic add Z src=f\nsync cluster\ncopy Z -> f\ncopy f -> Y[bx, :]", "all"),
+        ("atomic max Z src=f\nsync cluster\natomic add Z src=f", "all"),
+        ("copy f -> Y[0, :]\nsync cluster\nif bx == 0 { copy f -> Y[0, :] }", "all"),
+    ],
+    ids=["apart", "sums", "zeroed", "read", "mixed", "overwritten"],
+)
+def test_meetings_order_tensors_where_blocks_share_them(body, order):
+    given = parse_program(HEAD + body + TAIL)
+    verify(given, Stage.TILE)
+    ops = walk_ops(lower(given, HOPPER).result.kernels[0])
+    assert {op.order for op in ops if isinstance(op, Sync) and op.scope == "cluster"} == {order}
 
 
 def test_a_lost_store_is_noticed():
@@ -114,6 +169,10 @@ def test_a_lost_store_is_noticed():
         found,
         lambda k: rebuild(k, body=map_body(k.body, lambda op: () if op is stores[0] else None)),
     )
-    args = {"X": numbers(8, 64, dtype=np.float32), "Y": np.zeros((8, 64), np.float32)}
+    args = {
+        "X": numbers(8, 64, dtype=np.float32),
+        "Y": np.zeros((8, 64), np.float32),
+        "Z": np.zeros(64, np.float32),
+    }
     with pytest.raises(RunError, match="deadlock|never|wait"):
         run(less, args, explicit=True)

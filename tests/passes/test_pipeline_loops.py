@@ -11,6 +11,7 @@ import pytest
 from tests.passes.overlap import (
     AMPERE,
     HOPPER,
+    ROLES,
     check_same,
     numbers,
     overlapped,
@@ -31,7 +32,7 @@ from zoo.mla import decode
 from zoo.softmax import softmax
 
 GOLDEN = Path(__file__).parent / "golden"
-ROADS = ((HOPPER, "wgmma"), (HOPPER, "mma"), (AMPERE, "mma"))
+ROADS = ((HOPPER, "wgmma"), (HOPPER, "mma"), (AMPERE, "mma"), (ROLES, "wgmma"), (ROLES, "mma"))
 LOOPS = """
 program p {{
   param A: float16[64, 256] global

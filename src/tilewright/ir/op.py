@@ -148,7 +148,8 @@ class Role(Op):
     With `instances` > 1 the warps are dealt evenly and consecutively to that many independent
     instances, each with its own scalars and fragments, numbered by `var`. `registers` per thread
     are moved on entry. In a kernel with roles, tile ops stand inside roles only; ops outside run
-    in every warp (`BarrierInit` in warp 0 only).
+    in every warp (`BarrierInit` in warp 0 only). `derived`: a compiler's, while what stands
+    outside is still the other threads' code.
     """
 
     syntax = "role {name} warps {first} + {warps} {body}"
@@ -159,6 +160,7 @@ class Role(Op):
     instances: int = attr(default=1)
     var: Var | None = binds(default=None)
     registers: int | None = attr(default=None)
+    derived: bool = attr(default=False)
 
 
 @dataclass(frozen=True)
@@ -334,12 +336,14 @@ class BarrierInit(Op):
 @dataclass(frozen=True)
 class Arrive(Op):
     """Arrive `count` times (once per role instance, not per thread), first expecting `bytes`
-    more from bulk copies. `barrier.cta` may be another block of the cluster."""
+    more from bulk copies. `barrier.cta` may be another block of the cluster. by: `warps` where
+    the `count` warps of the instance arrive each for itself, without meeting."""
 
     syntax = "arrive {barrier}"
     barrier: Region = arg()
     bytes: Expr | None = arg(default=None)
     count: Expr = arg(default=const(1))
+    by: str = attr(default="instance")
 
 
 @dataclass(frozen=True)

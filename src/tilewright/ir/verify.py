@@ -67,7 +67,7 @@ def verify(program: Program, stage: Stage) -> None:
             context.fail(kernel, f"two kernels are called {kernel.name}", fix="rename one")
         kernel_names.add(kernel.name)
         context.kernel = kernel
-        context.has_roles = any(isinstance(op, Role) for op in walk_ops(kernel))
+        context.has_roles = any(isinstance(op, Role) and not op.derived for op in walk_ops(kernel))
         _check_op(kernel, context)
         check_sync(kernel, context)
 

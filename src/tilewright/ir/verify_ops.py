@@ -339,6 +339,7 @@ def _arrive(op: Arrive, context: Context) -> None:
     one_barrier(op.barrier, op, context)
     require_integer(op.bytes, "bytes", op, context)
     require_integer(op.count, "the count", op, context)
+    require_one_of(op.by, ("instance", "warps"), "by", op, context)
 
 
 def _wait(op: Wait, context: Context) -> None:

@@ -144,7 +144,7 @@ def _role(op: Role, context: Context) -> None:
     if outer is not None:
         context.fail(op, f"a role inside a {type(outer).__name__.lower()}")
     assert context.kernel is not None
-    warps = block_warps(context.kernel)
+    warps = block_warps(context.kernel) + (op.warps if op.derived else 0)
     if op.first < 0 or op.warps < 1 or op.first + op.warps > warps:
         context.fail(
             op,

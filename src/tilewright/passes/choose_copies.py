@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from tilewright.ir import scope
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Space
-from tilewright.ir.op import Body, Copy, Kernel, Map, Op, Program, Role, marked, walk_ops
+from tilewright.ir.op import Body, Copy, Kernel, Map, Op, Program, marked
 from tilewright.ir.rewrite import map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.lower_matrices import lower_ldmatrix, lower_stmatrix
 from tilewright.passes.lower_threads import lowering_of
 from tilewright.passes.lowering import Lowering
 from tilewright.passes.reasons import because
+from tilewright.passes.roles import by_hand
 from tilewright.passes.tile_access import unrolled
 from tilewright.passes.turned_copies import as_copy, turned
 from tilewright.support.errors import CompileError
@@ -25,7 +26,7 @@ def choose_copies(program: Program, target: Target) -> Program:
     names = program_names(program)
 
     def one(kernel: Kernel) -> Kernel:
-        if any(isinstance(op, Role) for op in walk_ops(kernel)):
+        if by_hand(kernel):
             return kernel
         low = lowering_of(kernel, program, set(names))
         return rebuild(kernel, body=_body(kernel.body, low, target))

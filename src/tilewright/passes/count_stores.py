@@ -12,17 +12,17 @@ once and their owner reads afterwards, and no tensor that the kernel both writes
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import prod
 from typing import TypeGuard
 
+from tilewright.ir.bounds import linear
 from tilewright.ir.buffer import Buffer, Region, Space, element, whole
 from tilewright.ir.dtype import BARRIER
 from tilewright.ir.expr import Const, Expr, Select, compare, const
 from tilewright.ir.op import (
     Alloc,
     Arrive,
-    Atomic,
     BarrierInit,
     Copy,
     Fence,
@@ -32,6 +32,7 @@ from tilewright.ir.op import (
     Program,
     Role,
     Sync,
+    View,
     Wait,
     read_buffers,
     regions,
@@ -40,6 +41,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import fresh_name, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
+from tilewright.passes.lower_cluster import passes_tensors
 
 WORD = 32  # bits of the least counted store
 
@@ -56,16 +58,18 @@ def _kernel(kernel: Kernel, names: set[str]) -> Kernel:
     remote = [op for op in walk_ops(kernel) if _is_remote(op)]
     meetings = [k for k, op in enumerate(kernel.body) if _is_meeting(op)]
     inside = sum(map(_is_meeting, walk_ops(kernel))) - len(meetings)
-    if not remote or inside or _passes_tensors(kernel):
+    if not remote or inside or passes_tensors(kernel):
         return kernel
     start: list[Op] = []
     changes: dict[int, tuple[Op, ...]] = {}
     counted = 0
     for first, last in pairwise(meetings):
-        stores = {k: op for k in range(first + 1, last) if _is_countable(op := kernel.body[k])}
+        stores = {
+            k: op for k in range(first + 1, last) if _is_countable(op := kernel.body[k], kernel)
+        }
         if not stores:
             continue
-        if not _is_read_behind(kernel, stores.values(), last):
+        if not _is_read_behind(kernel, stores.values(), last) or not _are_apart(stores.values()):
             return kernel
         counted += len(stores)
         tile = next(iter(stores.values())).dst.buffer.name
@@ -95,11 +99,12 @@ def _is_remote(op: Op) -> bool:
     return any(r.cta is not None for r in regions(op, reads=True, writes=True))
 
 
-def _is_countable(op: Op) -> TypeGuard[Copy]:
+def _is_countable(op: Op, kernel: Kernel) -> TypeGuard[Copy]:
     """A store of registers, in whole words, into a block that is known."""
     return (
         isinstance(op, Copy)
         and isinstance(op.dst.cta, Const)
+        and 0 <= op.dst.cta.value < prod(kernel.cluster)
         and op.src.cta is None
         and op.atom is None
         and op.barrier is None
@@ -114,24 +119,40 @@ def _is_countable(op: Op) -> TypeGuard[Copy]:
 
 def _is_read_behind(kernel: Kernel, stores: Iterable[Copy], last: int) -> bool:
     """The tiles that are stored to are read, and only read, behind the meeting."""
+    roots: dict[str, str] = {}
+    for op in walk_ops(kernel):
+        if isinstance(op, View):
+            roots[op.buffer.name] = roots.get(op.source.name, op.source.name)
     tiles = {store.dst.buffer.name for store in stores}
+    if tiles & set(roots):
+        return False
     own = {id(store) for store in stores}
     for k, top in enumerate(kernel.body):
         for op in walk_ops((top,)):
-            if id(op) in own or isinstance(op, (Alloc, Hint)):
+            if id(op) in own or isinstance(op, (Alloc, Hint, View)):
                 continue
-            written = {b.name for b in written_buffers(op)}
-            touched = written | {b.name for b in read_buffers(op)}
+            written = {roots.get(b.name, b.name) for b in written_buffers(op)}
+            touched = written | {roots.get(b.name, b.name) for b in read_buffers(op)}
             if tiles & (written if k > last else touched):
                 return False
     return True
 
 
-def _passes_tensors(kernel: Kernel) -> bool:
-    """Blocks may read what others have written to a tensor."""
-    ops = [op for op in walk_ops(kernel) if not isinstance(op, Atomic)]
-    read = {b for op in ops for b in read_buffers(op) if b.space is Space.GLOBAL}
-    return any(b in read for op in ops for b in written_buffers(op))
+def _are_apart(stores: Iterable[Copy]) -> bool:
+    """No two of them go to the same element: nothing says which lands last."""
+    return all(a.dst.cta is not b.dst.cta or _apart(a, b) for a, b in combinations(stores, 2))
+
+
+def _apart(a: Copy, b: Copy) -> bool:
+    if a.dst.buffer != b.dst.buffer:
+        return True
+    for dim, (start, other) in enumerate(zip(a.dst.starts, b.dst.starts, strict=True)):
+        gap = linear(other - start)
+        if gap is None or gap.terms:
+            continue
+        if not -int(b.dst.extents[dim]) < gap.const < int(a.dst.extents[dim]):
+            return True
+    return False
 
 
 def _bytes(kernel: Kernel, stores: Iterable[Copy]) -> Expr:

@@ -43,6 +43,7 @@ from tilewright.ir.op import (
     Kernel,
     Map,
     Op,
+    Role,
     Store,
     Sync,
     View,
@@ -189,7 +190,7 @@ class _Walk:
         elif isinstance(op, (Break, Continue)):
             if self.jumps:
                 self.jumps[-1].join(state)
-        elif not isinstance(op, Map):
+        elif not isinstance(op, (Map, Role)):  # a producer is ordered by its barriers
             for f in marked(op, "body"):
                 self.body(getattr(op, f.name), _into(path, f.name), loops, state)
 

@@ -38,7 +38,6 @@ from tilewright.ir.op import (
     Op,
     Program,
     Reduce,
-    Role,
     Scan,
     Store,
     View,
@@ -59,6 +58,7 @@ from tilewright.passes.insert_conversions import (
 from tilewright.passes.lay_out_shared import lay_out_shared
 from tilewright.passes.matrix_tiles import held_operands, instruction, split_of
 from tilewright.passes.reasons import at_line, because
+from tilewright.passes.roles import by_hand
 from tilewright.passes.spread_tiles import WIDEST, Wish, spread, spread_in_words
 from tilewright.passes.tile_access import (
     Access,
@@ -134,7 +134,7 @@ def infer_layouts(program: Program, target: Target) -> Program:
     names = program_names(program)
 
     def one(kernel: Kernel) -> Kernel:
-        if any(isinstance(op, Role) for op in walk_ops(kernel)):
+        if by_hand(kernel):
             return kernel
         problem = collect(kernel, program.dims, target)
         solve(problem)

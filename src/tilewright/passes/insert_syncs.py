@@ -24,7 +24,6 @@ from tilewright.ir.op import (
     Kernel,
     Let,
     Op,
-    Role,
     Sync,
     WaitGroup,
     While,
@@ -37,6 +36,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.uniform import PerThread, per_thread
 from tilewright.passes.hazards import Hazard, Path, find_hazard, open_stores
 from tilewright.passes.matrix_groups import number_gemms, settle_matrix_groups, unnumber
+from tilewright.passes.roles import by_hand
 from tilewright.support.errors import CompileError, Loc
 
 MOST_INSERTED = 500
@@ -44,7 +44,7 @@ MOST_INSERTED = 500
 
 def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with its threads in order; kernels with roles are left as they are."""
-    if any(isinstance(op, Role) or _is_placement(op) for op in walk_ops(kernel)):
+    if by_hand(kernel) or any(_is_placement(op) for op in walk_ops(kernel)):
         return kernel
     body = settle_matrix_groups(number_gemms(kernel.body), _fills_by_engine)
     kernel = settle_stores(rebuild(kernel, body=unnumber(body)))
@@ -133,6 +133,8 @@ def _mend(kernel: Kernel, hazard: Hazard, found: PerThread) -> tuple[Kernel, lis
         if mine != other:
             break
         common += 1
+    # read by the condition of a loop around: that comes between the turns
+    common += hazard.old.path == (*hazard.path[:common], (hazard.path[common][0], ""))
     depth = len(chain) - 1
     for d in range(common, len(chain) - 1):
         if isinstance(chain[d], (For, While)):

@@ -198,13 +198,17 @@ class _Walk:
         last = max([t.position for t in touches] + [self.over(t, touches) for t in touches])
         home = self.homes.get(name, ())
         around = {at for t in touches for at, _ in t.chain if at in self.loops}
+        # conditions are read again behind every turn
+        asked = {t.position for t in touches if isinstance(self.ops[t.position], While)}
+        around |= asked
         # the innermost first: what a loop inside makes longer may reach out of the one around
         for loop in sorted(around, reverse=True):
             start, end = self.loops[loop]
             if any(at == loop for at, _ in home):
                 continue  # made anew in every turn
             inside = [t for t in touches if start < t.position <= end]
-            if first < start or last > end or not _made_anew(inside, loop, name):
+            kept = loop in asked or first < start or last > end
+            if kept or not _made_anew(inside, loop, name):
                 first, last = min(first, start), max(last, end)
         return first, last
 

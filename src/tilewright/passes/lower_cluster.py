@@ -11,9 +11,10 @@ long rows 7 % on an H200. Where all that peers can depend on lies in the block's
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from tilewright.ir.buffer import Space
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import (
     Arrive,
     Atomic,
@@ -24,6 +25,8 @@ from tilewright.ir.op import (
     Kernel,
     Op,
     Role,
+    Sync,
+    View,
     Wait,
     op_loads,
     read_buffers,
@@ -63,16 +66,65 @@ def _read_by_threads(role: Role) -> set[object]:
 
 def peer_fence(kernel: Kernel) -> str:
     """The kind of fence that orders the accesses of this kernel's threads for peers."""
-    ops = [op for op in walk_ops(kernel) if not isinstance(op, Atomic)]  # these are unordered
-    read = {b for op in ops for b in read_buffers(op)}
-    for op in ops:
-        if isinstance(op, Copy) and op.atom in ENGINE_ATOMS:
-            continue
-        if any(r.cta is not None for r in regions(op, reads=True, writes=True)):
-            return "cluster"
-        if any(b.space is Space.GLOBAL and b in read for b in written_buffers(op)):
-            return "cluster"
-    return "cluster_shared"
+    ops = [op for op in walk_ops(kernel) if not _by_engine(op)]
+    remote = any(r.cta is not None for op in ops for r in regions(op, reads=True, writes=True))
+    return "cluster" if remote or passes_tensors(kernel, _by_engine) else "cluster_shared"
+
+
+def _by_engine(op: Op) -> bool:
+    return isinstance(op, Copy) and op.atom in ENGINE_ATOMS
+
+
+COMMUTING = frozenset({"add", "max", "min", "and", "or", "xor"})
+
+
+def passes_tensors(kernel: Kernel, ordered: Callable[[Op], bool] = lambda op: False) -> bool:
+    """Blocks may depend on what others have done to a tensor before they meet: one is both written
+    and read, or written on both sides of a meeting.
+
+    Atomics have no order among themselves, except that those behind a meeting see the ones before
+    it. What is written by ops that are `ordered` otherwise is left out.
+    """
+    roots: dict[Buffer, Buffer] = {}
+    read, written, seen = set[Buffer](), set[Buffer](), set[Buffer]()
+    atomics: dict[Buffer, set[str]] = {}
+    places: dict[Buffer, list[int]] = {}
+    meetings: list[tuple[int, bool]] = []
+    for at, top in enumerate(kernel.body):
+        for op in walk_ops((top,)):
+            if isinstance(op, View):
+                roots[op.buffer] = roots.get(op.source, op.source)
+            elif isinstance(op, Sync) and op.scope == "cluster":
+                meetings.append((at, op is top))
+            elif isinstance(op, Intrinsic) and INTRINSICS[op.name].opaque:
+                written |= _tensors(read_buffers(op), roots)
+            reads, writes = (_tensors(f(op), roots) for f in (read_buffers, written_buffers))
+            if isinstance(op, Atomic):
+                reads -= writes
+                for b in writes:
+                    atomics.setdefault(b, set()).add(op.op)
+                    if op.result is not None or op.op not in COMMUTING:
+                        seen.add(b)
+            elif ordered(op):
+                writes = set()
+            else:
+                written |= writes
+            read |= reads
+            for b in writes:
+                places.setdefault(b, []).append(at)
+    if read & (written | set(atomics)):
+        return True
+    free = {b for b, kinds in atomics.items() if len(kinds) == 1} - seen - written
+    return any(
+        min(at) < m < max(at) or (not alone and min(at) < max(at) and m in (min(at), max(at)))
+        for b, at in places.items()
+        if b not in free
+        for m, alone in meetings
+    )
+
+
+def _tensors(buffers: Iterable[Buffer], roots: Mapping[Buffer, Buffer]) -> set[Buffer]:
+    return {roots.get(b, b) for b in buffers if b.space is Space.GLOBAL}
 
 
 def lower_wait(low: Lowering, op: Wait) -> Iterable[Op]:

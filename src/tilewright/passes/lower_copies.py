@@ -163,7 +163,7 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
     count = prod(boxes.box)
     copies: list[Op] = []
     for at, offset in boxes.corners:
-        coords = [low.simplify(s + c) for s, c in zip(starts, at, strict=True)]
+        coords = [low.index(s + c) for s, c in zip(starts, at, strict=True)]
         where = low.span(address.buffer, low.simplify(address.base + offset), count)
         args: list[Expr | Region] = [where]
         if op.barrier is not None:

@@ -345,7 +345,7 @@ def _fence(low: Lowering, written: Iterable[Buffer], loc: Loc | None) -> Iterabl
     """A fence behind `written`; what instructions under way use may not be named."""
     low.fenced = True
     for buffer in written:
-        if buffer not in low.in_flight:
+        if buffer not in low.in_flight and buffer.name in low.seen:
             yield pin(low, buffer, loc)
     yield Fence("wgmma", loc=loc)
 

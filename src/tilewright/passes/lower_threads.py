@@ -314,6 +314,14 @@ def _barrier_init(low: Lowering, op: BarrierInit) -> Iterable[Op]:
 
 
 def _arrive(low: Lowering, op: Arrive) -> Iterable[Op]:
+    if op.by == "warps" and low.instance.solo:
+        op = rebuild(op, by="instance")  # one thread does it all, and arrives for all
+    if op.by == "warps":
+        lane = low.simplify(low.instance.thread % WARP)
+        once = rebuild(op, count=const(1), by="instance")
+        yield Sync("warp", loc=op.loc)
+        yield If(compare("==", lane, 0), (once,), loc=op.loc)
+        return
     yield from low.meet(op.loc)
     yield from order_arrivals(low, (op,))
     yield from low.by_leader(op)
@@ -340,7 +348,7 @@ def _wait_group(low: Lowering, op: WaitGroup) -> Iterable[Op]:
         # registers are the program's again: nothing may be moved across the wait
         low.committed = low.committed[-op.pending :] if op.pending else []
         for buffer in low.instance.accumulators:
-            if buffer not in low.in_flight:
+            if buffer not in low.in_flight and buffer.name in low.seen:
                 yield pin(low, buffer, op.loc)
 
 

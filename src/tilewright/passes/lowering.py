@@ -50,6 +50,7 @@ from tilewright.ir.op import (
     Reduce,
     Store,
     Sync,
+    View,
     bodies,
     expressions,
     op_loads,
@@ -156,6 +157,7 @@ class Lowering:
     ordered: bool = False
     scratch: list[tuple[str, Buffer]] = field(default_factory=list)
     scratch_used: bool = False
+    seen: frozenset[str] = frozenset()  # names of the buffers made so far, in the bodies around
     places: dict[str, int] = field(default_factory=dict)  # of shared buffers, in bytes
     # of views of shared memory that begin somewhere known at run time: the first element
     shifts: dict[str, Expr] = field(default_factory=dict)
@@ -266,7 +268,7 @@ class Lowering:
 
     def body(self, body: Body) -> Body:
         """Lower the ops of one body in order."""
-        before = self.ranges
+        before, seen = self.ranges, self.seen
         found: list[Op] = []
         for op in body:
             self.fenced = self.fenced and _keeps_fence(op)
@@ -274,7 +276,9 @@ class Lowering:
                 _append(found, new)
             self.note_computed(op)
             self.ranges = scope.after(op, self.ranges)
-        self.ranges = before
+            if isinstance(op, (Alloc, View)):
+                self.seen = self.seen | {op.buffer.name}
+        self.ranges, self.seen = before, seen
         return tuple(found)
 
     def op(self, op: Op) -> Iterable[Op]:

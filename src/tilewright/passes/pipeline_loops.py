@@ -21,6 +21,7 @@ of 0 and 1, guards and persistent loops are nothing special.
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from math import prod
 
 from tilewright.ir import scope
@@ -71,7 +72,7 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import fresh_name, program_names, rebuild
+from tilewright.ir.rewrite import fresh_name, program_names, rebuild, replace_buffers
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.bulk_rules import bulk_eligible, cp_async_eligible
@@ -103,6 +104,16 @@ from tilewright.passes.rings import (
     staged,
     written_in,
 )
+from tilewright.passes.roles import (
+    GROUP,
+    OPTION,
+    PRODUCER,
+    NoProducer,
+    Slice,
+    consuming_warps,
+    loads_allowed,
+    why_not,
+)
 from tilewright.support.errors import Loc
 
 
@@ -131,15 +142,28 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
         return kernel
     body = number_gemms(kernel.body)
     numbered = rebuild(kernel, body=body)
-    work = _Pipeliner(numbered, program, target, names)
+    work, producer = _Pipeliner(numbered, program, target, names), tuple[Role, ...]()
+    if OPTION in target.options and work.may_part():
+        apart = _Pipeliner(numbered, program, target, names, apart=True)
+        with suppress(NoProducer):  # then all threads fill the rings
+            work, producer = apart, (apart.producer(),)
     body = work.body(numbered.body, scope.entry(numbered, program.dims), looped=False)
     body = settle_matrix_groups((*work.start(), *body), work.fills_ring)
-    return settle_stores(rebuild(kernel, body=unnumber(body)))
+    return settle_stores(rebuild(kernel, body=(*unnumber(body), *producer)))
 
 
 class _Pipeliner:
-    def __init__(self, kernel: Kernel, program: Program, target: Target, names: set[str]) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        program: Program,
+        target: Target,
+        names: set[str],
+        *,
+        apart: bool = False,
+    ) -> None:
         self.kernel = kernel
+        self.apart = apart  # a producer fills the rings
         self.target = target
         self.names = names
         self.tensors = {t.name for t in program.tensors}
@@ -285,7 +309,7 @@ class _Pipeliner:
         if plan is not None and plan.fills:
             inside = scope.inside(op, "body", ranges)
             parts = self.statements(plan.loop.body, inside, looped=True)
-            return self.pipelined(plan, parts, ranges)
+            return self.pipelined(plan, parts, ranges, looped)
         if isinstance(op, Alloc) and self.is_ring(op.buffer):
             return []  # allocated at the start
         if isinstance(op, Hint) and op.buffer is not None and self.is_ring(op.buffer):
@@ -348,10 +372,12 @@ class _Pipeliner:
             together = (loops, stages)
             if together not in self.turns:
                 self.turns[together] = self.counter(f"{plan.loop.var.name}_turn")
-            full = None
+            full = free = None
             if how == BULK:
                 full = self.barrier(f"{fills[0].copy.dst.buffer.name}_full", stages)
-            self.rings[key] = Ring(stages, how, slots, self.turns[together], full)
+            if self.apart:
+                free = self.barrier(f"{fills[0].copy.dst.buffer.name}_free", stages)
+            self.rings[key] = Ring(stages, how, slots, self.turns[together], full, free)
         return self.rings[key]
 
     def barrier(self, name: str, count: int) -> Buffer:
@@ -375,7 +401,11 @@ class _Pipeliner:
             found += [Alloc(b, loc=loc) for b in ring.slots.values()]
         found += [Alloc(b, loc=loc) for b in self.barriers]
         found += [Alloc(b, const(0), loc=loc) for b in self.counters]
-        found += [BarrierInit(whole(b), const(1), loc=loc) for b in self.barriers]
+        warps = const(consuming_warps(self.kernel))
+        free = {ring.free for ring in self.rings.values()}
+        found += [
+            BarrierInit(whole(b), warps if b in free else const(1), loc=loc) for b in self.barriers
+        ]
         if self.barriers:
             found += [Fence("barrier_init", loc=loc), Sync("block", loc=loc)]
         return tuple(found)
@@ -389,8 +419,11 @@ class _Pipeliner:
 
     # ── one loop ─────────────────────────────────────────────────────────────────────────────
 
-    def pipelined(self, plan: Plan, parts: list[list[Op]], ranges: Ranges) -> list[Op]:
-        """The loop behind its first fills. `parts` are its statements, rewritten within."""
+    def pipelined(
+        self, plan: Plan, parts: list[list[Op]], ranges: Ranges, looped: bool
+    ) -> list[Op]:
+        """The loop behind its first fills. `parts` are its statements, rewritten within; `looped`
+        whether it stands in another loop."""
         found: list[Op] = []
         loop = plan.loop
         ends = []
@@ -409,6 +442,7 @@ class _Pipeliner:
         tail: list[Op] = []
         here: Slots = {}
         refills: dict[Place, Groups] = {}
+        after: list[Op] = []
         groups = self.grouped(plan)
         for ring, fills in groups:
             if ring.counter not in here:
@@ -437,6 +471,17 @@ class _Pipeliner:
             if numbers:
                 side = before if place.ahead else behind
                 side.setdefault(place.at, []).append(Release(numbers, run, loc=loc))
+            if ring.free is not None:
+                side = before if place.ahead else behind
+                slots = {b.name for b in ring.slots.values()}
+                if any(_stores(op, slots) for part in parts for op in walk_ops(tuple(part))):
+                    done = WaitGroup("bulk", 0, read=True, loc=loc)
+                    side.setdefault(place.at, []).append(done)
+                side.setdefault(place.at, []).extend(self.hand_back(loop, ring, place.lag, here))
+                if place.lag and (looped or self.is_shared(ring)):
+                    after += [Release(numbers, loc=loc)] if numbers else []
+                    after += self.hand_back(loop, ring, place.lag, None)
+                continue
             refills.setdefault(place, []).append((ring, fills))
             found += self.free(ring, loop.loc)
         for place, several in refills.items():
@@ -444,13 +489,85 @@ class _Pipeliner:
             side.setdefault(place.at, []).extend(
                 self.refill(loop, several, place.lag, here, ranges)
             )
-        found += self.first_fills(loop, groups, ranges)
+        if not self.apart:
+            found += self.first_fills(loop, groups, ranges)
         body: list[Op] = list(head)
         for k, part in enumerate(parts):
             body += [*before.get(k, []), *part, *behind.get(k, [])]
         new = self.single_loads([*body, *tail], True)
         found.append(rebuild(loop, body=new, kind="serial", stages=0, order=None, stage=None))
+        if after:
+            found.append(If(compare("<", loop.start, loop.stop), tuple(after), loc=loop.loc))
         return found
+
+    # ── a producer of its own ────────────────────────────────────────────────────────────────
+
+    def may_part(self) -> bool:
+        """Whether all that runs ahead is the bulk engine's, and the kernel can have roles."""
+        fills = [fill for plan in self.plans.values() for fill in plan.fills.values()]
+        engine = bool(fills) and all(fill.how == BULK for fill in fills)
+        single = not self.kernel.cluster or prod(self.kernel.cluster) == 1
+        return engine and single and why_not(self.kernel) is None
+
+    def is_shared(self, ring: Ring) -> bool:
+        """Several loops use its slots, one after the other."""
+        return any(len(loops) > 1 and c is ring.counter for (loops, _), c in self.turns.items())
+
+    def hand_back(self, loop: For, ring: Ring, lag: int, here: Slots | None) -> list[Op]:
+        """The warps are done with a slot: this iteration's, or with `lag` the one before; behind
+        the loop (`here` is None) the last one's."""
+        assert ring.free is not None
+        found: list[Op] = []
+        slot = here[ring.counter] if here is not None else const(0)
+        if lag and ring.stages > 1:
+            slot = self.var(f"{loop.var.name}_done")
+            found.append(Let(slot, ring.slot(ring.stages - 1), loc=loop.loc))
+        warps = const(consuming_warps(self.kernel))
+        found.append(Arrive(element(ring.free, slot), count=warps, by="warps", loc=loop.loc))
+        if lag and here is not None:
+            return [If(compare(">", loop.var, loop.start), tuple(found), loc=loop.loc)]
+        return found
+
+    def producer(self) -> Role:
+        """Who fills the rings: the loops around them, a wait for a free slot, the copies."""
+
+        def fill(loop: For, var: Var) -> Body | None:
+            plan = self.plans.get(id(loop))
+            if plan is None or not plan.fills:
+                return None
+            found: list[Op] = []
+            counters = []
+            for ring, fills in self.grouped(plan):
+                assert ring.full is not None and ring.free is not None
+                loc = fills[0].copy.loc
+                slot: Expr = const(0)
+                if ring.stages > 1:
+                    slot = self.var(f"{loop.var.name}_slot")
+                    found.append(Let(slot, ring.slot(), loc=loc))
+                fresh = (ring.phase() + 1) % 2  # a barrier that nobody has arrived at lets it pass
+                found.append(Wait(element(ring.free, slot), fresh, loc=loc))
+                full = element(ring.full, slot)
+                found.append(Arrive(full, const(ring.bytes), loc=loc))
+                for each in fills:
+                    if not loads_allowed(each.copy, self.written):
+                        raise NoProducer("what is copied depends on what the kernel writes")
+                    copy = copy_at(each.copy, loop, var)
+                    dst = slot_region(copy.dst, ring.slots[copy.dst.buffer.name], slot)
+                    found.append(rebuild(copy, dst=dst, barrier=full, atom=ring.how))
+                counters.append(ring.counter)
+            for counter in dict.fromkeys(counters):
+                found.append(Store(counter, (), Load(counter, ()) + 1, loc=loop.loc))
+            return tuple(found)
+
+        body = Slice(self.names, self.written, fill).body(self.kernel.body, {})
+        own = {
+            c: dataclasses.replace(c, name=fresh_name(c.name, self.names)) for c in self.counters
+        }
+        loc = self.kernel.loc
+        first, warps = consuming_warps(self.kernel), GROUP
+        copies = tuple(replace_buffers(op, own) for op in body)
+        starts = [Alloc(c, const(0), loc=loc) for c in own.values()]
+        return Role(PRODUCER, first, warps, (*starts, *copies), derived=True, loc=loc)
 
     def free(self, ring: Ring, loc: Loc | None) -> list[Op]:
         """Products of loops before, or of this one in an outer iteration, that read the slots."""
@@ -635,3 +752,8 @@ class _Pipeliner:
         issue()
         settle(None)
         return tuple(found)
+
+
+def _stores(op: Op, tiles: set[str]) -> bool:
+    """The bulk engine reads one of `tiles`."""
+    return isinstance(op, Copy) and op.atom == "bulk_store" and op.src.buffer.name in tiles

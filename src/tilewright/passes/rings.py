@@ -72,13 +72,14 @@ def leaves_early(body: Body) -> bool:
 @dataclass
 class Ring:
     """Slots for some buffers. `counter` counts the iterations that used them; `full` (bulk
-    copies) has a barrier per slot."""
+    copies) and `free` (with a producer) have a barrier per slot."""
 
     stages: int
     how: str
     slots: dict[str, Buffer]
     counter: Buffer
     full: Buffer | None
+    free: Buffer | None = None
 
     def slot(self, ahead: Expr | int = 0) -> Expr:
         if self.stages == 1:

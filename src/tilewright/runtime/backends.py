@@ -66,7 +66,7 @@ BACKENDS: dict[str, Callable[[Program, Target], Executable]] = {
 }
 
 
-def resolve(target: str | Target, *, diagnostic: bool = False) -> Target:
+def resolve(target: str | Target, *, diagnostic: bool = False, roles: bool = False) -> Target:
     """'auto' → what TILEWRIGHT_TARGET says, else the GPU if there is one, else the CPU.
     TILEWRIGHT_SANITIZE=1 sends everything to the checking interpreter, TILEWRIGHT_DIAGNOSTIC=1
     makes builds for CUDA diagnostic."""
@@ -77,6 +77,8 @@ def resolve(target: str | Target, *, diagnostic: bool = False) -> Target:
     target = Target.parse(target)
     if target.kind == "cuda" and (diagnostic or env.DIAGNOSTIC.on()):
         target = replace(target, options=target.options | {"diagnostic"})
+    if target.kind == "cuda" and roles:
+        target = replace(target, options=target.options | {"roles"})
     return target
 
 

@@ -44,7 +44,11 @@ class CompiledKernel:
     ) -> None:
         self.program = program
         self.options = dict(options or {})
-        self.target = resolve(target, diagnostic=bool(self.options.get("diagnostic")))
+        self.target = resolve(
+            target,
+            diagnostic=bool(self.options.get("diagnostic")),
+            roles=bool(self.options.get("warp_specialize")),
+        )
         # nobody asked for a GPU: arrays in host memory are then the CPU's
         self.follows_arrays = target == "auto" and not env.TARGET()
         self._on_cpu: CompiledKernel | None = None

@@ -28,10 +28,12 @@ _SLACK = 40.0
 
 
 _HOPPER = Target.parse("cuda")
-# thread code as the interpreter runs it, with Hopper's features and with those of sm_80
+# thread code as the interpreter runs it, with Hopper's features, with those of sm_80, and with
+# producers of their own
 THREADS = {
     "threads": _HOPPER,
     "threads-sm80": _HOPPER.without(Feature.WGMMA, Feature.BULK_COPY, Feature.REGISTER_MOVE),
+    "threads-roles": Target.parse("cuda -roles"),
 }
 
 

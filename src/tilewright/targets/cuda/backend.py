@@ -30,6 +30,7 @@ from tilewright.passes.pipeline_loops import pipeline_loops
 from tilewright.passes.place_shared import place_shared
 from tilewright.passes.reduce_by_atomics import reduce_by_atomics
 from tilewright.passes.reuse_shared import reuse_shared
+from tilewright.passes.roles import part_roles
 from tilewright.passes.stage_stores import stage_stores
 from tilewright.support import env
 from tilewright.support.errors import VerifyError
@@ -120,6 +121,13 @@ SCHEDULE = (
         reuse_shared,
         "behind all waits, which end lives; the barriers that it needs itself it adds",
         Stage.LAID_OUT,
+    ),
+    Pass(
+        "part_roles",
+        part_roles,
+        "last: other passes see the consumers' code as the block's",
+        Stage.LAID_OUT,
+        whole_program=True,
     ),
 )
 PIPELINE = (

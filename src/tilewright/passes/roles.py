@@ -1,0 +1,207 @@
+"""Producer and consumer warps, from a kernel whose threads all ran the same code.
+
+`pipeline_loops` lets a producer fill its rings: it has the loops and guards around them (`Slice`),
+waits until a slot is free and issues its copies. The consumers keep the rest; each of their warps
+says for itself when it is done with a slot, so that warpgroups need not keep step. Until the other
+passes are through, the producer stands in the kernel as a derived role beside the consumers' code;
+`part_roles`, the last, makes that a role too.
+
+A kernel has a producer only where everything that its copies need (addresses, loop bounds, guards)
+comes from block indices, parameters and tensors that it does not write, and where it has no code
+for single threads. `why_not` says what stands against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import prod
+
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Expr, Var, const, loads, substitute, variables
+from tilewright.ir.op import (
+    Alloc,
+    BarrierInit,
+    Body,
+    Break,
+    Continue,
+    Fence,
+    For,
+    If,
+    Kernel,
+    Let,
+    Op,
+    Program,
+    Role,
+    Sync,
+    While,
+    bodies,
+    expressions,
+    op_loads,
+    regions,
+    walk_ops,
+)
+from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, rebuild, substitute_vars
+from tilewright.ir.target import Target
+
+OPTION = "roles"  # of a target
+PRODUCER, CONSUMER = "producer", "consumer"
+WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
+# registers of a thread of (producer, consumers), by the number of consuming warpgroups
+REGISTERS = {2: (24, 240), 3: (32, 160)}
+NAMED = 1  # the barrier on which consumers meet
+
+
+def by_hand(kernel: Kernel) -> bool:
+    """The kernel's author has written its roles."""
+    return any(isinstance(op, Role) and not op.derived for op in walk_ops(kernel))
+
+
+def consuming_warps(kernel: Kernel) -> int:
+    return prod(kernel.threads) // WARP
+
+
+class NoProducer(Exception):
+    """What keeps a kernel from having one, in words."""
+
+
+def why_not(kernel: Kernel) -> str | None:
+    """What keeps a kernel from having roles at all."""
+    threads = prod(kernel.threads)
+    if len(kernel.threads) > 1:
+        return "its threads have several indices"
+    if threads % (WARP * GROUP) or threads // (WARP * GROUP) not in (1, *REGISTERS):
+        return f"{threads} threads are not one to three warpgroups"
+    own = set(kernel.thread_vars)
+    for op in walk_ops(kernel.body):
+        if any(variables(e) & own for e in expressions(op)):
+            return "it has code for single threads"
+        if isinstance(op, (Break, Continue, While)):
+            return "loops are left early"
+        if isinstance(op, Sync):
+            return "it has barriers of its own"
+    return None
+
+
+class Slice:
+    """The part of a kernel's body that its fills need. `fill(loop, var)`: the body of a loop that
+    fills rings, its variable called `var`; None for other loops."""
+
+    def __init__(
+        self, names: set[str], written: set[str], fill: Callable[[For, Var], Body | None]
+    ) -> None:
+        self.names = names
+        self.written = written
+        self.fill = fill
+
+    def body(self, body: Body, values: dict[Var, Expr]) -> list[Op]:
+        """`values`: what the body's variables are called here."""
+        found: list[Op] = []
+        values = dict(values)
+        for op in body:
+            if isinstance(op, Let):
+                # taken along; whoever needs it finds its loads checked
+                var = Var(fresh_name(op.var.name, self.names), op.var.dtype)
+                found.append(rebuild(op, var=var, value=substitute(op.value, values)))
+                values[op.var] = var
+            elif isinstance(op, For):
+                found += self.loop(op, values)
+            elif isinstance(op, If):
+                sides = [self.body(side, values) for side in (op.then, op.orelse)]
+                if any(self.works(side) for side in sides):
+                    cond = self.checked(substitute(op.cond, values))
+                    then, orelse = (tuple(side) for side in sides)
+                    found.append(If(cond, then, orelse, loc=op.loc))
+            elif any(self.works(self.body(inner, values)) for inner in bodies(op)):
+                raise NoProducer(f"a {type(op).__name__.lower()} stands around a pipelined loop")
+        return self.pruned(found)
+
+    def loop(self, op: For, values: dict[Var, Expr]) -> list[Op]:
+        var = Var(fresh_name(op.var.name, self.names), op.var.dtype)
+        inner = {**values, op.var: var}
+        own = self.fill(op, var)
+        body = self.body(op.body, inner)
+        if own is not None:
+            if self.works(body):
+                raise NoProducer("a pipelined loop stands in another")
+            body = list(substitute_vars(own, {k: v for k, v in values.items() if k is not v}))
+        if not self.works(body):
+            return []
+        start, stop, step = (
+            self.checked(substitute(e, values)) for e in (op.start, op.stop, op.step)
+        )
+        return [For(var, start, stop, tuple(body), step=step, loc=op.loc)]
+
+    def works(self, body: Iterable[Op]) -> bool:
+        return any(not isinstance(op, Let) for op in body)
+
+    def checked(self, e: Expr) -> Expr:
+        for load in loads(e):
+            if load.buffer.space is not Space.GLOBAL or load.buffer.name in self.written:
+                raise NoProducer(f"{load.buffer.name} decides what is copied")
+        return e
+
+    def pruned(self, body: list[Op]) -> list[Op]:
+        """Without names that nobody asks for; those that stay must be known here."""
+        kept: list[Op] = []
+        needed: set[Var] = set()
+        for op in reversed(body):
+            if isinstance(op, Let):
+                if op.var not in needed:
+                    continue
+                self.checked(op.value)
+            for inner in walk_ops(op):
+                for e in expressions(inner):
+                    needed |= variables(e)
+                for r in regions(inner, reads=True, writes=True):
+                    for e in (*r.starts, *r.extents):
+                        needed |= variables(e)
+            kept.insert(0, op)
+        return kept
+
+
+def part_roles(program: Program, target: Target) -> Program:
+    """Kernels with a derived producer: everything else becomes the consumers' role."""
+    return map_kernels(program, _parted)
+
+
+def _parted(kernel: Kernel) -> Kernel:
+    producer = [op for op in kernel.body if isinstance(op, Role) and op.derived]
+    if not producer:
+        return kernel
+    warps = consuming_warps(kernel)
+    threads = warps * WARP
+    outside: list[Op] = []  # what every warp does first
+    inside: list[Op] = []
+    for op in kernel.body:
+        common = isinstance(op, BarrierInit) or (
+            isinstance(op, Fence) and op.kind == "barrier_init"
+        )
+        memory = isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.BARRIER)
+        if not (isinstance(op, Role) and op.derived):
+            (outside if common or memory else inside).append(op)
+    first = next(k for k, op in enumerate(inside) if isinstance(op, Sync))
+    assert all(isinstance(op, Alloc) for op in inside[:first])  # counters
+    outside.append(inside.pop(first))
+
+    def among_consumers(op: Op) -> Op | Body | None:
+        if isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.BARRIER):
+            outside.insert(0, op)
+            return ()
+        if isinstance(op, Sync) and op.scope == "block":
+            return Sync("named", const(NAMED), threads, loc=op.loc)
+        return None
+
+    body = map_body(tuple(inside), among_consumers)
+    moved = REGISTERS.get(warps // GROUP, (None, None))
+    roles = (
+        Role(CONSUMER, 0, warps, body, registers=moved[1], loc=kernel.loc),
+        rebuild(producer[0], derived=False, registers=moved[0]),
+    )
+    return rebuild(kernel, threads=(threads + GROUP * WARP,), body=(*outside, *roles))
+
+
+def loads_allowed(op: Op, written: set[str]) -> bool:
+    """Whether a copy's own loads are of tensors that nobody writes."""
+    return all(
+        x.buffer.space is Space.GLOBAL and x.buffer.name not in written for x in op_loads(op)
+    )
