@@ -116,6 +116,7 @@ def test_thread_code_means_the_tile_program(name: str, arch: str):
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_without_spills(name: str, arch: str):
     kernel = CudaKernel(program(name), TARGETS[arch])
+    assert kernel.serialized is None
     for function, used in kernel.resources.items():
         assert (used.spill_bytes, used.local_bytes) == (0, 0), function
 
@@ -152,3 +153,20 @@ def test_layouts_are_golden(name: str, arch: str):
 @pytest.mark.parametrize("name", [n for n in KERNELS if n.startswith(("gemm", "flash"))])
 def test_products_and_attention_need_no_conversion(name: str, arch: str):
     assert described(lowered(name, arch).after("insert_syncs")).endswith("conversions: 0\n")
+
+
+def test_what_the_assembler_would_serialize_runs_by_single_warps(monkeypatch):
+    from tilewright.targets.cuda import backend
+    from tilewright.targets.cuda.nvrtc import Serialized
+
+    compile_cuda = backend.compile_cuda
+
+    def strict(source, *args, **kwargs):
+        if "wgmma" in source:
+            raise Serialized("the assembler could not keep main.cu as it was written: (C7514) …")
+        return compile_cuda(source, *args, **kwargs)
+
+    monkeypatch.setattr(backend, "compile_cuda", strict)
+    kernel = CudaKernel(program("gemm"), HOPPER)
+    assert kernel.serialized is not None and "mma.sync" in kernel.ptx
+    assert any("not wgmma: the assembler" in why for why in kernel.trace.reasons.values())

@@ -98,8 +98,9 @@ def test_the_zoo(name):
         if isinstance(value, np.ndarray):
             near = np.asarray(value, np.float64)
             np.testing.assert_allclose(np.asarray(got[key], np.float64), near, 1e-2, 1e-2)
-    for found in CudaKernel(given, ROLES).resources.values():
-        assert found.spill_bytes == 0
+    kernel = CudaKernel(given, ROLES)
+    assert kernel.serialized is None
+    assert all(found.spill_bytes == 0 for found in kernel.resources.values())
 
 
 def test_it_compiles_without_spills():

@@ -6,7 +6,7 @@ whoever explains its choice ask the same function.
 
 from __future__ import annotations
 
-from math import prod
+from math import gcd, prod
 
 from tilewright.ir.bounds import Ranges, multiple_of
 from tilewright.ir.buffer import Buffer, Region, Space
@@ -38,14 +38,45 @@ def why_not_bulk(copy: Copy, ranges: Ranges) -> str | None:
     if not tensor.buffer.rank:
         return f"{tensor.buffer.name} is a single element"
     inner = int(tensor.extents[-1])
-    widest = max(d for d in range(1, min(inner, MOST_BOX) + 1) if inner % d == 0)
-    if inner * bits % UNIT_BITS or widest * bits % UNIT_BITS:
+    if inner * bits % UNIT_BITS or longest(inner, MOST_BOX) * bits % UNIT_BITS:
         return f"rows of {inner} elements of {tensor.dtype} are not multiples of 16 bytes"
     if int(tile.extents[-1]) != inner:
         return f"the fastest dimension of {tensor.buffer.name} is not that of {tile.buffer.name}"
     if prod(int(e) for e in tile.extents) * bits % SLOT_BITS:
         return "the tile is not a multiple of 128 bytes"
+    run = _run(tensor, ranges)
+    if run != prod(tensor.static_tile) and run * bits % SLOT_BITS:
+        return f"boxes of {run} elements of {tensor.dtype} do not begin on multiples of 128 bytes"
     return _aligned(tensor, ranges, UNIT_BITS)
+
+
+def fold(tensor: Region, ranges: Ranges) -> int:
+    """The pieces in which a row is taken that is longer than a box; 0 where it is not."""
+    size, last = tensor.buffer.shape[-1], int(tensor.extents[-1])
+    if last <= MOST_BOX or tensor.buffer.rank == MOST_RANK:
+        return 0
+    common = gcd(last, multiple_of(tensor.starts[-1], ranges), multiple_of(size, ranges))
+    found = longest(common, MOST_BOX)
+    return found if found * tensor.dtype.bits % UNIT_BITS == 0 else 0
+
+
+def longest(extent: int, most: int) -> int:
+    """The largest part, of `most` at the most, into which an extent can be cut evenly."""
+    return max(d for d in range(1, min(extent, most) + 1) if extent % d == 0)
+
+
+def _run(tensor: Region, ranges: Ranges) -> int:
+    """How many elements one box of a tile without gaps takes."""
+    shape = [int(e) for e in tensor.extents]
+    if piece := fold(tensor, ranges):
+        shape[-1:] = [shape[-1] // piece, piece]
+    run = 1
+    for extent in reversed(shape):
+        part = longest(extent, MOST_BOX)
+        run *= part
+        if part != extent:
+            break
+    return run
 
 
 def cp_async_eligible(copy: Copy, ranges: Ranges) -> bool:

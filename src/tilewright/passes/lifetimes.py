@@ -32,6 +32,7 @@ from tilewright.ir.op import (
     Scan,
     Store,
     View,
+    Wait,
     WaitGroup,
     While,
     expressions,
@@ -119,7 +120,7 @@ class _Walk:
     loops: dict[int, Span] = field(default_factory=dict)
     homes: dict[str, Chain] = field(default_factory=dict)  # where a buffer is allocated
     views: dict[str, str] = field(default_factory=dict)
-    waits: list[tuple[int, Chain, str]] = field(default_factory=list)
+    waits: list[tuple[int, Chain, str]] = field(default_factory=list)  # for an engine or barrier
     breaks: list[Chain] = field(default_factory=list)
     alone: set[str] = field(default_factory=set)  # buffers that some threads touch for themselves
 
@@ -144,6 +145,8 @@ class _Walk:
             self.homes.setdefault(op.buffer.name, chain)
         elif isinstance(op, WaitGroup) and op.pending == 0:
             self.waits.append((position, chain, op.unit))
+        elif isinstance(op, Wait):
+            self.waits.append((position, chain, op.barrier.buffer.name))
         elif isinstance(op, Break):
             self.breaks.append(chain)
         self.touch(op, position, chain)
@@ -222,12 +225,21 @@ class _Walk:
             read = any(not t.unit or t.unit == "wgmma" for t in touches)
             loops = {at for at, _ in touch.chain if at in self.loops}
             left = any(at in loops for chain in self.breaks for at, _ in chain)
-            return touch.position if read and not left else never
+            if left or not read:
+                return never
         for position, chain, unit in self.waits:
             after = position > touch.position and touch.chain[: len(chain)] == chain
-            if unit == touch.unit and after:
+            if unit == _waited_for(touch) and after:
                 return position
-        return never
+        return never if touch.unit != "ring" else touch.position  # waited for in the next turn
+
+
+def _waited_for(touch: _Touch) -> str:
+    """What a wait names that ends an asynchronous access: its engine, or its barrier."""
+    if touch.unit != "ring":
+        return touch.unit
+    assert isinstance(touch.op, Copy) and touch.op.barrier is not None
+    return touch.op.barrier.buffer.name
 
 
 def _engines(op: Op) -> Iterator[tuple[Buffer, str]]:

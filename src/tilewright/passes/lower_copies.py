@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
-from math import gcd, prod
+from math import prod
 
 from tilewright.ir.bounds import Ranges, multiple_of
 from tilewright.ir.buffer import Region
@@ -17,14 +17,12 @@ from tilewright.passes.addresses import (
     TileAddress,
     tile_address,
 )
+from tilewright.passes.bulk_rules import MOST_BOX, MOST_RANK, SLOT_BITS, fold, longest
 from tilewright.passes.lower_maps import copy_fragment
 from tilewright.passes.lower_matrices import lower_ldmatrix, lower_stmatrix
 from tilewright.passes.lower_moves import copy_between, copy_memory, store_remote
 from tilewright.passes.lowering import Lowering
 from tilewright.support.errors import CompileError
-
-MOST_BOX = 256
-MOST_RANK = 5
 
 
 def lower_copy(low: Lowering, op: Copy) -> Iterable[Op]:
@@ -85,10 +83,10 @@ def cut_boxes(tensor: Region, address: TileAddress, op: Copy, ranges: Ranges) ->
         )
     modes = iter(address.modes)
     layouts = [Layout(1, 0) if e == 1 else next(modes) for e in shape]
-    fold = _fold(tensor, ranges) if not span and layouts[-1].modes()[0] == (shape[-1], 1) else 0
-    if fold:
-        layouts[-1:] = [Layout(shape[-1] // fold, fold), Layout(fold, 1)]
-        shape = (*shape[:-1], shape[-1] // fold, fold)
+    piece = fold(tensor, ranges) if not span and layouts[-1].modes()[0] == (shape[-1], 1) else 0
+    if piece:
+        layouts[-1:] = [Layout(shape[-1] // piece, piece), Layout(piece, 1)]
+        shape = (*shape[:-1], shape[-1] // piece, piece)
     box = [1] * len(shape)
     pitch = 1
     for dim in reversed(range(len(shape))):
@@ -107,7 +105,7 @@ def cut_boxes(tensor: Region, address: TileAddress, op: Copy, ranges: Ranges) ->
         most = MOST_BOX
         if pitch == 1 and span:
             most = span * 8 // bits
-        box[dim] = max(d for d in range(1, min(extent, most) + 1) if extent % d == 0)
+        box[dim] = longest(extent, most)
         pitch *= box[dim]
         if box[dim] != extent:
             break
@@ -120,17 +118,14 @@ def cut_boxes(tensor: Region, address: TileAddress, op: Copy, ranges: Ranges) ->
     corners = []
     for at in product(*(range(0, e, b) for e, b in zip(shape, box, strict=True))):
         corners.append((at, sum(m(c) for m, c in zip(layouts, at, strict=True))))
+    if any(offset * bits % SLOT_BITS for _, offset in corners):
+        raise CompileError(
+            f"the boxes of a bulk copy begin on multiples of 128 bytes in {address.buffer.name}",
+            loc=op.loc,
+            got=f"boxes of {'×'.join(map(str, box))} elements of {bits} bits",
+            fix="copy by threads, or make rows shorter",
+        )
     return Boxes(tuple(box), tuple(corners))
-
-
-def _fold(tensor: Region, ranges: Ranges) -> int:
-    """The pieces in which a row is taken that is longer than a box; 0 where it is not."""
-    size, last = tensor.buffer.shape[-1], int(tensor.extents[-1])
-    if last <= MOST_BOX or tensor.buffer.rank == MOST_RANK:
-        return 0
-    common = gcd(last, multiple_of(tensor.starts[-1], ranges), multiple_of(size, ranges))
-    fold = max(d for d in range(1, MOST_BOX + 1) if common % d == 0)
-    return fold if fold * tensor.dtype.bits % 128 == 0 else 0
 
 
 def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:

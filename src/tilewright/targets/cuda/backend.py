@@ -9,10 +9,11 @@ from math import prod
 from time import perf_counter
 from typing import Any
 
+from tilewright.ir.atoms import Feature
 from tilewright.ir.bind import unused_params, written_params
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var, const
-from tilewright.ir.op import Hint, Intrinsic, Map, Program, Role, walk_ops
+from tilewright.ir.op import Gemm, Hint, Intrinsic, Map, Program, Role, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.choose_copies import choose_copies
@@ -28,6 +29,7 @@ from tilewright.passes.pack_elements import pack_elements, uses_packed
 from tilewright.passes.pipeline import Pass, Trace, run_pipeline
 from tilewright.passes.pipeline_loops import pipeline_loops
 from tilewright.passes.place_shared import place_shared
+from tilewright.passes.reasons import key_of
 from tilewright.passes.reduce_by_atomics import reduce_by_atomics
 from tilewright.passes.reuse_shared import reuse_shared
 from tilewright.passes.roles import part_roles
@@ -49,7 +51,7 @@ from tilewright.targets.cuda.launch import (
 from tilewright.targets.cuda.launch import (
     Map as MapArg,
 )
-from tilewright.targets.cuda.nvrtc import CompiledCuda, Resources, compile_cuda
+from tilewright.targets.cuda.nvrtc import CompiledCuda, Resources, Serialized, compile_cuda
 from tilewright.targets.cuda.occupancy import MULTIPROCESSORS, blocks_to_ask
 from tilewright.targets.cuda.tensormap import TensorMapSpec
 
@@ -186,7 +188,22 @@ class CudaKernel:
         self.target = target
         self.trace = lower(program, target)
         self.program = self.trace.result
-        emitted, compiled = self._compiled(diagnostic, {})
+        self.serialized: Serialized | None = None  # what the assembler said against warpgroups
+        try:
+            emitted, compiled = self._compiled(diagnostic, {})
+        except Serialized as error:
+            if is_scheduled(program) or Feature.WGMMA not in target.features:
+                raise
+            # then products by single warps, which nothing serializes
+            self.serialized = error
+            self.trace = lower(program, target.without(Feature.WGMMA))
+            self.program = self.trace.result
+            emitted, compiled = self._compiled(diagnostic, {})
+            for kernel in program.kernels:
+                for op in walk_ops(kernel):
+                    if isinstance(op, Gemm):
+                        why = f"not wgmma: {error.message}"
+                        self.trace.reasons[kernel.name, key_of(op)] = why
         more = {
             kernel.kernel.name: count
             for kernel in emitted.kernels

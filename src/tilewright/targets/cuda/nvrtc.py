@@ -119,9 +119,13 @@ def compile_cuda(
     return compiled
 
 
-def _refusal(compiled: CompiledCuda) -> CompileError:
+class Serialized(CompileError):
+    """The assembler kept the meaning of a kernel, but not the overlap of its products."""
+
+
+def _refusal(compiled: CompiledCuda) -> Serialized:
     first = compiled.warnings[0]
-    return CompileError(
+    return Serialized(
         f"the assembler could not keep {compiled.name} as it was written: {first}",
         expected="no C75xx message: each of them costs most of the matrix units' speed",
         notes=tuple(str(w) for w in compiled.warnings[1:]),
