@@ -162,6 +162,31 @@ def test_guards_and_names_go_along():
         assert got.tobytes() == want.tobytes()
 
 
+def test_what_is_assumed_goes_along():
+    """The engine needs starts on 16 bytes, which only the assumption gives."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 1024), "float16"), N: T.Tensor((1,), "int32"),
+             C: T.Tensor((64, 64), "float16")):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            first = N[0]
+            T.assume(first % 8 == 0)
+            T.clear(c)
+            for k in T.Pipelined(3, num_stages=2):
+                T.copy(A[0, first + k * 64], a)
+                for i, j in T.Parallel(64, 64):
+                    c[i, j] += a[i, j]
+            T.copy(c, C)
+
+    code = lower(main.program, ROLES).result
+    assert set(roles_of(code)) == {"producer", "consumer"}
+    a, n, c = numbers(64, 1024), np.array([136], np.int32), np.zeros((64, 64), np.float16)
+    interp.run_threads(code, {"A": a, "N": n, "C": c})
+    np.testing.assert_array_equal(c, a[:, 136 : 136 + 192].reshape(64, 3, 64).sum(1))
+
+
 def test_why_not():
     assert why_not(product(threads=64).kernels[0]) == "64 threads are not one to three warpgroups"
 

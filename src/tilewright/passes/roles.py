@@ -26,6 +26,7 @@ from tilewright.ir.op import (
     Continue,
     Fence,
     For,
+    Hint,
     If,
     Kernel,
     Let,
@@ -103,6 +104,8 @@ class Slice:
                 var = Var(fresh_name(op.var.name, self.names), op.var.dtype)
                 found.append(rebuild(op, var=var, value=substitute(op.value, values)))
                 values[op.var] = var
+            elif isinstance(op, Hint) and op.name == "assume" and op.value is not None:
+                found.append(rebuild(op, value=substitute(op.value, values)))
             elif isinstance(op, For):
                 found += self.loop(op, values)
             elif isinstance(op, If):
@@ -132,7 +135,7 @@ class Slice:
         return [For(var, start, stop, tuple(body), step=step, loc=op.loc)]
 
     def works(self, body: Iterable[Op]) -> bool:
-        return any(not isinstance(op, Let) for op in body)
+        return any(not isinstance(op, (Let, Hint)) for op in body)
 
     def checked(self, e: Expr) -> Expr:
         for load in loads(e):
@@ -141,10 +144,15 @@ class Slice:
         return e
 
     def pruned(self, body: list[Op]) -> list[Op]:
-        """Without names that nobody asks for; those that stay must be known here."""
+        """Without names that nobody asks for, and what is assumed of them; those that stay must be
+        known here."""
         kept: list[Op] = []
         needed: set[Var] = set()
+        named = {op.var for op in body if isinstance(op, Let)}
         for op in reversed(body):
+            idle = isinstance(op, Hint) and variables(op.value or const(0)) & named - needed
+            if idle or (isinstance(op, Hint) and op_loads(op)):
+                continue
             if isinstance(op, Let):
                 if op.var not in needed:
                     continue
