@@ -150,8 +150,8 @@ class Slice:
         needed: set[Var] = set()
         named = {op.var for op in body if isinstance(op, Let)}
         for op in reversed(body):
-            idle = isinstance(op, Hint) and variables(op.value or const(0)) & named - needed
-            if idle or (isinstance(op, Hint) and op_loads(op)):
+            asked = {v for e in expressions(op) for v in variables(e)}
+            if isinstance(op, Hint) and (asked & named - needed or op_loads(op)):
                 continue
             if isinstance(op, Let):
                 if op.var not in needed:
