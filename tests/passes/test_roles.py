@@ -208,3 +208,6 @@ def test_warp_specialize_asks_for_them():
         for on in (True, False)
     }
     assert "role producer" in text[True] and "role" not in text[False]
+    said = tw.compile(product(), target="cuda", pass_configs={"warp_specialize": True}).explain()
+    assert "role producer: warps 8 … 11, 24 registers a thread" in said
+    assert "loop k_1: 3 stages" in said and "first fills" not in said

@@ -25,6 +25,7 @@ from tilewright.ir.op import (
     Op,
     Reduce,
     Relayout,
+    Role,
     Scan,
     Sync,
     View,
@@ -367,8 +368,18 @@ def _for(op: For, told: Told) -> Entry:
     stages = max(op.stages, 0 if written is None else written.stages)
     if kind == "pipelined":
         text = f"loop {op.var.name}: {stages} stages"
-        if written is not None and written.var != op.var:
+        if op.kind == "unroll" and written is not None and written.var != op.var:
             text = f"loop {op.var.name}: the first fills of {written.var.name}, ahead of it"
+    return _entry(op, text)
+
+
+def _role(op: Role, told: Told) -> Entry:
+    last = op.first + op.warps - 1
+    text = f"role {op.name}: warps {op.first} … {last}"
+    if op.instances > 1:
+        text += f", {op.instances} instances"
+    if op.registers is not None:
+        text += f", {op.registers} registers a thread"
     return _entry(op, text)
 
 
@@ -390,6 +401,7 @@ RULES_OF: dict[type[Op], Callable[[Any, Told], Entry | None]] = {
     Scan: _scan,
     Relayout: _relayout,
     For: _for,
+    Role: _role,
     Sync: _sync,
 }
 
