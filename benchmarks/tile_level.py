@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the zoo
 
 PRODUCTS = ((8192, 8192, 8192), (4096, 4096, 4096))
 ATTENTIONS = ((2, 16, 8192, 128), (2, 16, 8192, 64))  # batch, heads, length, head
+TARGETS = {"": "cuda", " roles": "cuda -roles"}  # all threads alike, and with a producer
 TILES = (
     {"block_N": 256, "threads": 256, "stages": 3},
     {"block_N": 256, "threads": 256, "stages": 4},
@@ -47,8 +48,10 @@ def product(m: int, n: int, k: int, runs: int) -> Race:
     from zoo.gemm.gemm import gemm_relu
 
     kernels = {
-        label(t): gemm_relu.on("cuda")(m, n, k, dtype="bfloat16", **t) for t in TILES
-    }  # fmt: skip
+        label(t) + more: gemm_relu.on(target)(m, n, k, dtype="bfloat16", **t)
+        for t in TILES
+        for more, target in TARGETS.items()
+    }
     about: dict[str, Any] = {
         "shape": (m, n, k),
         "compiled": {name: kernel.resources for name, kernel in kernels.items()},
@@ -96,10 +99,11 @@ def attention(batch: int, heads: int, length: int, head: int, causal: bool, runs
     from zoo.attention.flash import flash_attention
 
     kernels = {
-        label(t): flash_attention.on("cuda")(
+        label(t) + more: flash_attention.on(target)(
             batch, heads, heads, length, length, head, causal=causal, dtype="bfloat16", **t
         )
         for t in FLASH_TILES
+        for more, target in TARGETS.items()
     }
     about: dict[str, Any] = {
         "shape": (batch, heads, length, head),
