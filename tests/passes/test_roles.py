@@ -200,6 +200,11 @@ def test_why_not():
     assert why_not(product().kernels[0]) is None
 
 
+def test_explain_says_why_there_is_no_producer():
+    said = tw.compile(product(threads=64), target="cuda -roles").explain()
+    assert "filled by all threads: 64 threads are not one to three warpgroups" in said
+
+
 def test_warp_specialize_asks_for_them():
     text = {
         on: tw.compile(product(), target="cuda", pass_configs={"warp_specialize": on}).ir(

@@ -21,16 +21,14 @@ of 0 and 1, guards and persistent loops are nothing special.
 from __future__ import annotations
 
 import dataclasses
-from contextlib import suppress
 from math import prod
 
 from tilewright.ir import scope
 from tilewright.ir.atoms import ATOMS, Feature
 from tilewright.ir.bounds import Ranges, bounds, prove
-from tilewright.ir.buffer import Buffer, Region, Space, element, whole
+from tilewright.ir.buffer import Buffer, Space, element, whole
 from tilewright.ir.dtype import BARRIER, INT32
 from tilewright.ir.expr import (
-    Const,
     Expr,
     Load,
     Var,
@@ -38,10 +36,7 @@ from tilewright.ir.expr import (
     compare,
     const,
     loads,
-    substitute,
-    variables,
 )
-from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -61,21 +56,19 @@ from tilewright.ir.op import (
     Role,
     Store,
     Sync,
-    View,
     Wait,
     WaitGroup,
     While,
-    bodies,
-    bound,
     marked,
     read_buffers,
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import fresh_name, program_names, rebuild, replace_buffers
+from tilewright.ir.rewrite import fresh_name, program_names, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
-from tilewright.passes.bulk_rules import bulk_eligible, cp_async_eligible
+from tilewright.passes.ahead import Ahead
+from tilewright.passes.bulk_rules import bulk_eligible
 from tilewright.passes.insert_syncs import settle_stores
 from tilewright.passes.matrix_groups import (
     NumberedGemm,
@@ -84,6 +77,7 @@ from tilewright.passes.matrix_groups import (
     settle_matrix_groups,
     unnumber,
 )
+from tilewright.passes.reasons import because
 from tilewright.passes.rings import (
     BULK,
     CP_ASYNC,
@@ -102,16 +96,12 @@ from tilewright.passes.rings import (
     slot_region,
     slotted,
     staged,
-    written_in,
 )
 from tilewright.passes.roles import (
-    GROUP,
     OPTION,
-    PRODUCER,
     NoProducer,
-    Slice,
     consuming_warps,
-    loads_allowed,
+    producer_of,
     why_not,
 )
 from tilewright.support.errors import Loc
@@ -143,10 +133,16 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
     body = number_gemms(kernel.body)
     numbered = rebuild(kernel, body=body)
     work, producer = _Pipeliner(numbered, program, target, names), tuple[Role, ...]()
-    if OPTION in target.options and work.may_part():
-        apart = _Pipeliner(numbered, program, target, names, apart=True)
-        with suppress(NoProducer):  # then all threads fill the rings
-            work, producer = apart, (apart.producer(),)
+    if OPTION in target.options:
+        against = work.why_whole()
+        if against is None:
+            apart = _Pipeliner(numbered, program, target, names, apart=True)
+            try:
+                work, producer = apart, (apart.producer(),)
+            except NoProducer as error:
+                against = str(error)
+        for plan in work.plans.values() if against else ():
+            because(kernel.name, plan.loop, f"filled by all threads: {against}")
     body = work.body(numbered.body, scope.entry(numbered, program.dims), looped=False)
     body = settle_matrix_groups((*work.start(), *body), work.fills_ring)
     return settle_stores(rebuild(kernel, body=(*unnumber(body), *producer)))
@@ -166,128 +162,14 @@ class _Pipeliner:
         self.apart = apart  # a producer fills the rings
         self.target = target
         self.names = names
-        self.tensors = {t.name for t in program.tensors}
-        views = [op for op in walk_ops(kernel) if isinstance(op, View)]
-        self.viewed = {b.name for op in views for b in (op.buffer, op.source)}
-        self.written = written_in(kernel.body)
-        shows: dict[str, str] = {}  # views of tensors, and the tensors
-        for op in views:
-            if op.source.space is Space.GLOBAL:
-                shows[op.buffer.name] = shows.get(op.source.name, op.source.name)
-        changed = {shows.get(name, name) for name in self.written}
-        self.written |= changed | {view for view, tensor in shows.items() if tensor in changed}
-        self.ahead: set[int] = set()
-        self.plans = self.find_plans(program)
+        found = Ahead(kernel, program, target)
+        self.tensors, self.viewed, self.written = found.tensors, found.viewed, found.written
+        self.plans, self.ahead = found.plans, found.copies
         self.rings: dict[RingKey, Ring] = {}
         self.turns: dict[tuple[frozenset[int], int], Buffer] = {}
         self.barriers: list[Buffer] = []
         self.counters: list[Buffer] = []
         self.ring_names: set[str] = set()
-
-    # ── finding what may run ahead ───────────────────────────────────────────────────────────
-
-    def find_plans(self, program: Program) -> dict[int, Plan]:
-        plans: dict[int, Plan] = {}
-        for op, ranges in scope.walk_ranges(self.kernel, program.dims):
-            if isinstance(op, For) and op.kind == "pipelined" and op.stages >= 1:
-                plan = Plan(op)
-                step, extent = op.step, bounds(op.stop - op.start, ranges)
-                forward = isinstance(step, Const) and step.value > 0
-                runs = extent.hi is None or extent.hi > 0  # otherwise nothing would be filled
-                if forward and runs and not leaves_early(op.body):
-                    for at, each in enumerate(op.body):
-                        found = self.runs_ahead(op, at, each, ranges)
-                        if found is not None:
-                            plan.fills[found.copy.dst.buffer.name] = found
-                plans[id(op)] = plan
-        # a ring holds a buffer's values only where every use stands in a loop that fills it
-        outside = self.uses_outside(self.kernel.body, plans)
-        for plan in plans.values():
-            plan.fills = {n: f for n, f in plan.fills.items() if n not in outside}
-            self.ahead |= {id(plan.loop.body[fill.at]) for fill in plan.fills.values()}
-        return plans
-
-    def uses_outside(self, body: Body, plans: dict[int, Plan]) -> set[str]:
-        """Buffers used in `body` outside the loops that fill them ahead."""
-        found: set[str] = set()
-        for op in body:
-            if isinstance(op, (Alloc, Hint)):
-                continue
-            inner = set().union(*(self.uses_outside(b, plans) for b in bodies(op)))
-            head = {b.name for b in (*read_buffers(op), *written_buffers(op))}
-            if id(op) in plans:
-                inner -= set(plans[id(op)].fills)
-            found |= head | inner
-        return found
-
-    def runs_ahead(self, loop: For, at: int, op: Op, ranges: Ranges) -> Fill | None:
-        """Statement `at` of `loop` as a copy that may be made in an earlier iteration."""
-        if not isinstance(op, Copy) or op.atom is not None or op.prefer == "sync":
-            return None
-        if op.multicast is not None or op.barrier is not None or op.reduce is not None:
-            return None
-        tensor, tile = op.src.buffer, op.dst.buffer
-        if tensor.space is not Space.GLOBAL or tile.space is not Space.SHARED:
-            return None
-        if not op.dst.is_whole or not tile.is_static or tile.name in self.viewed:
-            return None
-        writers = [i for o in loop.body for i in walk_ops(o) if tile.name in written_in((i,))]
-        uses = [k for k, o in enumerate(loop.body) if k != at and tile.name in mentioned(o)]
-        own = [i for i in writers if not any(True for _ in bodies(i))]
-        if len(own) != 1 or own[0] is not op or not uses or min(uses) < at:
-            return None
-        if isinstance(tile.layout, Fragment) or tensor.name in written_in(loop.body):
-            return None
-        copy = self.resolved(loop, at, op)
-        if copy is None:
-            return None
-        how = self.engine(copy, loop, ranges)
-        return None if how is None else Fill(at, copy, how, uses)
-
-    def resolved(self, loop: For, at: int, op: Copy) -> Copy | None:
-        """`op` in terms of the loop's variable and what holds in all iterations; None where it
-        needs something that the body computes."""
-        values: dict[Var, Expr] = {}
-        for earlier in loop.body[:at]:
-            if isinstance(earlier, Let):
-                values[earlier.var] = substitute(earlier.value, values)
-        inner = {v for o in loop.body for each in walk_ops(o) for v in bound(each)}
-        changed = written_in(loop.body)
-        src = Region(
-            op.src.buffer,
-            tuple(substitute(s, values) for s in op.src.starts),
-            tuple(substitute(e, values) for e in op.src.extents),
-            op.src.cta,
-        )
-        for expr in (*src.starts, *src.extents):
-            if variables(expr) & inner:
-                return None
-            for load in loads(expr):
-                fixed = self.written if load.buffer.space is Space.GLOBAL else changed
-                if load.buffer.name in fixed:
-                    return None
-        return rebuild(op, src=src)
-
-    def engine(self, copy: Copy, loop: For, ranges: Ranges) -> str | None:
-        """What makes the copy wherever it ends up: before the loop, or iterations ahead in it."""
-        turn = Var(" turn", loop.var.dtype)
-        before = ranges.where(turn, 0, loop.stages - 1)
-        ahead = scope.inside(loop, "body", ranges)
-        places = (
-            (copy_at(copy, loop, loop.start + turn * loop.step), before),
-            (copy_at(copy, loop, loop.var + loop.step * loop.stages), ahead),
-            (copy_at(copy, loop, loop.var + loop.step * (loop.stages - 1)), ahead),
-        )
-        features = self.target.features
-        # a tensor that this kernel writes is not read behind the threads' back
-        if copy.src.buffer.name in self.written:
-            return None
-        bulk = Feature.BULK_COPY in features and copy.src.buffer.name in self.tensors
-        if bulk and copy.prefer != "cp_async" and all(bulk_eligible(c, r) for c, r in places):
-            return BULK
-        if Feature.CP_ASYNC in features and all(cp_async_eligible(c, r) for c, r in places):
-            return CP_ASYNC
-        return None
 
     # ── rewriting ────────────────────────────────────────────────────────────────────────────
 
@@ -502,12 +384,17 @@ class _Pipeliner:
 
     # ── a producer of its own ────────────────────────────────────────────────────────────────
 
-    def may_part(self) -> bool:
-        """Whether all that runs ahead is the bulk engine's, and the kernel can have roles."""
+    def why_whole(self) -> str | None:
+        """What keeps the kernel from having a producer, as far as is seen without making one."""
         fills = [fill for plan in self.plans.values() for fill in plan.fills.values()]
-        engine = bool(fills) and all(fill.how == BULK for fill in fills)
-        single = not self.kernel.cluster or prod(self.kernel.cluster) == 1
-        return engine and single and why_not(self.kernel) is None
+        if not fills:
+            return "nothing runs ahead"
+        slow = [fill.copy.dst.buffer.name for fill in fills if fill.how != BULK]
+        if slow:
+            return f"the bulk engine cannot fill {slow[0]}"
+        if self.kernel.cluster and prod(self.kernel.cluster) > 1:
+            return "it runs in clusters"
+        return why_not(self.kernel)
 
     def is_shared(self, ring: Ring) -> bool:
         """Several loops use its slots, one after the other."""
@@ -529,45 +416,9 @@ class _Pipeliner:
         return found
 
     def producer(self) -> Role:
-        """Who fills the rings: the loops around them, a wait for a free slot, the copies."""
-
-        def fill(loop: For, var: Var) -> Body | None:
-            plan = self.plans.get(id(loop))
-            if plan is None or not plan.fills:
-                return None
-            found: list[Op] = []
-            counters = []
-            for ring, fills in self.grouped(plan):
-                assert ring.full is not None and ring.free is not None
-                loc = fills[0].copy.loc
-                slot: Expr = const(0)
-                if ring.stages > 1:
-                    slot = self.var(f"{loop.var.name}_slot")
-                    found.append(Let(slot, ring.slot(), loc=loc))
-                fresh = (ring.phase() + 1) % 2  # a barrier that nobody has arrived at lets it pass
-                found.append(Wait(element(ring.free, slot), fresh, loc=loc))
-                full = element(ring.full, slot)
-                found.append(Arrive(full, const(ring.bytes), loc=loc))
-                for each in fills:
-                    if not loads_allowed(each.copy, self.written):
-                        raise NoProducer("what is copied depends on what the kernel writes")
-                    copy = copy_at(each.copy, loop, var)
-                    dst = slot_region(copy.dst, ring.slots[copy.dst.buffer.name], slot)
-                    found.append(rebuild(copy, dst=dst, barrier=full, atom=ring.how))
-                counters.append(ring.counter)
-            for counter in dict.fromkeys(counters):
-                found.append(Store(counter, (), Load(counter, ()) + 1, loc=loop.loc))
-            return tuple(found)
-
-        body = Slice(self.names, self.written, fill).body(self.kernel.body, {})
-        own = {
-            c: dataclasses.replace(c, name=fresh_name(c.name, self.names)) for c in self.counters
-        }
-        loc = self.kernel.loc
-        first, warps = consuming_warps(self.kernel), GROUP
-        copies = tuple(replace_buffers(op, own) for op in body)
-        starts = [Alloc(c, const(0), loc=loc) for c in own.values()]
-        return Role(PRODUCER, first, warps, (*starts, *copies), derived=True, loc=loc)
+        """Who fills the rings."""
+        groups = {key: self.grouped(plan) for key, plan in self.plans.items() if plan.fills}
+        return producer_of(self.kernel, groups, self.written, self.names)
 
     def free(self, ring: Ring, loc: Loc | None) -> list[Op]:
         """Products of loops before, or of this one in an outer iteration, that read the slots."""

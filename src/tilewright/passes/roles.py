@@ -13,13 +13,15 @@ for single threads. `why_not` says what stands against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from math import prod
 
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Expr, Var, const, loads, substitute, variables
+from tilewright.ir.buffer import Buffer, Space, element
+from tilewright.ir.expr import Expr, Load, Var, const, loads, substitute, variables
 from tilewright.ir.op import (
     Alloc,
+    Arrive,
     BarrierInit,
     Body,
     Break,
@@ -33,7 +35,9 @@ from tilewright.ir.op import (
     Op,
     Program,
     Role,
+    Store,
     Sync,
+    Wait,
     While,
     bodies,
     expressions,
@@ -41,8 +45,16 @@ from tilewright.ir.op import (
     regions,
     walk_ops,
 )
-from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, rebuild, substitute_vars
+from tilewright.ir.rewrite import (
+    fresh_name,
+    map_body,
+    map_kernels,
+    rebuild,
+    replace_buffers,
+    substitute_vars,
+)
 from tilewright.ir.target import Target
+from tilewright.passes.rings import Groups, copy_at, slot_region
 
 OPTION = "roles"  # of a target
 PRODUCER, CONSUMER = "producer", "consumer"
@@ -167,6 +179,49 @@ class Slice:
         return kept
 
 
+def producer_of(
+    kernel: Kernel, rings: Mapping[int, Groups], written: set[str], names: set[str]
+) -> Role:
+    """Who fills the rings: the loops around them, waits for free slots, the copies. `rings`: those
+    of each pipelined loop, by its id."""
+    counters: dict[Buffer, Buffer] = {}
+
+    def fill(loop: For, var: Var) -> Body | None:
+        if id(loop) not in rings:
+            return None
+        found: list[Op] = []
+        turned: dict[Buffer, None] = {}
+        for ring, fills in rings[id(loop)]:
+            assert ring.full is not None and ring.free is not None
+            loc = fills[0].copy.loc
+            slot: Expr = const(0)
+            if ring.stages > 1:
+                slot = Var(fresh_name(f"{loop.var.name}_slot", names))
+                found.append(Let(slot, ring.slot(), loc=loc))
+            fresh = (ring.phase() + 1) % 2  # a barrier that nobody has arrived at lets it pass
+            found.append(Wait(element(ring.free, slot), fresh, loc=loc))
+            full = element(ring.full, slot)
+            found.append(Arrive(full, const(ring.bytes), loc=loc))
+            for each in fills:
+                if not _known(each.copy, written):
+                    raise NoProducer("what is copied depends on what the kernel writes")
+                copy = copy_at(each.copy, loop, var)
+                dst = slot_region(copy.dst, ring.slots[copy.dst.buffer.name], slot)
+                found.append(rebuild(copy, dst=dst, barrier=full, atom=ring.how))
+            turned[ring.counter] = None
+        for counter in turned:
+            own = replace(counter, name=fresh_name(counter.name, names))
+            counters.setdefault(counter, own)
+            found.append(Store(counter, (), Load(counter, ()) + 1, loc=loop.loc))
+        return tuple(found)
+
+    body = Slice(names, written, fill).body(kernel.body, {})
+    starts = [Alloc(c, const(0), loc=kernel.loc) for c in counters.values()]
+    copies = [replace_buffers(op, counters) for op in body]
+    first = consuming_warps(kernel)
+    return Role(PRODUCER, first, GROUP, (*starts, *copies), derived=True, loc=kernel.loc)
+
+
 def part_roles(program: Program, target: Target) -> Program:
     """Kernels with a derived producer: everything else becomes the consumers' role."""
     return map_kernels(program, _parted)
@@ -208,8 +263,7 @@ def _parted(kernel: Kernel) -> Kernel:
     return rebuild(kernel, threads=(threads + GROUP * WARP,), body=(*outside, *roles))
 
 
-def loads_allowed(op: Op, written: set[str]) -> bool:
+def _known(op: Op, written: set[str]) -> bool:
     """Whether a copy's own loads are of tensors that nobody writes."""
-    return all(
-        x.buffer.space is Space.GLOBAL and x.buffer.name not in written for x in op_loads(op)
-    )
+    found = {x.buffer for x in op_loads(op)}
+    return all(b.space is Space.GLOBAL and b.name not in written for b in found)

@@ -370,7 +370,8 @@ def _for(op: For, told: Told) -> Entry:
         text = f"loop {op.var.name}: {stages} stages"
         if op.kind == "unroll" and written is not None and written.var != op.var:
             text = f"loop {op.var.name}: the first fills of {written.var.name}, ahead of it"
-    return _entry(op, text)
+    why = told.why(op)
+    return _entry(op, text, *([("why", why)] if why else []))
 
 
 def _role(op: Role, told: Told) -> Entry:
