@@ -15,7 +15,8 @@ of 0 and 1, guards and persistent loops are nothing special.
 - Other copies that the bulk engine can make get a barrier of their own, waited for before the
   next op that uses the tile; tiles in shared memory are stored by it.
 
-`insert_syncs` adds what orders the threads among themselves.
+`ahead` says which copies these are. With a producer (`roles`) it fills the slots; here they are
+only waited for and handed back. `insert_syncs` adds what orders the threads among themselves.
 """
 
 from __future__ import annotations
