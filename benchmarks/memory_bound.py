@@ -193,7 +193,7 @@ def _cross_entropy() -> Family:
         quack,
         moved=1.0,
         by_row=2,
-        tunings=lambda n: (c for c in row_tunings(n) if not c.get("staged")),
+        tunings=loss_tunings,
     )
 
 
@@ -244,19 +244,24 @@ FAMILIES = {
 
 
 def row_tunings(n: int) -> Iterator[dict[str, Any]]:
-    """Threads and values a thread; what they hold gives rows of a block, or blocks of a row."""
+    """Whole rows in registers, rows in shared memory, or pieces: what holds a row of `n`."""
     for threads in (128, 256, 512, 1024):
         for values in (8, 16, 32, 64):
-            held = threads * values
-            blocks, rows = max(1, n // held), max(1, held // n)
-            if blocks <= 16 and rows <= 64 and n % blocks == 0:
-                yield {
-                    "variant": "rows",
-                    "block_M": rows,
-                    "block_N": n // blocks,
-                    "threads": threads,
-                    "cluster": blocks,
-                }
+            rows = threads * values // n
+            if 1 <= rows <= 64:
+                yield {"variant": "rows", "block_M": rows, "block_N": n, "threads": threads}
+    for cluster in (1, 2, 4, 8, 16):
+        for threads, vectors in ((128, 2), (256, 2), (256, 4), (512, 2)):
+            for rows in (1, 2, 4):
+                part = n // cluster
+                if part >= 2048 and part * rows <= 32768 and part * rows >= threads * vectors * 8:
+                    yield {
+                        "variant": "held",
+                        "block_M": rows,
+                        "cluster": cluster,
+                        "threads": threads,
+                        "vectors": vectors,
+                    }
     if n >= 8192:
         for threads, piece in ((256, 4096), (512, 8192), (512, 16384), (1024, 16384)):
             for staged in (False, True):
@@ -270,6 +275,15 @@ def row_tunings(n: int) -> Iterator[dict[str, Any]]:
                     }
 
 
+def loss_tunings(n: int) -> Iterator[dict[str, Any]]:
+    """Rows in registers, or walked by lanes."""
+    yield from (c for c in row_tunings(n) if c["variant"] == "rows")
+    for threads in (32, 64, 128, 256, 512):
+        for vectors in (1, 2, 4, 8):
+            if threads * vectors * 8 <= n:
+                yield {"variant": "walked", "block_M": 1, "threads": threads, "vectors": vectors}
+
+
 def tile_tunings(n: int) -> Iterator[dict[str, Any]]:
     for threads in (128, 256, 512, 1024):
         for values in (8, 16, 32):
@@ -278,17 +292,19 @@ def tile_tunings(n: int) -> Iterator[dict[str, Any]]:
 
 
 def transpose_tunings(n: int) -> Iterator[dict[str, Any]]:
-    for block_m, block_n in ((32, 32), (64, 32), (32, 64), (64, 64), (128, 64), (64, 128)):
+    for block_m, block_n in ((32, 32), (64, 64), (128, 64), (64, 128), (128, 128)):
         for threads in (128, 256, 512):
             tile = {"block_M": block_m, "block_N": block_n, "threads": threads}
             if block_m * block_n >= 8 * threads:
                 yield {**tile, "through": "registers"}
                 yield from ({**tile, "through": "shared", "padding": p} for p in (0, 2, 8))
+                yield {**tile, "through": "shared", "padding": 0, "staged": True}
 
 
 def named(choice: Mapping[str, Any]) -> str:
     """A choice in a word: what contenders of a tuning race are called."""
-    short = {"block_M": "m", "block_N": "n", "threads": "t", "cluster": "c", "padding": "p"}
+    short = {"block_M": "m", "block_N": "n", "threads": "t", "cluster": "c", "padding": "p",
+             "vectors": "v"}  # fmt: skip
     words = []
     for name, value in choice.items():
         if isinstance(value, bool):

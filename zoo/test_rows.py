@@ -1,4 +1,6 @@
+import importlib
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,22 @@ def test_choices_cover_the_row(columns):
         part, width, steps = rows.cut(columns, **plan)
         assert part == width * steps <= rows.PART
         assert (plan["cluster"] - 1) * part < columns <= plan["cluster"] * part  # all have some
+
+
+@pytest.mark.parametrize("columns", [256, 4096, 65536, 262144])
+def test_what_is_tuned_are_sizes_that_the_kernels_have(columns, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    tuned = importlib.import_module("memory_bound")
+    tried = [
+        *((family, c) for family in FAMILIES[:3] for c in tuned.row_tunings(columns)),
+        *((cross_entropy, c) for c in tuned.loss_tunings(columns)),
+    ]
+    assert len(tried) > 8
+    for family, choice in tried:
+        known = inspect.signature(family.VARIANTS[choice["variant"]].fn).parameters
+        assert set(choice) - {"variant"} <= set(known), choice
+    for choice in tuned.transpose_tunings(columns):
+        assert set(choice) <= set(inspect.signature(transpose.fn).parameters)
 
 
 def test_a_row_too_long_for_a_cluster_is_walked():

@@ -7,8 +7,10 @@ import pytest
 
 from tests.passes.overlap import HOPPER, numbers, run
 from tilewright import interp
-from tilewright.ir.op import Arrive, Copy, Sync, Wait, walk_ops
+from tilewright.ir.expr import const, substitute, variables
+from tilewright.ir.op import Arrive, Copy, Fence, Sync, Wait, walk_ops
 from tilewright.ir.rewrite import map_body, map_kernels, rebuild
+from tilewright.ir.simplify import simplify
 from tilewright.ir.text import parse_program, print_expr
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.count_stores import count_stores
@@ -55,6 +57,12 @@ def meetings(program) -> int:
     return sum(isinstance(op, Sync) and op.scope == "cluster" for op in ops)
 
 
+def expected_by(e, bx: int) -> int:
+    """What a block expects."""
+    values = {v: const(bx) for v in variables(e)}
+    return int(simplify(substitute(e, values)))
+
+
 def test_the_second_meeting_becomes_a_wait():
     given, found = counted(HEAD + STORES + "\nsync cluster" + READ + TAIL)
     ops = list(walk_ops(found.kernels[0]))
@@ -88,8 +96,7 @@ def test_only_whom_it_concerns_waits_for_bytes():
     text = HEAD + "copy f -> slots[bx % 4, :]@0\nsync cluster\nif bx % 4 == 0 {" + READ + "}" + TAIL
     given, found = counted(text)
     (expected,) = [op for op in walk_ops(found.kernels[0]) if isinstance(op, Arrive)]
-    values = [print_expr(expected.bytes)]
-    assert "1024" in values[0] and "0" in values[0]
+    assert [expected_by(expected.bytes, bx) for bx in range(8)] == [1024, 0, 0, 0] * 2
     args = {
         "X": numbers(8, 64, dtype=np.float32),
         "Y": np.zeros((8, 64), np.float32),
@@ -176,3 +183,10 @@ def test_a_lost_store_is_noticed():
     }
     with pytest.raises(RunError, match="deadlock|never|wait"):
         run(less, args, explicit=True)
+
+
+def test_another_fence_does_not_announce_barriers():
+    head = HEAD.replace("    sync cluster\n", "    fence proxy_async\n    sync cluster\n")
+    _, found = counted(head + STORES + "\nsync cluster" + READ + TAIL)
+    kinds = [op.kind for op in walk_ops(found.kernels[0]) if isinstance(op, Fence)]
+    assert sorted(kinds) == ["barrier_init", "proxy_async"]

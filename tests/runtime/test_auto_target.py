@@ -9,8 +9,9 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tests.cuda.fake import FakeApi, Status
+from tilewright.ir.target import Target
 from tilewright.runtime.backends import resolve
-from tilewright.support.errors import LaunchError
+from tilewright.support.errors import CompileError, LaunchError
 from tilewright.targets.cuda import detect, driver, launch
 
 
@@ -128,3 +129,9 @@ def test_who_asks_for_a_gpu_gets_an_error(machine, monkeypatch):
 def in_environment(monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_TARGET", "cuda")
     return tw.compile(double)
+
+
+def test_an_option_that_there_is_not_is_named():
+    with pytest.raises(CompileError, match="unknown option '-rolse'") as raised:
+        Target.parse("cuda -rolse")
+    assert "-roles" in raised.value.expected

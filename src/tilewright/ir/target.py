@@ -9,6 +9,9 @@ from tilewright.support.errors import CompileError
 
 _SM80 = frozenset({Feature.MMA, Feature.LDMATRIX, Feature.CP_ASYNC})
 _SM90A = _SM80 | {Feature.BULK_COPY, Feature.WGMMA, Feature.CLUSTER, Feature.REGISTER_MOVE}
+# what a target may be asked for besides: checks of the interpreter, and on CUDA bounded waits and
+# producer warps
+OPTIONS = ("sanitize", "nan", "diagnostic", "roles")
 ARCHITECTURES: dict[str, dict[str, frozenset[Feature]]] = {
     "interp": {"": frozenset(Feature)},
     "cpu": {"": frozenset({Feature.VECTORS})},
@@ -69,8 +72,14 @@ class Target:
             name, _, value = flag.lstrip("-").partition("=")
             if name == "arch":
                 arch = value
-            else:
+            elif name in OPTIONS:
                 options.add(name)
+            else:
+                raise CompileError(
+                    f"unknown option {flag!r} of target {text!r}",
+                    expected="one of -arch=…, " + ", ".join(f"-{o}" for o in OPTIONS),
+                    fix="leave it out",
+                )
         if arch not in known:
             raise CompileError(
                 f"unknown architecture {arch!r} for {kind}", expected="one of " + ", ".join(known)

@@ -85,7 +85,8 @@ def _kernel(kernel: Kernel, names: set[str]) -> Kernel:
         changes[last] = (Wait(here, const(0), loc=loc),)
     if counted != len(remote):
         return kernel
-    if not any(isinstance(op, Fence) for op in kernel.body[: meetings[0]]):
+    early = kernel.body[: meetings[0]]
+    if not any(isinstance(op, Fence) and op.kind == "barrier_init" for op in early):
         start.append(Fence("barrier_init", loc=kernel.loc))
     body = [op for k, each in enumerate(kernel.body) for op in changes.get(k, (each,))]
     return rebuild(kernel, body=(*start, *body))
