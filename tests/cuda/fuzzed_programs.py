@@ -40,7 +40,7 @@ add(
     "reduce_a_unit_of_registers",
     frag("f", "float32", coalesced((8, 1, 4), 32))
     + frag("r", "float32", coalesced((8, 4), 32))
-    + "copy A -> f[:, 0, :] atom=threads\nreduce max f -> r dim 1 clear=false\n"
+    + "fill r = 1.0\ncopy A -> f[:, 0, :] atom=threads\nreduce max f -> r dim 1 clear=false\n"
     + "copy r -> C atom=threads\n",
     tensors("float32", 8, 4),
 )

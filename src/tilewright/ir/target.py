@@ -9,9 +9,20 @@ from tilewright.support.errors import CompileError
 
 _SM80 = frozenset({Feature.MMA, Feature.LDMATRIX, Feature.CP_ASYNC})
 _SM90A = _SM80 | {Feature.BULK_COPY, Feature.WGMMA, Feature.CLUSTER, Feature.REGISTER_MOVE}
-# what a target may be asked for besides: checks of the interpreter, and on CUDA bounded waits and
-# producer warps
-OPTIONS = ("sanitize", "nan", "diagnostic", "roles")
+# what a target may be asked for besides: checks of the interpreter, bounded waits on CUDA
+OPTIONS = ("sanitize", "nan", "diagnostic")
+ON_OFF = ("on", "off")
+# What the compiler chooses in a schedule unless told, and what it may be told; `-roles` is short
+# for `-roles=on`.
+CHOICES: dict[str, tuple[str, ...]] = {
+    "roles": ON_OFF,  # a producer warpgroup of its own
+    "skew": ON_OFF,  # statements of several iterations side by side
+    "turns": ON_OFF,  # warpgroups use the tensor core one after the other
+    "split": ON_OFF,  # loops cut where a guard begins or ends to hold
+    "persistent": ON_OFF,  # blocks that stay, and walk over the grid's tiles
+    "order": ("plain", "grouped", "hilbert", "longest"),  # of the grid's tiles
+    "cluster": ("1", "2", "4"),  # blocks that share what they load
+}
 ARCHITECTURES: dict[str, dict[str, frozenset[Feature]]] = {
     "interp": {"": frozenset(Feature)},
     "cpu": {"": frozenset({Feature.VECTORS})},
@@ -46,6 +57,10 @@ class Target:
     'sm_80'
     >>> Target.parse("interp -sanitize").options
     frozenset({'sanitize'})
+    >>> Target.parse("cuda -roles -skew=off").choice("skew")
+    'off'
+
+    `options` holds flags, and choices as `name=value`.
     """
 
     kind: str
@@ -72,12 +87,16 @@ class Target:
             name, _, value = flag.lstrip("-").partition("=")
             if name == "arch":
                 arch = value
-            elif name in OPTIONS:
+            elif name in OPTIONS and not value:
                 options.add(name)
+            elif (value or "on") in CHOICES.get(name, ()):
+                options.add(f"{name}={value or 'on'}")
             else:
+                known_flags = [f"-{o}" for o in OPTIONS]
+                known_flags += [f"-{name}={'|'.join(values)}" for name, values in CHOICES.items()]
                 raise CompileError(
                     f"unknown option {flag!r} of target {text!r}",
-                    expected="one of -arch=…, " + ", ".join(f"-{o}" for o in OPTIONS),
+                    expected="one of -arch=…, " + ", ".join(known_flags),
                     fix="leave it out",
                 )
         if arch not in known:
@@ -93,6 +112,20 @@ class Target:
         if found is None:
             raise CompileError(f"{self} has no multiprocessors")
         return found
+
+    def choice(self, name: str) -> str:
+        """What the schedule was told about `name`, one of `CHOICES`; `auto` where nothing was."""
+        values = CHOICES[name]
+        return next((v for v in values if f"{name}={v}" in self.options), "auto")
+
+    def choosing(self, name: str, value: str) -> Target:
+        """The same target with one choice made."""
+        if value not in CHOICES[name]:
+            raise CompileError(
+                f"{value!r} is no choice for {name!r}", expected=" or ".join(CHOICES[name])
+            )
+        others = {o for o in self.options if o.partition("=")[0] != name}
+        return replace(self, options=frozenset(others | {f"{name}={value}"}))
 
     def without(self, *features: Feature) -> Target:
         """The same target with some features switched off."""

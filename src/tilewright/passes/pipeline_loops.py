@@ -99,7 +99,6 @@ from tilewright.passes.rings import (
     staged,
 )
 from tilewright.passes.roles import (
-    OPTION,
     NoProducer,
     consuming_warps,
     producer_of,
@@ -134,7 +133,7 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
     body = number_gemms(kernel.body)
     numbered = rebuild(kernel, body=body)
     work, producer = _Pipeliner(numbered, program, target, names), tuple[Role, ...]()
-    if OPTION in target.options:
+    if target.choice("roles") == "on":
         against = work.why_whole()
         if against is None:
             apart = _Pipeliner(numbered, program, target, names, apart=True)

@@ -56,7 +56,6 @@ from tilewright.ir.rewrite import (
 from tilewright.ir.target import Target
 from tilewright.passes.rings import Groups, copy_at, slot_region
 
-OPTION = "roles"  # of a target
 PRODUCER, CONSUMER = "producer", "consumer"
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 # registers of a thread of (producer, consumers), by the number of consuming warpgroups

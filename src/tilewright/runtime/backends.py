@@ -66,10 +66,12 @@ BACKENDS: dict[str, Callable[[Program, Target], Executable]] = {
 }
 
 
-def resolve(target: str | Target, *, diagnostic: bool = False, roles: bool = False) -> Target:
+def resolve(
+    target: str | Target, *, diagnostic: bool = False, choices: Mapping[str, str] | None = None
+) -> Target:
     """'auto' → what TILEWRIGHT_TARGET says, else the GPU if there is one, else the CPU.
     TILEWRIGHT_SANITIZE=1 sends everything to the checking interpreter, TILEWRIGHT_DIAGNOSTIC=1
-    makes builds for CUDA diagnostic."""
+    makes builds for CUDA diagnostic. `choices` are told to schedules (`ir.target.CHOICES`)."""
     if env.SANITIZE.on():
         return Target.parse("interp -sanitize")
     if target == "auto":
@@ -77,8 +79,8 @@ def resolve(target: str | Target, *, diagnostic: bool = False, roles: bool = Fal
     target = Target.parse(target)
     if target.kind == "cuda" and (diagnostic or env.DIAGNOSTIC.on()):
         target = replace(target, options=target.options | {"diagnostic"})
-    if target.kind == "cuda" and roles:
-        target = replace(target, options=target.options | {"roles"})
+    for name, value in (choices or {}).items():
+        target = target.choosing(name, value) if target.kind == "cuda" else target
     return target
 
 

@@ -13,6 +13,22 @@ OPTIONS = {
     "bulk_copies": "copies by the bulk engine",
     "deterministic": "refuse what may change bits between runs",
     "diagnostic": "bound barrier waits on CUDA and report those that do not end",
+    "skew": "statements of several iterations of a pipelined loop side by side",
+    "turns": "warpgroups use the tensor core one after the other",
+    "split_loops": "loops cut where a guard begins or ends to hold",
+    "persistent": "blocks that stay, and walk over the grid's tiles",
+    "block_order": "of the grid's tiles: plain, grouped, hilbert, longest",
+    "cluster": "blocks that share what they load: 1, 2, 4",
+}
+# options that pin what schedules choose (`ir.target.CHOICES`)
+PINS = {
+    "warp_specialize": "roles",
+    "skew": "skew",
+    "turns": "turns",
+    "split_loops": "split",
+    "persistent": "persistent",
+    "block_order": "order",
+    "cluster": "cluster",
 }
 
 
@@ -75,3 +91,17 @@ def options_from(configs: Mapping[Any, Any] | None) -> dict[str, Any]:
                 stacklevel=4,
             )
     return options
+
+
+def choices_from(options: Mapping[str, Any]) -> dict[str, str]:
+    """What `options` say about schedules, in a target's words.
+
+    >>> choices_from({"warp_specialize": False, "cluster": 2})
+    {'roles': 'off', 'cluster': '2'}
+    """
+    words = {True: "on", False: "off"}
+    return {
+        PINS[name]: words[value] if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if name in PINS and value is not None
+    }

@@ -12,6 +12,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
 from tilewright.runtime.arrays import are_on_host
 from tilewright.runtime.backends import build, resolve
+from tilewright.runtime.configs import choices_from
 from tilewright.runtime.launch import Launcher
 from tilewright.support import env
 from tilewright.support.errors import CompileError, entry
@@ -47,7 +48,7 @@ class CompiledKernel:
         self.target = resolve(
             target,
             diagnostic=bool(self.options.get("diagnostic")),
-            roles=bool(self.options.get("warp_specialize")),
+            choices=choices_from(self.options),
         )
         # nobody asked for a GPU: arrays in host memory are then the CPU's
         self.follows_arrays = target == "auto" and not env.TARGET()
