@@ -122,7 +122,7 @@ BUGS = (
         "pending = ring.stages - 1 - place.lag", "pending = ring.stages - place.lag",
         "threads-sm80"),
     Bug("a ring's phase that never turns", "passes/rings.py",
-        "return Load(self.counter, ()) // self.stages % 2", "return Load(self.counter, ()) * 0",
+        "return (turn - behind if behind else turn) // self.stages % 2", "return turn * 0",
         "threads"),
     Bug("rings refilled behind the loop's end", "passes/pipeline_loops.py",
         'cond = compare("<", value, loop.stop)\n        known',

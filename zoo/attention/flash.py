@@ -59,9 +59,9 @@ def flash_attention(
                 T.copy(top, before)
                 T.reduce_max(S, top, dim=1, clear=False)
                 for i in T.Parallel(block_M):
-                    rescale[i] = T.exp2((before[i] - top[i]) * factor)
+                    rescale[i] = T.__exp2((before[i] - top[i]) * factor)
                 for i, j in T.Parallel(block_M, block_N):
-                    S[i, j] = T.exp2((S[i, j] - top[i]) * factor)
+                    S[i, j] = T.__exp2(S[i, j] * factor - top[i] * factor)
                 T.reduce_sum(S, part, dim=1)
                 for i in T.Parallel(block_M):
                     total[i] = total[i] * rescale[i] + part[i]
@@ -70,8 +70,10 @@ def flash_attention(
                 T.copy(S, P)
                 T.copy(V[b, h // group, k * block_N : (k + 1) * block_N, :], V_shared)
                 T.gemm(P, V_shared, acc)
+            for i in T.Parallel(block_M):
+                total[i] = 1.0 / total[i]
             for i, j in T.Parallel(block_M, dim):
-                acc[i, j] = acc[i, j] / total[i]
+                acc[i, j] = acc[i, j] * total[i]
             T.copy(acc, O[b, h, bx * block_M : (bx + 1) * block_M, :])
 
     return main

@@ -44,11 +44,15 @@ class Ahead:
     """`plans` of the kernel's pipelined loops, by their ids, and the ids of the `copies` in them.
 
     `tensors` are the program's; `viewed` the buffers that have views or are some; `written` those
-    that the kernel writes, tensors also under other names.
+    that the kernel writes, tensors also under other names. With `tiles` also the loop over tiles of
+    a persistent kernel has slots, one of each: for what its body loads outside other loops.
     """
 
-    def __init__(self, kernel: Kernel, program: Program, target: Target) -> None:
+    def __init__(
+        self, kernel: Kernel, program: Program, target: Target, *, tiles: bool = False
+    ) -> None:
         self.kernel = kernel
+        self.tiles = tiles
         self.target = target
         self.tensors = {t.name for t in program.tensors}
         views = [op for op in walk_ops(kernel) if isinstance(op, View)]
@@ -67,14 +71,15 @@ class Ahead:
         """By the id of each pipelined loop."""
         plans: dict[int, Plan] = {}
         for op, ranges in scope.walk_ranges(self.kernel, program.dims):
-            if isinstance(op, For) and op.kind == "pipelined" and op.stages >= 1:
-                plan = Plan(op)
+            if isinstance(op, For) and self.is_pipelined(op):
+                plan = Plan(op if op.stages else rebuild(op, stages=1))
                 step, extent = op.step, bounds(op.stop - op.start, ranges)
-                forward = isinstance(step, Const) and step.value > 0
+                forward = (bounds(step, ranges).lo or 0) > 0
+                forward = forward and (isinstance(step, Const) or op.kind == "persistent")
                 runs = extent.hi is None or extent.hi > 0  # otherwise nothing would be filled
                 if forward and runs and not leaves_early(op.body):
                     for at, each in enumerate(op.body):
-                        found = self.runs_ahead(op, at, each, ranges)
+                        found = self.runs_ahead(plan.loop, at, each, ranges)
                         if found is not None:
                             plan.fills[found.copy.dst.buffer.name] = found
                 plans[id(op)] = plan
@@ -84,6 +89,11 @@ class Ahead:
             plan.fills = {n: f for n, f in plan.fills.items() if n not in outside}
             self.copies |= {id(plan.loop.body[fill.at]) for fill in plan.fills.values()}
         return plans
+
+    def is_pipelined(self, loop: For) -> bool:
+        if loop.kind == "persistent":
+            return self.tiles
+        return loop.kind == "pipelined" and loop.stages >= 1
 
     def uses_outside(self, body: Body, plans: dict[int, Plan]) -> set[str]:
         """Buffers used in `body` outside the loops that fill them ahead."""

@@ -103,7 +103,7 @@ def settle_matrix_groups(body: Body, is_ring_fill: Callable[[Op], bool]) -> Body
 
 
 def _close_groups(body: Body) -> Body:
-    """A `commit` behind each run of products; one that uses an earlier one's result starts anew."""
+    """A `commit` behind each run of products into one tile: results are waited for one by one."""
     found: list[Op] = []
     run: list[Gemm] = []
 
@@ -114,7 +114,7 @@ def _close_groups(body: Body) -> Body:
 
     for op in body:
         if isinstance(op, Gemm) and is_matrix(op):
-            if any(_depends(op, earlier) for earlier in run):
+            if run and (run[-1].c.buffer != op.c.buffer or _reads(op, run[-1].c.buffer)):
                 close(run[-1].loc)
             run.append(op)
         elif isinstance(op, Commit) and op.unit == UNIT:
@@ -142,11 +142,8 @@ def _early_commits(found: list[Op]) -> list[Op]:
     return result
 
 
-def _depends(op: Gemm, earlier: Gemm) -> bool:
-    return (
-        earlier.c.buffer.name in (op.a.buffer.name, op.b.buffer.name)
-        or op.c.buffer.name == earlier.a.buffer.name
-    )
+def _reads(op: Gemm, result: Buffer) -> bool:
+    return result.name in (op.a.buffer.name, op.b.buffer.name)
 
 
 def _differ(found: list[Op], body: Body) -> bool:
@@ -232,7 +229,9 @@ class _Scan:
             case If():
                 self.touch(op, state, found)
                 other = state.copy()
-                then, orelse = self.body(op.then, state), self.body(op.orelse, other)
+                before = set(state.ages)
+                then = self.closed(self.body(op.then, state), state, before, op.loc)
+                orelse = self.closed(self.body(op.orelse, other), other, before, op.loc)
                 both = state.joined((other,))
                 state.ages, state.dirty = both.ages, both.dirty
                 op = rebuild(op, then=_same(then, op.then), orelse=_same(orelse, op.orelse))
@@ -252,6 +251,13 @@ class _Scan:
             case _:
                 self.touch(op, state, found)
         found.append(op)
+
+    def closed(self, body: Body, state: _State, before: set[Key], loc: Loc | None) -> Body:
+        """A branch that leaves no product in flight that was not before it: the assembler would
+        see registers defined by one path while they are another's (C7515)."""
+        found = list(body)
+        self.wait(state, [key for key in state.ages if key not in before], found, loc)
+        return tuple(found)
 
     def loop(self, body: Body, state: _State) -> Body:
         while True:

@@ -22,6 +22,7 @@ only waited for and handed back. `insert_syncs` adds what orders the threads amo
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from math import prod
 
 from tilewright.ir import scope
@@ -71,6 +72,7 @@ from tilewright.ir.target import Target
 from tilewright.passes.ahead import Ahead
 from tilewright.passes.bulk_rules import bulk_eligible
 from tilewright.passes.insert_syncs import settle_stores
+from tilewright.passes.loop_sections import Section, Sections, always
 from tilewright.passes.matrix_groups import (
     NumberedGemm,
     Release,
@@ -95,8 +97,8 @@ from tilewright.passes.rings import (
     mentioned,
     ring_key,
     slot_region,
-    slotted,
     staged,
+    written_in,
 )
 from tilewright.passes.roles import (
     NoProducer,
@@ -104,6 +106,7 @@ from tilewright.passes.roles import (
     producer_of,
     why_not,
 )
+from tilewright.passes.skew import Skew, find_skew
 from tilewright.support.errors import Loc
 
 
@@ -137,6 +140,7 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
         against = work.why_whole()
         if against is None:
             apart = _Pipeliner(numbered, program, target, names, apart=True)
+            apart.skew_loops()
             try:
                 work, producer = apart, (apart.producer(),)
             except NoProducer as error:
@@ -162,7 +166,7 @@ class _Pipeliner:
         self.apart = apart  # a producer fills the rings
         self.target = target
         self.names = names
-        found = Ahead(kernel, program, target)
+        found = Ahead(kernel, program, target, tiles=apart)
         self.tensors, self.viewed, self.written = found.tensors, found.viewed, found.written
         self.plans, self.ahead = found.plans, found.copies
         self.rings: dict[RingKey, Ring] = {}
@@ -318,30 +322,16 @@ class _Pipeliner:
         loop = rebuild(loop, start=ends[0], stop=ends[1])
         for fill in plan.fills.values():
             parts[fill.at] = []
-        before: dict[int, list[Op]] = {}
-        behind: dict[int, list[Op]] = {}
-        head: list[Op] = []
-        tail: list[Op] = []
-        here: Slots = {}
+        work = Sections(plan.skew, loop, parts, self.names)
         refills: dict[Place, Groups] = {}
-        after: list[Op] = []
         groups = self.grouped(plan)
         for ring, fills in groups:
-            if ring.counter not in here:
-                here[ring.counter] = const(0)
-                if ring.stages > 1:
-                    slot = here[ring.counter] = self.var(f"{loop.var.name}_slot")
-                    head.append(Let(slot, ring.slot(), loc=loop.loc))
-                turned = Load(ring.counter, ()) + 1
-                tail.append(Store(ring.counter, (), turned, loc=loop.loc))
-            for k, part in enumerate(parts):
-                parts[k] = [slotted(op, ring.slots, here[ring.counter]) for op in part]
-            uses = sorted({k for f in fills for k in f.uses})
-            first, loc = uses[0], loop.body[uses[0]].loc
-            place, numbers, run = self.release(plan, first, uses[-1], ring)
+            uses = work.in_time({k for f in fills for k in f.uses})
+            work.rings.append(ring)
+            first, last, loc = uses[0], uses[-1], loop.body[uses[0]].loc
+            place, numbers, run = self.release(plan, work, uses, ring)
             if ring.full is not None:
-                wait = Wait(element(ring.full, here[ring.counter]), ring.phase(), loc=loc)
-                before.setdefault(first, []).insert(0, wait)
+                work.waited_for(ring, first)
             else:
                 pending = ring.stages - 1 - place.lag + int(place.at < first)
                 arrived: list[Op] = [WaitGroup(CP_ASYNC, pending, loc=loc)]
@@ -349,38 +339,25 @@ class _Pipeliner:
                     arrived.append(Fence("proxy_async", loc=loc))
                 # each thread has waited for what it copied itself; it also means that no thread
                 # reads the slot of the iteration before any more
-                before.setdefault(first, [])[:0] = [*arrived, Sync("block", loc=loc)]
-            if numbers:
-                side = before if place.ahead else behind
-                side.setdefault(place.at, []).append(Release(numbers, run, loc=loc))
-            if ring.free is not None:
-                side = before if place.ahead else behind
-                slots = {b.name for b in ring.slots.values()}
-                if any(_stores(op, slots) for part in parts for op in walk_ops(tuple(part))):
-                    done = WaitGroup("bulk", 0, read=True, loc=loc)
-                    side.setdefault(place.at, []).append(done)
-                side.setdefault(place.at, []).extend(self.hand_back(loop, ring, place.lag, here))
-                if place.lag and (looped or self.is_shared(ring)):
-                    after += [Release(numbers, loc=loc)] if numbers else []
-                    after += self.hand_back(loop, ring, place.lag, None)
+                arrived.append(Sync("block", loc=loc))
+                work.before(first, always(arrived), early=True)
+            free: list[Op] = [Release(numbers, run, loc=loc)] if numbers else []
+            if ring.free is None:
+                work.at(place, always(free))
+                refills.setdefault(place, []).append((ring, fills))
+                found += self.free(ring, loop.loc)
                 continue
-            refills.setdefault(place, []).append((ring, fills))
-            found += self.free(ring, loop.loc)
+            slots = {b.name for b in ring.slots.values()}
+            if any(_stores(op, slots) for part in parts for op in walk_ops(tuple(part))):
+                free.append(WaitGroup("bulk", 0, read=True, loc=loc))
+            again = looped or self.is_shared(ring)
+            work.handed_back(ring, last, place, free, consuming_warps(self.kernel), again)
         for place, several in refills.items():
-            side = before if place.ahead else behind
-            side.setdefault(place.at, []).extend(
-                self.refill(loop, several, place.lag, here, ranges)
-            )
+            work.at(place, partial(self.refill, loop, several, place.lag, ranges))
         if not self.apart:
             found += self.first_fills(loop, groups, ranges)
-        body: list[Op] = list(head)
-        for k, part in enumerate(parts):
-            body += [*before.get(k, []), *part, *behind.get(k, [])]
-        new = self.single_loads([*body, *tail], True)
-        found.append(rebuild(loop, body=new, kind="serial", stages=0, order=None, stage=None))
-        if after:
-            found.append(If(compare("<", loop.start, loop.stop), tuple(after), loc=loop.loc))
-        return found
+        runs = prove(compare("<", loop.start, loop.stop), ranges) is True
+        return [*found, *work.loops(lambda body: self.single_loads(body, True), runs)]
 
     # ── a producer of its own ────────────────────────────────────────────────────────────────
 
@@ -396,24 +373,28 @@ class _Pipeliner:
             return "it runs in clusters"
         return why_not(self.kernel)
 
+    def skew_loops(self) -> None:
+        """Statements run late where that makes units wait less."""
+        told = self.target.choice("skew")
+        for plan in self.plans.values():
+            if not plan.fills or told == "off" or plan.loop.kind != "pipelined":
+                continue
+            found = find_skew(self.kernel, plan.loop, {f.at for f in plan.fills.values()})
+            if isinstance(found, Skew) and plan.loop.stages == 1:
+                for fill in plan.fills.values():
+                    if len({k in found.late for k in fill.uses}) > 1:
+                        found = f"{fill.copy.dst.buffer.name} has one slot for two iterations"
+            if isinstance(found, Skew):
+                plan.skew = found
+                late = ", ".join(type(plan.loop.body[k]).__name__ for k in sorted(found.late))
+                said = f"{late} late: {found.interval:.0f} cycles for {found.plain:.0f}"
+            else:
+                said = f"nothing late: {found}"
+            because(self.kernel.name, plan.loop, said)
+
     def is_shared(self, ring: Ring) -> bool:
         """Several loops use its slots, one after the other."""
         return any(len(loops) > 1 and c is ring.counter for (loops, _), c in self.turns.items())
-
-    def hand_back(self, loop: For, ring: Ring, lag: int, here: Slots | None) -> list[Op]:
-        """The warps are done with a slot: this iteration's, or with `lag` the one before; behind
-        the loop (`here` is None) the last one's."""
-        assert ring.free is not None
-        found: list[Op] = []
-        slot = here[ring.counter] if here is not None else const(0)
-        if lag and ring.stages > 1:
-            slot = self.var(f"{loop.var.name}_done")
-            found.append(Let(slot, ring.slot(ring.stages - 1), loc=loop.loc))
-        warps = const(consuming_warps(self.kernel))
-        found.append(Arrive(element(ring.free, slot), count=warps, by="warps", loc=loop.loc))
-        if lag and here is not None:
-            return [If(compare(">", loop.var, loop.start), tuple(found), loc=loop.loc)]
-        return found
 
     def producer(self) -> Role:
         """Who fills the rings."""
@@ -431,9 +412,10 @@ class _Pipeliner:
         return [Release(numbers, loc=loc)] if numbers else []
 
     def release(
-        self, plan: Plan, first: int, last: int, ring: Ring
+        self, plan: Plan, work: Sections, uses: list[int], ring: Ring
     ) -> tuple[Place, tuple[int, ...], int]:
-        """Where a slot is free again, which products must be over there, and which run of them."""
+        """Where a slot is free again, which products must be over there, and which run of them.
+        `uses` are the statements that read it, in time."""
         body, names = plan.loop.body, set(ring.slots)
         reading = [
             (k, inner)
@@ -443,29 +425,36 @@ class _Pipeliner:
             and names & {inner.a.buffer.name, inner.b.buffer.name}
         ]
         numbers = tuple(gemm.number for _, gemm in reading)
+        first, last = uses[0], uses[-1]
         latest = body[last]
         if not reading and ring.how == CP_ASYNC and ring.stages > 1:
             return Place(first, ahead=True, lag=1), (), 0
         nested = any(body[k] is not gemm for k, gemm in reading)
         if nested or not reading or not isinstance(latest, NumberedGemm):
             return Place(last), numbers, 0
-        result = latest.c.buffer.name
         copies = {fill.at for fill in plan.fills.values()}
 
-        def needs_result(k: int) -> bool:
-            op = body[k]
+        def waits(k: int) -> bool:
+            """Statement `k` cannot go on while the product runs."""
+            op, result = body[k], latest.c.buffer.name
             if isinstance(op, NumberedGemm):
                 return result in (op.a.buffer.name, op.b.buffer.name)
-            return k not in copies and result in mentioned(op)
+            if k in copies:
+                return False
+            registers = {r.buffer.name for r in (latest.a, latest.b)} - set(ring.slots)
+            return result in mentioned(op) or bool(registers & written_in((op,)))
 
-        final = (latest.number,)
-        for k in range(last + 1, len(body)):
-            if needs_result(k):
+        final, order = (latest.number,), work.order
+        here = order.index(last)
+        for k in order[here + 1 :]:
+            if waits(k):
                 return Place(k, ahead=True), final, 0
-        if ring.stages == 1:
+        if ring.stages == 1 and not work.skewed:
             return Place(last), final, 0
-        for k in range(last):
-            if needs_result(k):
+        if work.skewed:
+            return Place(order[-1]), final, 0
+        for k in order[:here]:
+            if waits(k):
                 return Place(k, ahead=True, lag=1), final, 0
         return Place(last, lag=1), final, 1
 
@@ -516,7 +505,10 @@ class _Pipeliner:
         zero, last = const(0, loop.var.dtype), const(count, loop.var.dtype)
         return [For(turn, zero, last, tuple(inner), kind="unroll", loc=loop.loc)]
 
-    def refill(self, loop: For, groups: Groups, lag: int, here: Slots, ranges: Ranges) -> list[Op]:
+    def refill(
+        self, loop: For, groups: Groups, lag: int, ranges: Ranges, section: Section
+    ) -> list[Op]:
+        here = {ring.counter: section.slot(ring, 0) for ring, _ in groups}
         distance = loop.stages - lag
         value = loop.var + loop.step * distance
         cond = compare("<", value, loop.stop)

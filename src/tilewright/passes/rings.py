@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
 from tilewright.ir.expr import (
@@ -33,6 +33,9 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.rewrite import map_ops, rebuild
+
+if TYPE_CHECKING:
+    from tilewright.passes.skew import Skew
 
 BULK, CP_ASYNC = "bulk_load", "cp_async"
 
@@ -86,8 +89,9 @@ class Ring:
             return const(0)
         return (Load(self.counter, ()) + ahead) % self.stages
 
-    def phase(self) -> Expr:
-        return Load(self.counter, ()) // self.stages % 2
+    def phase(self, behind: int = 0) -> Expr:
+        turn = Load(self.counter, ())
+        return (turn - behind if behind else turn) // self.stages % 2
 
     @property
     def bytes(self) -> int:
@@ -120,10 +124,11 @@ RingKey: TypeAlias = tuple[tuple[str, ...], int, str]
 
 @dataclass
 class Plan:
-    """What of one loop runs ahead."""
+    """What of one loop runs ahead, and which of its statements run late."""
 
     loop: For
     fills: dict[str, Fill] = field(default_factory=dict)
+    skew: Skew | None = None
 
 
 Groups: TypeAlias = list[tuple[Ring, list[Fill]]]

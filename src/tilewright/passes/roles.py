@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import prod
+from typing import TypeAlias
 
 from tilewright.ir.buffer import Buffer, Space, element
 from tilewright.ir.expr import Expr, Load, Var, const, loads, substitute, variables
@@ -94,22 +95,35 @@ def why_not(kernel: Kernel) -> str | None:
     return None
 
 
+Fills: TypeAlias = dict[int, list[Op]]  # by the statement that they stand for; -1: at the end
+
+
 class Slice:
-    """The part of a kernel's body that its fills need. `fill(loop, var)`: the body of a loop that
-    fills rings, its variable called `var`; None for other loops."""
+    """The part of a kernel's body that its fills need. `fill(loop, var)`: what fills rings in a
+    loop whose variable is called `var`."""
 
     def __init__(
-        self, names: set[str], written: set[str], fill: Callable[[For, Var], Body | None]
+        self, names: set[str], written: set[str], fill: Callable[[For, Var], Fills]
     ) -> None:
         self.names = names
         self.written = written
         self.fill = fill
+        self.slots: set[Var] = set()  # names that fills bring along
 
-    def body(self, body: Body, values: dict[Var, Expr]) -> list[Op]:
+    def body(self, body: Body, values: dict[Var, Expr], fills: Fills | None = None) -> list[Op]:
         """`values`: what the body's variables are called here."""
         found: list[Op] = []
+        fills = fills or {}
         values = dict(values)
-        for op in body:
+
+        def filled(at: int) -> Body:
+            known = {name: value for name, value in values.items() if name is not value}
+            found = substitute_vars(tuple(fills.get(at, ())), known)
+            self.slots |= {op.var for op in found if isinstance(op, Let)}
+            return found
+
+        for k, op in enumerate(body):
+            found += filled(k)
             if isinstance(op, Let):
                 # taken along; whoever needs it finds its loads checked
                 var = Var(fresh_name(op.var.name, self.names), op.var.dtype)
@@ -127,23 +141,19 @@ class Slice:
                     found.append(If(cond, then, orelse, loc=op.loc))
             elif any(self.works(self.body(inner, values)) for inner in bodies(op)):
                 raise NoProducer(f"a {type(op).__name__.lower()} stands around a pipelined loop")
-        return self.pruned(found)
+        return self.pruned([*found, *filled(-1)])
 
     def loop(self, op: For, values: dict[Var, Expr]) -> list[Op]:
         var = Var(fresh_name(op.var.name, self.names), op.var.dtype)
         inner = {**values, op.var: var}
-        own = self.fill(op, var)
-        body = self.body(op.body, inner)
-        if own is not None:
-            if self.works(body):
-                raise NoProducer("a pipelined loop stands in another")
-            body = list(substitute_vars(own, {k: v for k, v in values.items() if k is not v}))
+        body = self.body(op.body, inner, self.fill(op, var))
         if not self.works(body):
             return []
         start, stop, step = (
             self.checked(substitute(e, values)) for e in (op.start, op.stop, op.step)
         )
-        return [For(var, start, stop, tuple(body), step=step, loc=op.loc)]
+        kind = "persistent" if op.kind == "persistent" else "serial"
+        return [For(var, start, stop, tuple(body), step=step, kind=kind, loc=op.loc)]
 
     def works(self, body: Iterable[Op]) -> bool:
         return any(not isinstance(op, (Let, Hint)) for op in body)
@@ -164,7 +174,7 @@ class Slice:
             asked = {v for e in expressions(op) for v in variables(e)}
             if isinstance(op, Hint) and (asked & named - needed or op_loads(op)):
                 continue
-            if isinstance(op, Let):
+            if isinstance(op, Let) and op.var not in self.slots:
                 if op.var not in needed:
                     continue
                 self.checked(op.value)
@@ -185,14 +195,13 @@ def producer_of(
     of each pipelined loop, by its id."""
     counters: dict[Buffer, Buffer] = {}
 
-    def fill(loop: For, var: Var) -> Body | None:
-        if id(loop) not in rings:
-            return None
-        found: list[Op] = []
+    def fill(loop: For, var: Var) -> Fills:
+        places: Fills = {}
         turned: dict[Buffer, None] = {}
-        for ring, fills in rings[id(loop)]:
+        for ring, fills in rings.get(id(loop), ()):
             assert ring.full is not None and ring.free is not None
             loc = fills[0].copy.loc
+            found = places.setdefault(min(each.at for each in fills), [])
             slot: Expr = const(0)
             if ring.stages > 1:
                 slot = Var(fresh_name(f"{loop.var.name}_slot", names))
@@ -211,8 +220,9 @@ def producer_of(
         for counter in turned:
             own = replace(counter, name=fresh_name(counter.name, names))
             counters.setdefault(counter, own)
-            found.append(Store(counter, (), Load(counter, ()) + 1, loc=loop.loc))
-        return tuple(found)
+            turn = Store(counter, (), Load(counter, ()) + 1, loc=loop.loc)
+            places.setdefault(-1, []).append(turn)
+        return places
 
     body = Slice(names, written, fill).body(kernel.body, {})
     starts = [Alloc(c, const(0), loc=kernel.loc) for c in counters.values()]

@@ -1,0 +1,210 @@
+"""Statements of two iterations of a loop side by side, so that units wait less for each other.
+
+A loop whose iteration goes tensor core → threads → tensor core keeps one of them idle. With the
+second product *late*, one iteration behind the rest, an iteration issues the next first product
+and this second one, and the threads' work runs under them:
+
+    for k { S = Q·K[k]; P = f(S); O += P·V[k] }
+
+    S = Q·K[0]; P = f(S)
+    for k from 1 { S = Q·K[k]; O += P·V[k - 1]; P = f(S) }
+    O += P·V[last]
+
+Each statement still runs once per iteration, in an order that keeps every dependence, so nothing
+is copied and the meaning stays. `find_skew` tries every product, with what must follow it, as the
+late part; puts the statements of each in order (products as early as they may be, the one that
+more waits for first); and takes the one whose modelled interval is shortest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import loads
+from tilewright.ir.op import (
+    Alloc,
+    Atomic,
+    Body,
+    For,
+    Gemm,
+    Hint,
+    Intrinsic,
+    Kernel,
+    Let,
+    Op,
+    View,
+    walk_ops,
+)
+from tilewright.passes.rings import leaves_early, touched_in
+from tilewright.passes.unit_times import TENSOR, cycles, unit_of
+
+GAIN = 0.95  # of the interval: less is not worth the code
+ROUNDS = 6  # iterations that are simulated
+REGISTERS = 208  # of a thread that fragments may fill; the rest is addresses and the like
+
+
+@dataclass(frozen=True)
+class Skew:
+    """`order`: the loop's statements as an iteration runs them; `late`: those of the iteration
+    before. `interval`: modelled cycles of an iteration, `plain` without."""
+
+    order: tuple[int, ...]
+    late: frozenset[int]
+    interval: float
+    plain: float
+
+
+def find_skew(kernel: Kernel, loop: For, copies: set[int]) -> Skew | str:
+    """How the statements of `loop` but the `copies`, which others make, best lie side by side;
+    or why they do not."""
+    if leaves_early(loop.body):
+        return "the loop is left early"
+    if any(isinstance(op, Let) and loads(op.value) for op in loop.body):
+        return "a name in the loop is read from memory"
+    if any(isinstance(op, (Alloc, View)) for op in loop.body):
+        return "the loop has tiles of its own"
+    names = [k for k, op in enumerate(loop.body) if isinstance(op, Let)]
+    views = {op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)}
+    body = _Statements(loop.body, set(range(len(loop.body))) - copies - set(names), views)
+    products = [k for k in body.all if body.units[k] == TENSOR]
+    if len(products) < 2:
+        return "it has fewer than two products on the tensor core"
+    plain = body.interval(body.all, frozenset())
+    found = []
+    for product in products:
+        late = body.following(product)
+        if len(late) < len(body.all):
+            order = body.ordered(late)
+            if order is not None:
+                found.append(Skew(tuple(order), late, body.interval(order, late), plain))
+    best = min(found, key=lambda skew: (skew.interval, skew.order), default=None)
+    if best is None or best.interval > GAIN * plain:
+        return f"no order of its statements is shorter than {plain:.0f} cycles"
+    needed = registers(kernel)
+    if needed > REGISTERS:
+        return f"its fragments take {needed} registers of a thread"
+    return best
+
+
+def registers(kernel: Kernel) -> int:
+    """Of a thread, for all fragments of `kernel` at once, were they spread evenly."""
+    threads = prod(kernel.threads)
+    return sum(
+        -(-op.buffer.bytes // (4 * threads))
+        for op in walk_ops(kernel)
+        if isinstance(op, Alloc) and op.buffer.space is Space.FRAGMENT and op.buffer.is_static
+    )
+
+
+class _Statements:
+    """The statements `all` of a loop's body: `conflicts` are those that touch the same, `waits`
+    the products whose end a statement waits for."""
+
+    def __init__(self, body: Body, which: Iterable[int], views: Mapping[str, str]) -> None:
+        self.all = sorted(which)
+        self.units = {k: unit_of(body[k]) for k in self.all}
+        self.cycles = {k: cycles(body[k]) for k in self.all}
+        touched = {k: _touched(body[k], views) for k in self.all}
+        self.conflicts = {
+            a: {b for b in self.all if a != b and _conflict(touched[a], touched[b])}
+            for a in self.all
+        }
+        self.waits = {
+            k: {p for p in found if not _accumulate(body[k], body[p])}
+            for k, found in self.conflicts.items()
+        }
+
+    def following(self, product: int) -> frozenset[int]:
+        """`product` and what has to come after it in its iteration."""
+        late = {product}
+        for k in self.all:
+            if k > product and self.conflicts[k] & late:
+                late.add(k)
+        return frozenset(late)
+
+    def before(self, late: frozenset[int]) -> dict[int, set[int]]:
+        """What each statement has to follow in an iteration that runs the `late` ones of the
+        iteration before: its own kind in the order of the text, and these come first."""
+        return {
+            b: {
+                a
+                for a in self.conflicts[b]
+                if (a in late and b not in late) or ((a in late) == (b in late) and a < b)
+            }
+            for b in self.all
+        }
+
+    def ordered(self, late: frozenset[int]) -> list[int] | None:
+        before = self.before(late)
+        weights: dict[int, float] = {}
+
+        def weight(k: int) -> float:
+            """Time of the longest chain from `k` to the end of the iteration."""
+            if k not in weights:
+                weights[k] = 0.0
+                behind = [b for b in self.all if k in before[b]]
+                weights[k] = self.cycles[k] + max((weight(b) for b in behind), default=0.0)
+            return weights[k]
+
+        order: list[int] = []
+        while len(order) < len(self.all):
+            ready = [k for k in self.all if k not in order and before[k] <= set(order)]
+            if not ready:
+                return None
+            products = [k for k in ready if self.units[k] == TENSOR]
+            order.append(max(products, key=lambda k: (weight(k), -k)) if products else ready[0])
+        return order
+
+    def interval(self, order: Sequence[int], late: frozenset[int]) -> float:
+        """Cycles from one iteration to the next: threads issue products and go on until they need
+        one's result, or what it still reads."""
+        now = tensor = 0.0
+        over: dict[int, float] = {}  # when the latest run of each product is
+        starts = []
+        for turn in range(ROUNDS):
+            starts.append(now)
+            for k in order:
+                if k in late and not turn:
+                    continue
+                now = max((now, *(over.get(p, 0.0) for p in self.waits[k])))
+                if self.units[k] == TENSOR:
+                    tensor = over[k] = max(now, tensor) + self.cycles[k]
+                else:
+                    now += self.cycles[k]
+        return (starts[-1] - starts[2]) / (ROUNDS - 3)
+
+
+Touched = dict[str, bool]  # names, and whether they are written
+
+
+def _touched(op: Op, views: Mapping[str, str]) -> Touched:
+    found: Touched = {}
+    for buffer, writes in touched_in(op):
+        name = buffer.name
+        while name in views:
+            name = views[name]
+        found[name] = found.get(name, False) or writes
+    for inner in walk_ops(op):
+        if isinstance(inner, (Atomic, Intrinsic)) or _says(inner):
+            found[" effects"] = True  # they keep their order
+    return found
+
+
+def _says(op: Op) -> bool:
+    return isinstance(op, Hint) and op.name != "assume"
+
+
+def _accumulate(a: Op, b: Op) -> bool:
+    """Two products into one tile: the unit runs them in order by itself."""
+    if not (isinstance(a, Gemm) and isinstance(b, Gemm)) or unit_of(a) != unit_of(b):
+        return False
+    results = {a.c.buffer.name, b.c.buffer.name}
+    operands = {r.buffer.name for op in (a, b) for r in (op.a, op.b)}
+    return not results & operands
+
+
+def _conflict(a: Touched, b: Touched) -> bool:
+    return any(name in b and (writes or b[name]) for name, writes in a.items())
