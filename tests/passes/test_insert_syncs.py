@@ -145,3 +145,12 @@ def test_fences_and_waits_of_products():
     assert kinds == [
         ("Fence", "wgmma"), ("Fence", "proxy_async"), ("Sync", ""), ("WaitGroup", "wgmma"),
     ]  # fmt: skip
+
+
+def test_tiles_of_a_persistent_loop_do_not_wait_for_each_others_tensors():
+    body = """for k in 0 .. 4 kind=persistent {
+      copy X[k * 16:+16, :] -> s[0:+16, :] atom=threads
+      copy s[0:+16, :] -> Y[k * 3 % 4 * 16:+16, :] atom=bulk_store
+    }"""
+    assert "wait_group bulk pending 0" not in lines(body)
+    assert "wait_group bulk pending 0" in lines(body.replace("kind=persistent", ""))

@@ -432,7 +432,8 @@ def grid(*extents: Any) -> GridLoop:
 
 
 def Persistent(domain: Any, wave_size: Any, index: Any, group_size: Any = 8) -> PersistentLoop:
-    """The tiles of `domain` that fall to block `index` of `wave_size`, one per wave."""
+    """The tiles of `domain` that fall to block `index` of `wave_size`, one per wave. Tiles are
+    independent, as blocks are: none reads or overwrites what another stores in a tensor."""
     sizes = shape_tuple(domain)
     if not sizes:
         raise CompileError("T.Persistent needs a domain", fix="write [tiles_m, tiles_n]")

@@ -120,6 +120,9 @@ class _State:
     def copy(self) -> _State:
         return _State(*(set(p) for p in self.parts()))
 
+    def in_shared_memory(self) -> _State:
+        return _State(*({a for a in p if a.shared} for p in self.parts()))
+
     def join(self, other: _State) -> None:
         for mine, more in zip(self.parts(), other.parts(), strict=True):
             mine |= more
@@ -202,9 +205,12 @@ class _Walk:
             inner = state.copy()
             self.jumps.append(_State())
             self.body(op.body, _into(path, "body"), loops, inner)
-            state.join(inner)
-            state.join(self.jumps.pop())
+            inner.join(self.jumps.pop())
+            # tiles might as well be other blocks': none waits for what another does to tensors
+            apart = isinstance(op, For) and op.kind == "persistent"
+            state.join(inner.in_shared_memory() if apart else inner)
             if state == before:
+                state.join(inner)
                 return
 
     # ── ops ──────────────────────────────────────────────────────────────────────────────────
