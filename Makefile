@@ -12,7 +12,7 @@ DEV  := $(VENV)/.dev-$(KEY)
 .DELETE_ON_ERROR:
 # Checks run one after the other, so that the first failure is the last thing printed.
 .NOTPARALLEL:
-.PHONY: help demo test quick lint types gates fix bench-cpu test-gpu bench-gpu clean
+.PHONY: help demo test quick lint types gates fix bench-cpu nightly test-gpu bench-gpu clean
 
 # $(call step,title,command,what to do when it fails)
 define step
@@ -53,6 +53,11 @@ fix: $(DEV) ## let ruff repair and format
 
 bench-cpu: $(CORE) ## benchmark on the CPU
 	@$(PY) -m zoo.bench
+
+NIGHTLY ?= 7200
+nightly: $(DEV) ## 10,000 random schedules, and every mutant of derived ones; takes an hour
+	$(call step,schedules,$(PY) -m tilewright schedules zoo/schedules.py --count 10000 --jobs $(JOBS) --time $(NIGHTLY),A failure is printed as the command that repeats it.)
+	$(call step,mutants,$(PY) -m tests.derived.run --jobs $(JOBS),)
 
 # A GPU machine brings its own Python with PyTorch and CUDA; nothing is installed there. A shard or a
 # family is what one command runs, and ends within ten minutes; more of them run one after the other.

@@ -311,6 +311,7 @@ OP_GOLDEN = [
     (O.Fence("proxy_async"), "fence proxy_async"),
     (O.Sync(), "sync block"),
     (O.Sync("named", I + 1, 256, True), "sync named id=i + 1 threads=256 arrive=true"),
+    (O.Turn("begin"), "turn begin"),
     (O.Intrinsic("pdl_wait"), "intrinsic pdl_wait"),
     (O.Intrinsic("print", (whole(N),)), "intrinsic print &n"),
     (

@@ -20,7 +20,7 @@ from tilewright.passes.pipeline_loops import pipeline_loops
 from tilewright.passes.roles import part_roles
 from tilewright.support.errors import TilewrightError
 
-HOPPER = Target.parse("cuda -arch=sm_90a")
+HOPPER = Target.parse("cuda -arch=sm_90a -roles=off")  # all threads alike
 AMPERE = Target.parse("cuda -arch=sm_80")
 ROLES = Target.parse("cuda -arch=sm_90a -roles")
 

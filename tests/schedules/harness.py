@@ -9,27 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from tests.mutants import sync_ops, without
 from tilewright import interp
-from tilewright.ir.op import (
-    Arrive,
-    BarrierInit,
-    Commit,
-    Fence,
-    Kernel,
-    Op,
-    Program,
-    Sync,
-    Wait,
-    WaitGroup,
-    walk_ops,
-)
-from tilewright.ir.rewrite import map_body
+from tilewright.ir.op import Program
 from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage, verify
 from tilewright.support.errors import TilewrightError
 
 HERE = Path(__file__).parent
-SYNC_OPS = (Arrive, BarrierInit, Commit, Fence, Sync, Wait, WaitGroup)
 Args = Mapping[str, Any]
 
 
@@ -47,33 +34,11 @@ def run(program: Program, args: Args, seed: int = 0) -> dict[str, Any]:
     return copies
 
 
-def sync_ops(program: Program) -> list[Op]:
-    return [op for k in program.kernels for op in walk_ops(k) if isinstance(op, SYNC_OPS)]
-
-
 def mutants(program: Program) -> Iterator[tuple[str, Program]]:
     """The program with one barrier, wait, arrival, commit or fence dropped, for each of them."""
     for index, op in enumerate(sync_ops(program)):
         line = op.loc.line if op.loc else index
         yield f"line {line}: {print_op(op)}", without(program, index)
-
-
-def without(program: Program, index: int) -> Program:
-    """`program` less its `index`-th synchronising op."""
-    victim = sync_ops(program)[index]
-    kernels = []
-    for kernel in program.kernels:
-        body = map_body(kernel.body, lambda op: () if op is victim else None)
-        kernels.append(_with_body(kernel, body))
-    return Program(
-        program.name, program.params, tuple(kernels), program.dims, program.scratch, program.sources
-    )
-
-
-def _with_body(kernel: Kernel, body: tuple[Op, ...]) -> Kernel:
-    from dataclasses import replace
-
-    return replace(kernel, body=body)
 
 
 def noticed(
@@ -90,3 +55,6 @@ def noticed(
     except TilewrightError as error:
         return error.message.splitlines()[0]
     return None
+
+
+__all__ = ["HERE", "load", "mutants", "noticed", "run", "sync_ops", "without"]

@@ -57,9 +57,9 @@ def mla_decode(
             T.copy(top, before)
             T.reduce_max(S, top, dim=1, clear=False)
             for i in T.Parallel(block_H):
-                rescale[i] = T.exp2((before[i] - top[i]) * factor)
+                rescale[i] = T.__exp2((before[i] - top[i]) * factor)
             for i, j in T.Parallel(block_H, block_N):
-                S[i, j] = T.exp2((S[i, j] - top[i]) * factor)
+                S[i, j] = T.__exp2(S[i, j] * factor - top[i] * factor)
             T.reduce_sum(S, part, dim=1)
             for i in T.Parallel(block_H):
                 total[i] = total[i] * rescale[i] + part[i]

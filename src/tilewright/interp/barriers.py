@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.interp.hazards import Knowledge, learn
 from tilewright.interp.lanes import Frame, TileRegion, extents_of, uniform_int
 from tilewright.interp.meaning import Blocked, Builder, Flow, Step, meaning
-from tilewright.ir.op import Arrive, BarrierInit, Op, Sync, Wait
+from tilewright.ir.op import Arrive, BarrierInit, Op, Sync, Turn, Wait
 from tilewright.support.errors import RunError, SanitizerError
 
 if TYPE_CHECKING:
@@ -36,11 +36,13 @@ class Cell:
         self.bytes = 0
         self.phase = 0  # phases completed
         self.gathering: Knowledge = {}
+        self.before: Knowledge = {}  # what came before the bytes of this phase were asked for
         self.known: Knowledge = {}  # what a completed phase tells those who wait
         self.maker = agent
         self.made = agent.clocks.now
         self.fence: float | None = None
         self.remote: list[tuple[Agent, float, Op]] = []
+        self.passed: list[tuple[Agent, float, Op]] = []  # waits for the phase that is complete
 
     def arrive(self, times: int, more: int, knowledge: Knowledge, op: Op) -> None:
         if times > self.pending:
@@ -55,8 +57,11 @@ class Cell:
         learn(self.gathering, knowledge)
         self.settle(op)
 
-    def count_bytes(self, number: int, op: Op) -> None:
+    def count_bytes(self, number: int, op: Op, knowledge: Knowledge) -> None:
+        """Bytes came; `knowledge` is what the one who asked for them knew then. They hand none of
+        it on to those who wait."""
         self.bytes -= number
+        learn(self.before, knowledge)
         self.settle(op)
 
     def settle(self, op: Op) -> None:
@@ -70,11 +75,25 @@ class Cell:
                 fix="expect the bytes of every copy that completes on the barrier",
             )
         if self.bytes == 0:
+            self.require_passed(op)
             self.phase += 1
             self.pending = self.count
             learn(self.known, self.gathering)
             self.known[self] = self.phase
             self.gathering = {}
+
+    def require_passed(self, op: Op) -> None:
+        """Who waited for the last phase did so before this one could complete: of a phase only the
+        parity is seen, so a wait that comes too late would take the new one for the one before."""
+        for agent, time, wait in self.passed:
+            if max(self.gathering.get(agent, 0), self.before.get(agent, 0)) < time:
+                raise RunError(
+                    f"a phase of {self} may be over before it has been waited for",
+                    loc=wait.loc,
+                    notes=(f"waits: {agent}", f"completes the next phase: {op.loc}"),
+                    fix="let those who arrive know that the last phase has been waited for",
+                )
+        self.passed, self.before = [], {}
 
     def passes(self, parity: int) -> bool:
         return self.phase % 2 != parity
@@ -230,6 +249,7 @@ def run_wait(b: Builder, op: Wait) -> Step:
             yield None
             while not cell.passes(parity):
                 yield Blocked(partial(cell.passes, parity), partial(cell.awaited, parity))
+            cell.passed.append((fr.agent, clocks.now, op))
             if fr.mask is None or fr.mask.all():
                 clocks.acquire(cell.known)
             else:
@@ -352,6 +372,22 @@ def run_sync(b: Builder, op: Sync) -> Step:
         agent.clocks.acquire(meeting.known[mine])
 
     return Step(op, run, waits=True)
+
+
+@meaning(Turn)
+def run_turn(b: Builder, op: Turn) -> Step:
+    """One agent stands for all warpgroups of the role: they come to it together."""
+
+    def run(fr: Frame) -> None:
+        agent = fr.agent
+        if _is_partial(fr):
+            raise RunError("some threads of a role do not reach its turn", loc=op.loc)
+        if agent.in_turn == (op.edge == "begin"):
+            word = "begins inside another" if agent.in_turn else "ends that has not begun"
+            raise RunError(f"a turn {word}", loc=op.loc)
+        agent.in_turn = not agent.in_turn
+
+    return Step(op, run)
 
 
 def _is_partial(fr: Frame) -> bool:

@@ -42,6 +42,7 @@ class Transfer:
     store: Callable[[Array], None]
     accesses: list[Access] = field(default_factory=list)
     targets: list[tuple[Cell, int, Access]] = field(default_factory=list)
+    knowledge: Knowledge = field(default_factory=dict)  # of the one who issued it, then
     value: Array | None = None
     done: bool = False
 
@@ -67,7 +68,7 @@ def complete(t: Transfer) -> None:
     t.store(t.value)
     for cell, count, access in t.targets:
         access.clock = cell.phase + 1
-        cell.count_bytes(count, t.op)
+        cell.count_bytes(count, t.op, t.knowledge)
 
 
 def _launch(t: Transfer, knowledge: Knowledge, fr: Frame, strict: bool) -> None:
@@ -76,8 +77,7 @@ def _launch(t: Transfer, knowledge: Knowledge, fr: Frame, strict: bool) -> None:
         storage = access.mem.storage
         alive(storage, fr)
         check(access, knowledge, strict)
-        seen_late = access.proxy == "async" and access.kind == "read"
-        if strict and seen_late and access.mem.space is Space.SHARED:
+        if strict and access.proxy == "async" and access.mem.space is Space.SHARED:
             check_proxy(access, knowledge)
     for access in t.accesses:
         record(access, knowledge)
@@ -187,6 +187,7 @@ def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion, atom: 
                 _mark_written(box)
 
         t = Transfer(agent, "barrier", op, lambda: moved(op, there, boxes[0]), store)
+        t.knowledge = {**knowledge, agent: agent.clocks.now}
         if there.mem.space is Space.FRAGMENT:
             t.read_source()  # registers are read when the instruction issues
             there.mem.storage.touched = agent.tick()

@@ -231,16 +231,19 @@ def _race(old: Access, new: Access) -> RunError:
 
 
 def check_proxy(new: Access, knowledge: Knowledge) -> None:
-    """What an async-proxy op reads was written by it, or fenced by the writer before."""
+    """What an async-proxy op reads or overwrites was written by it, or fenced by the writer
+    before; what was only read may be overwritten."""
     for old in new.mem.storage.accesses:
         if old.kind == "read" or old.proxy != "generic" or not old.overlaps(new):
             continue
         if old.fence is None or knowledge.get(old.agent, 0) < old.fence:
             raise RunError(
-                f"ordinary writes to {new.mem.name} are not visible to this asynchronous read",
+                f"ordinary writes to {new.mem.name} are not visible to this asynchronous "
+                f"{new.kind}",
                 loc=new.loc,
-                notes=(f"written: {old}", f"read: {new}"),
-                fix="let the writer execute `Fence proxy_async`, then synchronise, before the read",
+                notes=(f"written: {old}", f"{new.kind}: {new}"),
+                fix="let the writer execute `Fence proxy_async`, then synchronise, before the "
+                f"{new.kind}",
             )
 
 
@@ -286,6 +289,9 @@ class HazardWatch(Watch):
 
     def write(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
         self.access(fr, mem, where, owners, loc, "write")
+
+    def update(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
+        self.access(fr, mem, where, None, loc, "write")  # conflicts with all that a read does
 
     def atomic(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
         self.access(fr, mem, where, None, loc, "atomic")

@@ -80,6 +80,11 @@ class Watch:
     def write(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
         raise NotImplementedError
 
+    def update(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
+        """One tile op reads and writes it, in the order that it needs itself."""
+        self.read(fr, mem, where, None, loc)
+        self.write(fr, mem, where, None, loc)
+
     def atomic(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
         raise NotImplementedError
 

@@ -99,8 +99,14 @@ class Crew:
     name: str
 
 
-def find_crews(kernel: Kernel, explicit: bool) -> list[Crew]:
-    """The block's warps, cut wherever an outermost role or one of its instances begins or ends."""
+def instances_of(role: Role) -> int:
+    return role.instances
+
+
+def find_crews(
+    kernel: Kernel, explicit: bool, parts: Callable[[Role], int] = instances_of
+) -> list[Crew]:
+    """The block's warps, cut wherever an outermost role or one of its parts begins or ends."""
     total = -(-prod(kernel.threads) // WARP)
     roles = list(outer_roles(kernel.body))
     cuts = {0, total}
@@ -111,15 +117,15 @@ def find_crews(kernel: Kernel, explicit: bool) -> list[Crew]:
                 loc=role.loc,
                 got=f"a kernel of {total} warps",
             )
-        share = max(role.warps // role.instances, 1)
-        cuts |= {role.first + k * share for k in range(role.instances + 1)}
+        share = max(role.warps // parts(role), 1)
+        cuts |= {role.first + k * share for k in range(parts(role) + 1)}
     edges = sorted(cuts)
     crews = []
     for first, last in pairwise(edges):
         names = []
         for role in roles:
             if role.first <= first < role.first + role.warps:
-                share = role.warps // role.instances
+                share = role.warps // parts(role)
                 if last - first < share:
                     if explicit:
                         raise RunError(
@@ -129,7 +135,7 @@ def find_crews(kernel: Kernel, explicit: bool) -> list[Crew]:
                         )
                     continue  # its agents come together for it (joint.py)
                 number = (first - role.first) // share
-                label = role.name if role.instances == 1 else f"{role.name}[{number}]"
+                label = role.name if parts(role) == 1 else f"{role.name}[{number}]"
                 names += [label] if label not in names else []
         idle = "warps outside roles" if roles else "all threads"
         crews.append(Crew(first, last - first, "/".join(names) or idle))
@@ -187,6 +193,7 @@ class Agent:
         self._time = 0
         self.flow: Iterator[Any] = iter(())
         self.done = False
+        self.in_turn = False
         self.joint = False  # stands for several agents that came together
 
     def tick(self) -> int:
@@ -343,6 +350,8 @@ class Launch:
         for number in order:
             corner = unravel(number, counts)
             self.cluster(compiled, corner, shape[: len(grid)], grid).run(rng)
+        for memory in (*self.memories.values(), *self.made.values()):
+            memory.storage.accesses.clear()  # the end of a kernel is the end of all that it began
 
     def cluster(
         self, compiled: CompiledKernel, corner: tuple[int, ...], shape: tuple[int, ...],
@@ -400,6 +409,10 @@ class Both(Watch):
     def write(self, *args: Any) -> None:
         for w in self.watches:
             w.write(*args)
+
+    def update(self, *args: Any) -> None:
+        for w in self.watches:
+            w.update(*args)
 
     def atomic(self, *args: Any) -> None:
         for w in self.watches:

@@ -20,6 +20,7 @@ import numpy as np
 from tilewright.interp.numbers import from_bits, poison, poison_fill, raw_bits
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import DType
+from tilewright.ir.layout import ComposedLayout, Layout, make_layout
 from tilewright.support.errors import Loc, RunError
 
 Array = np.ndarray[Any, Any]
@@ -104,6 +105,16 @@ class Memory:
             storage.valid = np.broadcast_to(old, lanes + old.shape).copy().reshape(-1)
         storage.touched = self.storage.touched
         self.array, self.storage, self.lead = data, storage, lanes
+
+
+class TurnedMemory(Memory):
+    """A view whose layout has the source's axes in the opposite order: the same bytes, turned."""
+
+    __slots__ = ()
+
+    def window(self, flat: Array) -> Array:
+        part: Array = flat[self.offset : self.offset + self.size]
+        return np.transpose(part.reshape(self.shape[::-1]))
 
 
 class PackedMemory(Memory):
@@ -193,9 +204,25 @@ def open_view(buffer: Buffer, shape: tuple[int, ...], source: Memory, offset: in
     flat = source.array.reshape(-1)
     if not np.shares_memory(flat, source.array) and flat.size:
         raise RunError(f"{source.name} is not contiguous, so it cannot be viewed")
+    if is_turned(buffer, source.buffer):
+        return TurnedMemory(buffer, shape, source.array.T, storage, offset=at)
     typed = flat if buffer.dtype.numpy == source.dtype.numpy else flat.view(buffer.dtype.numpy)
     part = typed if lead else typed[offset : offset + count]
     return Memory(buffer, shape, part.reshape(lead + shape), storage, lead=lead, offset=at)
+
+
+def is_turned(view: Buffer, source: Buffer) -> bool:
+    """Layouts say so: an element of `view` lies where the one of swapped indices lies in `source`.
+    Without layouts a view is the source's elements in row-major order."""
+    here, there = view.layout, source.layout
+    if not isinstance(here, (Layout, ComposedLayout)) or source.rank != 2:
+        return False
+    if not isinstance(there, (Layout, ComposedLayout)) or view.shape != source.shape[::-1]:
+        return False
+    plain = there.layout if isinstance(there, ComposedLayout) else there
+    other = make_layout(*reversed(tuple(plain)))
+    turned = there.with_layout(other) if isinstance(there, ComposedLayout) else other
+    return view.dtype == source.dtype and here == turned != there
 
 
 def make_poison(memory: Memory, where: tuple[Any, ...], dtype: DType) -> None:

@@ -43,6 +43,11 @@ def watch_write(fr: Frame, box: Box) -> None:
         fr.watch.write(fr, box.mem, box.where, None, fr.loc())
 
 
+def watch_update(fr: Frame, box: Box) -> None:
+    if fr.watch is not None and not box.is_empty:
+        fr.watch.update(fr, box.mem, box.where, fr.loc())
+
+
 def watch_overlap(fr: Frame, src: Box, dst: Box, *, in_place: bool = False) -> None:
     """An op that reads one place and writes another must not write what it reads; `in_place`:
     but each element may be read where it is written."""
@@ -283,11 +288,9 @@ def run_gemm(b: Builder, op: Gemm) -> Step:
         fresh = bool(uniform_int(fr, clear(fr), "clear"))
         watch_read(fr, x)
         watch_read(fr, y)
-        if not fresh:
-            watch_read(fr, c)
         watch_overlap(fr, x, c)
         watch_overlap(fr, y, c)
-        watch_write(fr, c)
+        (watch_write if fresh else watch_update)(fr, c)
         value = gemm_value(op, x, y, c, fresh)
         if nan:
             _no_new_nan(
@@ -325,9 +328,7 @@ def run_reduce(b: Builder, op: Reduce) -> Step:
         require_collective(fr)
         x, y = tile_box(fr, src), tile_box(fr, dst)
         watch_read(fr, x)
-        if not op.clear:
-            watch_read(fr, y)
-        watch_write(fr, y)
+        (watch_write if op.clear else watch_update)(fr, y)
         tile = read_box(x)
         tile, axis = _reduced_axis(op, tile, y.extents)
         out_shape = tile.shape[:axis] + tile.shape[axis + 1 :]
@@ -365,8 +366,11 @@ def run_scan(b: Builder, op: Scan) -> Step:
     def run(fr: Frame) -> None:
         require_collective(fr)
         x, y = tile_box(fr, src), tile_box(fr, dst)
-        watch_read(fr, x)
-        watch_write(fr, y)
+        if x.mem is y.mem and x.where == y.where:  # in place
+            watch_update(fr, y)
+        else:
+            watch_read(fr, x)
+            watch_write(fr, y)
         tile = read_box(x)
         short = squeezed(tile.shape)
         axis = op.dim % max(tile.ndim, 1)

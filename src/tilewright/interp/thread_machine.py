@@ -1,10 +1,11 @@
 """Running a program at stage THREAD: every thread's code, as vectors over the threads of an agent.
 
 A block is run by *agents*, one per outermost role instance (one for the block where a kernel has
-no roles); the threads of an agent run in step, agents are interleaved as the seed says, and
-asynchronous ops complete at moments of the scheduler's choice. Lockstep hides nothing: accesses of
-shared memory that no barrier orders are errors whatever the interleaving (`thread_races.py`).
-A wait by one thread holds its whole agent, so warps that wait for each other need roles.
+no roles, one for each warpgroup of a role that takes turns); the threads of an agent run in step,
+agents are interleaved as the seed says, and asynchronous ops complete at moments of the scheduler's
+choice. Lockstep hides nothing: accesses of shared memory that no barrier orders are errors whatever
+the interleaving (`thread_races.py`). A wait by one thread holds its whole agent, so warps that wait
+for each other need roles.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from tilewright.interp.thread_ops import WARP, TensorMap, ThreadBuilder, ThreadE
 from tilewright.interp.thread_races import Clocks, Shadow, describe
 from tilewright.interp.thread_sync import Cell, Groups, Meeting, Transfer
 from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.op import Hint, Intrinsic, Kernel, Op, Program, walk_ops
+from tilewright.ir.expr import Const
+from tilewright.ir.op import Hint, Intrinsic, Kernel, Op, Program, Role, Sync, walk_ops
 from tilewright.support.errors import RunError
 
 # what only programs at stage THREAD contain
@@ -46,6 +48,17 @@ def is_thread_ir(program: Program) -> bool:
         for kernel in program.kernels
         for op in walk_ops(kernel)
     )
+
+
+def _parts(role: Role) -> int:
+    """Agents that run a role: its instances; its warpgroups where they wait for each other, each at
+    a barrier of its own."""
+    groups, rest = divmod(role.warps, 4)
+    apart = any(
+        isinstance(op, Sync) and op.id is not None and not isinstance(op.id, Const)
+        for op in walk_ops(role.body)
+    )
+    return groups if apart and role.instances == 1 and not rest else role.instances
 
 
 class ThreadKernel:
@@ -70,7 +83,7 @@ class ThreadKernel:
         }
         self.grid = [self.evaluate(g) for g in kernel.grid]
         self.body: Run = builder.body(kernel.body)
-        self.crews = find_crews(kernel, explicit=True)
+        self.crews = find_crews(kernel, True, _parts)
         # blocks in linear order where results may depend on it, as for tiles
         self.in_order = any(
             op.name.startswith("atomic") or (op.name == "bulk_store" and "reduce=" in op.text)
@@ -82,7 +95,7 @@ class ThreadAgent:
     """The threads of one role instance, or of a block, and what they have under way."""
 
     sanitize = False
-    joint = False
+    joint = True  # a thread runs its code whoever else does
 
     def __init__(self, block: ThreadBlock, crew: Crew) -> None:
         self.block = block

@@ -403,6 +403,17 @@ class Sync(Op):
     order: str = attr(default="all")
 
 
+@dataclass(frozen=True)
+class Turn(Op):
+    """`begin` or `end` of a section that the warpgroups of a role run one after the other, in the
+    order of their numbers, round after round: a warpgroup begins its n-th section when the one
+    before it has ended its n-th, the first when the last has ended its (n-1)-th. Every warpgroup
+    passes as many sections as the others."""
+
+    syntax = "turn {edge}"
+    edge: str = attr()
+
+
 # ── late, and what has no field of its own ───────────────────────────────────────────────────
 
 
@@ -474,7 +485,7 @@ OPS: dict[str, type[Op]] = {
     for cls in (
         Kernel, For, While, If, Break, Continue, Let, Role, Map, Alloc, View, Copy, Store, Atomic,
         Fill, Gemm, Reduce, Scan, Relayout, BarrierInit, Arrive, Wait, Commit, WaitGroup, Fence,
-        Sync, Intrinsic, Hint,
+        Sync, Turn, Intrinsic, Hint,
     )
 }  # fmt: skip
 

@@ -37,6 +37,7 @@ class Chip:
 
     shared: int  # of a block
     shared_per_sm: int
+    multiprocessors: int  # of the largest chip of its kind that is sold
     registers: int = 65536  # of a block, and of a multiprocessor
     threads_per_sm: int = 2048
     blocks_per_sm: int = 32
@@ -44,8 +45,8 @@ class Chip:
 
 
 CHIPS = {
-    "sm_80": Chip(shared=166_912, shared_per_sm=167_936),
-    "sm_90a": Chip(shared=232_448, shared_per_sm=233_472),
+    "sm_80": Chip(shared=166_912, shared_per_sm=167_936, multiprocessors=108),
+    "sm_90a": Chip(shared=232_448, shared_per_sm=233_472, multiprocessors=132),
 }
 
 

@@ -38,6 +38,7 @@ from tilewright.ir.op import (
     Relayout,
     Scan,
     Sync,
+    Turn,
     View,
     While,
     bodies,
@@ -225,9 +226,11 @@ def check_uniform(kernel: Kernel) -> PerThread:
     found = analysis.run()
     for op in walk_ops(kernel.body):
         control = analysis.controls.get(id(op))
-        if isinstance(op, Sync) and op.scope in ("block", "cluster") and control is not None:
+        meets = isinstance(op, Sync) and op.scope in ("block", "cluster")
+        if control is not None and (meets or isinstance(op, Turn)):
+            noun = f"barrier of the {op.scope}" if isinstance(op, Sync) else "turn of a role"
             raise CompileError(
-                f"a barrier of the {op.scope} that not all of its threads reach",
+                f"a {noun} that not all of its threads reach",
                 loc=op.loc,
                 got=f"a branch or loop around it that depends on {found.explain(control)}",
                 fix="move the barrier out of the branch, so that every thread runs it",

@@ -21,6 +21,7 @@ from tilewright.ir.op import (
     Relayout,
     Role,
     Scan,
+    Turn,
     View,
     bodies,
     bound,
@@ -29,14 +30,14 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.verify_core import Context, Stage, define, use_buffer
 from tilewright.ir.verify_ops import CHECKS
-from tilewright.ir.verify_sync import check_sync
+from tilewright.ir.verify_sync import check_sync, check_turns
 from tilewright.ir.verify_values import check_buffer, check_expr, check_region
 
 TILE_OPS = (Copy, Fill, Gemm, Reduce, Scan, Relayout, Map)
 _STAGE_OPS: dict[Stage, frozenset[type[Op]]] = {
     Stage.TILE: frozenset(OPS.values()),
     Stage.LAID_OUT: frozenset(OPS.values()),
-    Stage.THREAD: frozenset(OPS.values()) - set(TILE_OPS),
+    Stage.THREAD: frozenset(OPS.values()) - {*TILE_OPS, Turn},
 }
 
 
@@ -70,6 +71,7 @@ def verify(program: Program, stage: Stage) -> None:
         context.has_roles = any(isinstance(op, Role) and not op.derived for op in walk_ops(kernel))
         _check_op(kernel, context)
         check_sync(kernel, context)
+        check_turns(kernel, context)
 
 
 def _check_op(op: Op, context: Context) -> None:

@@ -28,9 +28,11 @@ from tilewright.ir.op import (
     Op,
     Reduce,
     Relayout,
+    Role,
     Scan,
     Store,
     Sync,
+    Turn,
     View,
     Wait,
     WaitGroup,
@@ -45,7 +47,7 @@ from tilewright.ir.verify_core import (
     require_integer,
     require_one_of,
 )
-from tilewright.ir.verify_structure import STRUCTURE, tile_op
+from tilewright.ir.verify_structure import STRUCTURE, WARPGROUP, tile_op
 from tilewright.ir.verify_values import (
     DATA,
     TILES,
@@ -399,6 +401,30 @@ def _sync(op: Sync, context: Context) -> None:
         )
 
 
+def _turn(op: Turn, context: Context) -> None:
+    require_one_of(op.edge, ("begin", "end"), "edge of a turn", op, context)
+    role = context.inside(Role)
+    if not isinstance(role, Role):
+        context.fail(
+            op, "a turn outside a role", fix="put it into the role whose warpgroups take turns"
+        )
+    if role.instances > 1:
+        context.fail(
+            op,
+            "turns are for warpgroups that run a role together",
+            expected=f"role {role.name} with one instance",
+            got=f"{role.instances} instances",
+            fix="let instances meet by named barriers",
+        )
+    if role.first % WARPGROUP or role.warps % WARPGROUP or role.warps < 2 * WARPGROUP:
+        context.fail(
+            op,
+            "turns are taken by whole warpgroups, two or more",
+            expected=f"first and warps of role {role.name} multiples of 4, at least 8 warps",
+            got=f"warps {role.first} + {role.warps}",
+        )
+
+
 # ── late ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -432,6 +458,7 @@ CHECKS: dict[type[Op], tuple[Check, ...]] = {
     WaitGroup: (_group,),
     Fence: (_fence,),
     Sync: (_sync,),
+    Turn: (_turn,),
     Intrinsic: (_intrinsic,),
     Hint: (_hint,),
 }

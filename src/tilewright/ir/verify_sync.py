@@ -17,19 +17,29 @@ from tilewright.ir.op import (
     Alloc,
     Arrive,
     BarrierInit,
+    Body,
+    Break,
     Commit,
+    Continue,
     Copy,
+    For,
     Gemm,
+    If,
     Intrinsic,
     Kernel,
     Op,
     Role,
+    Turn,
     View,
     Wait,
     WaitGroup,
+    While,
     bodies,
+    walk_ops,
 )
 from tilewright.ir.verify_core import Context
+
+JUMPS = (Break, Continue)
 
 
 @dataclass
@@ -169,6 +179,68 @@ def _check_groups(unit: str, groups: _Groups, context: Context) -> None:
                     expected=f"`{word} {unit}` after it",
                     fix=f"add `{word} {unit}{pending}`",
                 )
+
+
+def check_turns(kernel: Kernel, context: Context) -> None:
+    """Raise where sections of turns do not begin and end by turns on every path through a role."""
+    for role in walk_ops(kernel):
+        if isinstance(role, Role):
+            left = _turns(role.body, None, None, context)
+            if left is not None:
+                context.fail(
+                    left,
+                    f"this turn may still last at the end of role {role.name}",
+                    fix="add `turn end` behind the last op of the section",
+                )
+
+
+def _turns(body: Body, began: Turn | None, around: Turn | None, context: Context) -> Turn | None:
+    """The turn that lasts behind `body`, given the one before it and the one that lasts where the
+    loop around goes on."""
+    for op in body:
+        if isinstance(op, Turn):
+            if (op.edge == "begin") == (began is not None):
+                word = "begins inside another" if began is not None else "ends that has not begun"
+                last = f"the last one began {_where(began)}" if began is not None else ""
+                context.fail(
+                    op, f"a turn {word}", got=last, fix="let `turn begin` and `turn end` alternate"
+                )
+            began = op if op.edge == "begin" else None
+        elif isinstance(op, If):
+            left = [
+                (_turns(side, began, around, context), bool(side) and isinstance(side[-1], JUMPS))
+                for side in (op.then, op.orelse)
+            ]
+            sides = [turn for turn, jumps in left if not jumps]  # those that go on behind it
+            if len({turn is None for turn in sides}) > 1:
+                context.fail(
+                    op,
+                    "a turn begins or ends on one side of this branch only",
+                    fix="do the same on both sides, or move it out of the branch",
+                )
+            began = sides[0] if sides else began
+        elif isinstance(op, (For, While)):
+            behind = _turns(op.body, began, began, context)
+            if (behind is None) != (began is None):
+                word = "begins a turn that it does not end"
+                if behind is None:
+                    word = "ends a turn and does not begin the next one"
+                context.fail(
+                    op,
+                    f"an iteration of this loop {word}",
+                    fix="let an iteration leave turns as it finds them",
+                )
+        elif isinstance(op, JUMPS) and (began is None) != (around is None):
+            context.fail(
+                op,
+                f"{type(op).__name__.lower()} in the middle of a turn",
+                fix="begin and end turns on every path through the loop",
+            )
+    return began
+
+
+def _where(op: Op) -> str:
+    return f"at {op.loc}" if op.loc is not None else "before"
 
 
 def _is_zero(expr: object) -> bool:

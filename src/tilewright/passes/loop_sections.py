@@ -15,6 +15,7 @@ from tilewright.ir.buffer import Buffer, element
 from tilewright.ir.expr import Expr, Load, Var, compare, const, substitute
 from tilewright.ir.op import Arrive, Body, For, If, Let, Op, Store, Wait
 from tilewright.ir.rewrite import fresh_name, rebuild, rename_unique, substitute_vars
+from tilewright.passes.matrix_groups import Release
 from tilewright.passes.rings import Place, Ring, mentioned, slotted
 from tilewright.passes.skew import Skew
 
@@ -137,7 +138,8 @@ class Sections:
         if place.lag and again:
             behind_all = Section(self, LAST, ())
             back = arrive(behind_all.slot(ring, behind))
-            self.after += [*free, *behind_all.head, back]
+            latest = [rebuild(op, lag=0) if isinstance(op, Release) else op for op in free]
+            self.after += [*latest, *behind_all.head, back]
 
     # ── code ─────────────────────────────────────────────────────────────────────────────────
 

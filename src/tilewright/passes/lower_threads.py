@@ -52,6 +52,7 @@ from tilewright.ir.op import (
     Scan,
     Store,
     Sync,
+    Turn,
     View,
     Wait,
     WaitGroup,
@@ -79,6 +80,7 @@ from tilewright.passes.lower_relayout import lower_relayout
 from tilewright.passes.lower_scan import lower_scan
 from tilewright.passes.lowering import (
     BULK_ATOMS,
+    GROUP_WARPS,
     MEMORY,
     NAMED_BARRIERS,
     WARP,
@@ -175,6 +177,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
     thread, let_thread = low.let("thread", low.simplify(thread_value), op.loc)
     leader = low.var("leader", BOOL)
     solo = op.instances == 1 and all(_one_thread_does(inner) for inner in walk_ops(op.body))
+    turn_id = _turn_barriers(low, op)
     sync_id = _own_barrier(low, op)
     outer, outer_ranges = low.instance, low.ranges
     low.ranges = scope.inside(op, "body", low.ranges).where(thread, 0, threads - 1)
@@ -189,17 +192,18 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
         written_by_threads(op.body),
         op.name,
         op.instances,
+        turn_id,
     )
+    start = list(_first_turn(low, op))
     low.touched = low.fenced = low.scratch_used = False
     body = low.body(op.body)
     low.instance, low.ranges = outer, outer_ranges
     used = {v for inner in walk_ops(body) for e in expressions(inner) for v in variables(e)}
-    start: list[Op] = []
-    if thread in used:
-        start.append(let_thread)
     if leader in used or solo:
         chosen = compare("==", low.warp, first)
-        start.append(Intrinsic("elect", (chosen,), leader, loc=op.loc))
+        start.insert(0, Intrinsic("elect", (chosen,), leader, loc=op.loc))
+    if thread in used:
+        start.insert(0, let_thread)
     if sync_id is not None and any(isinstance(i, Sync) and i.id is sync_id for i in walk_ops(body)):
         low.free_ids = low.free_ids[: -op.instances]
     if solo:
@@ -216,6 +220,40 @@ def _own_barrier(low: Lowering, op: Role) -> Expr | None:
     return const(free[0]) if op.var is None else const(free[0]) + op.var
 
 
+def _turn_barriers(low: Lowering, op: Role) -> int | None:
+    """The first of as many named barriers in a row as `op` has warpgroups that take turns."""
+    turns = [inner for inner in walk_ops(op.body) if isinstance(inner, Turn)]
+    if not turns:
+        return None
+    groups = op.warps // GROUP_WARPS
+    for first in low.free_ids:
+        mine = range(first, first + groups)
+        if all(i in low.free_ids for i in mine):
+            low.free_ids = [i for i in low.free_ids if i not in mine]
+            return first
+    raise CompileError(
+        f"the warpgroups of role {op.name} take turns, but too few named barriers are left",
+        loc=turns[0].loc,
+        expected=f"{groups} in a row",
+        got=", ".join(map(str, low.free_ids)) or "none",
+    )
+
+
+def _first_turn(low: Lowering, op: Role) -> Iterable[Op]:
+    """Nobody comes before the first warpgroup: the last one arrives once in advance, for it. Behind
+    the last section that arrival is left over, at a barrier that nobody else uses."""
+    base = low.instance.turn_id
+    if base is not None:
+        last = compare("==", _warpgroup(low), op.warps // GROUP_WARPS - 1)
+        early = Sync("named", const(base), 2 * GROUP_WARPS * WARP, arrive=True, loc=op.loc)
+        yield If(last, (early,), loc=op.loc)
+
+
+def _warpgroup(low: Lowering) -> Expr:
+    """The warpgroup's number in its instance, the same in all lanes of a warp."""
+    return low.simplify(low.instance.warp // GROUP_WARPS)
+
+
 def _accumulators(body: Body) -> tuple[Buffer, ...]:
     found = [op.c.buffer for op in walk_ops(body) if isinstance(op, Gemm) and op.atom == "wgmma"]
     return tuple(dict.fromkeys(found))
@@ -229,7 +267,7 @@ def _one_thread_does(op: Op) -> bool:
         return op.unit == "bulk"
     if isinstance(op, Store):
         return op.buffer.space is Space.LOCAL and not op.indices
-    return not isinstance(op, (Sync, Fence, Gemm, Map, Reduce, Fill, Intrinsic, Atomic))
+    return not isinstance(op, (Sync, Turn, Fence, Gemm, Map, Reduce, Fill, Intrinsic, Atomic))
 
 
 # ── memory and synchronisation ───────────────────────────────────────────────────────────────
@@ -358,6 +396,17 @@ def _sync(low: Lowering, op: Sync) -> Iterable[Op]:
     if op.scope == "cluster" and low.peer_fence == "cluster_shared":
         op = rebuild(op, order="shared")
     yield low.plain(op)
+
+
+def _turn(low: Lowering, op: Turn) -> Iterable[Op]:
+    """A warpgroup waits at its own barrier, where only the one before it arrives. Nothing else is
+    to be learnt there: for the threads of the instance it is no meeting."""
+    base, group = low.instance.turn_id, _warpgroup(low)
+    assert base is not None
+    if op.edge == "end":
+        group = (group + 1) % (low.instance.threads // (GROUP_WARPS * WARP))
+    which = low.simplify(base + group)
+    yield Sync("named", which, 2 * GROUP_WARPS * WARP, arrive=op.edge == "end", loc=op.loc)
 
 
 def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
@@ -491,6 +540,7 @@ RULES: dict[type[Op], Rule] = {
     WaitGroup: _wait_group,
     Fence: lower_fence,
     Sync: _sync,
+    Turn: _turn,
     Copy: lower_copy,
     Gemm: lower_gemm,
     Map: lower_map,

@@ -50,6 +50,7 @@ from tilewright.ir.op import (
     Reduce,
     Store,
     Sync,
+    Turn,
     View,
     bodies,
     expressions,
@@ -73,6 +74,7 @@ from tilewright.passes.widen import widened
 from tilewright.support.errors import CompileError, Loc
 
 WARP = 32
+GROUP_WARPS = 4  # warps of a warpgroup
 NAMED_BARRIERS = 16  # in a block
 MEMORY = (Space.SHARED, Space.GLOBAL)
 BULK_ATOMS = ("bulk_load", "bulk_store")
@@ -88,7 +90,8 @@ class Instance:
     """The threads that run a piece of code together: a role instance, or the block.
 
     `accumulators` are the fragments its matrix instructions add to; `written` those among their
-    registers that ordinary code writes too.
+    registers that ordinary code writes too. `turn_id`: the barrier at which the first warpgroup
+    waits for its turn; those of the others follow.
     """
 
     threads: int
@@ -101,6 +104,7 @@ class Instance:
     written: tuple[Buffer, ...] = ()
     role: str = ""
     instances: int = 1
+    turn_id: int | None = None
 
 
 @dataclass
@@ -442,7 +446,7 @@ def _keeps_fence(op: Op) -> bool:
         return op.unit == "wgmma"
     if isinstance(op, Gemm):
         return op.atom == "wgmma"
-    return isinstance(op, (Alloc, Fence, Hint, Let, Sync))
+    return isinstance(op, (Alloc, Fence, Hint, Let, Sync, Turn))
 
 
 def chosen(low: Lowering, number: Expr, values: Sequence[int]) -> Expr:

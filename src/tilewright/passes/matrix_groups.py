@@ -229,9 +229,9 @@ class _Scan:
             case If():
                 self.touch(op, state, found)
                 other = state.copy()
-                before = set(state.ages)
-                then = self.closed(self.body(op.then, state), state, before, op.loc)
-                orelse = self.closed(self.body(op.orelse, other), other, before, op.loc)
+                open_before = set(state.ages)
+                then = self.closed(self.body(op.then, state), state, open_before, op.loc)
+                orelse = self.closed(self.body(op.orelse, other), other, open_before, op.loc)
                 both = state.joined((other,))
                 state.ages, state.dirty = both.ages, both.dirty
                 op = rebuild(op, then=_same(then, op.then), orelse=_same(orelse, op.orelse))

@@ -21,7 +21,7 @@ from tilewright.ir.rewrite import map_kernels
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.reasons import Reasons, listening
+from tilewright.passes.reasons import Reasons, listening, merge
 from tilewright.support import env
 from tilewright.support.errors import VerifyError
 
@@ -94,7 +94,7 @@ def run_pipeline(
     for number, step in enumerate(passes, start=1):
         with listening() as reasons:
             program = step(program, target)
-        trace.reasons.update(reasons)
+        merge(trace.reasons, reasons)
         # written first: the dump of a faulty result is the one that is wanted
         _write(folder, number, step.name, program)
         _check(program, step.stage, step.name)

@@ -80,7 +80,7 @@ from tilewright.passes.matrix_groups import (
     settle_matrix_groups,
     unnumber,
 )
-from tilewright.passes.reasons import because
+from tilewright.passes.reasons import at_line, because
 from tilewright.passes.rings import (
     BULK,
     CP_ASYNC,
@@ -105,6 +105,7 @@ from tilewright.passes.roles import (
     consuming_warps,
     producer_of,
     why_not,
+    why_not_worth,
 )
 from tilewright.passes.skew import Skew, find_skew
 from tilewright.support.errors import Loc
@@ -136,8 +137,9 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
     body = number_gemms(kernel.body)
     numbered = rebuild(kernel, body=body)
     work, producer = _Pipeliner(numbered, program, target, names), tuple[Role, ...]()
-    if target.choice("roles") == "on":
-        against = work.why_whole()
+    told = target.choice("roles")
+    if told != "off" and any(plan.fills for plan in work.plans.values()):
+        against = work.why_whole() or (None if told == "on" else why_not_worth(numbered))
         if against is None:
             apart = _Pipeliner(numbered, program, target, names, apart=True)
             apart.skew_loops()
@@ -347,8 +349,8 @@ class _Pipeliner:
                 refills.setdefault(place, []).append((ring, fills))
                 found += self.free(ring, loop.loc)
                 continue
-            slots = {b.name for b in ring.slots.values()}
-            if any(_stores(op, slots) for part in parts for op in walk_ops(tuple(part))):
+            tiles = set(ring.slots)
+            if any(_stores(op, tiles) for part in parts for op in walk_ops(tuple(part))):
                 free.append(WaitGroup("bulk", 0, read=True, loc=loc))
             again = looped or self.is_shared(ring)
             work.handed_back(ring, last, place, free, consuming_warps(self.kernel), again)
@@ -381,12 +383,10 @@ class _Pipeliner:
                 continue
             found = find_skew(self.kernel, plan.loop, {f.at for f in plan.fills.values()})
             if isinstance(found, Skew) and plan.loop.stages == 1:
-                for fill in plan.fills.values():
-                    if len({k in found.late for k in fill.uses}) > 1:
-                        found = f"{fill.copy.dst.buffer.name} has one slot for two iterations"
+                found = _one_slot_is_enough(plan, found)
             if isinstance(found, Skew):
                 plan.skew = found
-                late = ", ".join(type(plan.loop.body[k]).__name__ for k in sorted(found.late))
+                late = ", ".join(_named(plan.loop.body[k]) for k in sorted(found.late))
                 said = f"{late} late: {found.interval:.0f} cycles for {found.plain:.0f}"
             else:
                 said = f"nothing late: {found}"
@@ -434,14 +434,14 @@ class _Pipeliner:
             return Place(last), numbers, 0
         copies = {fill.at for fill in plan.fills.values()}
 
-        def waits(k: int) -> bool:
+        def waits(k: int, product: NumberedGemm = latest) -> bool:
             """Statement `k` cannot go on while the product runs."""
-            op, result = body[k], latest.c.buffer.name
+            op, result = body[k], product.c.buffer.name
             if isinstance(op, NumberedGemm):
                 return result in (op.a.buffer.name, op.b.buffer.name)
             if k in copies:
                 return False
-            registers = {r.buffer.name for r in (latest.a, latest.b)} - set(ring.slots)
+            registers = {r.buffer.name for r in (product.a, product.b)} - set(ring.slots)
             return result in mentioned(op) or bool(registers & written_in((op,)))
 
         final, order = (latest.number,), work.order
@@ -453,9 +453,13 @@ class _Pipeliner:
             return Place(last), final, 0
         if work.skewed:
             return Place(order[-1]), final, 0
+        begun: list[NumberedGemm] = [latest]
         for k in order[:here]:
-            if waits(k):
+            # products end in order: who waits for a later one has waited for this one
+            if any(waits(k, product) for product in begun):
                 return Place(k, ahead=True, lag=1), final, 0
+            if isinstance(op := body[k], NumberedGemm):
+                begun.append(op)
         return Place(last, lag=1), final, 1
 
     def fills(
@@ -595,6 +599,18 @@ class _Pipeliner:
         issue()
         settle(None)
         return tuple(found)
+
+
+def _one_slot_is_enough(plan: Plan, skew: Skew) -> Skew | str:
+    for fill in plan.fills.values():
+        if len({k in skew.late for k in fill.uses}) > 1:
+            return f"{fill.copy.dst.buffer.name} has one slot for two iterations"
+    return skew
+
+
+def _named(op: Op) -> str:
+    kind = "product" if isinstance(op, NumberedGemm) else type(op).__name__.lower()
+    return f"{kind} {at_line(op.loc)}".strip()
 
 
 def _stores(op: Op, tiles: set[str]) -> bool:

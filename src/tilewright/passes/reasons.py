@@ -16,6 +16,7 @@ from tilewright.support.errors import Loc
 
 Reasons: TypeAlias = dict[tuple[str, str], str]  # by kernel, and what the choice is about
 
+LOOP = "for "  # what the keys of loops begin with
 _listener: ContextVar[Reasons | None] = ContextVar("reasons", default=None)
 
 
@@ -32,10 +33,19 @@ def listening() -> Iterator[Reasons]:
 
 def because(kernel: str, about: str | Op, why: str) -> None:
     """In `kernel`, what was chosen for a buffer (by name) or an op has this reason; the last one
-    said holds."""
+    said holds. Of a loop several things are chosen: their reasons add up."""
     found = _listener.get()
     if found is not None:
-        found[kernel, about if isinstance(about, str) else key_of(about)] = why
+        key = kernel, about if isinstance(about, str) else key_of(about)
+        merge(found, {key: why})
+
+
+def merge(found: Reasons, more: Reasons) -> None:
+    """`found` with what was said later."""
+    for (kernel, about), why in more.items():
+        said = found.get((kernel, about), "") if about.startswith(LOOP) else ""
+        known = said.split("; ") if said else []
+        found[kernel, about] = "; ".join([*known, *(w for w in why.split("; ") if w not in known)])
 
 
 def key_of(op: Op) -> str:

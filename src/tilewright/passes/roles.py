@@ -29,6 +29,7 @@ from tilewright.ir.op import (
     Continue,
     Fence,
     For,
+    Gemm,
     Hint,
     If,
     Kernel,
@@ -96,6 +97,19 @@ def why_not(kernel: Kernel) -> str | None:
 
 
 Fills: TypeAlias = dict[int, list[Op]]  # by the statement that they stand for; -1: at the end
+
+
+def why_not_worth(kernel: Kernel) -> str | None:
+    """What speaks against a producer that could be had: measured on an H200, attention of one
+    warpgroup loses a quarter to it (a block less is resident), of two it gains as much."""
+    if consuming_warps(kernel) < 2 * GROUP:
+        return "one warpgroup computes, and a producer costs a resident block"
+    loops = [op for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "pipelined"]
+    inside = [op for loop in loops for op in walk_ops(loop.body)]
+    # before products are chosen, any may become one of warpgroups
+    if not any(isinstance(op, Gemm) and op.atom in (None, "wgmma") for op in inside):
+        return "no product of warpgroups reads what runs ahead"
+    return None
 
 
 class Slice:

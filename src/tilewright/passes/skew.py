@@ -139,15 +139,15 @@ class _Statements:
 
     def ordered(self, late: frozenset[int]) -> list[int] | None:
         before = self.before(late)
-        weights: dict[int, float] = {}
+        tails: dict[int, float] = {}
 
-        def weight(k: int) -> float:
-            """Time of the longest chain from `k` to the end of the iteration."""
-            if k not in weights:
-                weights[k] = 0.0
+        def tail(k: int) -> float:
+            """Time of the longest chain of statements that wait for `k`."""
+            if k not in tails:
+                tails[k] = 0.0
                 behind = [b for b in self.all if k in before[b]]
-                weights[k] = self.cycles[k] + max((weight(b) for b in behind), default=0.0)
-            return weights[k]
+                tails[k] = max((self.cycles[b] + tail(b) for b in behind), default=0.0)
+            return tails[k]
 
         order: list[int] = []
         while len(order) < len(self.all):
@@ -155,7 +155,7 @@ class _Statements:
             if not ready:
                 return None
             products = [k for k in ready if self.units[k] == TENSOR]
-            order.append(max(products, key=lambda k: (weight(k), -k)) if products else ready[0])
+            order.append(max(products, key=lambda k: (tail(k), -k)) if products else ready[0])
         return order
 
     def interval(self, order: Sequence[int], late: frozenset[int]) -> float:

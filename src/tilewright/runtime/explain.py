@@ -74,6 +74,7 @@ def explanation(name: str, target: Target, trace: Trace, figures: Figures) -> di
                 "name": kernel.name,
                 "grid": [str(g) for g in kernel.grid],
                 "threads": list(kernel.threads),
+                "choices": {about: why for about in GRID if (why := told.why(about))},
                 "ops": [_as_dict(entry) for entry in entries],
                 "conversions": sum(isinstance(op, Relayout) for op in walk_ops(kernel)),
                 "barriers": sum(
@@ -223,6 +224,8 @@ def _lines(lives: Lifetimes, name: str) -> tuple[int | None, int | None]:
     return tuple(loc.line if loc is not None else None for loc in ends)  # type: ignore[return-value]
 
 
+GRID = ("block order", "persistent blocks")  # what passes say of a kernel's blocks
+
 # ── text ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -234,6 +237,7 @@ def explain(name: str, target: Target, trace: Trace, figures: Figures, more: str
         grid = " × ".join(kernel["grid"]) or "1"
         threads = " × ".join(str(t) for t in kernel["threads"])
         lines.append(f"  kernel {kernel['name']}: grid {grid}, {threads} threads")
+        lines += [f"    {about}: {why}" for about, why in kernel["choices"].items()]
         lines += _op_lines(kernel["ops"])
         lines.append(
             f"    {kernel['conversions']} conversions, {kernel['barriers']} block barriers"

@@ -258,7 +258,8 @@ def _gemm(op: Gemm, told: Told) -> Entry:
     )
     if told.target.kind != "cuda":
         return _entry(op, text)
-    threads = prod(told.kernel.threads)
+    held = op.c.buffer.layout  # by a role's threads, or the block's
+    threads = held.threads if isinstance(held, Fragment) else prod(told.kernel.threads)
     split = split_of(op, threads, told.target)
     how = dealt = ""
     if split is not None:
@@ -381,7 +382,8 @@ def _role(op: Role, told: Told) -> Entry:
         text += f", {op.instances} instances"
     if op.registers is not None:
         text += f", {op.registers} registers a thread"
-    return _entry(op, text)
+    turns = told.why(f"turns of {op.name}")
+    return _entry(op, text, *([("turns", turns)] if turns else []))
 
 
 def _sync(op: Sync, told: Told) -> Entry | None:

@@ -169,6 +169,44 @@ def fuzz(
     sys.exit(run_command(plan))
 
 
+@main.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False), required=False)
+@click.option("--count", type=click.IntRange(1), default=1000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Number of the first one.")
+@click.option("--time", "seconds", type=float, default=600.0, show_default=True)
+@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--each", type=float, default=120.0, show_default=True, help="Seconds a program.")
+@click.option(
+    "--threads", type=float, default=0.25, show_default=True, help="Share lowered to thread code."
+)
+@click.option("--program", default="", help="Only this one: what repeats a failure.")
+@click.option("--target", default="cuda", show_default=True, help="With --program.")
+@click.option("--without", default="", help="A feature left out; with --program.")
+def schedules(
+    file: str | None,
+    count: int,
+    seed: int,
+    seconds: float,
+    jobs: int,
+    each: float,
+    threads: float,
+    program: str,
+    target: str,
+    without: str,
+) -> None:
+    """Derive random schedules and compare each with the sequential program, in the interpreter.
+
+    Programs are random pipelines and, where FILE defines a dict `schedules`, its kernels with
+    random sizes (zoo/schedules.py). A failure is printed as the command that repeats it.
+    """
+    from tilewright.tools import schedules as tool
+
+    if program:
+        recipe = tool.Recipe(program, target, without, seed, threads >= 1, file or "")
+        sys.exit(tool.repeat(recipe))
+    sys.exit(tool.run_command(tool.Plan(count, seed, seconds, jobs, each, threads, file or "")))
+
+
 def _programs(file: str, name: str | None, arguments: str) -> list[Found]:
     if file.endswith(".tw"):
         with open(file, encoding="utf-8") as handle:

@@ -23,6 +23,8 @@ from tilewright.tools.fuzz_programs import make
 from tilewright.tools.fuzz_recipe import Recipe, render
 from tilewright.tools.fuzz_shrink import shrink
 
+Jobs = dict[str, Callable[..., Any]]  # what a worker can do, by name
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -97,10 +99,10 @@ def reduce_program(seed: int, verdict: Verdict, targets: Sequence[str], seconds:
     return render(small, f"Seed {seed}: {verdict.kind} on {verdict.target}. {detail}")
 
 
-def _serve(pipe: Connection, setup: Callable[[], Any] | None) -> None:
+def _serve(pipe: Connection, setup: Callable[[], Any] | None, jobs: Jobs | None) -> None:
     if setup is not None:
         setup()
-    jobs: dict[str, Callable[..., Any]] = {"judge": judge, "reduce": reduce_program}
+    jobs = jobs or {"judge": judge, "reduce": reduce_program}
     while True:
         try:
             name, args = pipe.recv()
@@ -112,11 +114,11 @@ def _serve(pipe: Connection, setup: Callable[[], Any] | None) -> None:
 class Worker:
     """A process that does one thing at a time and may be lost."""
 
-    def __init__(self, setup: Callable[[], Any] | None = None) -> None:
+    def __init__(self, setup: Callable[[], Any] | None = None, jobs: Jobs | None = None) -> None:
         # a forked child cannot use CUDA, and one of threads may hang
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.child = context.Process(target=_serve, args=(theirs, setup), daemon=True)
+        self.child = context.Process(target=_serve, args=(theirs, setup, jobs), daemon=True)
         self.child.start()
         theirs.close()
         self.task: tuple[str, tuple[Any, ...]] | None = None

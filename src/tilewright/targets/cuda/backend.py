@@ -26,6 +26,7 @@ from tilewright.passes.lay_out_shared import pin_shared
 from tilewright.passes.lower_threads import lower_threads
 from tilewright.passes.order_blocks import order_blocks
 from tilewright.passes.pack_elements import pack_elements, uses_packed
+from tilewright.passes.persist_blocks import persist_blocks
 from tilewright.passes.pipeline import Pass, Trace, run_pipeline
 from tilewright.passes.pipeline_loops import pipeline_loops
 from tilewright.passes.place_shared import place_shared
@@ -33,7 +34,9 @@ from tilewright.passes.reasons import key_of
 from tilewright.passes.reduce_by_atomics import reduce_by_atomics
 from tilewright.passes.reuse_shared import reuse_shared
 from tilewright.passes.roles import part_roles
+from tilewright.passes.split_loops import split_loops
 from tilewright.passes.stage_stores import stage_stores
+from tilewright.passes.take_turns import take_turns
 from tilewright.support import env
 from tilewright.support.errors import VerifyError
 from tilewright.targets.cuda.arguments import ProgramCheck
@@ -76,6 +79,12 @@ SCHEDULE = (
     ),
     Pass("pin_shared", pin_shared, "before copies become asynchronous: engines like few layouts"),
     Pass("order_blocks", order_blocks, "early: what follows sees indices only", whole_program=True),
+    Pass(
+        "persist_blocks",
+        persist_blocks,
+        "behind order_blocks, whose numbers it counts; before anything asks for waits in loops",
+        whole_program=True,
+    ),
     Pass(
         "choose_products",
         choose_products,
@@ -125,11 +134,24 @@ SCHEDULE = (
         Stage.LAID_OUT,
     ),
     Pass(
-        "part_roles",
-        part_roles,
-        "last: other passes see the consumers' code as the block's",
+        "split_loops",
+        split_loops,
+        "behind everything that looks for a loop's copies, waits and barriers in one place",
         Stage.LAID_OUT,
         whole_program=True,
+    ),
+    Pass(
+        "part_roles",
+        part_roles,
+        "behind all of them: other passes see the consumers' code as the block's",
+        Stage.LAID_OUT,
+        whole_program=True,
+    ),
+    Pass(
+        "take_turns",
+        take_turns,
+        "last: every product stands where it stays, with its waits and commits",
+        Stage.LAID_OUT,
     ),
 )
 PIPELINE = (

@@ -1,0 +1,30 @@
+"""Nothing in a derived program can be dropped, moved or miscounted unnoticed, and nothing that is
+right is accused. `python -m tests.derived.run` judges every mutant; here it is a sample."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.derived.cases import cases, count, derived, program_of, results
+
+LEAST = 0.95
+EVERY = 12
+
+
+@pytest.mark.slow
+def test_what_is_right_is_not_accused():
+    for name, target in cases():
+        of = program_of(name)
+        want = [results(derived(name, target), of, n, 0) for n in range(len(of.launches))]
+        for seed in range(20):
+            number = seed % len(of.launches)
+            assert results(derived(name, target), of, number, seed) == want[number], (name, target)
+
+
+@pytest.mark.slow
+def test_mutants_are_noticed():
+    counts = [count(name, target, EVERY, i) for i, (name, target) in enumerate(cases())]
+    said = "\n".join(line for c in counts for line in [str(c), *(f"  {m}" for m in c.missed)])
+    print(said)
+    assert not [w for c in counts for w in c.wronged]
+    assert sum(c.caught for c in counts) >= LEAST * sum(c.broken for c in counts), said
