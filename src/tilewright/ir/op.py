@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
 from tilewright.ir.expr import FALSE, Expr, Load, Var, const, loads
@@ -83,8 +83,9 @@ class Kernel(Op):
 class For(Op):
     """`body` for var = start, start+step, … < stop. Every kind means the same sequential loop.
 
-    `kind`: serial, unroll, vectorized, pipelined (`stages` slots) or persistent. `order` and
-    `stage`, one entry per body statement, pin a pipelined loop's schedule.
+    `kind`: serial, unroll, vectorized, pipelined (`stages` slots), persistent (over tiles) or
+    cluster (over what will be the blocks of one). `order` and `stage`, one entry per body
+    statement, pin a pipelined loop's schedule.
     """
 
     syntax = "for {var} in {start} .. {stop} {body}"
@@ -503,15 +504,38 @@ def _marked(cls: Any, mark: str) -> tuple[dataclasses.Field[Any], ...]:
     return tuple(f for f in dataclasses.fields(cls) if f.metadata.get("mark") == mark)
 
 
-def operands(op: Op) -> Iterator[Expr | Region | Buffer]:
+_Found = TypeVar("_Found")
+
+
+def _kept(derive: Callable[[Op], tuple[_Found, ...]]) -> Callable[[Op], tuple[_Found, ...]]:
+    """`derive`, asked once of each op: ops never change, and the answer goes with the op."""
+    name = f"_{derive.__name__}"
+
+    @functools.wraps(derive)
+    def kept(op: Op) -> tuple[_Found, ...]:
+        found: tuple[_Found, ...] | None = op.__dict__.get(name)
+        if found is None:
+            found = op.__dict__[name] = derive(op)
+        return found
+
+    return kept
+
+
+@_kept
+def operands(op: Op) -> tuple[Expr | Region | Buffer, ...]:
     """The op's operands, tuples flattened, None left out."""
+    found: list[Expr | Region | Buffer] = []
     for f in marked(op, "arg"):
         value = getattr(op, f.name)
-        yield from (v for v in (value if isinstance(value, tuple) else (value,)) if v is not None)
+        if isinstance(value, tuple):
+            found += [v for v in value if v is not None]
+        elif value is not None:
+            found.append(value)
+    return tuple(found)
 
 
-def bodies(op: Op) -> Iterator[Body]:
-    yield from (getattr(op, f.name) for f in marked(op, "body"))
+def bodies(op: Op) -> tuple[Body, ...]:
+    return tuple(getattr(op, f.name) for f in marked(op, "body"))
 
 
 def bound(op: Op) -> tuple[Var, ...]:
@@ -525,55 +549,72 @@ def bound(op: Op) -> tuple[Var, ...]:
 
 def walk_ops(op: Op | Body) -> Iterator[Op]:
     """Every op, itself included, in text order."""
-    if isinstance(op, tuple):
-        for each in op:
-            yield from walk_ops(each)
-        return
-    yield op
-    for inner in bodies(op):
-        yield from walk_ops(inner)
+    left = [*reversed(op)] if isinstance(op, tuple) else [op]
+    while left:
+        each = left.pop()
+        yield each
+        for f in reversed(marked(each, "body")):
+            left += reversed(getattr(each, f.name))
 
 
-def expressions(op: Op) -> Iterator[Expr]:
+@_kept
+def expressions(op: Op) -> tuple[Expr, ...]:
     """The expressions among the op's operands, starts and ranks of regions included."""
+    found: list[Expr] = []
     for operand in operands(op):
         if isinstance(operand, Expr):
-            yield operand
+            found.append(operand)
         elif isinstance(operand, Region):
-            yield from operand.starts
-            yield from operand.extents
+            found += operand.starts
+            found += operand.extents
             if operand.cta is not None:
-                yield operand.cta
+                found.append(operand.cta)
+    return tuple(found)
 
 
 def op_loads(op: Op) -> list[Load]:
     """Elements the op reads through expressions."""
-    return [load for expr in expressions(op) for load in loads(expr)]
+    return list(_op_loads(op))
+
+
+@_kept
+def _op_loads(op: Op) -> tuple[Load, ...]:
+    return tuple(load for expr in expressions(op) for load in loads(expr))
 
 
 def regions(op: Op, *, reads: bool = False, writes: bool = False) -> list[Region]:
     """Regions the op itself reads (or writes) as tiles."""
     found = []
     for f in marked(op, "arg"):
-        value = getattr(op, f.name)
         if (reads and f.metadata["reads"]) or (writes and f.metadata["writes"]):
+            value = getattr(op, f.name)
             found += [v for v in (value if isinstance(value, tuple) else (value,)) if v is not None]
     return found
 
 
 def read_buffers(op: Op) -> list[Buffer]:
     """Buffers whose elements the op reads, not counting its bodies."""
-    named = [r.buffer for r in regions(op, reads=True)] + [x.buffer for x in op_loads(op)]
+    return list(_read_buffers(op))
+
+
+@_kept
+def _read_buffers(op: Op) -> tuple[Buffer, ...]:
+    named = [r.buffer for r in regions(op, reads=True)] + [x.buffer for x in _op_loads(op)]
     if isinstance(op, Intrinsic):
         named += [a.buffer for a in op.args if isinstance(a, Region)]
-    return list(dict.fromkeys(named))
+    return tuple(dict.fromkeys(named))
 
 
 def written_buffers(op: Op) -> list[Buffer]:
     """Buffers whose elements the op writes, not counting its bodies."""
+    return list(_written_buffers(op))
+
+
+@_kept
+def _written_buffers(op: Op) -> tuple[Buffer, ...]:
     named = [r.buffer for r in regions(op, writes=True)]
     if isinstance(op, Store):
         named.append(op.buffer)
     if isinstance(op, Alloc) and op.init is not None:
         named.append(op.buffer)
-    return list(dict.fromkeys(named))
+    return tuple(dict.fromkeys(named))

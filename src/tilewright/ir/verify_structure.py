@@ -97,10 +97,8 @@ def _registers(op: Kernel, context: Context) -> None:
 
 
 def _for(op: For, context: Context) -> None:
-    require_one_of(
-        op.kind, ("serial", "unroll", "vectorized", "pipelined", "persistent"), "loop kind",
-        op, context,
-    )  # fmt: skip
+    kinds = ("serial", "unroll", "vectorized", "pipelined", "persistent", "cluster")
+    require_one_of(op.kind, kinds, "loop kind", op, context)
     require_integer(op.var, "a loop variable", op, context)
     for name, bound in (("start", op.start), ("stop", op.stop), ("step", op.step)):
         if bound.dtype != op.var.dtype and not (name == "step" and isinstance(bound, Const)):

@@ -6,7 +6,7 @@ from tilewright.ir import scope
 from tilewright.ir.atoms import Feature
 from tilewright.ir.bounds import Ranges, bounds
 from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import Const, Expr, Var, loads, substitute, variables
+from tilewright.ir.expr import Const, Expr, Var, const, loads, substitute, variables
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
@@ -28,6 +28,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.bulk_rules import bulk_eligible, cp_async_eligible
+from tilewright.passes.cluster_blocks import Common, blocks_of_cluster
 from tilewright.passes.rings import (
     BULK,
     CP_ASYNC,
@@ -36,6 +37,7 @@ from tilewright.passes.rings import (
     copy_at,
     leaves_early,
     mentioned,
+    part_of,
     written_in,
 )
 
@@ -65,6 +67,7 @@ class Ahead:
         changed = {shows.get(name, name) for name in self.written}
         self.written |= changed | {view for view, tensor in shows.items() if tensor in changed}
         self.copies: set[int] = set()
+        self.common = Common(kernel)
         self.plans = self.find_plans(program)
 
     def find_plans(self, program: Program) -> dict[int, Plan]:
@@ -130,7 +133,15 @@ class Ahead:
         if copy is None:
             return None
         how = self.engine(copy, loop, ranges)
-        return None if how is None else Fill(at, copy, how, uses)
+        return None if how is None else Fill(at, copy, how, uses, self.peers(copy))
+
+    def peers(self, copy: Copy) -> int:
+        """Blocks of the cluster, where all of them need the same tile at the same time."""
+        count = blocks_of_cluster(self.kernel)
+        if count == 1 or self.kernel.rank is None or not self.tiles:
+            return 1
+        alike = self.common.control and self.common.region(copy.src)
+        return count if alike and part_of(copy, count, const(0)) is not None else 1
 
     def resolved(self, loop: For, at: int, op: Copy) -> Copy | None:
         """`op` in terms of the loop's variable and what holds in all iterations; None where it

@@ -8,6 +8,7 @@ the release of a slot) is said once and appears in every section that has the st
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
@@ -111,18 +112,22 @@ class Sections:
         where `free` says what must be over. `again`: the last iteration's slots are needed too."""
         loop, behind = self.loop, self.shift(last) + place.lag
 
-        def arrive(slot: Expr) -> Op:
+        def arrive(slot: Expr) -> list[Op]:
             assert ring.free is not None
-            return Arrive(element(ring.free, slot), count=const(warps), by="warps", loc=loop.loc)
+            free, count = element(ring.free, slot), const(warps)
+            places = [free]
+            if ring.peers > 1:  # whoever fills the slot asks all who use it
+                places = [dataclasses.replace(free, cta=const(p)) for p in range(ring.peers)]
+            return [Arrive(place, count=count, by="warps", loc=loop.loc) for place in places]
 
         def mark(section: Section) -> list[Op]:
             if section.name == (LAST if not behind else FIRST):
                 return []
             found = arrive(section.slot(ring, behind))
             if section.name == WHOLE and behind:
-                guarded = If(compare(">", loop.var, loop.start), (found,), loc=loop.loc)
+                guarded = If(compare(">", loop.var, loop.start), tuple(found), loc=loop.loc)
                 return [*free, guarded]
-            return [*free, found]
+            return [*free, *found]
 
         self.at(place, mark)
 
@@ -139,7 +144,7 @@ class Sections:
             behind_all = Section(self, LAST, ())
             back = arrive(behind_all.slot(ring, behind))
             latest = [rebuild(op, lag=0) if isinstance(op, Release) else op for op in free]
-            self.after += [*latest, *behind_all.head, back]
+            self.after += [*latest, *behind_all.head, *back]
 
     # ── code ─────────────────────────────────────────────────────────────────────────────────
 

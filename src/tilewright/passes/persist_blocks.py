@@ -53,6 +53,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import fresh_name, map_kernels, program_names
 from tilewright.ir.target import Target
+from tilewright.passes.cluster_blocks import cluster_loop
 from tilewright.passes.order_blocks import EVEN, MOST, most_work, number_of
 from tilewright.passes.reasons import at_line, because
 from tilewright.passes.roles import why_not as no_roles
@@ -94,10 +95,11 @@ def worth_it(kernel: Kernel, target: Target) -> tuple[bool, str]:
     blocks, tiles = blocks_of(kernel, target), tile_count(kernel)
     if isinstance(tiles, Const) and int(tiles.value) <= blocks:
         return False, f"a block for every tile: all {tiles.value} of them fit on the chip"
-    each = blocks // target.chip.multiprocessors
+    together = cluster_size(kernel)
+    each = max(1, blocks * together // target.chip.multiprocessors)
     on = f"{target.chip.multiprocessors} multiprocessors"
     why = ", as asked for" if choice == "on" else ""
-    return True, f"{blocks} blocks that stay{why}: {each} on each of {on}"
+    return True, f"{blocks * together} blocks that stay{why}: {each} on each of {on}"
 
 
 def _against_staying(kernel: Kernel, target: Target) -> str | None:
@@ -111,14 +113,19 @@ def _against_staying(kernel: Kernel, target: Target) -> str | None:
     return None if most_work(kernel) == EVEN else "the hardware deals out uneven work"
 
 
+def cluster_size(kernel: Kernel) -> int:
+    loop = cluster_loop(kernel)
+    return 1 if loop is None else int(loop.stop)
+
+
 def blocks_of(kernel: Kernel, target: Target) -> int:
-    """Blocks that run at the same time: for kernels with products, whose registers and rings are
-    not known yet, one per multiprocessor unless they say more; for others, what threads and shared
-    memory leave room for."""
+    """Blocks, or clusters of them, that run at the same time: for kernels with products, whose
+    registers and rings are not known yet, one per multiprocessor unless they say more; for others,
+    what threads and shared memory leave room for."""
     chip, ops = target.chip, list(walk_ops(kernel))
     asked = [int(op.detail[0]) for op in ops if isinstance(op, Hint) and op.name == "min_blocks"]
     if asked or any(isinstance(op, Gemm) for op in ops):
-        return chip.multiprocessors * max(asked, default=1)
+        return chip.multiprocessors * max(asked, default=1) // cluster_size(kernel)
     deep = max((op.stages for op in ops if isinstance(op, For)), default=1)
     shared = sum(
         op.buffer.bytes

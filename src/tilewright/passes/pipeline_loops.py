@@ -71,6 +71,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.ahead import Ahead
 from tilewright.passes.bulk_rules import bulk_eligible
+from tilewright.passes.cluster_blocks import blocks_of_cluster
 from tilewright.passes.insert_syncs import settle_stores
 from tilewright.passes.loop_sections import Section, Sections, always
 from tilewright.passes.matrix_groups import (
@@ -265,7 +266,8 @@ class _Pipeliner:
                 full = self.barrier(f"{fills[0].copy.dst.buffer.name}_full", stages)
             if self.apart:
                 free = self.barrier(f"{fills[0].copy.dst.buffer.name}_free", stages)
-            self.rings[key] = Ring(stages, how, slots, self.turns[together], full, free)
+            peers = max(fill.peers for fill in fills) if self.apart else 1
+            self.rings[key] = Ring(stages, how, slots, self.turns[together], full, free, peers)
         return self.rings[key]
 
     def barrier(self, name: str, count: int) -> Buffer:
@@ -289,13 +291,13 @@ class _Pipeliner:
             found += [Alloc(b, loc=loc) for b in ring.slots.values()]
         found += [Alloc(b, loc=loc) for b in self.barriers]
         found += [Alloc(b, const(0), loc=loc) for b in self.counters]
-        warps = const(consuming_warps(self.kernel))
-        free = {ring.free for ring in self.rings.values()}
-        found += [
-            BarrierInit(whole(b), warps if b in free else const(1), loc=loc) for b in self.barriers
-        ]
+        warps = consuming_warps(self.kernel)
+        arrivals = {ring.free: warps * ring.peers for ring in self.rings.values()}
+        found += [BarrierInit(whole(b), const(arrivals.get(b, 1)), loc=loc) for b in self.barriers]
         if self.barriers:
-            found += [Fence("barrier_init", loc=loc), Sync("block", loc=loc)]
+            shared = any(ring.peers > 1 for ring in self.rings.values())
+            meet = Sync("cluster" if shared else "block", loc=loc)
+            found += [Fence("barrier_init", loc=loc), meet]
         return tuple(found)
 
     def fills_ring(self, op: Op) -> bool:
@@ -352,7 +354,7 @@ class _Pipeliner:
             tiles = set(ring.slots)
             if any(_stores(op, tiles) for part in parts for op in walk_ops(tuple(part))):
                 free.append(WaitGroup("bulk", 0, read=True, loc=loc))
-            again = looped or self.is_shared(ring)
+            again = looped or self.is_shared(ring) or ring.peers > 1
             work.handed_back(ring, last, place, free, consuming_warps(self.kernel), again)
         for place, several in refills.items():
             work.at(place, partial(self.refill, loop, several, place.lag, ranges))
@@ -371,7 +373,7 @@ class _Pipeliner:
         slow = [fill.copy.dst.buffer.name for fill in fills if fill.how != BULK]
         if slow:
             return f"the bulk engine cannot fill {slow[0]}"
-        if self.kernel.cluster and prod(self.kernel.cluster) > 1:
+        if blocks_of_cluster(self.kernel) > 1 and self.kernel.rank is None:
             return "it runs in clusters"
         return why_not(self.kernel)
 
@@ -381,7 +383,8 @@ class _Pipeliner:
         for plan in self.plans.values():
             if not plan.fills or told == "off" or plan.loop.kind != "pipelined":
                 continue
-            found = find_skew(self.kernel, plan.loop, {f.at for f in plan.fills.values()})
+            fills = list(plan.fills.values())
+            found = find_skew(self.kernel, plan.loop, fills, asked=told == "on")
             if isinstance(found, Skew) and plan.loop.stages == 1:
                 found = _one_slot_is_enough(plan, found)
             if isinstance(found, Skew):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
 from tilewright.ir.expr import (
+    Const,
     Expr,
     Load,
     const,
@@ -83,6 +84,7 @@ class Ring:
     counter: Buffer
     full: Buffer | None
     free: Buffer | None = None
+    peers: int = 1  # blocks of a cluster that fill each other's slots
 
     def slot(self, ahead: Expr | int = 0) -> Expr:
         if self.stages == 1:
@@ -107,6 +109,7 @@ class Fill:
     copy: Copy
     how: str
     uses: list[int]
+    peers: int = 1  # blocks of a cluster that need the same, and load a part each
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,31 @@ def copy_at(copy: Copy, loop: For, value: Expr) -> Copy:
     starts = tuple(substitute(s, values) for s in copy.src.starts)
     extents = tuple(substitute(e, values) for e in copy.src.extents)
     return rebuild(copy, src=Region(copy.src.buffer, starts, extents, copy.src.cta))
+
+
+ROWS = 8  # of a swizzle's pattern: parts begin at whole ones
+
+
+def part_of(copy: Copy, count: int, which: Expr) -> Copy | None:
+    """One of `count` equal parts of a copy, cut along its rows; None where they cannot be."""
+    places = [
+        next((d for d, e in enumerate(r.extents) if not (isinstance(e, Const) and e.value == 1)), 0)
+        for r in (copy.src, copy.dst)
+    ]
+    sizes = [r.extents[d] for r, d in zip((copy.src, copy.dst), places, strict=True)]
+    if not all(isinstance(e, Const) for e in sizes) or int(sizes[0]) != int(sizes[1]):
+        return None
+    last = len(copy.dst.extents) - 1
+    if places[1] == last or int(sizes[0]) % (count * ROWS):
+        return None
+    size = int(sizes[0]) // count
+
+    def cut(r: Region, d: int) -> Region:
+        starts = tuple(s + which * size if k == d else s for k, s in enumerate(r.starts))
+        extents = tuple(const(size) if k == d else e for k, e in enumerate(r.extents))
+        return Region(r.buffer, starts, extents, r.cta)
+
+    return rebuild(copy, src=cut(copy.src, places[0]), dst=cut(copy.dst, places[1]))
 
 
 def slot_region(region: Region, ring: Buffer, slot: Expr) -> Region:

@@ -56,7 +56,7 @@ from tilewright.ir.rewrite import (
     substitute_vars,
 )
 from tilewright.ir.target import Target
-from tilewright.passes.rings import Groups, copy_at, slot_region
+from tilewright.passes.rings import Groups, copy_at, part_of, slot_region
 
 PRODUCER, CONSUMER = "producer", "consumer"
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
@@ -228,8 +228,15 @@ def producer_of(
                 if not _known(each.copy, written):
                     raise NoProducer("what is copied depends on what the kernel writes")
                 copy = copy_at(each.copy, loop, var)
+                sent = None
+                if each.peers > 1:
+                    assert kernel.rank is not None
+                    part = part_of(copy, each.peers, kernel.rank)
+                    assert part is not None  # as `ahead` has seen
+                    copy, sent = part, const((1 << each.peers) - 1)
                 dst = slot_region(copy.dst, ring.slots[copy.dst.buffer.name], slot)
-                found.append(rebuild(copy, dst=dst, barrier=full, atom=ring.how))
+                new = rebuild(copy, dst=dst, barrier=full, atom=ring.how, multicast=sent)
+                found.append(new)
             turned[ring.counter] = None
         for counter in turned:
             own = replace(counter, name=fresh_name(counter.name, names))
@@ -238,11 +245,26 @@ def producer_of(
             places.setdefault(-1, []).append(turn)
         return places
 
-    body = Slice(names, written, fill).body(kernel.body, {})
+    body = [*Slice(names, written, fill).body(kernel.body, {}), *_drained(kernel, rings, names)]
     starts = [Alloc(c, const(0), loc=kernel.loc) for c in counters.values()]
     copies = [replace_buffers(op, counters) for op in body]
     first = consuming_warps(kernel)
     return Role(PRODUCER, first, GROUP, (*starts, *copies), derived=True, loc=kernel.loc)
+
+
+def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> list[Op]:
+    """A block stays until its peers have handed back what they share: they arrive in its memory."""
+    found: list[Op] = []
+    shared = {r.counter: r for groups in rings.values() for r, _ in groups if r.peers > 1}
+    for ring in shared.values():
+        assert ring.free is not None
+        var = Var(fresh_name("slot", names))
+        fresh = (ring.phase() + 1) % 2
+        turn = Store(ring.counter, (), Load(ring.counter, ()) + 1, loc=kernel.loc)
+        wait = Wait(element(ring.free, ring.slot()), fresh, loc=kernel.loc)
+        end = const(ring.stages)
+        found.append(For(var, const(0), end, (wait, turn), loc=kernel.loc))
+    return found
 
 
 def part_roles(program: Program, target: Target) -> Program:

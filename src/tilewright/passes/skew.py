@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import loads
@@ -38,8 +39,8 @@ from tilewright.ir.op import (
     View,
     walk_ops,
 )
-from tilewright.passes.rings import leaves_early, touched_in
-from tilewright.passes.unit_times import TENSOR, cycles, unit_of
+from tilewright.passes.rings import Fill, leaves_early, touched_in
+from tilewright.passes.unit_times import TENSOR, cycles, load_cycles, unit_of
 
 GAIN = 0.95  # of the interval: less is not worth the code
 ROUNDS = 6  # iterations that are simulated
@@ -57,9 +58,11 @@ class Skew:
     plain: float
 
 
-def find_skew(kernel: Kernel, loop: For, copies: set[int]) -> Skew | str:
-    """How the statements of `loop` but the `copies`, which others make, best lie side by side;
-    or why they do not."""
+def find_skew(
+    kernel: Kernel, loop: For, fills: Sequence[Fill], *, asked: bool = False
+) -> Skew | str:
+    """How the statements of `loop` but the copies of `fills`, which a producer makes, best lie side
+    by side; or why they do not. `asked`: they shall, worth it or not."""
     if leaves_early(loop.body):
         return "the loop is left early"
     if any(isinstance(op, Let) and loads(op.value) for op in loop.body):
@@ -68,7 +71,10 @@ def find_skew(kernel: Kernel, loop: For, copies: set[int]) -> Skew | str:
         return "the loop has tiles of its own"
     names = [k for k, op in enumerate(loop.body) if isinstance(op, Let)]
     views = {op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)}
-    body = _Statements(loop.body, set(range(len(loop.body))) - copies - set(names), views)
+    others = {fill.at for fill in fills} | set(names)
+    body = _Statements(loop.body, set(range(len(loop.body))) - others, views)
+    if not asked:
+        body.rings = [Held(fill.uses, load_cycles(fill.copy), loop.stages) for fill in fills]
     products = [k for k in body.all if body.units[k] == TENSOR]
     if len(products) < 2:
         return "it has fewer than two products on the tensor core"
@@ -81,10 +87,10 @@ def find_skew(kernel: Kernel, loop: For, copies: set[int]) -> Skew | str:
             if order is not None:
                 found.append(Skew(tuple(order), late, body.interval(order, late), plain))
     best = min(found, key=lambda skew: (skew.interval, skew.order), default=None)
-    if best is None or best.interval > GAIN * plain:
+    if best is None or (best.interval > GAIN * plain and not asked):
         return f"no order of its statements is shorter than {plain:.0f} cycles"
     needed = registers(kernel)
-    if needed > REGISTERS:
+    if needed > REGISTERS and not asked:
         return f"its fragments take {needed} registers of a thread"
     return best
 
@@ -99,12 +105,22 @@ def registers(kernel: Kernel) -> int:
     )
 
 
+class Held(NamedTuple):
+    """What a slot goes through: `load` cycles until its bytes are there, then its `uses`; there are
+    `slots` of them."""
+
+    uses: Sequence[int]
+    load: float
+    slots: int
+
+
 class _Statements:
     """The statements `all` of a loop's body: `conflicts` are those that touch the same, `waits`
     the products whose end a statement waits for."""
 
     def __init__(self, body: Body, which: Iterable[int], views: Mapping[str, str]) -> None:
         self.all = sorted(which)
+        self.rings: Sequence[Held] = ()
         self.units = {k: unit_of(body[k]) for k in self.all}
         self.cycles = {k: cycles(body[k]) for k in self.all}
         touched = {k: _touched(body[k], views) for k in self.all}
@@ -160,21 +176,33 @@ class _Statements:
 
     def interval(self, order: Sequence[int], late: frozenset[int]) -> float:
         """Cycles from one iteration to the next: threads issue products and go on until they need
-        one's result, or what it still reads."""
+        one's result, or what it still reads. Nor do slots come round faster than they are loaded
+        and used."""
         now = tensor = 0.0
         over: dict[int, float] = {}  # when the latest run of each product is
         starts = []
+        began: dict[tuple[int, int], float] = {}  # by statement and iteration
+        ended: dict[tuple[int, int], float] = {}
         for turn in range(ROUNDS):
             starts.append(now)
             for k in order:
-                if k in late and not turn:
+                own = turn - (k in late)
+                if own < 0:
                     continue
                 now = max((now, *(over.get(p, 0.0) for p in self.waits[k])))
+                began[k, own] = now
                 if self.units[k] == TENSOR:
                     tensor = over[k] = max(now, tensor) + self.cycles[k]
                 else:
                     now += self.cycles[k]
-        return (starts[-1] - starts[2]) / (ROUNDS - 3)
+                ended[k, own] = over.get(k, now)
+        found = (starts[-1] - starts[2]) / (ROUNDS - 3)
+        some = ROUNDS - 2  # an iteration that has run whole
+        for uses, load, slots in self.rings:
+            first = min(began[k, some] for k in uses)
+            held = max(ended[k, some] for k in uses) - first
+            found = max(found, (load + held) / slots)
+        return found
 
 
 Touched = dict[str, bool]  # names, and whether they are written

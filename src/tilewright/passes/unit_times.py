@@ -17,6 +17,30 @@ LANES = 128  # ordinary instructions of a cycle
 SPECIAL = 8  # an exponential takes as long as this many ordinary instructions
 SHUFFLES = 4  # what a row's reduction adds to each of its lanes, in instructions
 
+# What `simulate` needs besides, for an H200 at about 1.6 GHz (as it runs under load).
+CLOCK = 1.6e9
+WARP_PRODUCTS = {"sm_80": 1024, "sm_90a": 1280}  # of 16 bits, by mma: 62 % of what wgmma does
+SHARED_BYTES = 128  # of a cycle, which wgmma and threads read: what makes narrow products slow
+DRAM_BYTES = 19  # of a cycle and multiprocessor: 4.0 TB/s among 132
+L2_BYTES = 56  # the wire's 64, less an eighth: a product of 8192³ is seen to get 43, and no less
+LATENCY = 800  # from a copy's issue to its arrival, past its turn
+SOLO = 0.5  # of the issue slots, what one warpgroup fills: results come after 4 cycles
+PRODUCT_LATENCY = 100  # from the last step of a product until threads may read it
+SYNC = 30  # a barrier of threads, behind the last one to come
+ARRIVE = 20  # a barrier in shared memory: a trip there
+TURN = 10  # of a loop
+LATENCY = 800  # of a load
+BYTES_PER_CYCLE = 24  # of a multiprocessor's share of memory: 19 of DRAM, twice that of the L2
+
+
+def warpgroup_cycles(m: int, n: int, k: int, bits: int, width: int, a_shared: bool) -> float:
+    """Of a product by `wgmma` instructions of `width` columns. An instruction multiplies 64 rows,
+    and reads its part of B, and of A where that is in shared memory; the slower of both counts."""
+    step = 256 // bits  # of k
+    products = 64 * width * step / (PRODUCTS_PER_CYCLE * 16 / bits)
+    read = (width + 64 * a_shared) * step * bits / 8 / SHARED_BYTES
+    return m / 64 * n / width * k / step * max(products, read)
+
 
 def unit_of(op: Op) -> str:
     return TENSOR if isinstance(op, Gemm) and op.atom == "wgmma" else THREADS
@@ -40,6 +64,11 @@ def cycles(op: Op) -> float:
             return prod(op.dst.static_tile) / LANES
     inner = sum(cycles(each) for body in bodies(op) for each in body)
     return inner * _turns(op)
+
+
+def load_cycles(copy: Copy) -> float:
+    """From the request of a tile until it is there."""
+    return LATENCY + copy.dst.dtype.storage_bytes(prod(copy.dst.static_tile)) / BYTES_PER_CYCLE
 
 
 def _turns(op: Op) -> int:

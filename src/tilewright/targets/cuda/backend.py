@@ -18,6 +18,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
+from tilewright.passes.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.passes.count_stores import count_stores
 from tilewright.passes.drop_placement import drop_placement
 from tilewright.passes.infer_layouts import infer_layouts
@@ -78,11 +79,23 @@ SCHEDULE = (
         whole_program=True,
     ),
     Pass("pin_shared", pin_shared, "before copies become asynchronous: engines like few layouts"),
+    Pass(
+        "cluster_blocks",
+        cluster_blocks,
+        "before order_blocks and persist_blocks, which deal with whole clusters",
+        whole_program=True,
+    ),
     Pass("order_blocks", order_blocks, "early: what follows sees indices only", whole_program=True),
     Pass(
         "persist_blocks",
         persist_blocks,
         "behind order_blocks, whose numbers it counts; before anything asks for waits in loops",
+        whole_program=True,
+    ),
+    Pass(
+        "spread_clusters",
+        spread_clusters,
+        "once blocks are ordered and counted: what follows sees blocks",
         whole_program=True,
     ),
     Pass(
