@@ -458,9 +458,11 @@ class _Pipeliner:
             return Place(order[-1]), final, 0
         begun: list[NumberedGemm] = [latest]
         for k in order[:here]:
-            # products end in order: who waits for a later one has waited for this one
-            if any(waits(k, product) for product in begun):
-                return Place(k, ahead=True, lag=1), final, 0
+            # products end in order: who waits for a later one has waited for this one. One wait for
+            # both: behind one that leaves the later open, the assembler misreads registers (C7514)
+            awaited = tuple(p.number for p in begun if waits(k, p))
+            if awaited:
+                return Place(k, ahead=True, lag=1), (*final, *awaited), 0
             if isinstance(op := body[k], NumberedGemm):
                 begun.append(op)
         return Place(last, lag=1), final, 1
