@@ -38,12 +38,14 @@ class _Interned(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         # one key however it is written: Var("i"), Var("i", INT32) and Var("i", dtype=INT32)
-        for name in cls.__match_args__[len(args) :]:  # type: ignore[attr-defined]
-            if name not in kwargs and not hasattr(cls, name):
-                break
-            args += (kwargs.pop(name) if name in kwargs else getattr(cls, name),)
+        names: tuple[str, ...] = cls.__match_args__  # type: ignore[attr-defined]
+        if len(args) < len(names):
+            for name in names[len(args) :]:
+                if name not in kwargs and not hasattr(cls, name):
+                    break
+                args += (kwargs.pop(name) if name in kwargs else getattr(cls, name),)
         # type names separate 1, 1.0 and True, and -0.0 from 0.0, which compare equal
-        key = (cls, *(_exact(a) for a in args))
+        key = (cls, *map(_exact, args))
         found = _Interned._pool.get(key)
         if found is None:
             found = super().__call__(*args, **kwargs)
@@ -52,7 +54,10 @@ class _Interned(type):
 
 
 def _exact(value: Any) -> Any:
-    return (type(value), repr(value)) if isinstance(value, (bool, int, float)) else value
+    kind = type(value)
+    if kind is int:
+        return (int, value)
+    return (kind, repr(value)) if isinstance(value, (bool, int, float)) else value
 
 
 def _not_asked(op: str, a: object, b: object) -> Expr | bool | None:
@@ -396,6 +401,8 @@ def const(value: Any, dtype: DType | None = None) -> Const:
     >>> const(3).dtype, const(1 << 40).dtype, const(0.5).dtype
     (int32, int64, float32)
     """
+    if type(value) is int and (dtype is None or dtype is INT32) and -(1 << 31) <= value < 1 << 31:
+        return Const(value, INT32)  # most of them
     value = value.item() if hasattr(value, "item") else value
     if dtype is None:
         if isinstance(value, bool):
@@ -458,6 +465,8 @@ def wrap(value: Operand | Any, like: DType | None = None) -> Expr:
 
 def unify(a: Operand, b: Operand) -> tuple[Expr, Expr]:
     """Both sides as expressions of one type."""
+    if isinstance(a, Expr) and isinstance(b, Expr) and a.dtype is b.dtype:
+        return a, b
     x = wrap(a, b.dtype if isinstance(b, Expr) else None)
     y = wrap(b, x.dtype)
     x = wrap(a, y.dtype) if not isinstance(a, Expr) else x
@@ -576,23 +585,41 @@ def ceildiv(a: Any, b: Any) -> Any:
 
 def walk(expr: Expr) -> Iterator[Expr]:
     """Every node, each once, parents before children."""
-    stack, seen = [expr], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield node
-        stack.extend(reversed(node.children))
+    yield expr
+    yield from _below(expr)
+
+
+def _below(expr: Expr) -> tuple[Expr, ...]:
+    """The nodes of `expr` but itself. They are asked for again and again, and never change:
+    kept with the expression, which they do not name, so both go together."""
+    found: tuple[Expr, ...] | None = expr.__dict__.get("_below")
+    if found is None:
+        nodes, stack, seen = [], list(reversed(expr.children)), set()
+        while stack:
+            node = stack.pop()
+            if id(node) not in seen:
+                seen.add(id(node))
+                nodes.append(node)
+                stack.extend(reversed(node.children))
+        found = expr.__dict__["_below"] = tuple(nodes)
+    return found
 
 
 def variables(expr: Expr) -> set[Var]:
-    return {node for node in walk(expr) if isinstance(node, Var)}
+    found: set[Var] | None = expr.__dict__.get("_variables")
+    if found is None:
+        found = {node for node in _below(expr) if isinstance(node, Var)}
+        expr.__dict__["_variables"] = found
+    return {expr, *found} if isinstance(expr, Var) else set(found)
 
 
 def loads(expr: Expr) -> list[Load]:
     """The loads in `expr`, loads inside indices included."""
-    return [node for node in walk(expr) if isinstance(node, Load)]
+    found: list[Load] | None = expr.__dict__.get("_loads")
+    if found is None:
+        found = [node for node in _below(expr) if isinstance(node, Load)]
+        expr.__dict__["_loads"] = found
+    return [expr, *found] if isinstance(expr, Load) else list(found)
 
 
 def is_pure(expr: Expr) -> bool:
@@ -601,18 +628,17 @@ def is_pure(expr: Expr) -> bool:
 
 def transform(expr: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
     """Rebuild bottom-up; `rule` sees each node with its new children and may replace it."""
-    memo: dict[int, Expr] = {}
+    return _transformed(expr, rule, {})
 
-    def go(node: Expr) -> Expr:
-        found = memo.get(id(node))
-        if found is None:
-            children = tuple(go(child) for child in node.children)
-            new = node if _same(children, node.children) else node.rebuild(children)
-            replaced = rule(new)
-            found = memo[id(node)] = new if replaced is None else replaced
-        return found
 
-    return go(expr)
+def _transformed(node: Expr, rule: Callable[[Expr], Expr | None], memo: dict[int, Expr]) -> Expr:
+    found = memo.get(id(node))
+    if found is None:
+        children = tuple([_transformed(child, rule, memo) for child in node.children])
+        new = node if _same(children, node.children) else node.rebuild(children)
+        replaced = rule(new)
+        found = memo[id(node)] = new if replaced is None else replaced
+    return found
 
 
 def _same(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> bool:
@@ -620,4 +646,6 @@ def _same(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> bool:
 
 
 def substitute(expr: Expr, values: dict[Var, Expr]) -> Expr:
+    if not values:
+        return expr
     return transform(expr, lambda node: values.get(node) if isinstance(node, Var) else None)

@@ -56,18 +56,10 @@ class Fragment:
     def __init__(
         self, tile: tuple[int, ...], layout: Layout, cover: tuple[int, ...] | None = None
     ) -> None:
-        tile = leaves(Layout(tuple(tile)).shape)
-        cover = tile if cover is None else leaves(Layout(tuple(cover)).shape)
-        if len(layout) != 2:
-            raise LayoutError(f"fragment of tile {tile}: {layout} is not (thread, value)")
-        if len(cover) != len(tile) or any(c < t for c, t in zip(cover, tile, strict=True)):
-            raise LayoutError(f"fragment: cover {cover} does not contain tile {tile}")
-        if layout.cosize() > math.prod(cover):
-            raise LayoutError(
-                f"fragment: {layout} reaches index {layout.cosize() - 1}, outside the box {cover}"
-            )
+        tile = _extents(tile)
+        cover = tile if cover is None else _extents(cover)
         object.__setattr__(self, "tile", tile)
-        object.__setattr__(self, "layout", coalesce(layout, (1, 1)))
+        object.__setattr__(self, "layout", _well_formed(tile, layout, cover))
         object.__setattr__(self, "cover", cover)
 
     @classmethod
@@ -116,16 +108,7 @@ class Fragment:
         >>> repeat(2, 1) * spatial(4, 8)
         frag{tile=(8,8) tv=(32,2):(1,32)}
         """
-        if len(self.tile) != len(inner.tile):
-            raise LayoutError(f"{self} * {inner}: the tiles have different ranks")
-        if inner.cover != inner.tile:
-            raise LayoutError(f"{self} * {inner}: the idle slots of the inner one would overlap")
-        cover = _times(self.cover, inner.tile)
-        strides = leaves(row_major(cover).stride)
-        outer = _restride(self, _times(strides, inner.tile))
-        small = _restride(inner, strides)
-        layout = make_layout(*(make_layout(small[i], outer[i]) for i in (0, 1)))
-        return Fragment(_times(self.tile, inner.tile), layout, cover)
+        return _product(self, inner)
 
     def replicate(self, count: int) -> Fragment:
         """`count` copies side by side: thread = copy * threads + thread.
@@ -150,8 +133,7 @@ class Fragment:
 
     def drop_repeats(self) -> Fragment:
         """Without the registers that only repeat others of the same thread (stride-0 values)."""
-        thread, value = self.layout
-        return Fragment(self.tile, make_layout(thread, filter(value)), self.cover)
+        return _without_repeats(self)
 
     def expand(self, dim: int, extent: int) -> Fragment:
         """A tile with a new dimension `dim`, along which each thread holds everything, in
@@ -357,6 +339,27 @@ class Fragment:
         return format_rows(cells) + cut_note((rows, columns), shown)
 
 
+# kernels have the same few fragments again and again
+@lru_cache(maxsize=512)
+def _well_formed(tile: tuple[int, ...], layout: Layout, cover: tuple[int, ...]) -> Layout:
+    """The layout of a fragment, found to fit, both modes coalesced."""
+    if len(layout) != 2:
+        raise LayoutError(f"fragment of tile {tile}: {layout} is not (thread, value)")
+    if len(cover) != len(tile) or any(c < t for c, t in zip(cover, tile, strict=True)):
+        raise LayoutError(f"fragment: cover {cover} does not contain tile {tile}")
+    if layout.cosize() > math.prod(cover):
+        raise LayoutError(
+            f"fragment: {layout} reaches index {layout.cosize() - 1}, outside the box {cover}"
+        )
+    return coalesce(layout, (1, 1))
+
+
+def _extents(box: Sequence[int]) -> tuple[int, ...]:
+    if type(box) is tuple and all(type(extent) is int and extent > 0 for extent in box):
+        return box
+    return leaves(Layout(tuple(box)).shape)
+
+
 @lru_cache(maxsize=128)
 def _table(fragment: Fragment) -> Indices:
     thread, value = fragment.layout
@@ -405,15 +408,40 @@ def _replication(fragment: Fragment) -> int:
     return int(np.bincount(keys[keys >= 0] % fragment.elements).max(initial=0))
 
 
+@lru_cache(maxsize=32)
 def _copies(fragment: Fragment) -> Indices:
     table = fragment.table()
-    return np.bincount(table[table >= 0], minlength=fragment.elements).astype(np.int64, copy=False)
+    result = np.bincount(table[table >= 0], minlength=fragment.elements)
+    result = result.astype(np.int64, copy=False)
+    result.flags.writeable = False
+    return result
 
 
 def _times(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(x * y for x, y in zip(a, b, strict=True))
 
 
+@lru_cache(maxsize=256)
+def _product(outer: Fragment, inner: Fragment) -> Fragment:
+    if len(outer.tile) != len(inner.tile):
+        raise LayoutError(f"{outer} * {inner}: the tiles have different ranks")
+    if inner.cover != inner.tile:
+        raise LayoutError(f"{outer} * {inner}: the idle slots of the inner one would overlap")
+    cover = _times(outer.cover, inner.tile)
+    strides = leaves(row_major(cover).stride)
+    big = _restride(outer, _times(strides, inner.tile))
+    small = _restride(inner, strides)
+    layout = make_layout(*(make_layout(small[i], big[i]) for i in (0, 1)))
+    return Fragment(_times(outer.tile, inner.tile), layout, cover)
+
+
+@lru_cache(maxsize=256)
+def _without_repeats(fragment: Fragment) -> Fragment:
+    thread, value = fragment.layout
+    return Fragment(fragment.tile, make_layout(thread, filter(value)), fragment.cover)
+
+
+@lru_cache(maxsize=256)
 def _restride(fragment: Fragment, strides: tuple[int, ...]) -> Layout:
     """The layout from (thread, value) to coordinate times `strides`."""
     coords = Layout(fragment.cover[::-1], strides[::-1])
@@ -468,6 +496,7 @@ def row_of(fragment: Fragment, dim: int, keepdim: bool = False) -> Fragment:
 # What matrix instructions hold
 
 
+@lru_cache(maxsize=64)
 def _warp_rows(columns: int, pack: int) -> Fragment:
     """16 rows over a warp: lane = 4 * row + column / pack; registers go along `pack` columns, then
     8 rows down, then on by the 4 * pack columns of four lanes."""

@@ -495,7 +495,7 @@ OPS: dict[str, type[Op]] = {
 
 
 def marked(op: Op | type[Op], mark: str) -> tuple[dataclasses.Field[Any], ...]:
-    cls: Any = op if isinstance(op, type) else type(op)
+    cls: Any = type(op) if isinstance(op, Op) else op
     return _marked(cls, mark)
 
 
@@ -534,8 +534,14 @@ def operands(op: Op) -> tuple[Expr | Region | Buffer, ...]:
     return tuple(found)
 
 
+@functools.cache
+def _body_names(cls: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in _marked(cls, "body"))
+
+
 def bodies(op: Op) -> tuple[Body, ...]:
-    return tuple(getattr(op, f.name) for f in marked(op, "body"))
+    cls: Any = type(op)
+    return tuple([getattr(op, name) for name in _body_names(cls)])
 
 
 def bound(op: Op) -> tuple[Var, ...]:
@@ -553,8 +559,9 @@ def walk_ops(op: Op | Body) -> Iterator[Op]:
     while left:
         each = left.pop()
         yield each
-        for f in reversed(marked(each, "body")):
-            left += reversed(getattr(each, f.name))
+        cls: Any = type(each)
+        for name in reversed(_body_names(cls)):
+            left += reversed(getattr(each, name))
 
 
 @_kept

@@ -101,8 +101,12 @@ class PerThread:
 
 
 def per_thread(kernel: Kernel) -> PerThread:
-    """Finds the per-thread scalars and local buffers by iterating to a fixed point."""
-    return _Analysis(kernel).run()
+    """Finds the per-thread scalars and local buffers by iterating to a fixed point; once for each
+    kernel, which never changes."""
+    found: PerThread | None = kernel.__dict__.get("_per_thread")
+    if found is None:
+        found = kernel.__dict__["_per_thread"] = _Analysis(kernel).run()
+    return found
 
 
 class _Analysis:

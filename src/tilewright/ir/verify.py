@@ -42,7 +42,17 @@ _STAGE_OPS: dict[Stage, frozenset[type[Op]]] = {
 
 
 def verify(program: Program, stage: Stage) -> None:
-    """Raise `VerifyError` where `program` breaks a rule of `stage`."""
+    """Raise `VerifyError` where `program` breaks a rule of `stage`.
+
+    A program never changes, so one that was found right is not looked at again.
+    """
+    right: set[Stage] = program.__dict__.setdefault("_verified", set())
+    if stage not in right:
+        _verify(program, stage)
+        right.add(stage)
+
+
+def _verify(program: Program, stage: Stage) -> None:
     context = Context(program, stage)
     for dim in program.dims:
         define(dim.var, None, context)

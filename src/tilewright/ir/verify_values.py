@@ -32,12 +32,32 @@ from tilewright.support.errors import Loc
 
 
 def check_expr(expr: Expr, op: Op | None, context: Context) -> None:
-    """Every node of `expr`: names in scope, types right."""
-    for node in walk(expr):
-        if isinstance(node, Var):
-            use_var(node, op, context)
-        elif not isinstance(node, Const):
-            _NODE_CHECKS[type(node)](node, op, context)
+    """Every node of `expr`: names in scope, types right. Types are looked at once: an expression
+    never changes, and what is right about it stays so wherever it stands."""
+    if isinstance(expr, Const):
+        return
+    named: tuple[Var | Load, ...] | None = expr.__dict__.get("_named")
+    if named is not None:
+        if isinstance(expr, (Var, Load)):
+            _check_named(expr, op, context)
+        for node in named:
+            _check_named(node, op, context)
+        return
+    for each in walk(expr):
+        if isinstance(each, (Var, Load)):
+            _check_named(each, op, context)
+        elif not isinstance(each, Const):
+            _NODE_CHECKS[type(each)](each, op, context)
+    expr.__dict__["_named"] = tuple(
+        each for each in walk(expr) if isinstance(each, (Var, Load)) and each is not expr
+    )
+
+
+def _check_named(node: Var | Load, op: Op | None, context: Context) -> None:
+    if isinstance(node, Var):
+        use_var(node, op, context)
+    else:
+        _check_load(node, op, context)
 
 
 def _check_bin(e: Bin, op: Op | None, context: Context) -> None:
@@ -140,7 +160,6 @@ _NODE_CHECKS: dict[type[Expr], Callable[[Any, Op | None, Context], None]] = {
     Select: _check_select,
     Cast: _check_cast,
     Call: _check_call,
-    Load: _check_load,
 }
 
 

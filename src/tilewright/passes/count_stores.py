@@ -5,12 +5,15 @@ reads it, when all its bytes are there. So the second of the two becomes a wait 
 on a barrier in the reader's block, and each store announces its own. A barrier of all blocks would
 order all they ever wrote: on an H200 that is a wait for the whole GPU's memory.
 
-Only where nothing else can depend on that sync: at the kernel's top level, tiles that peers write
-once and their owner reads afterwards, and no tensor that the kernel both writes and reads.
+Only where nothing else can depend on that sync: at the kernel's top level or in a loop there, tiles
+that peers write once (in an iteration) and their owner reads afterwards, and no tensor that the
+kernel both writes and reads. In a loop the first meeting of the next iteration orders those reads
+and the stores that come then; it stays, and the barrier's phase is the iteration's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import combinations, pairwise
 from math import prod
@@ -24,8 +27,10 @@ from tilewright.ir.op import (
     Alloc,
     Arrive,
     BarrierInit,
+    Body,
     Copy,
     Fence,
+    For,
     Hint,
     Kernel,
     Op,
@@ -56,40 +61,60 @@ def _kernel(kernel: Kernel, names: set[str]) -> Kernel:
     if prod(kernel.cluster or (1,)) == 1 or any(isinstance(op, Role) for op in walk_ops(kernel)):
         return kernel
     remote = [op for op in walk_ops(kernel) if _is_remote(op)]
-    meetings = [k for k, op in enumerate(kernel.body) if _is_meeting(op)]
-    inside = sum(map(_is_meeting, walk_ops(kernel))) - len(meetings)
+    places = [(kernel.body, None), *((op.body, op) for op in kernel.body if isinstance(op, For))]
+    direct = sum(_is_meeting(op) for body, _ in places for op in body)
+    inside = sum(map(_is_meeting, walk_ops(kernel))) - direct
     if not remote or inside or passes_tensors(kernel):
         return kernel
     start: list[Op] = []
+    bodies: dict[int, tuple[Op, ...]] = {}
+    counted = 0
+    for body, loop in places:
+        found = _count(kernel, body, loop, names, start)
+        if found is None:
+            return kernel
+        bodies[id(loop)], stores = found
+        counted += stores
+    if counted != len(remote):
+        return kernel
+    meets = (k for k, op in enumerate(kernel.body) if any(map(_is_meeting, walk_ops((op,)))))
+    early = kernel.body[: next(meets)]
+    if not any(isinstance(op, Fence) and op.kind == "barrier_init" for op in early):
+        start.append(Fence("barrier_init", loc=kernel.loc))
+    top = [
+        rebuild(op, body=bodies[id(op)]) if isinstance(op, For) else op for op in bodies[id(None)]
+    ]
+    return rebuild(kernel, body=(*start, *top))
+
+
+def _count(
+    kernel: Kernel, body: Body, loop: For | None, names: set[str], start: list[Op]
+) -> tuple[Body, int] | None:
+    """`body`, of the kernel or a loop, with its stores counted, and how many they are."""
+    phase = const(0) if loop is None else (loop.var - loop.start) // loop.step % 2
+    meetings = [k for k, op in enumerate(body) if _is_meeting(op)]
     changes: dict[int, tuple[Op, ...]] = {}
     counted = 0
     for first, last in pairwise(meetings):
-        stores = {
-            k: op for k in range(first + 1, last) if _is_countable(op := kernel.body[k], kernel)
-        }
+        stores = {k: op for k in range(first + 1, last) if _is_countable(op := body[k], kernel)}
         if not stores:
             continue
-        if not _is_read_behind(kernel, stores.values(), last) or not _are_apart(stores.values()):
-            return kernel
+        behind = body[last + 1 :]
+        if not _is_read_behind(kernel, stores.values(), behind) or not _are_apart(stores.values()):
+            return None
         counted += len(stores)
         tile = next(iter(stores.values())).dst.buffer.name
         barrier = Buffer(fresh_name(f"{tile}_landed", names), (const(1),), BARRIER, Space.BARRIER)
-        here, loc = element(barrier, 0), kernel.body[last].loc
+        here, loc = element(barrier, 0), body[last].loc
         start += [Alloc(barrier, loc=loc), BarrierInit(whole(barrier), const(1), loc=loc)]
         for k, store in stores.items():
             there = Region(barrier, here.starts, here.extents, store.dst.cta)
             changes[k] = (rebuild(store, atom="remote_store", barrier=there),)
         # expected early, where no thread has to wait for others' accesses to say so
-        before = changes.get(first, (kernel.body[first],))
+        before = changes.get(first, (body[first],))
         changes[first] = (*before, Arrive(here, _bytes(kernel, stores.values()), loc=loc))
-        changes[last] = (Wait(here, const(0), loc=loc),)
-    if counted != len(remote):
-        return kernel
-    early = kernel.body[: meetings[0]]
-    if not any(isinstance(op, Fence) and op.kind == "barrier_init" for op in early):
-        start.append(Fence("barrier_init", loc=kernel.loc))
-    body = [op for k, each in enumerate(kernel.body) for op in changes.get(k, (each,))]
-    return rebuild(kernel, body=(*start, *body))
+        changes[last] = (Wait(here, phase, loc=loc),)
+    return tuple(op for k, each in enumerate(body) for op in changes.get(k, (each,))), counted
 
 
 def _is_meeting(op: Op) -> bool:
@@ -118,8 +143,8 @@ def _is_countable(op: Op, kernel: Kernel) -> TypeGuard[Copy]:
     )
 
 
-def _is_read_behind(kernel: Kernel, stores: Iterable[Copy], last: int) -> bool:
-    """The tiles that are stored to are read, and only read, behind the meeting."""
+def _is_read_behind(kernel: Kernel, stores: Iterable[Copy], behind: Body) -> bool:
+    """The tiles that are stored to are read, and only read, `behind` the meeting."""
     roots: dict[str, str] = {}
     for op in walk_ops(kernel):
         if isinstance(op, View):
@@ -128,14 +153,14 @@ def _is_read_behind(kernel: Kernel, stores: Iterable[Copy], last: int) -> bool:
     if tiles & set(roots):
         return False
     own = {id(store) for store in stores}
-    for k, top in enumerate(kernel.body):
-        for op in walk_ops((top,)):
-            if id(op) in own or isinstance(op, (Alloc, Hint, View)):
-                continue
-            written = {roots.get(b.name, b.name) for b in written_buffers(op)}
-            touched = written | {roots.get(b.name, b.name) for b in read_buffers(op)}
-            if tiles & (written if k > last else touched):
-                return False
+    everywhere, later = (Counter(map(id, walk_ops(ops))) for ops in (kernel, behind))
+    for op in walk_ops(kernel):
+        if id(op) in own or isinstance(op, (Alloc, Hint, View)):
+            continue
+        written = {roots.get(b.name, b.name) for b in written_buffers(op)}
+        touched = written | {roots.get(b.name, b.name) for b in read_buffers(op)}
+        if tiles & (written if later[id(op)] == everywhere[id(op)] else touched):
+            return False
     return True
 
 

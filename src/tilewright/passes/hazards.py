@@ -128,13 +128,22 @@ class _State:
             mine |= more
 
 
+# by id of an op and the loops around it: the op, and what it accesses wherever it stands in them
+Looked: TypeAlias = dict[tuple[int, tuple[Var, ...]], tuple[Op, tuple[Access, ...]]]
+
+
 def find_hazard(
-    kernel: Kernel, found: PerThread | None = None, *, only: tuple[str, ...] = ()
+    kernel: Kernel,
+    found: PerThread | None = None,
+    *,
+    only: tuple[str, ...] = (),
+    looked: Looked | None = None,
 ) -> Hazard | None:
     """The first hazard of `kernel`, in the order in which things happen; None when it has none.
-    `only`: of those that miss this."""
+    `only`: of those that miss this. `looked` keeps what ops access, for who asks again with the
+    same `found` of the same kernel less or more barriers, fences and waits."""
     try:
-        _Walk(kernel, found or per_thread(kernel), only).run()
+        _Walk(kernel, found or per_thread(kernel), only, looked).run()
     except _Found as found_one:
         return found_one.hazard
     return None
@@ -146,7 +155,14 @@ def open_stores(kernel: Kernel) -> bool:
 
 
 class _Walk:
-    def __init__(self, kernel: Kernel, found: PerThread, only: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        found: PerThread,
+        only: tuple[str, ...],
+        looked: Looked | None = None,
+    ) -> None:
+        self.looked: Looked = {} if looked is None else looked
         self.kernel = kernel
         self.found = found
         self.only = only
@@ -296,8 +312,12 @@ class _Walk:
     def accesses_of(self, op: Op, path: Path, loops: tuple[Var, ...]) -> tuple[Access, ...]:
         known = self.accesses.get(id(op))
         if known is None or known[1] != path:
-            found = tuple(dict.fromkeys(self.find_accesses(op, path, loops)))
-            known = self.accesses[id(op)] = (op, path, found)
+            anywhere = self.looked.get((id(op), loops))
+            if anywhere is None:
+                found = tuple(dict.fromkeys(self.find_accesses(op, (), loops)))
+                anywhere = self.looked[id(op), loops] = (op, found)
+            here = tuple(replace(access, path=path) for access in anywhere[1])
+            known = self.accesses[id(op)] = (op, path, here)
         return known[2]
 
     def find_accesses(self, op: Op, path: Path, loops: tuple[Var, ...]) -> Iterator[Access]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.expr import Const, Expr, Load, Var, const, transform
 from tilewright.ir.fragment import Fragment, row_of
-from tilewright.ir.layout import LayoutError
+from tilewright.ir.layout import Indices, LayoutError
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -49,6 +50,8 @@ from tilewright.passes.tile_access import (
     Access,
     accesses,
     buffer_from_nest,
+    needed_by,
+    plain_points,
     same_registers,
     unrolled,
     with_units,
@@ -172,25 +175,51 @@ def held(buffer: Buffer) -> Fragment:
 
 def readable(access: Access, nest: Fragment) -> bool:
     """Whether each thread holds what it reads, in the same register as the others."""
-    if access.points is None:
-        return False
-    return held(access.buffer).registers(access.needed(nest)) is not None
+    return _fits(access, nest, _reads_own)
 
 
 def writable(access: Access, nest: Fragment) -> bool:
     """Whether each thread that holds an element which the nest writes writes it itself."""
-    fragment = held(access.buffer)
-    if access.points is None or not readable(access, nest):
+    return _fits(access, nest, _reads_own) and _fits(access, nest, _writes_own)
+
+
+def _fits(access: Access, nest: Fragment, rule: Callable[[Fragment, Indices], bool]) -> bool:
+    if access.points is None:
         return False
-    needed = access.needed(nest)
-    thread = np.broadcast_to(np.arange(nest.threads)[:, None], needed.shape)
-    written = set(zip(thread[needed >= 0].tolist(), needed[needed >= 0].tolist(), strict=True))
-    elements = {element for _, element in written}
-    table = fragment.table()
-    holders = np.broadcast_to(np.arange(fragment.threads)[:, None], table.shape)
-    inside = np.isin(table, list(elements)) & (table >= 0)
-    pairs = set(zip(holders[inside].tolist(), table[inside].tolist(), strict=True))
-    return pairs <= written
+    if access.dims is None:
+        return rule(held(access.buffer), access.needed(nest))
+    fragment, shape = held(access.buffer), access.buffer.static_shape
+    return _fits_plainly(access.dims, access.extents, shape, fragment, nest, rule)
+
+
+@lru_cache(maxsize=256)
+def _fits_plainly(
+    dims: tuple[int, ...],
+    extents: tuple[int, ...],
+    shape: tuple[int, ...],
+    fragment: Fragment,
+    nest: Fragment,
+    rule: Callable[[Fragment, Indices], bool],
+) -> bool:
+    """The answer for indices that are the nest's variables: most nests ask the same."""
+    return rule(fragment, needed_by(plain_points(dims, extents, shape), nest))
+
+
+def _reads_own(fragment: Fragment, needed: Indices) -> bool:
+    return fragment.registers(needed) is not None
+
+
+def _writes_own(fragment: Fragment, needed: Indices) -> bool:
+    table, some = fragment.table(), needed >= 0
+    threads = max(len(needed), len(table))
+    written = np.zeros((threads, fragment.elements), bool)
+    thread = np.broadcast_to(np.arange(len(needed))[:, None], needed.shape)
+    written[thread[some], needed[some]] = True
+    touched = np.zeros(fragment.elements, bool)
+    touched[needed[some]] = True
+    inside = (table >= 0) & touched[np.maximum(table, 0)]
+    holder = np.broadcast_to(np.arange(len(table))[:, None], table.shape)
+    return bool(written[holder[inside], table[inside]].all())
 
 
 def _map(c: _Converter, op: Map) -> Iterable[Op]:

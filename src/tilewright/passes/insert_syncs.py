@@ -34,7 +34,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.uniform import PerThread, per_thread
-from tilewright.passes.hazards import Hazard, Path, find_hazard, open_stores
+from tilewright.passes.hazards import Hazard, Looked, Path, find_hazard, open_stores
 from tilewright.passes.matrix_groups import number_gemms, settle_matrix_groups, unnumber
 from tilewright.passes.roles import by_hand
 from tilewright.support.errors import CompileError, Loc
@@ -66,6 +66,7 @@ def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
     """`kernel` with what is missing, and nothing that another insertion makes superfluous."""
     inserted: list[Op] = []
     known = per_thread(kernel)
+    looked: Looked | None = None if known.controls else {}
 
     def found_in(kernel: Kernel) -> PerThread:
         # it names ops by identity, which insertions around them change
@@ -73,7 +74,7 @@ def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
 
     for _ in range(MOST_INSERTED):
         found = found_in(kernel)
-        hazard = find_hazard(kernel, found, only=only)
+        hazard = find_hazard(kernel, found, only=only, looked=looked)
         if hazard is None:
             break
         kernel, added = _mend(kernel, hazard, found)
@@ -82,7 +83,7 @@ def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
         raise CompileError("the order of threads did not settle", loc=kernel.loc)
     for op in inserted:
         fewer = _without(kernel, op)
-        if find_hazard(fewer, found_in(fewer), only=only) is None:
+        if find_hazard(fewer, found_in(fewer), only=only, looked=looked) is None:
             kernel = fewer
     return kernel
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -40,33 +41,38 @@ class Plan:
 def plan_reduction(source: Fragment, target: Fragment, dim: int, loc: Loc | None = None) -> Plan:
     """Who folds what; refused when that takes more than registers and exchanges of threads whose
     numbers differ by a bit."""
+    found = _plan(source, target, dim)
+    if isinstance(found, Plan):
+        return found
+    raise CompileError(
+        f"this reduction is not lowered: {found}",
+        loc=loc,
+        expected=f"a result spread like the rows of {source}",
+        got=str(target),
+    )
 
-    def refuse(why: str) -> CompileError:
-        return CompileError(
-            f"this reduction is not lowered: {why}",
-            loc=loc,
-            expected=f"a result spread like the rows of {source}",
-            got=str(target),
-        )
 
+@lru_cache(maxsize=64)
+def _plan(source: Fragment, target: Fragment, dim: int) -> Plan | str:
+    """The plan, or why there is none."""
     if source.threads != target.threads or source.threads & (source.threads - 1):
-        raise refuse("it needs one power of two of threads on both sides")
+        return "it needs one power of two of threads on both sides"
     table = source.table()
     if (table == IDLE).any():
-        raise refuse("the source has idle slots")
+        return "the source has idle slots"
     for fragment in (source, target):
         if fragment.drop_repeats().values != fragment.values:
-            raise refuse("a thread holds an element twice")
+            return "a thread holds an element twice"
     # whether the result keeps the dimension as 1 does not change row-major indices
     rows = np.zeros_like(table)
     for d, coord in enumerate(np.unravel_index(table, source.tile)):
         rows = rows if d == dim else rows * source.tile[d] + coord
     place = target.locate(rows)
     if (place < 0).any() or (place != place[:1]).any():
-        raise refuse("the threads that hold a row do not all hold its result alike")
+        return "the threads that hold a row do not all hold its result alike"
     counts = np.bincount(place[0], minlength=target.values)
     if counts.min() != counts.max() or counts.min() == 0:
-        raise refuse("results are folded from different numbers of registers")
+        return "results are folded from different numbers of registers"
     registers = np.stack([np.flatnonzero(place[0] == d) for d in range(target.values)])
 
     number = np.arange(source.threads)
@@ -83,7 +89,8 @@ def plan_reduction(source: Fragment, target: Fragment, dim: int, loc: Loc | None
     held.sort(axis=1)
     whole = source.tile[dim] * target.values
     if held.shape[1] != whole or (held[:, 1:] == held[:, :-1]).any():
-        raise refuse("threads that exchange do not hold a row once between them")
+        return "threads that exchange do not hold a row once between them"
+    registers.flags.writeable = False
     return Plan(registers, lanes)
 
 

@@ -516,8 +516,10 @@ def _place_scratch(low: Lowering, target: Target) -> list[Op]:
 
 def _free_barriers(kernel: Kernel) -> list[int]:
     """Named barriers that `kernel` does not use; 0 is the whole block's."""
-    used = {0}
-    for op, ranges in scope.walk_ranges(kernel):
+    ids = [op.id for op in walk_ops(kernel) if isinstance(op, Sync) and op.id is not None]
+    used = {0, *(int(i.value) for i in ids if isinstance(i, Const))}
+    others = any(not isinstance(i, Const) for i in ids)
+    for op, ranges in scope.walk_ranges(kernel) if others else ():
         if isinstance(op, Sync) and op.id is not None:
             low, high = bounds(op.id, ranges)[:2]
             used |= set(range(max(low or 0, 0), (NAMED_BARRIERS - 1 if high is None else high) + 1))

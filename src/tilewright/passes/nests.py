@@ -56,6 +56,7 @@ class Nest:
     coords: tuple[Expr, ...] = ()
     named: dict[Var, Expr] = field(default_factory=dict)
     tables: dict[Var, Indices] = field(default_factory=dict)
+    dims: dict[Expr, int] = field(default_factory=dict)  # the variables that are coordinates
     lets: dict[Var, Expr] = field(default_factory=dict)
     bound: frozenset[Var] = frozenset()  # what the body defines
     before: list[Op] = field(default_factory=list)
@@ -118,6 +119,14 @@ class Nest:
                     loc=loc or self.loc,
                     fix=f"unroll the loop over {var.name} (kind=unroll)",
                 )
+        if self.part is None and all(i in self.dims for i in inlined):
+            dims = tuple(self.dims[i] for i in inlined)
+            plain = _plain_registers(fragment, self.fragment, dims)
+            if plain is not None and self.values == 1:
+                return const(int(plain[0]))
+            found = None if plain is None else fit_registers(plain, [self.var], [0], [1])
+            if found is not None:
+                return found
         ranges = [self.low.unrolled[v] for v in names]
         table = np.zeros([*(len(r) for r in ranges), self.values], np.int64)
         strides = [prod(fragment.tile[d + 1 :]) for d in range(len(fragment.tile))]
@@ -289,27 +298,65 @@ def make_nest(low: Lowering, fragment: Fragment, names: Sequence[Var], loc: Loc 
         )
     fragment = fragment.drop_repeats()
     nest = Nest(low, fragment, loc, low.var("v"))
+    apart = dimensions(fragment)
+    parts = [fragment.layout if apart is None else apart[dim] for dim in range(len(names))]
+    # before the nest's own variables are known, which these do not have: what is simplified here
+    # is remembered for the next nest
+    places = [low.simplify(layout_expr(part[0], low.instance.thread)) for part in parts]
     low.unrolled[nest.var] = range(fragment.values)
     low.ranges = low.ranges.where(nest.var, 0, fragment.values - 1)
     value: Expr = nest.var if fragment.values > 1 else const(0)
     coords = []
-    apart = dimensions(fragment)
+    tables = _coordinates(fragment)
     for dim, name in enumerate(names):
-        thread, values = fragment.layout if apart is None else apart[dim]
-        place = low.simplify(layout_expr(thread, low.instance.thread))
+        place = places[dim]
         if not isinstance(place, (Const, Var)):
             place = nest.name(name.name, place)
-        coord = low.simplify(place + layout_expr(values, value))
-        table = thread.indices()[:, None] + values.indices()[None, :]
+        coord = low.simplify(place + layout_expr(parts[dim][1], value))
         if apart is None:
             inner, extent = prod(fragment.cover[dim + 1 :]), fragment.cover[dim]
             coord = low.simplify(coord // inner % extent)
-            table = table // inner % extent
         coords.append(coord)
         nest.named[name] = coord
-        nest.tables[name] = table
+        nest.tables[name] = tables[dim]
+        nest.dims[name] = dim
     nest.coords = tuple(coords)
     return nest
+
+
+@lru_cache(maxsize=32)
+def _coordinates(fragment: Fragment) -> tuple[Indices, ...]:
+    """[thread, value] of each dimension of the cover; read-only."""
+    apart, found = dimensions(fragment), []
+    for dim, extent in enumerate(fragment.cover):
+        thread, values = fragment.layout if apart is None else apart[dim]
+        table = thread.indices()[:, None] + values.indices()[None, :]
+        if apart is None:
+            table = table // prod(fragment.cover[dim + 1 :]) % extent
+        table.flags.writeable = False
+        found.append(table)
+    return tuple(found)
+
+
+@lru_cache(maxsize=128)
+def _plain_registers(fragment: Fragment, nest: Fragment, dims: tuple[int, ...]) -> Indices | None:
+    """The register of `fragment` that holds element [dims of the nest's coordinates] at each value
+    of the nest, the same in all threads; None where there is none."""
+    if fragment.threads != nest.threads:
+        return None
+    idle, coords = nest.table() == IDLE, _coordinates(nest)
+    needed = np.zeros(idle.shape, np.int64)
+    inside = ~idle
+    for dim, size in zip(dims, fragment.tile, strict=True):
+        needed = needed * size + coords[dim]
+        inside &= coords[dim] < size
+    found = fragment.locate(np.where(inside, needed, -1))
+    best = found.max(axis=0)
+    if (~idle & (found != best)).any():
+        return None
+    result: Indices = np.maximum(best, 0)
+    result.flags.writeable = False
+    return result
 
 
 @lru_cache(maxsize=256)

@@ -10,8 +10,10 @@ A backend lists its passes in order; a pass is a plain function with a reason fo
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,18 +90,31 @@ def run_pipeline(
     text after each pass goes to `<dump>/<program>/NN_<pass>.tw`.
     """
     folder = _dump_folder(program, dump)
-    _check(program, stage, "input")
-    trace = Trace([Step("input", program)])
-    _write(folder, 0, "input", program)
-    for number, step in enumerate(passes, start=1):
-        with listening() as reasons:
-            program = step(program, target)
-        merge(trace.reasons, reasons)
-        # written first: the dump of a faulty result is the one that is wanted
-        _write(folder, number, step.name, program)
-        _check(program, step.stage, step.name)
-        trace.append(Step(step.name, program))
+    with _no_collection():
+        _check(program, stage, "input")
+        trace = Trace([Step("input", program)])
+        _write(folder, 0, "input", program)
+        for number, step in enumerate(passes, start=1):
+            with listening() as reasons:
+                program = step(program, target)
+            merge(trace.reasons, reasons)
+            # written first: the dump of a faulty result is the one that is wanted
+            _write(folder, number, step.name, program)
+            _check(program, step.stage, step.name)
+            trace.append(Step(step.name, program))
     return trace
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Programs are trees: the collector finds nothing in them, and takes a tenth of the time."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def _check(program: Program, stage: Stage, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -28,21 +29,40 @@ class Access:
     """`buffer[indices]` in a nest. `points[p, r]`: the element (row-major; -1 outside) at point p
     for the r-th values of the loop variables inside the nest or unrolled around it; None when an
     index is known only at run time. `dims`: the nest's dimensions that are the indices, in order,
-    when that is all they are."""
+    when that is all they are; `extents` those of the nest."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
     writes: bool
     points: Indices | None
     dims: tuple[int, ...] | None
+    extents: tuple[int, ...]
     loc: Loc | None
 
     def needed(self, nest: Fragment) -> Indices:
         """[threads, k] elements that each thread touches, -1 for none."""
         assert self.points is not None
-        table = nest.table()
-        found = self.points[np.maximum(table, 0)]
-        return np.where((table < 0)[..., None], -1, found).reshape(nest.threads, -1)
+        return needed_by(self.points, nest)
+
+
+def needed_by(points: Indices, nest: Fragment) -> Indices:
+    """[threads, k] elements that each thread of a nest touches, -1 for none (`Access.points`)."""
+    table = nest.table()
+    found = points[np.maximum(table, 0)]
+    return np.where((table < 0)[..., None], -1, found).reshape(nest.threads, -1)
+
+
+@lru_cache(maxsize=64)
+def plain_points(
+    dims: tuple[int, ...], extents: tuple[int, ...], shape: tuple[int, ...]
+) -> Indices:
+    """`Access.points` of an access whose `dims` are known; read-only."""
+    coords = np.indices(extents).reshape(len(extents), -1)
+    result = np.zeros(coords.shape[1], np.int64)
+    for dim, size in zip(dims, shape, strict=True):
+        result = result * size + (coords[dim] if dim >= 0 else 0)
+    result.flags.writeable = False
+    return result[:, None]
 
 
 def static_extents(op: Map) -> tuple[int, ...]:
@@ -118,9 +138,13 @@ def _access(
             dims = [*dims, place] if fits else None
         else:
             dims = None
-    points = _points(load.buffer, indices, domain, loops)
+    extents = static_extents(op)
     shape = None if dims is None else tuple(dims)
-    return Access(load.buffer, load.indices, writes, points, shape, loc)
+    if shape is None:
+        points = _points(load.buffer, indices, domain, loops)
+    else:
+        points = plain_points(shape, extents, load.buffer.static_shape)
+    return Access(load.buffer, load.indices, writes, points, shape, extents, loc)
 
 
 def _points(

@@ -17,19 +17,20 @@ LANES = 128  # ordinary instructions of a cycle
 SPECIAL = 8  # an exponential takes as long as this many ordinary instructions
 SHUFFLES = 4  # what a row's reduction adds to each of its lanes, in instructions
 
-# What `simulate` needs besides, for an H200 at about 1.6 GHz (as it runs under load).
+# What `simulate` needs besides: an H200 at 1.6 GHz, as it runs under load, and an A100.
 CLOCK = 1.6e9
 WARP_PRODUCTS = {"sm_80": 1024, "sm_90a": 1280}  # of 16 bits, by mma: 62 % of what wgmma does
 SHARED_BYTES = 128  # of a cycle, which wgmma and threads read: what makes narrow products slow
-DRAM_BYTES = 19  # of a cycle and multiprocessor: 4.0 TB/s among 132
-L2_BYTES = 56  # the wire's 64, less an eighth: a product of 8192³ is seen to get 43, and no less
+# Of a cycle and multiprocessor: 4.0 TB/s among 132, 2.0 TB/s among 108
+DRAM_BYTES = {"sm_80": 13, "sm_90a": 19}
+# The wire has 64; a product of 8192³ on an H200 is seen to get 43 while the tensor core is full
+L2_BYTES = {"sm_80": 40, "sm_90a": 56}
 LATENCY = 800  # from a copy's issue to its arrival, past its turn
 SOLO = 0.5  # of the issue slots, what one warpgroup fills: results come after 4 cycles
 PRODUCT_LATENCY = 100  # from the last step of a product until threads may read it
 SYNC = 30  # a barrier of threads, behind the last one to come
 ARRIVE = 20  # a barrier in shared memory: a trip there
 TURN = 10  # of a loop
-LATENCY = 800  # of a load
 BYTES_PER_CYCLE = 24  # of a multiprocessor's share of memory: 19 of DRAM, twice that of the L2
 
 

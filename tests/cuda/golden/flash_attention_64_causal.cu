@@ -6,14 +6,36 @@ TW_DEVICE void bulk_load_4d(uint32_t to, const tw::TensorMap* map, uint32_t barr
                "r"(to), "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-TW_DEVICE void wgmma_m64n128k16_f32_bf16_bf16_ss(float* d, uint64_t a, uint64_t b, int accumulate) {
+TW_DEVICE void wgmma_m64n128k16_f32_bf16_bf16_ss_x4(float* d, uint64_t a0, uint64_t b0, uint64_t a1, uint64_t b1, uint64_t a2, uint64_t b2, uint64_t a3, uint64_t b3, int accumulate) {
   asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
+      "{\n .reg .pred p;\n setp.ne.b32 p, %72, 0;\n"
+      " .reg .pred q;\n setp.eq.b32 q, 0, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
       "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
       "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "
       "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1, 0, "
+      "0;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "
+      "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %66, %67, q, 1, 1, 0, "
+      "0;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "
+      "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %68, %69, q, 1, 1, 0, "
+      "0;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "
+      "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %70, %71, q, 1, 1, 0, "
       "0;"
       "\n}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
@@ -24,23 +46,66 @@ TW_DEVICE void wgmma_m64n128k16_f32_bf16_bf16_ss(float* d, uint64_t a, uint64_t 
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "r"(accumulate));
+      : "l"(a0), "l"(b0), "l"(a1), "l"(b1), "l"(a2), "l"(b2), "l"(a3), "l"(b3), "r"(accumulate));
 }
 
-TW_DEVICE void wgmma_m64n64k16_f32_bf16_bf16_rs_01(float* d, const void* from, uint64_t b, int accumulate) {
-  const uint32_t* a = static_cast<const uint32_t*>(from);
+TW_DEVICE void wgmma_m64n64k16_f32_bf16_bf16_rs_01_x8(float* d, const void* from0, uint64_t b0, const void* from1, uint64_t b1, const void* from2, uint64_t b2, const void* from3, uint64_t b3, const void* from4, uint64_t b4, const void* from5, uint64_t b5, const void* from6, uint64_t b6, const void* from7, uint64_t b7, int accumulate) {
+  const uint32_t* a0 = static_cast<const uint32_t*>(from0);
+  const uint32_t* a1 = static_cast<const uint32_t*>(from1);
+  const uint32_t* a2 = static_cast<const uint32_t*>(from2);
+  const uint32_t* a3 = static_cast<const uint32_t*>(from3);
+  const uint32_t* a4 = static_cast<const uint32_t*>(from4);
+  const uint32_t* a5 = static_cast<const uint32_t*>(from5);
+  const uint32_t* a6 = static_cast<const uint32_t*>(from6);
+  const uint32_t* a7 = static_cast<const uint32_t*>(from7);
   asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
+      "{\n .reg .pred p;\n setp.ne.b32 p, %72, 0;\n"
+      " .reg .pred q;\n setp.eq.b32 q, 0, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
       "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, "
       "%34, %35}, %36, p, 1, 1, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%37, %38, "
+      "%39, %40}, %41, q, 1, 1, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%42, %43, "
+      "%44, %45}, %46, q, 1, 1, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%47, %48, "
+      "%49, %50}, %51, q, 1, 1, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%52, %53, "
+      "%54, %55}, %56, q, 1, 1, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%57, %58, "
+      "%59, %60}, %61, q, 1, 1, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%62, %63, "
+      "%64, %65}, %66, q, 1, 1, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%67, %68, "
+      "%69, %70}, %71, q, 1, 1, 1;"
       "\n}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+      : "r"(a0[0]), "r"(a0[1]), "r"(a0[2]), "r"(a0[3]), "l"(b0), "r"(a1[0]), "r"(a1[1]), "r"(a1[2]), "r"(a1[3]), "l"(b1), "r"(a2[0]), "r"(a2[1]), "r"(a2[2]), "r"(a2[3]), "l"(b2), "r"(a3[0]), "r"(a3[1]), "r"(a3[2]), "r"(a3[3]), "l"(b3), "r"(a4[0]), "r"(a4[1]), "r"(a4[2]), "r"(a4[3]), "l"(b4), "r"(a5[0]), "r"(a5[1]), "r"(a5[2]), "r"(a5[3]), "l"(b5), "r"(a6[0]), "r"(a6[1]), "r"(a6[2]), "r"(a6[3]), "l"(b6), "r"(a7[0]), "r"(a7[1]), "r"(a7[2]), "r"(a7[3]), "l"(b7), "r"(accumulate));
 }
 
 TW_DEVICE void stmatrix_x4(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
@@ -259,10 +324,7 @@ flash_attention_64_causal_main(
 #line 109 "flash_attention_64_causal.tw"
       const uint64_t k_desc = tw::descriptor<1, 64, 1>(tw::address(k + (kc_1 & 3) * 8192));
       const uint64_t q_desc = tw::descriptor<1, 64, 1>(tw::address(q + wg * 4096));
-      wgmma_m64n128k16_f32_bf16_bf16_ss(s, q_desc, k_desc, 0);
-      wgmma_m64n128k16_f32_bf16_bf16_ss(s, q_desc + 2ull, k_desc + 2ull, 1);
-      wgmma_m64n128k16_f32_bf16_bf16_ss(s, q_desc + 4ull, k_desc + 4ull, 1);
-      wgmma_m64n128k16_f32_bf16_bf16_ss(s, q_desc + 6ull, k_desc + 6ull, 1);
+      wgmma_m64n128k16_f32_bf16_bf16_ss_x4(s, q_desc, k_desc, q_desc + 2ull, k_desc + 2ull, q_desc + 4ull, k_desc + 4ull, q_desc + 6ull, k_desc + 6ull, 0);
 #line 110 "flash_attention_64_causal.tw"
       tw::commit_wgmma();
 #line 111 "flash_attention_64_causal.tw"
@@ -372,10 +434,7 @@ flash_attention_64_causal_main(
 #line 134 "flash_attention_64_causal.tw"
         const uint64_t k_desc_1 = tw::descriptor<1, 64, 1>(tw::address(k + (kc_1 & 3) * 8192));
         const uint64_t q_desc_1 = tw::descriptor<1, 64, 1>(tw::address(q + wg * 4096));
-        wgmma_m64n128k16_f32_bf16_bf16_ss(s, q_desc_1, k_desc_1, 0);
-        wgmma_m64n128k16_f32_bf16_bf16_ss(s, q_desc_1 + 2ull, k_desc_1 + 2ull, 1);
-        wgmma_m64n128k16_f32_bf16_bf16_ss(s, q_desc_1 + 4ull, k_desc_1 + 4ull, 1);
-        wgmma_m64n128k16_f32_bf16_bf16_ss(s, q_desc_1 + 6ull, k_desc_1 + 6ull, 1);
+        wgmma_m64n128k16_f32_bf16_bf16_ss_x4(s, q_desc_1, k_desc_1, q_desc_1 + 2ull, k_desc_1 + 2ull, q_desc_1 + 4ull, k_desc_1 + 4ull, q_desc_1 + 6ull, k_desc_1 + 6ull, 0);
 #line 135 "flash_attention_64_causal.tw"
         tw::commit_wgmma();
 #line 136 "flash_attention_64_causal.tw"
@@ -385,14 +444,7 @@ flash_attention_64_causal_main(
         tw::pin<64>(p);
         tw::pin<32>(o);
         tw::fence_wgmma();
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p, v_desc, i_4 == 1 ? 0 : 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 8, v_desc + 128ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 16, v_desc + 256ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 24, v_desc + 384ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 32, v_desc + 512ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 40, v_desc + 640ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 48, v_desc + 768ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 56, v_desc + 896ull, 1);
+        wgmma_m64n64k16_f32_bf16_bf16_rs_01_x8(o, p, v_desc, p + 8, v_desc + 128ull, p + 16, v_desc + 256ull, p + 24, v_desc + 384ull, p + 32, v_desc + 512ull, p + 40, v_desc + 640ull, p + 48, v_desc + 768ull, p + 56, v_desc + 896ull, i_4 == 1 ? 0 : 1);
 #line 138 "flash_attention_64_causal.tw"
         tw::commit_wgmma();
 #line 139 "flash_attention_64_causal.tw"
@@ -528,10 +580,7 @@ flash_attention_64_causal_main(
 #line 173 "flash_attention_64_causal.tw"
         const uint64_t k_desc_2 = tw::descriptor<1, 64, 1>(tw::address(k + (kc_1 & 3) * 8192));
         const uint64_t q_desc_2 = tw::descriptor<1, 64, 1>(tw::address(q + wg * 4096));
-        wgmma_m64n128k16_f32_bf16_bf16_ss(s, q_desc_2, k_desc_2, 0);
-        wgmma_m64n128k16_f32_bf16_bf16_ss(s, q_desc_2 + 2ull, k_desc_2 + 2ull, 1);
-        wgmma_m64n128k16_f32_bf16_bf16_ss(s, q_desc_2 + 4ull, k_desc_2 + 4ull, 1);
-        wgmma_m64n128k16_f32_bf16_bf16_ss(s, q_desc_2 + 6ull, k_desc_2 + 6ull, 1);
+        wgmma_m64n128k16_f32_bf16_bf16_ss_x4(s, q_desc_2, k_desc_2, q_desc_2 + 2ull, k_desc_2 + 2ull, q_desc_2 + 4ull, k_desc_2 + 4ull, q_desc_2 + 6ull, k_desc_2 + 6ull, 0);
 #line 174 "flash_attention_64_causal.tw"
         tw::commit_wgmma();
 #line 175 "flash_attention_64_causal.tw"
@@ -541,14 +590,7 @@ flash_attention_64_causal_main(
         tw::pin<64>(p);
         tw::pin<32>(o);
         tw::fence_wgmma();
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p, v_desc_1, i_5 == 1 ? 0 : 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 8, v_desc_1 + 128ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 16, v_desc_1 + 256ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 24, v_desc_1 + 384ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 32, v_desc_1 + 512ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 40, v_desc_1 + 640ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 48, v_desc_1 + 768ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 56, v_desc_1 + 896ull, 1);
+        wgmma_m64n64k16_f32_bf16_bf16_rs_01_x8(o, p, v_desc_1, p + 8, v_desc_1 + 128ull, p + 16, v_desc_1 + 256ull, p + 24, v_desc_1 + 384ull, p + 32, v_desc_1 + 512ull, p + 40, v_desc_1 + 640ull, p + 48, v_desc_1 + 768ull, p + 56, v_desc_1 + 896ull, i_5 == 1 ? 0 : 1);
 #line 177 "flash_attention_64_causal.tw"
         tw::commit_wgmma();
 #line 178 "flash_attention_64_causal.tw"
@@ -673,14 +715,7 @@ flash_attention_64_causal_main(
       tw::fence_wgmma();
 #line 207 "flash_attention_64_causal.tw"
       const uint64_t v_desc_2 = tw::descriptor<0, 64, 1>(tw::address(v + (vc_1 & 3) * 8192));
-      wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p, v_desc_2, n_1 == 1 ? 0 : 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 8, v_desc_2 + 128ull, 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 16, v_desc_2 + 256ull, 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 24, v_desc_2 + 384ull, 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 32, v_desc_2 + 512ull, 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 40, v_desc_2 + 640ull, 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 48, v_desc_2 + 768ull, 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs_01(o, p + 56, v_desc_2 + 896ull, 1);
+      wgmma_m64n64k16_f32_bf16_bf16_rs_01_x8(o, p, v_desc_2, p + 8, v_desc_2 + 128ull, p + 16, v_desc_2 + 256ull, p + 24, v_desc_2 + 384ull, p + 32, v_desc_2 + 512ull, p + 40, v_desc_2 + 640ull, p + 48, v_desc_2 + 768ull, p + 56, v_desc_2 + 896ull, n_1 == 1 ? 0 : 1);
 #line 208 "flash_attention_64_causal.tw"
       tw::commit_wgmma();
       #pragma unroll

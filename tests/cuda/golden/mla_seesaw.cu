@@ -19,41 +19,80 @@ TW_DEVICE void ldmatrix_x4(void* registers, uint32_t from) {
                : "memory");
 }
 
-TW_DEVICE void wgmma_m64n64k16_f32_bf16_bf16_ss(float* d, uint64_t a, uint64_t b, int accumulate) {
+TW_DEVICE void wgmma_m64n64k16_f32_bf16_bf16_ss_x4(float* d, uint64_t a0, uint64_t b0, uint64_t a1, uint64_t b1, uint64_t a2, uint64_t b2, uint64_t a3, uint64_t b3, int accumulate) {
   asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
+      "{\n .reg .pred p;\n setp.ne.b32 p, %40, 0;\n"
+      " .reg .pred q;\n setp.eq.b32 q, 0, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
       "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, "
+      "1, 1, 0, 0;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %34, %35, q, "
+      "1, 1, 0, 0;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %36, %37, q, "
+      "1, 1, 0, 0;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %38, %39, q, "
       "1, 1, 0, 0;"
       "\n}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(accumulate));
+      : "l"(a0), "l"(b0), "l"(a1), "l"(b1), "l"(a2), "l"(b2), "l"(a3), "l"(b3), "r"(accumulate));
 }
 
-TW_DEVICE void wgmma_m64n64k16_f32_bf16_bf16_rs(float* d, const void* from, uint64_t b, int accumulate) {
-  const uint32_t* a = static_cast<const uint32_t*>(from);
+TW_DEVICE void wgmma_m64n64k16_f32_bf16_bf16_rs_x4(float* d, const void* from0, uint64_t b0, const void* from1, uint64_t b1, const void* from2, uint64_t b2, const void* from3, uint64_t b3, int accumulate) {
+  const uint32_t* a0 = static_cast<const uint32_t*>(from0);
+  const uint32_t* a1 = static_cast<const uint32_t*>(from1);
+  const uint32_t* a2 = static_cast<const uint32_t*>(from2);
+  const uint32_t* a3 = static_cast<const uint32_t*>(from3);
   asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
+      "{\n .reg .pred p;\n setp.ne.b32 p, %52, 0;\n"
+      " .reg .pred q;\n setp.eq.b32 q, 0, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
       "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, "
       "%34, %35}, %36, p, 1, 1, 0;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%37, %38, "
+      "%39, %40}, %41, q, 1, 1, 0;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%42, %43, "
+      "%44, %45}, %46, q, 1, 1, 0;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%47, %48, "
+      "%49, %50}, %51, q, 1, 1, 0;"
       "\n}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+      : "r"(a0[0]), "r"(a0[1]), "r"(a0[2]), "r"(a0[3]), "l"(b0), "r"(a1[0]), "r"(a1[1]), "r"(a1[2]), "r"(a1[3]), "l"(b1), "r"(a2[0]), "r"(a2[1]), "r"(a2[2]), "r"(a2[3]), "l"(b2), "r"(a3[0]), "r"(a3[1]), "r"(a3[2]), "r"(a3[3]), "l"(b3), "r"(accumulate));
 }
 
-TW_DEVICE void wgmma_m64n256k16_f32_bf16_bf16_rs_01(float* d, const void* from, uint64_t b, int accumulate) {
-  const uint32_t* a = static_cast<const uint32_t*>(from);
+TW_DEVICE void wgmma_m64n256k16_f32_bf16_bf16_rs_01_x4(float* d, const void* from0, uint64_t b0, const void* from1, uint64_t b1, const void* from2, uint64_t b2, const void* from3, uint64_t b3, int accumulate) {
+  const uint32_t* a0 = static_cast<const uint32_t*>(from0);
+  const uint32_t* a1 = static_cast<const uint32_t*>(from1);
+  const uint32_t* a2 = static_cast<const uint32_t*>(from2);
+  const uint32_t* a3 = static_cast<const uint32_t*>(from3);
   asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %133, 0;\n"
+      "{\n .reg .pred p;\n setp.ne.b32 p, %148, 0;\n"
+      " .reg .pred q;\n setp.eq.b32 q, 0, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
       "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
@@ -64,6 +103,39 @@ TW_DEVICE void wgmma_m64n256k16_f32_bf16_bf16_rs_01(float* d, const void* from, 
       "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, "
       "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, {%128, "
       "%129, %130, %131}, %132, p, 1, 1, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "
+      "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
+      "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "
+      "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, "
+      "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, "
+      "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, {%133, "
+      "%134, %135, %136}, %137, q, 1, 1, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "
+      "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
+      "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "
+      "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, "
+      "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, "
+      "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, {%138, "
+      "%139, %140, %141}, %142, q, 1, 1, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "
+      "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
+      "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "
+      "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, "
+      "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, "
+      "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, {%143, "
+      "%144, %145, %146}, %147, q, 1, 1, 1;"
       "\n}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -81,7 +153,7 @@ TW_DEVICE void wgmma_m64n256k16_f32_bf16_bf16_rs_01(float* d, const void* from, 
         "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
         "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
         "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+      : "r"(a0[0]), "r"(a0[1]), "r"(a0[2]), "r"(a0[3]), "l"(b0), "r"(a1[0]), "r"(a1[1]), "r"(a1[2]), "r"(a1[3]), "l"(b1), "r"(a2[0]), "r"(a2[1]), "r"(a2[2]), "r"(a2[3]), "l"(b2), "r"(a3[0]), "r"(a3[1]), "r"(a3[2]), "r"(a3[3]), "l"(b3), "r"(accumulate));
 }
 
 TW_DEVICE void stmatrix_x4(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
@@ -89,9 +161,10 @@ TW_DEVICE void stmatrix_x4(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, u
                "r"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3) : "memory");
 }
 
-TW_DEVICE void wgmma_m64n256k16_f32_bf16_bf16_ss_01(float* d, uint64_t a, uint64_t b, int accumulate) {
+TW_DEVICE void wgmma_m64n256k16_f32_bf16_bf16_ss_01_x4(float* d, uint64_t a0, uint64_t b0, uint64_t a1, uint64_t b1, uint64_t a2, uint64_t b2, uint64_t a3, uint64_t b3, int accumulate) {
   asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %130, 0;\n"
+      "{\n .reg .pred p;\n setp.ne.b32 p, %136, 0;\n"
+      " .reg .pred q;\n setp.eq.b32 q, 0, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
       "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
@@ -102,6 +175,39 @@ TW_DEVICE void wgmma_m64n256k16_f32_bf16_bf16_ss_01(float* d, uint64_t a, uint64
       "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, "
       "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, "
       "p, 1, 1, 0, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "
+      "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
+      "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "
+      "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, "
+      "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, "
+      "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, %130, %131, "
+      "q, 1, 1, 0, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "
+      "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
+      "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "
+      "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, "
+      "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, "
+      "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, %132, %133, "
+      "q, 1, 1, 0, 1;"
+      "\n"
+      " wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "
+      "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "
+      "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "
+      "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, "
+      "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, "
+      "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, %134, %135, "
+      "q, 1, 1, 0, 1;"
       "\n}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -119,7 +225,7 @@ TW_DEVICE void wgmma_m64n256k16_f32_bf16_bf16_ss_01(float* d, uint64_t a, uint64
         "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
         "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
         "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-      : "l"(a), "l"(b), "r"(accumulate));
+      : "l"(a0), "l"(b0), "l"(a1), "l"(b1), "l"(a2), "l"(b2), "l"(a3), "l"(b3), "r"(accumulate));
 }
 
 TW_DEVICE void bulk_store_4d(const tw::TensorMap* map, uint32_t from, int c0, int c1, int c2, int c3) {
@@ -268,10 +374,7 @@ mla_seesaw_main(
         const uint64_t q_desc = tw::descriptor<1, 64, 1>(tw::address(q + c_1 * 4096));
         tw::pin<32>(s);
         tw::fence_wgmma();
-        wgmma_m64n64k16_f32_bf16_bf16_ss(s, q_desc, k_desc, c_1 == 0 ? 0 : 1);
-        wgmma_m64n64k16_f32_bf16_bf16_ss(s, q_desc + 2ull, k_desc + 2ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_ss(s, q_desc + 4ull, k_desc + 4ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_ss(s, q_desc + 6ull, k_desc + 6ull, 1);
+        wgmma_m64n64k16_f32_bf16_bf16_ss_x4(s, q_desc, k_desc, q_desc + 2ull, k_desc + 2ull, q_desc + 4ull, k_desc + 4ull, q_desc + 6ull, k_desc + 6ull, c_1 == 0 ? 0 : 1);
       }
 #line 82 "mla_seesaw.tw"
       tw::wait(full + 8 * (8), 0);
@@ -279,10 +382,7 @@ mla_seesaw_main(
       const uint64_t k_desc_1 = tw::descriptor<1, 64, 1>(tw::address(k + 32768));
       tw::pin<32>(q_rope);
       tw::fence_wgmma();
-      wgmma_m64n64k16_f32_bf16_bf16_rs(s, q_rope, k_desc_1, 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs(s, q_rope + 8, k_desc_1 + 2ull, 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs(s, q_rope + 16, k_desc_1 + 4ull, 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs(s, q_rope + 24, k_desc_1 + 6ull, 1);
+      wgmma_m64n64k16_f32_bf16_bf16_rs_x4(s, q_rope, k_desc_1, q_rope + 8, k_desc_1 + 2ull, q_rope + 16, k_desc_1 + 4ull, q_rope + 24, k_desc_1 + 6ull, 1);
 #line 84 "mla_seesaw.tw"
       tw::commit_wgmma();
 #line 85 "mla_seesaw.tw"
@@ -387,10 +487,7 @@ mla_seesaw_main(
       tw::fence_wgmma();
 #line 114 "mla_seesaw.tw"
       const uint64_t k_desc_2 = tw::descriptor<512, 64, 1>(tw::address(k));
-      wgmma_m64n256k16_f32_bf16_bf16_rs_01(o, p, k_desc_2, 1);
-      wgmma_m64n256k16_f32_bf16_bf16_rs_01(o, p + 8, k_desc_2 + 128ull, 1);
-      wgmma_m64n256k16_f32_bf16_bf16_rs_01(o, p + 16, k_desc_2 + 256ull, 1);
-      wgmma_m64n256k16_f32_bf16_bf16_rs_01(o, p + 24, k_desc_2 + 384ull, 1);
+      wgmma_m64n256k16_f32_bf16_bf16_rs_01_x4(o, p, k_desc_2, p + 8, k_desc_2 + 128ull, p + 16, k_desc_2 + 256ull, p + 24, k_desc_2 + 384ull, 1);
 #line 115 "mla_seesaw.tw"
       tw::commit_wgmma();
 #line 116 "mla_seesaw.tw"
@@ -504,10 +601,7 @@ mla_seesaw_main(
 #line 149 "mla_seesaw.tw"
         const uint64_t k_desc_3 = tw::descriptor<512, 64, 1>(tw::address(k + 36864));
         const uint64_t ps_desc = tw::descriptor<1, 64, 1>(tw::address(ps + 4096));
-        wgmma_m64n256k16_f32_bf16_bf16_ss_01(o, ps_desc, k_desc_3, 1);
-        wgmma_m64n256k16_f32_bf16_bf16_ss_01(o, ps_desc + 2ull, k_desc_3 + 128ull, 1);
-        wgmma_m64n256k16_f32_bf16_bf16_ss_01(o, ps_desc + 4ull, k_desc_3 + 256ull, 1);
-        wgmma_m64n256k16_f32_bf16_bf16_ss_01(o, ps_desc + 6ull, k_desc_3 + 384ull, 1);
+        wgmma_m64n256k16_f32_bf16_bf16_ss_01_x4(o, ps_desc, k_desc_3, ps_desc + 2ull, k_desc_3 + 128ull, ps_desc + 4ull, k_desc_3 + 256ull, ps_desc + 6ull, k_desc_3 + 384ull, 1);
 #line 150 "mla_seesaw.tw"
         tw::commit_wgmma();
 #line 151 "mla_seesaw.tw"
@@ -522,10 +616,7 @@ mla_seesaw_main(
             const uint64_t q_desc_1 = tw::descriptor<1, 64, 1>(tw::address(q + c_3 * 4096));
             tw::pin<32>(s);
             tw::fence_wgmma();
-            wgmma_m64n64k16_f32_bf16_bf16_ss(s, q_desc_1, k_desc_4, c_3 == 0 ? 0 : 1);
-            wgmma_m64n64k16_f32_bf16_bf16_ss(s, q_desc_1 + 2ull, k_desc_4 + 2ull, 1);
-            wgmma_m64n64k16_f32_bf16_bf16_ss(s, q_desc_1 + 4ull, k_desc_4 + 4ull, 1);
-            wgmma_m64n64k16_f32_bf16_bf16_ss(s, q_desc_1 + 6ull, k_desc_4 + 6ull, 1);
+            wgmma_m64n64k16_f32_bf16_bf16_ss_x4(s, q_desc_1, k_desc_4, q_desc_1 + 2ull, k_desc_4 + 2ull, q_desc_1 + 4ull, k_desc_4 + 4ull, q_desc_1 + 6ull, k_desc_4 + 6ull, c_3 == 0 ? 0 : 1);
           }
 #line 156 "mla_seesaw.tw"
           tw::commit_wgmma();
@@ -554,10 +645,7 @@ mla_seesaw_main(
             const uint64_t k_desc_5 = tw::descriptor<1, 64, 1>(tw::address(k + c_5 * 4096));
             const uint64_t q_desc_2 = tw::descriptor<1, 64, 1>(tw::address(q + c_5 * 4096));
             tw::fence_wgmma();
-            wgmma_m64n64k16_f32_bf16_bf16_ss(s, q_desc_2, k_desc_5, 1);
-            wgmma_m64n64k16_f32_bf16_bf16_ss(s, q_desc_2 + 2ull, k_desc_5 + 2ull, 1);
-            wgmma_m64n64k16_f32_bf16_bf16_ss(s, q_desc_2 + 4ull, k_desc_5 + 4ull, 1);
-            wgmma_m64n64k16_f32_bf16_bf16_ss(s, q_desc_2 + 6ull, k_desc_5 + 6ull, 1);
+            wgmma_m64n64k16_f32_bf16_bf16_ss_x4(s, q_desc_2, k_desc_5, q_desc_2 + 2ull, k_desc_5 + 2ull, q_desc_2 + 4ull, k_desc_5 + 4ull, q_desc_2 + 6ull, k_desc_5 + 6ull, 1);
           }
 #line 169 "mla_seesaw.tw"
           tw::wait(full + 8 * (8), (i + 1) & 1);
@@ -565,10 +653,7 @@ mla_seesaw_main(
           const uint64_t k_desc_6 = tw::descriptor<1, 64, 1>(tw::address(k + 32768));
           tw::pin<32>(q_rope);
           tw::fence_wgmma();
-          wgmma_m64n64k16_f32_bf16_bf16_rs(s, q_rope, k_desc_6, 1);
-          wgmma_m64n64k16_f32_bf16_bf16_rs(s, q_rope + 8, k_desc_6 + 2ull, 1);
-          wgmma_m64n64k16_f32_bf16_bf16_rs(s, q_rope + 16, k_desc_6 + 4ull, 1);
-          wgmma_m64n64k16_f32_bf16_bf16_rs(s, q_rope + 24, k_desc_6 + 6ull, 1);
+          wgmma_m64n64k16_f32_bf16_bf16_rs_x4(s, q_rope, k_desc_6, q_rope + 8, k_desc_6 + 2ull, q_rope + 16, k_desc_6 + 4ull, q_rope + 24, k_desc_6 + 6ull, 1);
 #line 171 "mla_seesaw.tw"
           tw::commit_wgmma();
 #line 172 "mla_seesaw.tw"
@@ -722,10 +807,7 @@ mla_seesaw_main(
         const uint64_t q_desc_3 = tw::descriptor<1, 64, 1>(tw::address(q + c_7 * 4096));
         tw::pin<32>(s_1);
         tw::fence_wgmma();
-        wgmma_m64n64k16_f32_bf16_bf16_ss(s_1, q_desc_3, k_desc_7, c_7 == 0 ? 0 : 1);
-        wgmma_m64n64k16_f32_bf16_bf16_ss(s_1, q_desc_3 + 2ull, k_desc_7 + 2ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_ss(s_1, q_desc_3 + 4ull, k_desc_7 + 4ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_ss(s_1, q_desc_3 + 6ull, k_desc_7 + 6ull, 1);
+        wgmma_m64n64k16_f32_bf16_bf16_ss_x4(s_1, q_desc_3, k_desc_7, q_desc_3 + 2ull, k_desc_7 + 2ull, q_desc_3 + 4ull, k_desc_7 + 4ull, q_desc_3 + 6ull, k_desc_7 + 6ull, c_7 == 0 ? 0 : 1);
       }
 #line 234 "mla_seesaw.tw"
       tw::wait(full + 8 * (int(1) * (9) + 8), 0);
@@ -733,10 +815,7 @@ mla_seesaw_main(
       const uint64_t k_desc_8 = tw::descriptor<1, 64, 1>(tw::address(k + 69632));
       tw::pin<32>(q_rope_1);
       tw::fence_wgmma();
-      wgmma_m64n64k16_f32_bf16_bf16_rs(s_1, q_rope_1, k_desc_8, 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs(s_1, q_rope_1 + 8, k_desc_8 + 2ull, 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs(s_1, q_rope_1 + 16, k_desc_8 + 4ull, 1);
-      wgmma_m64n64k16_f32_bf16_bf16_rs(s_1, q_rope_1 + 24, k_desc_8 + 6ull, 1);
+      wgmma_m64n64k16_f32_bf16_bf16_rs_x4(s_1, q_rope_1, k_desc_8, q_rope_1 + 8, k_desc_8 + 2ull, q_rope_1 + 16, k_desc_8 + 4ull, q_rope_1 + 24, k_desc_8 + 6ull, 1);
 #line 236 "mla_seesaw.tw"
       tw::commit_wgmma();
 #line 237 "mla_seesaw.tw"
@@ -859,10 +938,7 @@ mla_seesaw_main(
         tw::fence_wgmma();
 #line 273 "mla_seesaw.tw"
         const uint64_t k_desc_9 = tw::descriptor<512, 64, 1>(tw::address(k + 53248));
-        wgmma_m64n256k16_f32_bf16_bf16_rs_01(o_1, p_1, k_desc_9, 1);
-        wgmma_m64n256k16_f32_bf16_bf16_rs_01(o_1, p_1 + 8, k_desc_9 + 128ull, 1);
-        wgmma_m64n256k16_f32_bf16_bf16_rs_01(o_1, p_1 + 16, k_desc_9 + 256ull, 1);
-        wgmma_m64n256k16_f32_bf16_bf16_rs_01(o_1, p_1 + 24, k_desc_9 + 384ull, 1);
+        wgmma_m64n256k16_f32_bf16_bf16_rs_01_x4(o_1, p_1, k_desc_9, p_1 + 8, k_desc_9 + 128ull, p_1 + 16, k_desc_9 + 256ull, p_1 + 24, k_desc_9 + 384ull, 1);
 #line 274 "mla_seesaw.tw"
         tw::commit_wgmma();
 #line 275 "mla_seesaw.tw"
@@ -952,10 +1028,7 @@ mla_seesaw_main(
 #line 298 "mla_seesaw.tw"
       const uint64_t k_desc_10 = tw::descriptor<512, 64, 1>(tw::address(k + 16384));
       const uint64_t ps_desc_1 = tw::descriptor<1, 64, 1>(tw::address(ps));
-      wgmma_m64n256k16_f32_bf16_bf16_ss_01(o_1, ps_desc_1, k_desc_10, 1);
-      wgmma_m64n256k16_f32_bf16_bf16_ss_01(o_1, ps_desc_1 + 2ull, k_desc_10 + 128ull, 1);
-      wgmma_m64n256k16_f32_bf16_bf16_ss_01(o_1, ps_desc_1 + 4ull, k_desc_10 + 256ull, 1);
-      wgmma_m64n256k16_f32_bf16_bf16_ss_01(o_1, ps_desc_1 + 6ull, k_desc_10 + 384ull, 1);
+      wgmma_m64n256k16_f32_bf16_bf16_ss_01_x4(o_1, ps_desc_1, k_desc_10, ps_desc_1 + 2ull, k_desc_10 + 128ull, ps_desc_1 + 4ull, k_desc_10 + 256ull, ps_desc_1 + 6ull, k_desc_10 + 384ull, 1);
 #line 299 "mla_seesaw.tw"
       tw::commit_wgmma();
 #line 300 "mla_seesaw.tw"
@@ -970,10 +1043,7 @@ mla_seesaw_main(
           const uint64_t q_desc_4 = tw::descriptor<1, 64, 1>(tw::address(q + c_9 * 4096));
           tw::pin<32>(s_1);
           tw::fence_wgmma();
-          wgmma_m64n64k16_f32_bf16_bf16_ss(s_1, q_desc_4, k_desc_11, c_9 == 4 ? 0 : 1);
-          wgmma_m64n64k16_f32_bf16_bf16_ss(s_1, q_desc_4 + 2ull, k_desc_11 + 2ull, 1);
-          wgmma_m64n64k16_f32_bf16_bf16_ss(s_1, q_desc_4 + 4ull, k_desc_11 + 4ull, 1);
-          wgmma_m64n64k16_f32_bf16_bf16_ss(s_1, q_desc_4 + 6ull, k_desc_11 + 6ull, 1);
+          wgmma_m64n64k16_f32_bf16_bf16_ss_x4(s_1, q_desc_4, k_desc_11, q_desc_4 + 2ull, k_desc_11 + 2ull, q_desc_4 + 4ull, k_desc_11 + 4ull, q_desc_4 + 6ull, k_desc_11 + 6ull, c_9 == 4 ? 0 : 1);
         }
 #line 305 "mla_seesaw.tw"
         tw::wait(full + 8 * (int(1) * (9) + 8), (i_1 + 1) & 1);
@@ -981,10 +1051,7 @@ mla_seesaw_main(
         const uint64_t k_desc_12 = tw::descriptor<1, 64, 1>(tw::address(k + 69632));
         tw::pin<32>(q_rope_1);
         tw::fence_wgmma();
-        wgmma_m64n64k16_f32_bf16_bf16_rs(s_1, q_rope_1, k_desc_12, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs(s_1, q_rope_1 + 8, k_desc_12 + 2ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs(s_1, q_rope_1 + 16, k_desc_12 + 4ull, 1);
-        wgmma_m64n64k16_f32_bf16_bf16_rs(s_1, q_rope_1 + 24, k_desc_12 + 6ull, 1);
+        wgmma_m64n64k16_f32_bf16_bf16_rs_x4(s_1, q_rope_1, k_desc_12, q_rope_1 + 8, k_desc_12 + 2ull, q_rope_1 + 16, k_desc_12 + 4ull, q_rope_1 + 24, k_desc_12 + 6ull, 1);
 #line 307 "mla_seesaw.tw"
         tw::commit_wgmma();
 #line 308 "mla_seesaw.tw"
@@ -1009,10 +1076,7 @@ mla_seesaw_main(
           const uint64_t k_desc_13 = tw::descriptor<1, 64, 1>(tw::address(k + c_11 * 4096 + 36864));
           const uint64_t q_desc_5 = tw::descriptor<1, 64, 1>(tw::address(q + c_11 * 4096));
           tw::fence_wgmma();
-          wgmma_m64n64k16_f32_bf16_bf16_ss(s_1, q_desc_5, k_desc_13, 1);
-          wgmma_m64n64k16_f32_bf16_bf16_ss(s_1, q_desc_5 + 2ull, k_desc_13 + 2ull, 1);
-          wgmma_m64n64k16_f32_bf16_bf16_ss(s_1, q_desc_5 + 4ull, k_desc_13 + 4ull, 1);
-          wgmma_m64n64k16_f32_bf16_bf16_ss(s_1, q_desc_5 + 6ull, k_desc_13 + 6ull, 1);
+          wgmma_m64n64k16_f32_bf16_bf16_ss_x4(s_1, q_desc_5, k_desc_13, q_desc_5 + 2ull, k_desc_13 + 2ull, q_desc_5 + 4ull, k_desc_13 + 4ull, q_desc_5 + 6ull, k_desc_13 + 6ull, 1);
         }
 #line 318 "mla_seesaw.tw"
         tw::commit_wgmma();

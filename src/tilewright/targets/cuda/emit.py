@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any, TypeGuard
 
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Const, Expr, Load, Var, loads
+from tilewright.ir.expr import Const, Expr, Load, Var, loads, variables
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -47,6 +48,7 @@ from tilewright.ir.op import (
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.emit_expr import TYPES, Names, print_expr
 from tilewright.targets.cuda.emit_foreign import FOREIGN
+from tilewright.targets.cuda.emit_products import adjacent, together
 from tilewright.targets.cuda.sm90a import REGISTERS, fields_of, instruction
 
 HEADER = "tilewright.cuh"
@@ -142,10 +144,10 @@ class _Writer:
 
     # ── the function ─────────────────────────────────────────────────────────────────────────
 
-    @property
+    @cached_property
     def params(self) -> tuple[Buffer | Var | MapParam, ...]:
         buffers: set[Buffer] = set()
-        variables: set[Var] = set()
+        named: set[Var] = set()
         for op in walk_ops(self.kernel):
             if isinstance(op, Hint):
                 continue
@@ -157,16 +159,16 @@ class _Writer:
             for expr in expressions(op):
                 found = [expr, *(i for x in loads(expr) for i in x.buffer.shape)]
                 buffers |= {x.buffer for x in loads(expr)}
-                variables |= {v for e in found for v in _variables(e)}
+                named |= {v for e in found for v in variables(e)}
             if isinstance(op, Store):
-                variables |= {v for e in op.buffer.shape for v in _variables(e)}
+                named |= {v for e in op.buffer.shape for v in variables(e)}
         for buffer in list(buffers):
             if buffer.space is Space.GLOBAL:
                 for size in (*buffer.shape, *(buffer.strides or ())):
-                    variables |= set(_variables(size))
+                    named |= variables(size)
         tensors = [t for t in (*self.program.tensors, *self.program.scratch) if t in buffers]
-        dims = [d.var for d in self.program.dims if d.var in variables]
-        scalars = [s for s in self.program.scalars if s in variables]
+        dims = [d.var for d in self.program.dims if d.var in named]
+        scalars = [s for s in self.program.scalars if s in named]
         return (*self.maps, *tensors, *scalars, *dims)
 
     def described(self) -> KernelSource:
@@ -199,7 +201,7 @@ class _Writer:
                 value += f" % {count}"
             self.line(f"const int {self.names.of(var.name)} = {value};")
         used = {v for op in walk_ops(self.kernel.body) for e in expressions(op)
-                for v in _variables(e)}  # fmt: skip
+                for v in variables(e)}  # fmt: skip
         for var, axis in zip(self.kernel.blocks, "xyz", strict=False):
             if var in used:
                 self.line(f"const int {self.names.of(var.name)} = blockIdx.{axis};")
@@ -246,6 +248,11 @@ class _Writer:
                     roles.append(following)
                 self.roles(roles)
                 index += len(roles)
+                continue
+            products = adjacent(body, index)
+            if products:
+                _intrinsic(self, together(products))
+                index += len(products)
                 continue
             rule = _RULES.get(type(op))
             if rule is None:
@@ -361,12 +368,6 @@ class _Writer:
         more = self.site(op, barrier.buffer)
         args = ", ".join([self.operand(barrier), self.expr(phase), *more])
         self.line(f"tw::{verb}({args});", op.loc)
-
-
-def _variables(expr: Expr) -> list[Var]:
-    from tilewright.ir.expr import variables
-
-    return list(variables(expr))
 
 
 def _bytes(buffer: Buffer) -> int:

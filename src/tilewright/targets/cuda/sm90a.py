@@ -141,42 +141,57 @@ _PTX = {
 
 
 def _wgmma(fields: Fields) -> tuple[str, str]:
-    """`n`, the types `a`, `b`, `d`, the majors `ta`, `tb` (1 for MN-major), `from` ss or rs."""
+    """`n`, the types `a`, `b`, `d`, the majors `ta`, `tb` (1 for MN-major), `from` ss or rs;
+    `steps` instructions, of which the first has a choice whether to add."""
     a, b = _PTX[fields["a"]], _PTX[fields["b"]]
     kind = MATRIX_TYPES[fields["a"]]
-    n, source = int(fields["n"]), fields["from"]
+    n, source, steps = int(fields["n"]), fields["from"], int(fields.get("steps", "1"))
     d = _ACCUMULATORS[fields["d"]]
     majors = fields.get("ta", "0") + fields.get("tb", "0")
-    name = f"wgmma_m64n{n}k{kind.k}_{d.ptx}_{a}_{b}_{source}" + (
-        f"_{majors}" if "1" in majors else ""
-    )
-    words, regs = d.registers(n // 2)
-    count = len(regs)
-    holes = ", ".join(f"%{i}" for i in range(count))
-    if source == "ss":
-        a_param, a_hole, nxt = "uint64_t a", f"%{count}", count + 1
-        inputs = ['"l"(a)']
-    else:
-        a_param = "const void* from"
-        a_hole = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
-        nxt = count + 4
-        inputs = [f'"r"(a[{i}])' for i in range(4)]
-    inputs += ['"l"(b)', '"r"(accumulate)']
-    scales = ", p" if fields["d"] == "int32" else ", p, 1, 1"
+    name = f"wgmma_m64n{n}k{kind.k}_{d.ptx}_{a}_{b}_{source}"
+    name += f"_{majors}" * ("1" in majors) + f"_x{steps}" * (steps > 1)
+    word, regs = d.registers(n // 2)
+    words = [word] * (d.pack > 1)
+    params = [f"{d.cpp}* {'d_' if d.pack > 1 else 'd'}"]
+    scales = "" if fields["d"] == "int32" else ", 1, 1"
     if kind.mn_major:
         scales += f", {majors[1]}" if source == "rs" else f", {majors[0]}, {majors[1]}"
-    d_param = "d_" if d.pack > 1 else "d"
+    into = "{" + ", ".join(f"%{i}" for i in range(len(regs))) + "}"
+    inputs: list[str] = []
+    code: list[str] = []
+
+    def given(*values: str) -> list[str]:
+        first = len(regs) + len(inputs)
+        inputs.extend(values)
+        return [f"%{first + i}" for i in range(len(values))]
+
+    for step in range(steps):
+        x = str(step) if steps > 1 else ""
+        if source == "ss":
+            params.append(f"uint64_t a{x}")
+            (left,) = given(f'"l"(a{x})')
+        else:
+            params.append(f"const void* from{x}")
+            words.append(f"  const uint32_t* a{x} = static_cast<const uint32_t*>(from{x});")
+            left = "{" + ", ".join(given(*(f'"r"(a{x}[{i}])' for i in range(4)))) + "}"
+        params.append(f"uint64_t b{x}")
+        (right,) = given(f'"l"(b{x})')
+        code.append(f'      " wgmma.mma_async.sync.aligned.m64n{n}k{kind.k}.{d.ptx}.{a}.{b} "')
+        code += _wrapped(f"{into}, {left}, {right}, {'q' if step else 'p'}{scales};")
+        code.append('      "\\n"')
+    code[-1] = '      "\\n}"'
+    params.append("int accumulate")
+    (adds,) = given('"r"(accumulate)')
+    always = '" .reg .pred q;\\n setp.eq.b32 q, 0, 0;\\n"'
     lines = [
-        f"TW_DEVICE void {name}({d.cpp}* {d_param}, {a_param}, uint64_t b, int accumulate) {{",
-        *([words] * (d.pack > 1)),
-        *(["  const uint32_t* a = static_cast<const uint32_t*>(from);"] * (source == "rs")),
-        '  asm volatile(',
-        f'      "{{\\n .reg .pred p;\\n setp.ne.b32 p, %{nxt + 1}, 0;\\n"',
-        f'      " wgmma.mma_async.sync.aligned.m64n{n}k{kind.k}.{d.ptx}.{a}.{b} "',
-        *_wrapped(f"{{{holes}}}, {a_hole}, %{nxt}{scales};"),
-        '      "\\n}"',
+        f"TW_DEVICE void {name}({', '.join(params)}) {{",
+        *words,
+        "  asm volatile(",
+        f'      "{{\\n .reg .pred p;\\n setp.ne.b32 p, {adds}, 0;\\n"',
+        *([f"      {always}"] * (steps > 1)),
+        *code,
         *(("      : " if i == 0 else "        ") + ", ".join(regs[i : i + 8])
-          + ("," if i + 8 < count else "") for i in range(0, count, 8)),
+          + ("," if i + 8 < len(regs) else "") for i in range(0, len(regs), 8)),
         f"      : {', '.join(inputs)});",
         "}",
     ]  # fmt: skip
@@ -278,7 +293,7 @@ INSTRUCTIONS: dict[str, Instruction] = {
         Instruction("bulk_load", "{function}({0}, &{map}, {1}, {rest})", _bulk_load),
         Instruction("bulk_store", "{function}(&{map}, {0}, {rest})", _bulk_store),
         Instruction("descriptor", "tw::descriptor<{leading}, {stride}, {swizzle}>({0})"),
-        Instruction("wgmma", "{function}({0}, {1}, {rest})", _wgmma),
+        Instruction("wgmma", "{function}({all})", _wgmma),
         Instruction("pin", "tw::pin<{count}>({0})"),
         Instruction("settle", "tw::settle<{count}>({0})"),
         Instruction("mma", "{function}({0}, {1}, {2})", _mma),
