@@ -35,13 +35,20 @@ def product(M, N, K, block_M, block_N, threads, stages, block_K=64, dtype="bfloa
     return main
 
 
+def _call(kernel: Any) -> Callable[..., None]:
+    def run(*arrays: Any) -> None:
+        kernel(*arrays)
+
+    return run
+
+
 def products(m: int, n: int, k: int) -> dict[str, Callable[..., Any]]:
     """The kernels that can be built, by their sizes."""
     found: dict[str, Callable[..., Any]] = {}
     for sizes in SIZES:
         try:
             name = " ".join(f"{key}={value}" for key, value in sizes.items())
-            found[name] = product(m, n, k, **sizes)
+            found[name] = _call(product(m, n, k, **sizes))
         except Exception as error:
             print(f"tilelang {sizes}: {type(error).__name__}: {str(error)[:200]}")
     return found

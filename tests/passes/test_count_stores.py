@@ -8,7 +8,7 @@ import pytest
 from tests.passes.overlap import HOPPER, numbers, run
 from tilewright import interp
 from tilewright.ir.expr import const, substitute, variables
-from tilewright.ir.op import Arrive, Copy, Fence, Sync, Wait, walk_ops
+from tilewright.ir.op import Arrive, Copy, Fence, For, Sync, Wait, walk_ops
 from tilewright.ir.rewrite import map_body, map_kernels, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.text import parse_program, print_expr
@@ -190,3 +190,87 @@ def test_another_fence_does_not_announce_barriers():
     _, found = counted(head + STORES + "\nsync cluster" + READ + TAIL)
     kinds = [op.kind for op in walk_ops(found.kernels[0]) if isinstance(op, Fence)]
     assert sorted(kinds) == ["barrier_init", "proxy_async"]
+
+
+# in every round all blocks of a cluster learn the sum of their rows, and go on with it
+AGAIN = READ + "map (i) in (64) { f[i] = g[i] * 0.5 }\n"
+ROUND = "sync cluster\n" + STORES + "\nsync cluster" + AGAIN
+
+
+def rounds(args, count: int):
+    rows = args["X"].reshape(2, 4, 64)
+    for _ in range(count):
+        total = rows.sum(1, keepdims=True)
+        rows = np.repeat(total * 0.5, 4, 1)
+    return np.repeat(total, 4, 1).reshape(8, 64)
+
+
+@pytest.mark.parametrize("trips", [1, 3])
+def test_stores_of_a_loop_are_counted_in_turns(trips):
+    text = HEAD + f"for r in 4 .. {4 + 3 * trips} step=3 {{\n" + ROUND + "}\n" + TAIL
+    given, found = counted(text)
+    assert meetings(given) == 3 and meetings(found) == 2  # the one before the loop, and the first
+    (wait,) = [op for op in walk_ops(found.kernels[0]) if isinstance(op, Wait)]
+    assert print_expr(wait.phase) == "(r - 4) // 3 % 2"
+    args = {
+        "X": numbers(8, 64, dtype=np.float32),
+        "Y": np.zeros((8, 64), np.float32),
+        "Z": np.zeros(64, np.float32),
+    }
+    want = rounds(args, trips)
+    threads = lower(given, HOPPER).result
+    for seed in range(2):
+        np.testing.assert_allclose(run(found, args, seed, explicit=True)["Y"], want, rtol=1e-6)
+        again = {name: array.copy() for name, array in args.items()}
+        interp.run_threads(threads, again, seed=seed)
+        np.testing.assert_allclose(again["Y"], want, rtol=1e-6)
+
+
+def test_a_round_of_two_exchanges_meets_once():
+    other = (
+        "\n" + STORES.replace("slots", "more") + "\nsync cluster" + AGAIN.replace("slots", "more")
+    )
+    given, found = counted(HEAD + "for r in 0 .. 3 {\n" + ROUND + other + "}\n" + TAIL)
+    assert meetings(given) == 4 and meetings(found) == 2
+    args = {
+        "X": numbers(8, 64, dtype=np.float32),
+        "Y": np.zeros((8, 64), np.float32),
+        "Z": np.zeros(64, np.float32),
+    }
+    want = rounds(args, 6)
+    for seed in range(4):
+        np.testing.assert_allclose(run(found, args, seed, explicit=True)["Y"], want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for r in 0 .. 2 {\n" + STORES + "\nsync cluster" + AGAIN + "}",  # read while told again
+        "for r in 0 .. 2 {\n" + ROUND + "}" + READ,  # read behind the loop, too
+        "for r in 0 .. 2 {\nfor s in 0 .. 2 {\n" + ROUND + "}\n}",  # rounds that no variable counts
+        "for r in 0 .. 2 {\nif r > 0 {\n" + ROUND + "}\n}",  # not in every round
+        "for r in 0 .. 2 {\ncopy slots[0, :] -> f\n" + ROUND + "}",  # read before it is told
+    ],
+    ids=["no_first_meeting", "behind", "nested", "guarded", "before"],
+)
+def test_other_loops_keep_their_meetings(body):
+    given, found = counted(HEAD + body + TAIL)
+    assert found == given
+
+
+def test_the_first_meeting_of_a_round_is_needed():
+    _, found = counted(HEAD + "for r in 0 .. 4 {\n" + ROUND + "}\n" + TAIL)
+    (loop,) = [op for op in found.kernels[0].body if isinstance(op, For)]
+    first = loop.body[0]
+    assert isinstance(first, Sync)
+    less = map_kernels(
+        found, lambda k: rebuild(k, body=map_body(k.body, lambda op: () if op is first else None))
+    )
+    args = {
+        "X": numbers(8, 64, dtype=np.float32),
+        "Y": np.zeros((8, 64), np.float32),
+        "Z": np.zeros(64, np.float32),
+    }
+    with pytest.raises(RunError):
+        for seed in range(8):
+            run(less, args, seed, explicit=True)

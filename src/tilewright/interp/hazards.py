@@ -9,8 +9,9 @@ missing barrier is found whatever the seed.
 
 Clocks. An agent's own clock advances at each release (an arrival, a thread barrier); its accesses
 bear its present time. What an agent knows of *itself* lags too: an agent is many threads, so one
-tile op sees another's shared writes only after a thread barrier (unless the program leaves
-synchronisation to the compiler, `strict=False`, or both touch an element from the same thread).
+tile op sees another's shared writes only after a thread barrier, or an exchange between all of its
+warps (unless the program leaves synchronisation to the compiler, `strict=False`, or both touch an
+element from the same thread).
 Groups of asynchronous ops have a clock per agent and unit, barriers one that counts phases: a
 bulk copy's bytes belong to the phase they were counted in. A bulk group's end is seen by the
 elected thread that waits for it; other threads learn of it at the next thread barrier. A group of
@@ -28,6 +29,7 @@ import numpy as np
 from tilewright.interp.lanes import Frame, Watch, Where
 from tilewright.interp.memory import Array, Memory, Storage
 from tilewright.ir.buffer import Space
+from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import Copy, Op
 from tilewright.support.errors import Loc, RunError
@@ -283,6 +285,12 @@ class HazardWatch(Watch):
 
     def leave_map(self, fr: Frame) -> None:
         self.nest = None
+
+    def met_inside(self, fr: Frame, op: Op) -> bool:
+        if not meets_inside(op, self.agent.ids.size):
+            return False
+        self.agent.clocks.acquire(self.agent.clocks.release())
+        return True
 
     def read(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
         self.access(fr, mem, where, owners, loc, "read")

@@ -97,6 +97,10 @@ class Watch:
     def synced(self, fr: Frame, scope: str) -> None:
         """The agent's threads met: scope 'block' or 'warp'."""
 
+    def met_inside(self, fr: Frame, op: Op) -> bool:
+        """Whether the agent's threads meet inside `op`, which they have begun."""
+        return False
+
 
 @lru_cache(256)
 def open_grid(shape: tuple[int, ...]) -> tuple[Array, ...]:

@@ -430,6 +430,9 @@ class Both(Watch):
         for w in self.watches:
             w.synced(fr, scope)
 
+    def met_inside(self, fr: Frame, op: Op) -> bool:
+        return any(tuple(w.met_inside(fr, op) for w in self.watches))
+
 
 _NOBODY: Any = None
 

@@ -48,6 +48,11 @@ def watch_update(fr: Frame, box: Box) -> None:
         fr.watch.update(fr, box.mem, box.where, fr.loc())
 
 
+def watch_meeting(fr: Frame, op: Op) -> bool:
+    """Whether the agent's threads meet in the middle of `op`; then they know of each other."""
+    return fr.watch is not None and fr.watch.met_inside(fr, op)
+
+
 def watch_overlap(fr: Frame, src: Box, dst: Box, *, in_place: bool = False) -> None:
     """An op that reads one place and writes another must not write what it reads; `in_place`:
     but each element may be read where it is written."""
@@ -210,6 +215,7 @@ def run_relayout(b: Builder, op: Relayout) -> Step:
     def run(fr: Frame) -> None:
         require_collective(fr)
         copy_now(fr, plain, tile_box(fr, src), tile_box(fr, dst))
+        watch_meeting(fr, op)
 
     return Step(op, run)
 
@@ -328,6 +334,7 @@ def run_reduce(b: Builder, op: Reduce) -> Step:
         require_collective(fr)
         x, y = tile_box(fr, src), tile_box(fr, dst)
         watch_read(fr, x)
+        watch_meeting(fr, op)
         (watch_write if op.clear else watch_update)(fr, y)
         tile = read_box(x)
         tile, axis = _reduced_axis(op, tile, y.extents)
@@ -368,8 +375,11 @@ def run_scan(b: Builder, op: Scan) -> Step:
         x, y = tile_box(fr, src), tile_box(fr, dst)
         if x.mem is y.mem and x.where == y.where:  # in place
             watch_update(fr, y)
+            if watch_meeting(fr, op):
+                watch_update(fr, y)
         else:
             watch_read(fr, x)
+            watch_meeting(fr, op)
             watch_write(fr, y)
         tile = read_box(x)
         short = squeezed(tile.shape)

@@ -6,7 +6,8 @@ place, and what is missing there. The walk only looks; `insert_syncs` adds what 
 
 Who touches memory, and when that is over:
 
-- ordinary tile ops (*threads*): until the next barrier of the block;
+- ordinary tile ops (*threads*): until the next barrier of the block, or the next exchange between
+  its warps, which has one inside (`ir.exchanges`);
 - thread-level code (*lanes*): the same, but its order among itself is its author's business;
 - `cp.async`: ordinary writes, made at the wait for their group;
 - matrix instructions read shared memory until the wait for their group, which each warpgroup does
@@ -27,6 +28,7 @@ from typing import Any, TypeAlias
 
 from tilewright.ir.bounds import stride_of
 from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import Const, Expr, Var, const, loads, substitute, variables
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
@@ -250,8 +252,14 @@ class _Walk:
         new = self.accesses_of(op, path, loops)
         for access in new:
             self.check(access, state)
+        if self.meets_inside(op):
+            state.pending.clear()
+            state.fenced.clear()
         for access in new:
             self.record(access, state)
+
+    def meets_inside(self, op: Op) -> bool:
+        return meets_inside(op, prod(self.kernel.threads)) and id(op) not in self.found.controls
 
     def is_block_wide(self, op: Sync) -> bool:
         if op.scope == "named":

@@ -12,7 +12,7 @@
   them, and each for itself what is not: an atomic or a message that differs in no thread is done
   once.
 - What warps exchange (reductions, scans, relayouts) goes through scratch behind the other shared
-  memory, between barriers that the lowering puts there.
+  memory, between barriers that the lowering puts there (`scratch`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tilewright.ir import scope
 from tilewright.ir.bounds import bounds, multiple_of
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL
+from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import TRUE, Const, Expr, Var, compare, const, loads, variables
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
@@ -92,7 +93,7 @@ from tilewright.passes.lowering import (
     pin,
     touches,
 )
-from tilewright.passes.place_shared import BULK_ALIGNMENT, shared_bytes
+from tilewright.passes.scratch import settle_scratch
 from tilewright.passes.tile_access import same_registers
 from tilewright.support.errors import CompileError
 
@@ -106,13 +107,12 @@ def _for(low: Lowering, op: For) -> Iterable[Op]:
     if values is not None:
         low.unrolled[op.var] = values
     low.touched = low.touched or touches(op.body, low.touched, low.instance.threads)
-    low.scratch_used = True
     ordered = low.ordered
     if values is not None:
         yield from before_unrolled(low, op.body)
     body = low.inside(op, "body", op.body)
     low.ordered = ordered
-    low.fenced, low.scratch_used = False, True
+    low.fenced = False
     low.unrolled.pop(op.var, None)
     kind = "unroll" if values is not None else "serial"
     yield rebuild(op, body=body, kind=kind, stages=0, order=None, stage=None)
@@ -121,9 +121,8 @@ def _for(low: Lowering, op: For) -> Iterable[Op]:
 def _while(low: Lowering, op: While) -> Iterable[Op]:
     op = low.plain(op)
     low.touched = low.touched or touches(op.body, low.touched, low.instance.threads)
-    low.scratch_used = True
     body = low.inside(op, "body", op.body)
-    low.fenced, low.scratch_used = False, True
+    low.fenced = False
     yield rebuild(op, body=body)
 
 
@@ -140,14 +139,13 @@ def _if(low: Lowering, op: If) -> Iterable[Op]:
         yield from low.inside(op, "then", op.then)
         return
     op = low.plain(op)
-    touched, groups, used = low.touched, list(low.committed), low.scratch_used
+    touched, groups = low.touched, list(low.committed)
     then = low.inside(op, "then", op.then)
-    after, open_after, used_after = low.touched, low.committed, low.scratch_used
-    low.touched, low.committed, low.fenced, low.scratch_used = touched, groups, False, used
+    after, open_after = low.touched, low.committed
+    low.touched, low.committed, low.fenced = touched, groups, False
     orelse = low.inside(op, "orelse", op.orelse)
     low.fenced = False
     low.touched = low.touched or after
-    low.scratch_used = low.scratch_used or used_after
     low.committed = _either(low.committed, open_after)
     yield rebuild(op, then=then, orelse=orelse)
 
@@ -195,7 +193,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
         turn_id,
     )
     start = list(_first_turn(low, op))
-    low.touched = low.fenced = low.scratch_used = False
+    low.touched = low.fenced = False
     body = low.body(op.body)
     low.instance, low.ranges = outer, outer_ranges
     used = {v for inner in walk_ops(body) for e in expressions(inner) for v in variables(e)}
@@ -267,7 +265,9 @@ def _one_thread_does(op: Op) -> bool:
         return op.unit == "bulk"
     if isinstance(op, Store):
         return op.buffer.space is Space.LOCAL and not op.indices
-    return not isinstance(op, (Sync, Turn, Fence, Gemm, Map, Reduce, Fill, Intrinsic, Atomic))
+    return not isinstance(
+        op, (Sync, Turn, Fence, Gemm, Map, Reduce, Scan, Relayout, Fill, Intrinsic, Atomic)
+    )
 
 
 # ── memory and synchronisation ───────────────────────────────────────────────────────────────
@@ -392,7 +392,7 @@ def _wait_group(low: Lowering, op: WaitGroup) -> Iterable[Op]:
 
 def _sync(low: Lowering, op: Sync) -> Iterable[Op]:
     if meets(op, low.instance.threads):
-        low.touched = low.scratch_used = False
+        low.touched = False
     if op.scope == "cluster" and low.peer_fence == "cluster_shared":
         op = rebuild(op, order="shared")
     yield low.plain(op)
@@ -424,6 +424,21 @@ def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
         return
     cond = low.within(op.buffer, op.indices) if op.buffer.space is Space.GLOBAL else TRUE
     yield op if cond is TRUE else If(cond, (op,), loc=op.loc)
+
+
+def _exchanging(rule: Rule) -> Rule:
+    """`rule` for an op in which warps may exchange. Passes leave barriers out where threads meet
+    inside such an op, so they have to."""
+
+    def lower(low: Lowering, op: Op) -> Iterable[Op]:
+        before = len(low.exchanges)
+        found = tuple(rule(low, op))
+        sure = low.instance.instances == 1 and meets_inside(op, low.instance.threads)
+        if sure and len(low.exchanges) == before:
+            raise low.unsupported(op, "warps need each other's registers here, and do not meet")
+        return found
+
+    return lower
 
 
 def lower_threads(program: Program, target: Target) -> Program:
@@ -467,7 +482,8 @@ def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Tar
     for found in low.maps.values():
         detail = (found.name, found.swizzle, *found.box)
         start.append(Hint("tensor_map", found.tensor, detail=detail, loc=kernel.loc))
-    start += _place_scratch(low, target)
+    arrays, body = settle_scratch(kernel, body, low.exchanges, target)
+    start += arrays
     prefetch = tuple(
         Intrinsic("prefetch_map", text=f"map={m.name}", loc=kernel.loc) for m in low.maps.values()
     )
@@ -482,36 +498,6 @@ def _has_roles(kernel: Kernel) -> bool:
 
 def _reads(body: Body, var: Var) -> bool:
     return any(var in variables(e) for op in walk_ops(body) for e in expressions(op))
-
-
-def _place_scratch(low: Lowering, target: Target) -> list[Op]:
-    """Behind all other shared memory. Those of one role, which are used one after the other, lie
-    one over the other."""
-    end, limit = 0, target.chip.shared
-    for op in walk_ops(low.kernel):
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-            end = max(end, int(op.detail[0]) + shared_bytes(op.buffer))
-    end = -(-end // BULK_ALIGNMENT) * BULK_ALIGNMENT
-    sizes: dict[str, int] = {}
-    for role, buffer in low.scratch:
-        sizes[role] = max(sizes.get(role, 0), -(-buffer.bytes // BULK_ALIGNMENT) * BULK_ALIGNMENT)
-    starts, place = {}, end
-    for role, size in sizes.items():
-        starts[role], place = place, place + size
-    found: list[Op] = []
-    for role, buffer in low.scratch:
-        if starts[role] + buffer.bytes > limit:
-            raise CompileError(
-                f"kernel {low.kernel.name} exchanges more between warps than a block has room for",
-                loc=low.kernel.loc,
-                expected=f"at most {limit} bytes of shared memory on {target.arch}",
-                got=f"{end} bytes and {buffer.bytes} of scratch",
-                fix="use smaller tiles or fewer stages",
-            )
-        loc = low.kernel.loc
-        spot = Hint("place", buffer, detail=(starts[role],), loc=loc)
-        found += [Alloc(buffer, loc=loc), spot]
-    return found
 
 
 def _free_barriers(kernel: Kernel) -> list[int]:
@@ -546,10 +532,10 @@ RULES: dict[type[Op], Rule] = {
     Copy: lower_copy,
     Gemm: lower_gemm,
     Map: lower_map,
-    Reduce: lower_reduce,
+    Reduce: _exchanging(lower_reduce),
     Fill: lower_fill,
     Atomic: lower_atomic,
     Intrinsic: lower_intrinsic,
-    Scan: lower_scan,
-    Relayout: lower_relayout,
+    Scan: _exchanging(lower_scan),
+    Relayout: _exchanging(lower_relayout),
 }

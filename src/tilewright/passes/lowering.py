@@ -122,6 +122,16 @@ class TensorMap:
         return self.tensor.name, self.box, self.swizzle
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """What warps of `role` tell each other goes through `buffer`; `before`: the barrier in front
+    of its writes."""
+
+    role: str
+    buffer: Buffer
+    before: Op | None
+
+
 @dataclass
 class Lowering:
     """State of one kernel's lowering. `unrolled` maps the unrolled loop variables around to their
@@ -136,9 +146,7 @@ class Lowering:
     `peer_fence` is the kind of fence that arrivals at peers need; `ordered`: it stands in front of
     the loop around.
 
-    `scratch` are shared arrays that exchanges between warps go through, those of a role at one
-    place;
-    `scratch_used`: threads may not have met since the last one was read.
+    `exchanges` are those between warps, in order; `scratch` gives their arrays places.
     """
 
     kernel: Kernel
@@ -159,8 +167,7 @@ class Lowering:
     crossing: frozenset[str] = frozenset()
     peer_fence: str = "cluster"
     ordered: bool = False
-    scratch: list[tuple[str, Buffer]] = field(default_factory=list)
-    scratch_used: bool = False
+    exchanges: list[Exchange] = field(default_factory=list)
     seen: frozenset[str] = frozenset()  # names of the buffers made so far, in the bodies around
     places: dict[str, int] = field(default_factory=dict)  # of shared buffers, in bytes
     # of views of shared memory that begin somewhere known at run time: the first element
@@ -248,7 +255,8 @@ class Lowering:
 
     def exchange(self, kind: DType, count: int, loc: Loc | None) -> tuple[Buffer, Body]:
         """A shared array that the instance's threads may write now, once they have done what is
-        returned besides. They `join` before they read it."""
+        returned besides: a barrier, which `settle_scratch` takes out again where none is needed.
+        They `join` before they read it."""
         if self.instance.instances > 1:
             raise CompileError(
                 "an exchange between the warps of one of several role instances is not lowered",
@@ -257,10 +265,9 @@ class Lowering:
             )
         name = self.var("scratch").name
         found = Buffer(name, (const(count),), kind, Space.SHARED)
-        self.scratch.append((self.instance.role, found))
         self.buffers[name] = found
-        met = self.join(loc) if self.scratch_used else ()
-        self.scratch_used = True
+        met = self.join(loc)
+        self.exchanges.append(Exchange(self.instance.role, found, met[0] if met else None))
         return found, met
 
     def join(self, loc: Loc | None) -> Body:

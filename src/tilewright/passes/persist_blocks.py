@@ -2,10 +2,11 @@
 
     for tile in block .. tiles step=blocks kind=persistent { let bx = tile % columns … body }
 
-Tiles are numbered as blocks are launched, axis 0 fastest, so the orders of `order_blocks` hold, and
-tiles that run at the same time are those that would have. The loop is a loop like any other: what
-comes behind puts barriers and waits between one tile's use of shared memory and the next one's,
-and rings run on from tile to tile.
+Where some tiles have more work than others, every other wave of them is dealt backwards. Tiles are
+numbered as blocks are launched, axis 0 fastest, so the orders of `order_blocks` hold, and tiles that
+run at the same time are those that would have. The loop is a loop like any other: what comes behind
+puts barriers and waits between one tile's use of shared memory and the next one's, and rings run on
+from tile to tile.
 
 Shared memory is one per block and allocated before the loop. Registers belong to a tile: what is
 not written in a tile must not be read in it, and initial values are given anew.
@@ -22,7 +23,7 @@ from math import prod
 from tilewright.ir.atoms import ATOMS, Feature
 from tilewright.ir.buffer import Space, whole
 from tilewright.ir.dtype import promote
-from tilewright.ir.expr import Const, Expr, Var, binary, cast, compare, const, variables
+from tilewright.ir.expr import Const, Expr, Var, binary, cast, compare, const, select, variables
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import (
     Alloc,
@@ -76,7 +77,8 @@ def persist_blocks(program: Program, target: Target) -> Program:
         because(kernel.name, ABOUT, why)
         if not wanted:
             return kernel
-        new = _persistent(kernel, blocks_of(kernel, target), names)
+        uneven = most_work(kernel) != EVEN
+        new = _persistent(kernel, blocks_of(kernel, target), names, uneven)
         loop = next(op for op in new.body if isinstance(op, For))
         because(kernel.name, loop, why)
         return new
@@ -193,7 +195,7 @@ def _against(op: Op, threads: set[Var]) -> str | None:
 # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _persistent(kernel: Kernel, blocks: int, names: set[str]) -> Kernel:
+def _persistent(kernel: Kernel, blocks: int, names: set[str], uneven: bool) -> Kernel:
     loc = kernel.loc
     total = tile_count(kernel)
     kind = kernel.blocks[0].dtype
@@ -214,12 +216,32 @@ def _persistent(kernel: Kernel, blocks: int, names: set[str]) -> Kernel:
             body.append(op)
     if not alone:
         body = _placed(kernel, tile, body)
-    loop = For(
-        tile, block, cast(total, kind), tuple(body), const(blocks, kind), "persistent", loc=loc
-    )
+    if uneven:
+        loop = _there_and_back(tile, block, cast(total, kind), body, blocks, names)
+    else:
+        end, step = cast(total, kind), const(blocks, kind)
+        loop = For(tile, block, end, tuple(body), step, "persistent", loc=loc)
     # no block without a tile; where there are fewer, nobody takes the second step
     count = binary("min", const(blocks, total.dtype), total)
     return replace(kernel, blocks=(block,), grid=(count,), body=(*held, loop))
+
+
+def _there_and_back(
+    tile: Var, block: Var, total: Expr, body: list[Op], blocks: int, names: set[str]
+) -> For:
+    """Waves of tiles, every other one dealt from the last block to the first: where tiles have less
+    and less work, the block that had the most of one wave has the least of the next."""
+    wave = Var(fresh_name("wave", names), tile.dtype)
+
+    def place(number: Expr) -> Expr:
+        return select(compare("!=", number % 2, 0), blocks - 1 - block, block)
+
+    whole_waves, rest = total // blocks, total % blocks
+    last = select(compare("<", place(whole_waves), rest), 1, 0)
+    inside = binary("and", compare(">=", tile, 0), compare("<", tile, total))
+    indices = (Let(tile, wave * blocks + place(wave)), Hint("assume", value=inside))
+    zero = const(0, tile.dtype)
+    return For(wave, zero, whole_waves + last, (*indices, *body), kind="persistent")
 
 
 def _given(op: Alloc, value: Expr) -> Op:

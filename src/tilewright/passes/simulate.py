@@ -78,6 +78,8 @@ class Run:
 
 
 class Simulation:
+    """The multiprocessor: its units, barriers and agents, and what has happened."""
+
     def __init__(
         self,
         program: Program,
@@ -87,7 +89,7 @@ class Simulation:
         sizes: Mapping[str, int],
     ) -> None:
         self.kernel, self.target, self.blocks = kernel, target, blocks
-        self.chip = target.chip
+        self.chip, self.sizes = target.chip, sizes
         self.clock = Clock()
         self.tensor, self.memory = Lane(self.clock), Lane(self.clock)
         self.slots = Slots(self.clock)
@@ -120,7 +122,7 @@ class Simulation:
         self.loop, self.env, self.trip = found
         self.loops = {id(self.loop), *self.others()}
         running = self.chip.multiprocessors * self.blocks
-        self.sharing = sharing(self.kernel, self.env, running)
+        self.sharing = sharing(self.kernel, self.env, running, set(self.sizes))
         for block in range(self.blocks):
             for who in self.crew(block):
                 self.agents.append(who)
@@ -130,9 +132,9 @@ class Simulation:
                 self.clock.at(0.0, self.agent(who, main))
         while self.clock.queue and self.open and self.clock.count < EVENTS:
             self.clock.step()
-        if self.open:
+        agents = [w for w in self.agents if len(w.starts) > 1]
+        if self.open or not agents:
             return None  # it waits for something that is not modelled
-        agents = [w for w in self.agents if w.starts]
         return Run(
             self.loop, self.agents, agents, self.spans, self.clock.now, self.sharing, self.costs,
             self.trip,
@@ -144,10 +146,9 @@ class Simulation:
     def others(self) -> Iterator[int]:
         """Of roles that compute in step with the loop, but in one of their own, that loop."""
         for role in self.roles:
-            if not _holds(role, self.loop):
-                yield from [id(loop) for loop in computing_loops(role.body) if self.partner(loop)][
-                    :1
-                ]
+            own = [loop for loop in computing_loops(role.body) if self.partner(loop)]
+            if own and not _holds(role, self.loop):
+                yield id(own[0])
 
     def partner(self, op: For) -> bool:
         """Whether a loop has to do with the one that is asked about: both name a barrier."""
@@ -224,7 +225,7 @@ class Simulation:
     # agents
 
     def agent(self, who: Who, main: bool) -> Steps:
-        walk = Walk(self, who, dict(self.env), main)
+        walk = Walk(self, who, dict(self.env))
         with suppress(Over):
             yield from walk.body(self.kernel.body)
         if main:

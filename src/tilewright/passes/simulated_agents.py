@@ -103,12 +103,11 @@ class _Left(Exception):
 class Walk:
     """One agent's way through the kernel."""
 
-    def __init__(self, sim: Simulation, who: Who, env: Env, main: bool) -> None:
-        self.sim, self.who, self.env, self.main = sim, who, env, main
+    def __init__(self, sim: Simulation, who: Who, env: Env) -> None:
+        self.sim, self.who, self.env = sim, who, env
         self.loaded: dict[str, float] = {}  # when what threads load of global memory is there
         self.groups: dict[str, list[tuple[float, float]]] = {}  # ends (read, whole) of groups
-        self.building: dict[str, tuple[float, float]] = {}
-        self.rounds = 0
+        self.building: dict[str, tuple[float, float]] = {}  # of the group that is not closed yet
 
     def body(self, body: Body) -> Steps:
         for op in body:
@@ -165,7 +164,7 @@ class Walk:
                 continue
             except _Left:
                 break
-        if id(op) in sim.loops and self.main:
+        if id(op) in sim.loops:
             self.who.starts.append(sim.clock.now)
             raise Over
 
@@ -332,7 +331,7 @@ class Walk:
 
     def await_group(self, op: WaitGroup) -> Steps:
         groups = self.groups.get(op.unit, [])
-        done = groups[: len(groups) - op.pending]
+        done = groups[: max(0, len(groups) - op.pending)]
         del groups[: len(done)]
         until = max((end[0 if op.read else 1] for end in done), default=0.0)
         since = self.sim.clock.now
@@ -348,6 +347,8 @@ class Walk:
         if self.loaded:
             yield max(since, *self.loaded.values())
             self.loaded.clear()
+            self.wait(op, since, MEMORY)
+            since = sim.clock.now
         everybody = sum(a.warps for a in sim.agents if a.block == who.block)
         name, warps = "block", everybody
         if op.scope == "named":

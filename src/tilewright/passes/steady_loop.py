@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var
+from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, variables
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -170,14 +170,17 @@ def steady_loop(kernel: Kernel, known: Env) -> tuple[For, Env, int] | None:
 # ── what blocks share ────────────────────────────────────────────────────────────────────────
 
 
-def sharing(kernel: Kernel, env: Env, running: int) -> dict[int, float]:
+def sharing(kernel: Kernel, env: Env, running: int, sizes: set[str]) -> dict[int, float]:
     """How many of the first `running` blocks read the same tile, by the copy's id: one of them
-    finds it in memory, the others in the L2 cache."""
-    sizes = [max(1, int(value(g, env))) for g in kernel.grid]
-    running = min(running, prod(sizes))
+    finds it in memory, the others in the L2 cache. All of them, where the grid is not known; it
+    may depend on `sizes`."""
+    if any(v.name not in sizes for g in kernel.grid for v in variables(g)):
+        return {id(op): float(running) for op in walk_ops(kernel) if isinstance(op, Copy)}
+    counts = [max(1, int(value(g, env))) for g in kernel.grid]
+    running = min(running, prod(counts))
     values: dict[Var, Any] = {v: np.int64(n) for v, n in env.items() if isinstance(n, int)}
     rest = np.arange(running, dtype=np.int64)
-    for var, size in zip(kernel.blocks, sizes, strict=True):
+    for var, size in zip(kernel.blocks, counts, strict=True):
         values[var] = rest % size
         rest = rest // size
     found: dict[int, float] = {}

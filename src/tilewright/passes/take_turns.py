@@ -33,6 +33,7 @@ from math import prod
 from typing import TypeGuard
 
 from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import Const, Expr
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import (
@@ -70,7 +71,7 @@ from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.uniform import PerThread, per_thread
 from tilewright.passes.reasons import because
-from tilewright.passes.roles import CONSUMER, GROUP, PRODUCER, REGISTERS
+from tilewright.passes.roles import CONSUMER, GROUP, PRODUCER, REGISTERS, WARP
 
 
 def take_turns(kernel: Kernel, target: Target) -> Kernel:
@@ -95,7 +96,7 @@ def _is_derived(op: Op, kernel: Kernel) -> bool:
 
 def _consumer(role: Op, kernel: Kernel, choice: str) -> Op:
     assert isinstance(role, Role)
-    work = _Sections(per_thread(kernel))
+    work = _Sections(per_thread(kernel), role.warps * WARP)
     against = _against(role, choice)
     body = role.body if against else work.body(role.body)
     because(kernel.name, f"turns of {role.name}", against or "; ".join(work.said) or "no products")
@@ -130,8 +131,9 @@ class _Run:
 class _Sections:
     """Finds the loops of a role that get sections, and puts these in. `said`: what was decided."""
 
-    def __init__(self, differs: PerThread) -> None:
+    def __init__(self, differs: PerThread, threads: int) -> None:
         self.differs = differs
+        self.threads = threads
         self.said: list[str] = []
 
     def body(self, body: Body) -> Body:
@@ -176,7 +178,8 @@ class _Sections:
         return Turn("begin", loc=loop.loc), rebuild(loop, body=body), Turn("end", loc=loop.loc)
 
     def why_not(self, loop: For) -> str:
-        if any(isinstance(op, Sync) for op in walk_ops(loop.body)):
+        inside = list(walk_ops(loop.body))
+        if any(isinstance(op, Sync) or meets_inside(op, self.threads) for op in inside):
             return "its warpgroups meet in every iteration"
         for op in (loop, *walk_ops(loop.body)):
             differs = isinstance(op, (For, If)) and self.differs.source(expressions(op)) is not None

@@ -23,10 +23,10 @@ WARP_PRODUCTS = {"sm_80": 1024, "sm_90a": 1280}  # of 16 bits, by mma: 62 % of w
 SHARED_BYTES = 128  # of a cycle, which wgmma and threads read: what makes narrow products slow
 # Of a cycle and multiprocessor: 4.0 TB/s among 132, 2.0 TB/s among 108
 DRAM_BYTES = {"sm_80": 13, "sm_90a": 19}
-# The wire has 64; a product of 8192³ on an H200 is seen to get 43 while the tensor core is full
+# The wire has 64; a product of 8192³ at 770 TFLOP/s on an H200 takes 43
 L2_BYTES = {"sm_80": 40, "sm_90a": 56}
 LATENCY = 800  # from a copy's issue to its arrival, past its turn
-SOLO = 0.5  # of the issue slots, what one warpgroup fills: results come after 4 cycles
+SOLO = 0.5  # of the issue slots, what one warpgroup fills: attention of two is measured so
 PRODUCT_LATENCY = 100  # from the last step of a product until threads may read it
 SYNC = 30  # a barrier of threads, behind the last one to come
 ARRIVE = 20  # a barrier in shared memory: a trip there

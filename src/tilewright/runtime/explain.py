@@ -2,7 +2,7 @@
 
 Every op of the program has an entry (`explain_ops`), with the line of the kernel's text. Then what
 a block takes: registers of the binary and those that fragments need where most of them live at
-once; shared memory, and who lies over whom.
+once; shared memory, and who lies over whom; and who works when in the main loop (`timeline`).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tilewright.passes.lifetimes import Lifetimes, lifetimes
 from tilewright.passes.place_shared import shared_bytes
 from tilewright.passes.reuse_shared import fragment_words
 from tilewright.runtime.explain_ops import Entry, Told, entry_of
+from tilewright.runtime.timeline import drawing, timeline
 from tilewright.runtime.transactions import transactions
 from tilewright.support.errors import Loc
 
@@ -82,6 +83,7 @@ def explanation(name: str, target: Target, trace: Trace, figures: Figures) -> di
                 ),
                 "registers": _registers(kernel, takes),
                 "shared": _shared(kernel, told),
+                "timeline": timeline(laid, kernel, target, takes.get("blocks_per_sm") or 1),
                 "takes": takes,
             }
         )
@@ -244,6 +246,8 @@ def explain(name: str, target: Target, trace: Trace, figures: Figures, more: str
         )
         lines += _register_lines(kernel["registers"])
         lines += _shared_lines(kernel["shared"])
+        if kernel["timeline"] is not None:
+            lines += [f"    {line}" for line in drawing(kernel["timeline"])]
     lines += [f"  {line}" for line in more.splitlines()]
     lines.append("  passes: " + ", ".join(told["passes"]))
     return "\n".join(lines)

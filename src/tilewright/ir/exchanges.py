@@ -1,0 +1,82 @@
+"""Ops in which warps need each other's registers.
+
+Such an op goes through shared memory: threads write what others need, all of them meet, and then
+they read. So it is a barrier of the threads that run it as well: what they did before is over
+before anybody comes out of it. Passes that place barriers, the lowering and the interpreter ask
+here.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from tilewright.ir.buffer import Region
+from tilewright.ir.fragment import IDLE, Fragment
+from tilewright.ir.op import Op, Reduce, Relayout, Scan
+
+WARP = 32
+
+
+def meets_inside(op: Op, threads: int) -> bool:
+    """Whether all of the `threads` that run `op` surely meet in it, behind what it reads of memory
+    and before what it writes: a scan, or some thread's result takes elements that no thread of its
+    warp holds. Not known, and false, where layouts are not or parts of tiles are taken."""
+    if isinstance(op, Scan):
+        return True
+    if not isinstance(op, (Reduce, Relayout)) or threads <= WARP:
+        return False
+    src, dst = _spread(op.src, threads), _spread(op.dst, threads)
+    if src is None or dst is None:
+        return False
+    if isinstance(op, Relayout):
+        return src.tile == dst.tile and relayout_crosses(src, dst)
+    dims = _dims(src.tile, dst.tile, op.dim)
+    return bool(dims) and all(reduction_crosses(src, dst, d) for d in dims)
+
+
+def _spread(region: Region, threads: int) -> Fragment | None:
+    layout = region.buffer.layout
+    fits = isinstance(layout, Fragment) and region.is_whole and layout.threads == threads
+    return layout if fits and isinstance(layout, Fragment) else None
+
+
+def _dims(tile: tuple[int, ...], result: tuple[int, ...], dim: int) -> set[int]:
+    """The dimensions of a tile that `dim` may mean: with those of 1 counted, or without."""
+    long = [d for d, e in enumerate(tile) if e != 1]
+    rest = [e for e in result if e != 1]
+    meant = {d for d in (dim, *long[dim : dim + 1]) if d < len(tile)}
+    return {d for d in meant if [tile[i] for i in long if i != d] == rest}
+
+
+@lru_cache(maxsize=256)
+def relayout_crosses(src: Fragment, dst: Fragment) -> bool:
+    """Whether some thread needs an element that no thread of its warp holds."""
+    have, need = src.table(), dst.table()
+    for first in range(0, src.threads, WARP):
+        wanted = need[first : first + WARP]
+        held = have[first : first + WARP]
+        if not np.isin(wanted[wanted != IDLE], held[held != IDLE]).all():
+            return True
+    return False
+
+
+@lru_cache(maxsize=256)
+def reduction_crosses(src: Fragment, dst: Fragment, dim: int) -> bool:
+    """Whether some thread keeps the result of a row of which its warp does not hold all."""
+    have, need = src.table(), dst.table()
+    inner = int(np.prod(src.tile[dim + 1 :], dtype=np.int64))
+    size = src.tile[dim]
+    for first in range(0, src.threads, WARP):
+        held = np.unique(have[first : first + WARP])
+        held = held[held != IDLE]
+        rows = held // (inner * size) * inner + held % inner
+        count = np.bincount(rows, minlength=int(np.prod(dst.tile, dtype=np.int64)))
+        wanted = need[first : first + WARP]
+        if (count[wanted[wanted != IDLE]] != size).any():
+            return True
+    return False
+
+
+__all__ = ["meets_inside", "reduction_crosses", "relayout_crosses"]
