@@ -18,7 +18,7 @@ from tilewright.ir.op import For, Hint, Kernel, Let, walk_ops
 from tilewright.ir.target import CHOICES, Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.order_blocks import ABOUT, most_work, order_blocks
+from tilewright.passes.order_blocks import ABOUT, _Orders, most_work, order_blocks
 from tilewright.passes.reasons import listening
 from zoo.attention.flash import flash_attention
 
@@ -343,3 +343,28 @@ def test_the_zoo_computes_the_same(name: str, order: str):
     for key, array in want.items():
         if isinstance(array, np.ndarray):
             assert array.tobytes() == got[key].tobytes(), key
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5)), st.integers(0, 2),
+    st.integers(1, 40), st.sampled_from([1, -1]),
+)  # fmt: skip
+def test_sections_run_every_block_once(grid, axis, size, direction):
+    text = "program p {{ kernel main grid (bx, by, bz) in {} threads tx in 32 {{ }} }}"
+    work = _Orders(parse_program(text.format(grid)).kernels[0], {"bx", "by", "bz", "tx"})
+    width = prod(grid) // grid[axis]
+    kernel = work.renamed(work.sections(axis, direction, min(size, width)))
+    seen = places(kernel, {})
+    check_once(seen, list(grid))
+    first = seen[: min(size, width), axis]
+    assert (first == (grid[axis] - 1 if direction > 0 else 0)).all()
+
+
+def test_many_heads_come_in_sections():
+    sizes = {"block_M": 128, "block_N": 128, "threads": 256}
+    many = flash_attention.prim_func(8, 16, 16, 2048, 2048, 128, True, **sizes).program
+    why = "; 32 at a time on the other axes, so that blocks share what they load"
+    assert told(many).endswith(why)
+    few = flash_attention.prim_func(2, 16, 16, 2048, 2048, 128, True, **sizes).program
+    assert told(few).endswith("runs longer the more bx is")

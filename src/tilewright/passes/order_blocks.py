@@ -10,7 +10,8 @@ functions of the number, one to one for every size of the grid; nothing else cha
 - `hilbert`: the same panels in squares of 2^k by 2^k, each along a Hilbert curve that ends beside
   the next square. What is left over at the edges is walked in columns.
 - `longest`: the axis that decides how long pipelined loops run is the slowest, beginning with the
-  most work, so that short blocks fill the gaps at the end of the launch.
+  most work, so that short blocks fill the gaps at the end of the launch; in sections of the other
+  axes, so that some of the blocks that run together load the same tiles.
 
 Left to itself the pass follows the hint, or else takes `longest` where loops of blocks differ, or
 else `grouped` where blocks of a row load the same tiles and blocks of a column too.
@@ -52,6 +53,7 @@ ABOUT = "block order"
 PANEL = 8  # rows of a panel that nobody asked for
 SIDE = 16  # of the largest square that a Hilbert curve fills
 EVEN = "all blocks run their loops equally long"
+SHARING = 4  # blocks that load the same tiles at the same time
 MOST = 2**31  # tiles that numbers can count
 
 
@@ -65,16 +67,16 @@ def _ordered(kernel: Kernel, dims: Iterable[Dim], target: Target, names: set[str
     hints = [op for op in kernel.body if isinstance(op, Hint) and op.name == "swizzle"]
     bare = replace(kernel, body=map_body(kernel.body, lambda op: () if op in hints else None))
     work = _Orders(bare if hints else kernel, names)
-    lets, why = _chosen(work, hints[0] if hints else None, dims, target.choice("order"))
+    lets, why = _chosen(work, hints[0] if hints else None, dims, target)
     because(kernel.name, ABOUT, why)
     return work.kernel if lets is None else work.renamed(lets)
 
 
 def _chosen(
-    work: _Orders, hint: Hint | None, dims: Iterable[Dim], choice: str
+    work: _Orders, hint: Hint | None, dims: Iterable[Dim], target: Target
 ) -> tuple[list[Op] | None, str]:
     """What computes the kernel's indices, None where blocks stay in order; and why."""
-    kernel = work.kernel
+    kernel, choice = work.kernel, target.choice("order")
     size, way = (int(hint.detail[0]), str(hint.detail[1])) if hint else (PANEL, "row")
     rows = "rows" if way == "row" else "columns"
     said = f"panels of {size} {rows}"
@@ -106,6 +108,10 @@ def _chosen(
     more = "more" if direction > 0 else "less"
     name = kernel.blocks[axis].name
     why = f"longest{asked}: the loop{_line(loop)} runs longer the {more} {name} is"
+    wide = section_size(kernel, axis, target, dims)
+    if wide is not None:
+        why += f"; {wide} at a time on the other axes, so that blocks share what they load"
+        return work.sections(axis, direction, wide), why
     if direction < 0 and axis == len(kernel.grid) - 1:
         return None, f"plain, which is {why}"
     return work.longest(axis, direction), why
@@ -220,6 +226,24 @@ class _Orders:
             x, y = self.let("x", x + right * half), self.let("y", y + up * half)
         return x, y
 
+    def sections(self, axis: int, direction: int, size: int) -> list[Op]:
+        """As `longest`, for `size` at a time of the tiles that differ on other axes."""
+        others = [at for at in range(len(self.counts)) if at != axis]
+        length = self.counts[axis]
+        width = reduce(lambda a, b: a * b, [self.counts[other] for other in others])
+        number = self.number(range(len(self.counts)))
+        section = self.let("section", number // (length * size))
+        inside = self.let("inside", number - section * (length * size))
+        narrow = self.let("narrow", binary("min", const(size), width - section * size))
+        step = self.let("step", inside // narrow)
+        rest: Expr = self.let("rest", section * size + inside - step * narrow)
+        places: dict[int, Expr] = {axis: length - 1 - step if direction > 0 else step}
+        for other in others[:-1]:
+            places[other] = rest % self.counts[other]
+            rest = self.let("rest", rest // self.counts[other])
+        places[others[-1]] = rest
+        return self.placed(dict(sorted(places.items())))
+
     def longest(self, axis: int, direction: int) -> list[Op]:
         others = [at for at in range(len(self.counts)) if at != axis]
         last = self.counts[axis] - 1
@@ -278,6 +302,28 @@ def most_work(kernel: Kernel, dims: Iterable[Dim] = ()) -> tuple[int, int, For] 
     if not found:
         return f"the loop{_line(trips[0][1])} runs neither longer nor shorter as {var.name} grows"
     return kernel.blocks.index(var), found, trips[0][1]
+
+
+def section_size(kernel: Kernel, axis: int, target: Target, dims: Iterable[Dim] = ()) -> int | None:
+    """How many tiles of the other axes may be under way at a time for `SHARING` blocks to load the
+    same: with one each, causal attention of 128 heads reads the keys of all of them from memory at
+    once, and takes a fifth longer. None where there are no more, or nothing is loaded again."""
+    if target.kind != "cuda" or not all(isinstance(n, Const) for n in kernel.grid):
+        return None
+    var, again = kernel.blocks[axis], False
+    for op, ranges in scope.walk_ranges(kernel, dims):
+        if not isinstance(op, For) or op.kind != "pipelined":
+            continue
+        for copy in (o for o in op.body if isinstance(o, Copy)):
+            if copy.src.buffer.space is Space.GLOBAL:
+                starts = [ranges.resolve(s, var) for s in copy.src.starts]
+                again |= all(s is not None and var not in variables(s) for s in starts)
+    width = prod(int(n) for k, n in enumerate(kernel.grid) if k != axis)
+    most = max(1, target.chip.multiprocessors // SHARING)
+    if not again or width <= most:
+        return None
+    sections = -(-width // most)
+    return -(-width // sections)
 
 
 def reloaded(kernel: Kernel, dims: Iterable[Dim] = ()) -> str | None:
