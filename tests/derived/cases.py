@@ -26,6 +26,8 @@ PROGRAMS = {
     "gemm": "gemm_relu(M=64, N=64, K=144, block_M=64, block_N=64, block_K=16, stages=3)",
     "gemm_two_warpgroups": "gemm_relu(M=128, N=64, K=112, block_M=128, block_N=64, block_K=16, "
     "threads=256, stages=3)",
+    "gemm_pairs": "gemm_relu(M=512, N=64, K=112, block_M=128, block_N=64, block_K=16, "
+    "threads=256, stages=3)",
     "attention": "flash_attention(batch=1, heads=1, kv_heads=1, seq_q=64, seq_kv=448, dim=64)",
     "attention_causal": "flash_attention(batch=1, heads=1, kv_heads=1, seq_q=256, seq_kv=488, "
     "dim=64, causal=True, block_M=128, block_N=32, threads=256)",
@@ -38,7 +40,8 @@ PROGRAMS = {
 TARGETS = {
     "alike": "cuda -roles=off -skew=off -turns=off",
     "roles": "cuda -roles=on -skew=off -turns=off",
-    "all": "cuda -roles=on -skew=on -turns=on",
+    "all": "cuda -roles=on -skew=on -turns=on -persistent=on",
+    "pairs": "cuda -roles=on -cluster=2 -persistent=on",
     "sm_80": "cuda -arch=sm_80",
 }
 ON_SM_80 = ("gemm",)  # what `cp.async` fills; thread code of it takes its time

@@ -127,7 +127,7 @@ def blocks_of(kernel: Kernel, target: Target) -> int:
     chip, ops = target.chip, list(walk_ops(kernel))
     asked = [int(op.detail[0]) for op in ops if isinstance(op, Hint) and op.name == "min_blocks"]
     if asked or any(isinstance(op, Gemm) for op in ops):
-        return chip.multiprocessors * max(asked, default=1) // cluster_size(kernel)
+        return max(1, chip.multiprocessors * max(asked, default=1) // cluster_size(kernel))
     deep = max((op.stages for op in ops if isinstance(op, For)), default=1)
     shared = sum(
         op.buffer.bytes

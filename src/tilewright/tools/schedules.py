@@ -12,7 +12,8 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from random import Random
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from tilewright import interp
 from tilewright.ir.atoms import Feature
 from tilewright.ir.op import Program
-from tilewright.ir.target import ARCHITECTURES, CHOICES, Target
+from tilewright.ir.target import ARCHITECTURES, CHIPS, CHOICES, Target
 from tilewright.ir.verify import Stage
 from tilewright.passes.pipeline import run_pipeline
 from tilewright.support.errors import CompileError, RunError, TilewrightError
@@ -112,9 +113,22 @@ def judge(recipe: Recipe) -> Outcome:
     return outcome
 
 
-def scheduled(program: Program, target: Target) -> Program:
-    """The program after the last pass that decides anything."""
-    return run_pipeline(program, target, SCHEDULE, stage=Stage.TILE).result
+def scheduled(program: Program, target: Target, multiprocessors: int = 2) -> Program:
+    """The program after the last pass that decides anything, for a chip that is small enough for
+    blocks to walk over several tiles of small grids."""
+    with _small_chips(multiprocessors):
+        return run_pipeline(program, target, SCHEDULE, stage=Stage.TILE).result
+
+
+@contextmanager
+def _small_chips(multiprocessors: int) -> Iterator[None]:
+    whole = dict(CHIPS)
+    for arch, chip in whole.items():
+        CHIPS[arch] = replace(chip, multiprocessors=multiprocessors)
+    try:
+        yield
+    finally:
+        CHIPS.update(whole)
 
 
 def _judged(recipe: Recipe, outcome: Outcome, seconds: dict[str, float]) -> Verdict:
@@ -130,7 +144,7 @@ def _judged(recipe: Recipe, outcome: Outcome, seconds: dict[str, float]) -> Verd
     seconds["program"] = clock() - at
     target = recipe.the_target()
     at = clock()
-    program = scheduled(found.program, target)
+    program = scheduled(found.program, target, 1 + recipe.seed % 3)
     seconds["schedule"] = clock() - at
     outcome.new = program not in found.found
     found.found += [program] if outcome.new else []
