@@ -188,7 +188,6 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
         sync_id,
         _accumulators(op.body),
         written_by_threads(op.body),
-        op.name,
         op.instances,
         turn_id,
     )

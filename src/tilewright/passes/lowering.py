@@ -102,7 +102,6 @@ class Instance:
     sync_id: Expr | None = None
     accumulators: tuple[Buffer, ...] = ()
     written: tuple[Buffer, ...] = ()
-    role: str = ""
     instances: int = 1
     turn_id: int | None = None
 
@@ -124,10 +123,9 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What warps of `role` tell each other goes through `buffer`; `before`: the barrier in front
-    of its writes."""
+    """What warps tell each other goes through `buffer`; `before`: the barrier in front of its
+    writes."""
 
-    role: str
     buffer: Buffer
     before: Op | None
 
@@ -267,7 +265,7 @@ class Lowering:
         found = Buffer(name, (const(count),), kind, Space.SHARED)
         self.buffers[name] = found
         met = self.join(loc)
-        self.exchanges.append(Exchange(self.instance.role, found, met[0] if met else None))
+        self.exchanges.append(Exchange(found, met[0] if met else None))
         return found, met
 
     def join(self, loc: Loc | None) -> Body:

@@ -60,11 +60,10 @@ def settle_scratch(
         return [], body
     end = _end(kernel)
     trees = list(_trees(body, prod(kernel.threads), exchanges))
-    groups: dict[str, list[int]] = {}
-    for number, each in enumerate(exchanges):
-        groups.setdefault(each.role, []).append(number)
+    # those of each role, and outside roles, have places of their own
+    groups = {k: sorted(_users(tree)) for k, tree in enumerate(trees) if _users(tree)}
     chosen = {role: _turns(exchanges, mine, 1) for role, mine in groups.items()}
-    kept = {role: _needed(trees, mine, chosen[role]) for role, mine in groups.items()}
+    kept = {role: _needed(trees[role], chosen[role]) for role in groups}
     depths = {e.number: d for tree in trees for e, d in _barriers(tree, 0)}
     for role, mine in groups.items():
         least = end + sum(_size(exchanges, groups[r], chosen[r]) for r in groups)
@@ -73,7 +72,7 @@ def settle_scratch(
             more = least + _size(exchanges, mine, places) - _size(exchanges, mine, chosen[role])
             if not _is_free(kernel, target.chip, least, more):
                 break
-            needed = _needed(trees, mine, places)
+            needed = _needed(trees[role], places)
             if _cost(needed, depths) < _cost(kept[role], depths):
                 chosen[role], kept[role], least = places, needed, more
     made: list[Op] = []
@@ -110,13 +109,13 @@ def _aligned(size: int, unit: int) -> int:
 
 
 def _turns(exchanges: Sequence[Exchange], mine: Sequence[int], count: int) -> dict[int, int]:
-    """The place of each exchange, one of `count` in turn; large ones all take the first."""
-    found: dict[int, int] = {}
-    turn = 0
-    for number in mine:
-        found[number] = 0 if exchanges[number].buffer.bytes > SMALL else turn
-        turn = (found[number] + 1) % count
-    return found
+    """The place of each exchange, one of `count` in turn; large ones have the first for
+    themselves."""
+    large = {n for n in mine if exchanges[n].buffer.bytes > SMALL}
+    first = 1 if large and count > 1 else 0
+    small = [n for n in mine if n not in large]
+    turns = {n: first + k % (count - first) for k, n in enumerate(small)}
+    return turns | dict.fromkeys(large, 0)
 
 
 def _sizes(
@@ -267,6 +266,19 @@ def _trees(body: Body, threads: int, exchanges: Sequence[Exchange]) -> Iterator[
     yield from reader.others
 
 
+def _users(events: list[_Event]) -> set[int]:
+    """The exchanges that happen in `events`."""
+    found: set[int] = set()
+    for event in events:
+        if isinstance(event, _Use):
+            found.add(event.number)
+        elif isinstance(event, _Branch):
+            found.update(*map(_users, event.arms))
+        elif isinstance(event, _Loop):
+            found |= _users(event.body)
+    return found
+
+
 def _barriers(events: list[_Event], depth: int) -> Iterator[tuple[_Before, int]]:
     for event in events:
         if isinstance(event, _Before):
@@ -282,21 +294,14 @@ def _cost(needed: set[int], depths: Mapping[int, int]) -> int:
     return sum(OFTEN ** depths.get(number, 0) for number in needed)
 
 
-def _needed(
-    trees: Sequence[list[_Event]], mine: Sequence[int], places: Mapping[int, int]
-) -> set[int]:
-    """The exchanges of `mine` that threads have to meet before. Each is added where one is
-    missing, and left out again where others serve."""
+def _needed(events: list[_Event], places: Mapping[int, int]) -> set[int]:
+    """The exchanges that threads have to meet before. Each is added where one is missing, and
+    left out again where others serve."""
     kept: set[int] = set()
-
-    def missing(kept: set[int]) -> int | None:
-        walk = _Walk(places, kept)
-        return next((n for n in map(walk.first, trees) if n is not None), None)
-
-    while (number := missing(kept)) is not None:
+    while (number := _Walk(places, kept).first(events)) is not None:
         kept.add(number)
-    for number in mine:
-        if number in kept and missing(kept - {number}) is None:
+    for number in sorted(kept):
+        if _Walk(places, kept - {number}).first(events) is None:
             kept.discard(number)
     return kept
 
@@ -326,13 +331,10 @@ class _Walk:
         for event in events:
             match event:
                 case _Use():
-                    if event.number in self.places:
-                        used.add(self.places[event.number])
+                    used.add(self.places[event.number])
                 case _Meet():
                     used.clear()
                 case _Before():
-                    if event.number not in self.places:
-                        continue
                     if event.number in self.kept:
                         used.clear()
                     elif self.places[event.number] in used:
