@@ -69,11 +69,11 @@ HAND = {128: "flash_attention", 64: "flash_attention_64"}
 PARTS = {
     "all": "",
     "without roles": "-roles=off",
-    "without skew": "-skew=off",
     "without cut loops": "-split=off",
     "without persistence": "-persistent=off",
     "in plain order": "-order=plain",
-    "with turns": "-turns=on",
+    "with skew": "-skew=on",
+    "with skew and turns": "-skew=on -turns=on",
     "in clusters": "-cluster=2",
 }
 

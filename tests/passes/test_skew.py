@@ -25,7 +25,7 @@ from tilewright.passes.ahead import Ahead
 from tilewright.passes.pipeline import Pass, run_pipeline
 from tilewright.passes.pipeline_loops import pipeline_loops
 from tilewright.passes.skew import Skew, _Statements, find_skew
-from tilewright.targets.cuda.backend import CudaKernel
+from tilewright.targets.cuda.backend import CudaKernel, lower
 from zoo.attention.flash import flash_attention
 from zoo.gemm.gemm import gemm_relu
 from zoo.mla.decode import mla_decode
@@ -162,7 +162,9 @@ def test_attention_is_skewed_and_fits(causal):
     made = flash_attention.prim_func(
         1, 2, 2, 512, 512, 128, causal, block_M=128, block_N=128, threads=256, dtype="bfloat16"
     )
-    kernel = CudaKernel(made.program, ROLES)
+    plain = lower(made.program, ROLES)
+    assert any("other warpgroups compute meanwhile" in why for why in plain.reasons.values())
+    kernel = CudaKernel(made.program, SKEWED)
     assert kernel.serialized is None
     assert any("late:" in why for why in kernel.trace.reasons.values())
     assert all(r.spill_bytes == 0 and r.registers <= 168 for r in kernel.resources.values())
@@ -217,7 +219,7 @@ def test_every_order_keeps_every_dependence(chosen, which):
 
 def test_the_model_prefers_overlap():
     made = flash_attention.prim_func(
-        1, 1, 1, 512, 512, 128, block_M=128, block_N=128, threads=256, dtype="bfloat16"
+        1, 1, 1, 512, 512, 128, block_M=64, block_N=128, threads=128, dtype="bfloat16"
     ).program
     kernel = with_atom(made, "wgmma").kernels[0]
     (plan,) = Ahead(kernel, made, ROLES).plans.values()
@@ -231,8 +233,9 @@ def test_slots_that_are_held_longer_come_round_slower():
     them for most of two iterations. On an H200 it loses 9 % by it."""
     made = with_atom(mla_decode.prim_func(2, 64, 512, dtype="bfloat16").program, "wgmma")
     (plan,) = Ahead(made.kernels[0], made, ROLES).plans.values()
-    fills = list(plan.fills.values())
-    why = find_skew(made.kernels[0], plan.loop, fills)
+    fills, alone = list(plan.fills.values()), replace(made.kernels[0], threads=(128,))
+    why = find_skew(alone, plan.loop, fills)
     assert isinstance(why, str) and "no order of its statements is shorter" in why
-    assert isinstance(find_skew(made.kernels[0], replace(plan.loop, stages=4), fills), Skew)
+    deep = find_skew(alone, replace(plan.loop, stages=4), fills)
+    assert isinstance(deep, Skew) or "registers" in deep
     assert isinstance(find_skew(made.kernels[0], plan.loop, fills, asked=True), Skew)

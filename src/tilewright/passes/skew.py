@@ -14,6 +14,11 @@ Each statement still runs once per iteration, in an order that keeps every depen
 is copied and the meaning stays. `find_skew` tries every product, with what must follow it, as the
 late part; puts the statements of each in order (products as early as they may be, the one that
 more waits for first); and takes the one whose modelled interval is shortest.
+
+It is for a warpgroup that computes alone, or for those who ask (`-skew`). Several that a producer
+feeds fall out of step, and each one's threads compute under another's products: on an H200
+attention runs 0 to 2 % slower skewed (head 128 707 → 691, causal the same; head 64 528 → 515, 501 →
+490).
 """
 
 from __future__ import annotations
@@ -44,6 +49,7 @@ from tilewright.passes.unit_times import TENSOR, cycles, load_cycles, unit_of
 
 GAIN = 0.95  # of the interval: less is not worth the code
 ROUNDS = 6  # iterations that are simulated
+WARPGROUP = 128
 REGISTERS = 208  # of a thread that fragments may fill; the rest is addresses and the like
 
 
@@ -78,6 +84,8 @@ def find_skew(
     products = [k for k in body.all if body.units[k] == TENSOR]
     if len(products) < 2:
         return "it has fewer than two products on the tensor core"
+    if not asked and prod(kernel.threads) > WARPGROUP:
+        return "other warpgroups compute meanwhile"
     plain = body.interval(body.all, frozenset())
     found = []
     for product in products:
