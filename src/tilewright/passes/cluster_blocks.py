@@ -7,8 +7,8 @@ In between, a cluster is one block whose body runs for each place in it:
 
 which means what it meant, and lets orders and persistent blocks deal with whole clusters.
 `spread_clusters` then makes the iterations blocks. Who loads what is decided where rings are filled
-(`pipeline_loops`): a tile that is the same in all blocks comes in as many parts, each loaded by one
-block and sent to all (`shared_by_all`).
+(`pipeline_loops`): a tile that is the same in all blocks (`Common`) comes in as many parts, each
+loaded by one block and sent to all.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Bin, Const, Expr, Var, const, loads, substitute, transform, variables
 from tilewright.ir.op import (
     Alloc,
+    Arrive,
+    BarrierInit,
+    Commit,
     Copy,
     Dim,
     For,
@@ -32,6 +35,9 @@ from tilewright.ir.op import (
     Let,
     Op,
     Program,
+    Role,
+    Wait,
+    WaitGroup,
     While,
     expressions,
     walk_ops,
@@ -42,6 +48,7 @@ from tilewright.passes.reasons import because
 from tilewright.passes.roles import why_not, why_not_worth
 
 ABOUT = "clusters"
+_OWN_TIME = (Role, BarrierInit, Arrive, Wait, Commit, WaitGroup)
 KIND = "cluster"
 
 
@@ -74,6 +81,8 @@ def _axis(kernel: Kernel, count: int, target: Target, dims: Iterable[Dim]) -> tu
         return "the target has none"
     if kernel.cluster:
         return "the kernel has its own"
+    if any(isinstance(op, _OWN_TIME) for op in walk_ops(kernel)):
+        return "the kernel has roles, barriers or waits of its own"
     against = why_not(kernel)
     if against is None and target.choice("roles") == "auto":
         against = why_not_worth(kernel)
@@ -197,13 +206,13 @@ class Common:
 
     def has(self, e: Expr) -> bool:
         """Whether `e` is; loads of tensors are, where their indices are."""
-        if any(load.buffer.space is not Space.GLOBAL for load in loads(e)):
-            return False
         for _ in range(len(self.lets) + 1):
             known = {v: self.lets[v] for v in variables(e) if v in self.lets}
             if not known:
                 break
             e = substitute(e, known)
+        if any(load.buffer.space is not Space.GLOBAL for load in loads(e)):
+            return False
 
         def cluster(node: Expr) -> Expr | None:
             match node:

@@ -57,12 +57,11 @@ from tilewright.ir.target import Target
 from tilewright.passes.cluster_blocks import cluster_loop
 from tilewright.passes.order_blocks import EVEN, MOST, most_work, number_of
 from tilewright.passes.reasons import at_line, because
+from tilewright.passes.roles import LAUNCHES, why_not_worth
 from tilewright.passes.roles import why_not as no_roles
-from tilewright.passes.roles import why_not_worth
 
 ABOUT = "persistent blocks"
 _OWN_TIME = (Role, BarrierInit, Arrive, Wait, Commit, WaitGroup, Fence, Sync)
-_ONCE_A_LAUNCH = ("pdl_wait", "pdl_launch")
 
 
 def persist_blocks(program: Program, target: Target) -> Program:
@@ -136,7 +135,8 @@ def blocks_of(kernel: Kernel, target: Target) -> int:
     )
     room = chip.shared_per_sm // (shared * max(1, deep) + chip.reserved)
     threads = chip.threads_per_sm // prod(kernel.threads)
-    return chip.multiprocessors * max(1, min(chip.blocks_per_sm, threads, room))
+    resident = max(1, min(chip.blocks_per_sm, threads, room))
+    return max(1, chip.multiprocessors * resident // cluster_size(kernel))
 
 
 def tile_count(kernel: Kernel) -> Expr:
@@ -180,7 +180,7 @@ def _against(op: Op, threads: set[Var]) -> str | None:
             return "foreign code may keep something from tile to tile"
         if effect.convergent:
             return "the kernel has code for single threads"
-        if op.name in _ONCE_A_LAUNCH:
+        if op.name in LAUNCHES:
             return "the kernel speaks to other launches"
     if any(variables(e) & threads for e in expressions(op)):
         return "the kernel has code for single threads"

@@ -1,4 +1,4 @@
-"""Copies that run ahead of their readers, in kernels whose threads all run the same code.
+"""Copies that run ahead of their readers, filled by all threads or by a producer.
 
 A shared buffer that a pipelined loop fills by a copy and then reads becomes a ring of `stages`
 slots. The first fills stand before the loop; in an iteration, a wait for the slot's bytes stands
@@ -143,9 +143,9 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
         against = work.why_whole() or (None if told == "on" else why_not_worth(numbered))
         if against is None:
             apart = _Pipeliner(numbered, program, target, names, apart=True)
-            apart.skew_loops()
             try:
                 work, producer = apart, (apart.producer(),)
+                apart.skew_loops()
             except NoProducer as error:
                 against = str(error)
         for plan in work.plans.values() if against else ():
@@ -253,11 +253,7 @@ class _Pipeliner:
                 )
                 self.ring_names.add(name)
             # rings that the same loops go round count together
-            loops = frozenset(
-                n
-                for n, other in self.plans.items()
-                if any(ring_key(g, other.loop.stages) == key for g in fill_groups(other))
-            )
+            loops = frozenset(n for n in self.plans if self.groups_of(key, n))
             together = (loops, stages)
             if together not in self.turns:
                 self.turns[together] = self.counter(f"{plan.loop.var.name}_turn")
@@ -266,9 +262,17 @@ class _Pipeliner:
                 full = self.barrier(f"{fills[0].copy.dst.buffer.name}_full", stages)
             if self.apart:
                 free = self.barrier(f"{fills[0].copy.dst.buffer.name}_free", stages)
-            peers = max(fill.peers for fill in fills) if self.apart else 1
+            # of all loops that go round the ring: each hands slots back to whoever fills them
+            peers = max(fill.peers for group in self.groups_of(key) for fill in group)
             self.rings[key] = Ring(stages, how, slots, self.turns[together], full, free, peers)
         return self.rings[key]
+
+    def groups_of(self, key: RingKey, loop: int | None = None) -> list[list[Fill]]:
+        """What fills a ring in all loops, or in one of them."""
+        plans = self.plans.values() if loop is None else (self.plans[loop],)
+        return [
+            g for plan in plans for g in fill_groups(plan) if ring_key(g, plan.loop.stages) == key
+        ]
 
     def barrier(self, name: str, count: int) -> Buffer:
         self.barriers.append(
@@ -385,6 +389,10 @@ class _Pipeliner:
                 continue
             fills = list(plan.fills.values())
             found = find_skew(self.kernel, plan.loop, fills, asked=told == "on")
+            inner = [op for op in walk_ops(plan.loop.body) if id(op) in self.plans]
+            if any(self.plans[id(op)].fills for op in inner):
+                # it is filled whole before what the next iteration waits for
+                found = "a loop in it has slots of its own"
             if isinstance(found, Skew) and plan.loop.stages == 1:
                 found = _one_slot_is_enough(plan, found)
             if isinstance(found, Skew):
@@ -607,9 +615,17 @@ class _Pipeliner:
 
 
 def _one_slot_is_enough(plan: Plan, skew: Skew) -> Skew | str:
-    for fill in plan.fills.values():
-        if len({k in skew.late for k in fill.uses}) > 1:
-            return f"{fill.copy.dst.buffer.name} has one slot for two iterations"
+    """With one slot, what is used late must be filled behind what the next iteration begins with,
+    and be used late only."""
+    early: list[int] = []
+    late: list[int] = []
+    for group in fill_groups(plan):
+        kinds = {k in skew.late for fill in group for k in fill.uses}
+        if len(kinds) > 1:
+            return f"{group[0].copy.dst.buffer.name} has one slot for two iterations"
+        (late if kinds == {True} else early).append(min(fill.at for fill in group))
+    if late and early and min(late) < max(early):
+        return "its one slot of what is used late is filled first"
     return skew
 
 

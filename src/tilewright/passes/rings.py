@@ -114,8 +114,8 @@ class Fill:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a slot is filled again: behind (`ahead`: before) statement `at`, `lag` iterations
-    after the one that read it."""
+    """Where a slot is filled again, or handed back to who does: behind (`ahead`: before) statement
+    `at`, `lag` iterations after the one that read it."""
 
     at: int
     ahead: bool = False

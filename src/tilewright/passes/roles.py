@@ -32,6 +32,7 @@ from tilewright.ir.op import (
     Gemm,
     Hint,
     If,
+    Intrinsic,
     Kernel,
     Let,
     Op,
@@ -56,12 +57,13 @@ from tilewright.ir.rewrite import (
     substitute_vars,
 )
 from tilewright.ir.target import Target
-from tilewright.passes.rings import Groups, copy_at, part_of, slot_region
+from tilewright.passes.rings import Groups, Ring, copy_at, part_of, slot_region
 
 PRODUCER, CONSUMER = "producer", "consumer"
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 # registers of a thread of (producer, consumers), by the number of consuming warpgroups
 REGISTERS = {2: (24, 240), 3: (32, 160)}
+LAUNCHES = ("pdl_wait", "pdl_launch")
 NAMED = 1  # the barrier on which consumers meet
 
 
@@ -93,6 +95,8 @@ def why_not(kernel: Kernel) -> str | None:
             return "loops are left early"
         if isinstance(op, Sync):
             return "it has barriers of its own"
+        if isinstance(op, Intrinsic) and op.name in LAUNCHES:
+            return "it speaks to other launches"
     return None
 
 
@@ -254,16 +258,21 @@ def producer_of(
 
 def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> list[Op]:
     """A block stays until its peers have handed back what they share: they arrive in its memory."""
+    shared: dict[Buffer, list[Ring]] = {}  # rings that the same loops go round count together
+    for ring in (r for groups in rings.values() for r, _ in groups if r.peers > 1):
+        known = shared.setdefault(ring.counter, [])
+        known += [] if ring in known else [ring]
     found: list[Op] = []
-    shared = {r.counter: r for groups in rings.values() for r, _ in groups if r.peers > 1}
-    for ring in shared.values():
-        assert ring.free is not None
+    for counter, several in shared.items():
         var = Var(fresh_name("slot", names))
-        fresh = (ring.phase() + 1) % 2
-        turn = Store(ring.counter, (), Load(ring.counter, ()) + 1, loc=kernel.loc)
-        wait = Wait(element(ring.free, ring.slot()), fresh, loc=kernel.loc)
-        end = const(ring.stages)
-        found.append(For(var, const(0), end, (wait, turn), loc=kernel.loc))
+        waits = [
+            Wait(element(r.free, r.slot()), (r.phase() + 1) % 2, loc=kernel.loc)
+            for r in several
+            if r.free is not None
+        ]
+        turn = Store(counter, (), Load(counter, ()) + 1, loc=kernel.loc)
+        end = const(several[0].stages)
+        found.append(For(var, const(0), end, (*waits, turn), loc=kernel.loc))
     return found
 
 
@@ -284,7 +293,11 @@ def _parted(kernel: Kernel) -> Kernel:
         common = isinstance(op, BarrierInit) or (
             isinstance(op, Fence) and op.kind == "barrier_init"
         )
-        memory = isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.BARRIER)
+        memory = (
+            isinstance(op, Alloc)
+            and op.buffer.space in (Space.SHARED, Space.BARRIER)
+            and op.init is None
+        )
         if not (isinstance(op, Role) and op.derived):
             (outside if common or memory else inside).append(op)
     first = next(k for k, op in enumerate(inside) if isinstance(op, Sync))
