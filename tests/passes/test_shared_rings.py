@@ -138,3 +138,27 @@ def test_who_waits_for_another_launch_has_no_producer():
 
     for target in ("cuda", "cuda -roles=on"):
         assert "it speaks to other launches" in said(main.program, target)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5])
+def test_tiles_that_their_author_deals_out_have_a_producer(blocks):
+    @T.prim_func
+    def main(
+        A: T.Tensor((256, 128), F16), B: T.Tensor((128, 192), F16), C: T.Tensor((256, 192), F16)
+    ):
+        with T.Kernel(blocks, threads=256) as block:
+            a = T.alloc_shared((128, 64), F16)
+            b = T.alloc_shared((64, 64), F16)
+            c = T.alloc_fragment((128, 64), "float32")
+            for by, bx in T.Persistent([2, 3], blocks, block):
+                T.clear(c)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(A[by * 128, k * 64], a)
+                    T.copy(B[k * 64, bx * 64], b)
+                    T.gemm(a, b, c)
+                T.copy(c, C[by * 128, bx * 64])
+
+    args = {"A": numbers(256, 128), "B": numbers(128, 192, seed=1),
+            "C": np.zeros((256, 192), np.float16)}  # fmt: skip
+    check(main.program, args, "cuda", range(3))
+    assert "filled by all threads" not in said(main.program, "cuda")

@@ -266,7 +266,7 @@ class PersistentLoop(Loop):
         total = order[0]
         for extent in order[1:]:
             total = total * extent
-        waves = wrap(ceildiv(total, wave))
+        waves = wrap(ceildiv(total - index, wave))  # of this block
         wave_var = builder.var(None, waves.dtype, "wave")
         builder.open()
         linear = builder.snapshot(wave_var * wave + index)
@@ -282,7 +282,6 @@ class PersistentLoop(Loop):
         exact = (
             isinstance(last, Const) and isinstance(group, Const) and last.value % group.value == 0
         )
-        builder.emit(If(linear >= total, (Break(loc=loc),), loc=loc))
         if not exact:
             builder.open()
         yield tuple(vars) if len(vars) > 1 else vars[0]
