@@ -179,7 +179,7 @@ BUGS = (
     Bug("a late refill into the slot that is being read", "passes/pipeline_loops.py",
         "isinstance(ahead, int) and ahead % ring.stages == 0:",
         "isinstance(ahead, int) and ahead % ring.stages in (0, ring.stages - 1):", "threads"),
-    Bug("single tiles of a loop waited for with one parity", "passes/pipeline_loops.py",
+    Bug("single tiles of a loop waited for with one parity", "passes/single_copies.py",
         "wait = [Wait(barrier, turn % 2, loc=loc)", "wait = [Wait(barrier, turn % 1, loc=loc)",
         "threads"),
     Bug("staging overwritten while the engine still reads it", "passes/hazards.py",

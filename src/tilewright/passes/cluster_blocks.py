@@ -23,9 +23,6 @@ from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Bin, Const, Expr, Var, const, loads, substitute, transform, variables
 from tilewright.ir.op import (
     Alloc,
-    Arrive,
-    BarrierInit,
-    Commit,
     Copy,
     Dim,
     For,
@@ -35,20 +32,17 @@ from tilewright.ir.op import (
     Let,
     Op,
     Program,
-    Role,
-    Wait,
-    WaitGroup,
     While,
     expressions,
     walk_ops,
 )
 from tilewright.ir.rewrite import fresh_name, map_kernels, program_names
 from tilewright.ir.target import Target
+from tilewright.passes.placed import why_placed
 from tilewright.passes.reasons import because
 from tilewright.passes.roles import why_not, why_not_worth
 
 ABOUT = "clusters"
-_OWN_TIME = (Role, BarrierInit, Arrive, Wait, Commit, WaitGroup)
 KIND = "cluster"
 
 
@@ -81,8 +75,8 @@ def _axis(kernel: Kernel, count: int, target: Target, dims: Iterable[Dim]) -> tu
         return "the target has none"
     if kernel.cluster:
         return "the kernel has its own"
-    if any(isinstance(op, _OWN_TIME) for op in walk_ops(kernel)):
-        return "the kernel has roles, barriers or waits of its own"
+    if placed := next(filter(None, map(why_placed, walk_ops(kernel))), None):
+        return placed
     against = why_not(kernel)
     if against is None and target.choice("roles") == "auto":
         against = why_not_worth(kernel)

@@ -20,18 +20,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from tilewright.ir.atoms import ATOMS, Feature
+from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Space, whole
 from tilewright.ir.dtype import promote
 from tilewright.ir.expr import Const, Expr, Var, binary, cast, compare, const, select, variables
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import (
     Alloc,
-    Arrive,
     Atomic,
-    BarrierInit,
-    Commit,
-    Copy,
     Fence,
     Fill,
     For,
@@ -42,11 +38,8 @@ from tilewright.ir.op import (
     Let,
     Op,
     Program,
-    Role,
     Store,
     Sync,
-    Wait,
-    WaitGroup,
     While,
     expressions,
     op_loads,
@@ -56,12 +49,12 @@ from tilewright.ir.rewrite import fresh_name, map_kernels, program_names
 from tilewright.ir.target import Target
 from tilewright.passes.cluster_blocks import cluster_loop
 from tilewright.passes.order_blocks import EVEN, MOST, most_work, number_of
+from tilewright.passes.placed import why_placed
 from tilewright.passes.reasons import at_line, because
 from tilewright.passes.roles import LAUNCHES, why_not_worth
 from tilewright.passes.roles import why_not as no_roles
 
 ABOUT = "persistent blocks"
-_OWN_TIME = (Role, BarrierInit, Arrive, Wait, Commit, WaitGroup, Fence, Sync)
 
 
 def persist_blocks(program: Program, target: Target) -> Program:
@@ -168,12 +161,10 @@ def _against(op: Op, threads: set[Var]) -> str | None:
     """What an op has against being run for one tile after the other."""
     if isinstance(op, For) and op.kind == "persistent":
         return "blocks walk over tiles already"
-    if isinstance(op, _OWN_TIME):
+    if placed := why_placed(op):
+        return placed
+    if isinstance(op, (Fence, Sync)):
         return "the kernel has roles, barriers or waits of its own"
-    if isinstance(op, Copy) and op.atom is not None and ATOMS[op.atom].is_async:
-        return "the kernel has asynchronous copies of its own"
-    if isinstance(op, Hint) and op.name == "ws":
-        return "the kernel places statements on warps"
     if isinstance(op, Intrinsic):
         effect = INTRINSICS.get(op.name)
         if effect is None or effect.opaque:

@@ -23,16 +23,13 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from math import prod
 
 from tilewright.ir import scope
-from tilewright.ir.atoms import ATOMS, Feature
 from tilewright.ir.bounds import Ranges, bounds, prove
 from tilewright.ir.buffer import Buffer, Space, element, whole
 from tilewright.ir.dtype import BARRIER, INT32
 from tilewright.ir.expr import (
     Expr,
-    Load,
     Var,
     binary,
     compare,
@@ -56,21 +53,16 @@ from tilewright.ir.op import (
     Op,
     Program,
     Role,
-    Store,
     Sync,
-    Wait,
     WaitGroup,
     While,
     marked,
-    read_buffers,
     walk_ops,
-    written_buffers,
 )
 from tilewright.ir.rewrite import fresh_name, program_names, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.ahead import Ahead
-from tilewright.passes.bulk_rules import bulk_eligible
 from tilewright.passes.cluster_blocks import blocks_of_cluster
 from tilewright.passes.insert_syncs import settle_stores
 from tilewright.passes.loop_sections import Section, Sections, always
@@ -81,6 +73,7 @@ from tilewright.passes.matrix_groups import (
     settle_matrix_groups,
     unnumber,
 )
+from tilewright.passes.placed import is_placed
 from tilewright.passes.reasons import at_line, because
 from tilewright.passes.rings import (
     BULK,
@@ -94,7 +87,6 @@ from tilewright.passes.rings import (
     Slots,
     copy_at,
     fill_groups,
-    leaves_early,
     mentioned,
     ring_key,
     slot_region,
@@ -108,6 +100,7 @@ from tilewright.passes.roles import (
     why_not,
     why_not_worth,
 )
+from tilewright.passes.single_copies import SingleCopies
 from tilewright.passes.skew import Skew, find_skew
 from tilewright.support.errors import Loc
 
@@ -117,19 +110,6 @@ def pipeline_loops(program: Program, target: Target) -> Program:
     names = program_names(program)
     kernels = tuple(_kernel(kernel, program, target, names) for kernel in program.kernels)
     return dataclasses.replace(program, kernels=kernels)
-
-
-def is_placed(kernel: Kernel) -> bool:
-    """The kernel has roles, barriers or asynchronous copies of its own: its time is its author's
-    business."""
-    for op in walk_ops(kernel):
-        if isinstance(op, (Role, BarrierInit, Arrive, Wait, Commit, WaitGroup)):
-            return True
-        if isinstance(op, Hint) and op.name == "ws":
-            return True
-        if isinstance(op, Copy) and op.atom is not None and ATOMS[op.atom].is_async:
-            return True
-    return False
 
 
 def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -> Kernel:
@@ -170,20 +150,20 @@ class _Pipeliner:
         self.target = target
         self.names = names
         found = Ahead(kernel, program, target, tiles=apart)
-        self.tensors, self.viewed, self.written = found.tensors, found.viewed, found.written
-        self.plans, self.ahead = found.plans, found.copies
+        self.written, self.plans = found.written, found.plans
         self.rings: dict[RingKey, Ring] = {}
         self.turns: dict[tuple[frozenset[int], int], Buffer] = {}
         self.barriers: list[Buffer] = []
         self.counters: list[Buffer] = []
         self.ring_names: set[str] = set()
+        self.single = SingleCopies(kernel, target, found, self.barrier, self.counter)
 
     # ── rewriting ────────────────────────────────────────────────────────────────────────────
 
     def body(self, body: Body, ranges: Ranges, *, looped: bool) -> Body:
         """`body` with loops pipelined, inner ones first, and other copies given to the engine."""
         parts = self.statements(body, ranges, looped=looped)
-        return self.single_loads([op for part in parts for op in part], looped)
+        return self.single.loads([op for part in parts for op in part], looped)
 
     def statements(self, body: Body, ranges: Ranges, *, looped: bool) -> list[list[Op]]:
         """What becomes of each statement of `body`."""
@@ -204,7 +184,7 @@ class _Pipeliner:
         if isinstance(op, Hint) and op.buffer is not None and self.is_ring(op.buffer):
             return self.hints(op)
         if isinstance(op, Copy):
-            return [self.engaged(op, ranges)]
+            return [self.single.engaged(op, ranges)]
         if isinstance(op, Map):
             return [op]
         inner = looped or isinstance(op, (For, While))
@@ -365,7 +345,7 @@ class _Pipeliner:
         if not self.apart:
             found += self.first_fills(loop, groups, ranges)
         runs = prove(compare("<", loop.start, loop.stop), ranges) is True
-        return [*found, *work.loops(lambda body: self.single_loads(body, True), runs)]
+        return [*found, *work.loops(lambda body: self.single.loads(body, True), runs)]
 
     # ── a producer of its own ────────────────────────────────────────────────────────────────
 
@@ -539,79 +519,6 @@ class _Pipeliner:
         if any(ring.how == CP_ASYNC for ring, _ in groups):
             found.append(Commit(CP_ASYNC, loc=loop.loc))
         return found
-
-    # ── copies that stay where they are ──────────────────────────────────────────────────────
-
-    def engaged(self, op: Copy, ranges: Ranges) -> Copy:
-        """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
-        stores of tensors that nothing else uses."""
-        if op.atom is not None or op.prefer in ("sync", "cp_async") or op.multicast is not None:
-            return op
-        if Feature.BULK_COPY not in self.target.features:
-            return op
-        load = op.src.buffer.space is Space.GLOBAL
-        tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
-        if tensor.name not in self.tensors or tile.name in self.viewed:
-            return op
-        if not load and tensor.name in self.viewed:
-            return op
-        if tensor.name in self.written if load else not self.is_used_once(tensor):
-            return op
-        if id(op) in self.ahead or not bulk_eligible(op, ranges):
-            return op
-        return rebuild(op, atom=BULK if load else "bulk_store")
-
-    def is_used_once(self, tensor: Buffer) -> bool:
-        users = [
-            op
-            for op in walk_ops(self.kernel.body)
-            if tensor in (*read_buffers(op), *written_buffers(op))
-        ]
-        return len(users) == 1
-
-    def single_loads(self, body: list[Op], looped: bool) -> Body:
-        """Loads of single tiles: each run of them on one barrier, waited for before the next op
-        that uses one of the tiles."""
-        found: list[Op] = []
-        waiting: list[tuple[set[str], list[Op]]] = []
-        run: list[Copy] = []
-
-        def issue() -> None:
-            if not run:
-                return
-            first, loc = run[0].dst.buffer.name, run[0].loc
-            names = {c.dst.buffer.name for c in run}
-            barrier = element(self.barrier(f"{first}_full", 1), 0)
-            total = sum(c.dst.dtype.storage_bytes(prod(c.dst.static_tile)) for c in run)
-            found.append(Arrive(barrier, const(total), loc=loc))
-            found.extend(rebuild(c, barrier=barrier) for c in run)
-            wait: list[Op] = [Wait(barrier, const(0), loc=loc)]
-            if looped:
-                counter = self.counter(f"{first}_turn")
-                turn = Load(counter, ())
-                wait = [Wait(barrier, turn % 2, loc=loc), Store(counter, (), turn + 1, loc=loc)]
-            waiting.append((names, wait))
-            run.clear()
-
-        def settle(names: set[str] | None) -> None:
-            for item in list(waiting):
-                if names is None or item[0] & names:
-                    found.extend(item[1])
-                    waiting.remove(item)
-
-        for op in body:
-            load = isinstance(op, Copy) and op.atom == BULK and op.barrier is None
-            used = mentioned(op)
-            if not load or used & {c.dst.buffer.name for c in run}:
-                issue()
-            settle(None if leaves_early((op,)) else used)
-            if isinstance(op, Copy) and load:
-                run.append(op)
-            else:
-                found.append(op)
-        issue()
-        settle(None)
-        return tuple(found)
 
 
 def _one_slot_is_enough(plan: Plan, skew: Skew) -> Skew | str:

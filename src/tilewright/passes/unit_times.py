@@ -1,7 +1,7 @@
 """How long ops keep the units of a multiprocessor busy: what schedules are ranked by.
 
 Cycles of a whole block's op on one multiprocessor, from published rates: a prior that tells heavy
-from light, not a promise. Measured kernels spend 1.2 to 1.6 times as much.
+from light, not a promise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRODUCT_LATENCY = 100  # from the last step of a product until threads may read 
 SYNC = 30  # a barrier of threads, behind the last one to come
 ARRIVE = 20  # a barrier in shared memory: a trip there
 TURN = 10  # of a loop
-BYTES_PER_CYCLE = 24  # of a multiprocessor's share of memory: 19 of DRAM, twice that of the L2
+BYTES_PER_CYCLE = 24  # between DRAM's and the L2's: some of what a block loads another has loaded
 
 
 def warpgroup_cycles(m: int, n: int, k: int, bits: int, width: int, a_shared: bool) -> float:

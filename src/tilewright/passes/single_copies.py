@@ -1,0 +1,121 @@
+"""Copies that do not run ahead, made by the bulk engine where it can.
+
+Loads of single tiles get a barrier of their own, a run of them one, waited for before the next op
+that uses one of the tiles; tiles in shared memory are stored by the engine too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from tilewright.ir.atoms import Feature
+from tilewright.ir.bounds import Ranges
+from tilewright.ir.buffer import Buffer, Space, element
+from tilewright.ir.expr import Load, const
+from tilewright.ir.op import (
+    Arrive,
+    Body,
+    Copy,
+    Kernel,
+    Op,
+    Store,
+    Wait,
+    read_buffers,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.rewrite import rebuild
+from tilewright.ir.target import Target
+from tilewright.passes.ahead import Ahead
+from tilewright.passes.bulk_rules import bulk_eligible
+from tilewright.passes.rings import BULK, leaves_early, mentioned
+
+
+class SingleCopies:
+    """`found` says which copies run ahead; `barrier` and `counter` make the kernel new ones."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        target: Target,
+        found: Ahead,
+        barrier: Callable[[str, int], Buffer],
+        counter: Callable[[str], Buffer],
+    ) -> None:
+        self.kernel = kernel
+        self.target = target
+        self.found = found
+        self.barrier = barrier
+        self.counter = counter
+
+    def engaged(self, op: Copy, ranges: Ranges) -> Copy:
+        """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
+        stores of tensors that nothing else uses."""
+        if op.atom is not None or op.prefer in ("sync", "cp_async") or op.multicast is not None:
+            return op
+        if Feature.BULK_COPY not in self.target.features:
+            return op
+        load = op.src.buffer.space is Space.GLOBAL
+        tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
+        if tensor.name not in self.found.tensors or tile.name in self.found.viewed:
+            return op
+        if not load and tensor.name in self.found.viewed:
+            return op
+        if tensor.name in self.found.written if load else not self.is_used_once(tensor):
+            return op
+        if id(op) in self.found.copies or not bulk_eligible(op, ranges):
+            return op
+        return rebuild(op, atom=BULK if load else "bulk_store")
+
+    def is_used_once(self, tensor: Buffer) -> bool:
+        users = [
+            op
+            for op in walk_ops(self.kernel.body)
+            if tensor in (*read_buffers(op), *written_buffers(op))
+        ]
+        return len(users) == 1
+
+    def loads(self, body: list[Op], looped: bool) -> Body:
+        """Loads of single tiles: each run of them on one barrier, waited for before the next op
+        that uses one of the tiles."""
+        found: list[Op] = []
+        waiting: list[tuple[set[str], list[Op]]] = []
+        run: list[Copy] = []
+
+        def issue() -> None:
+            if not run:
+                return
+            first, loc = run[0].dst.buffer.name, run[0].loc
+            names = {c.dst.buffer.name for c in run}
+            barrier = element(self.barrier(f"{first}_full", 1), 0)
+            total = sum(c.dst.dtype.storage_bytes(prod(c.dst.static_tile)) for c in run)
+            found.append(Arrive(barrier, const(total), loc=loc))
+            found.extend(rebuild(c, barrier=barrier) for c in run)
+            wait: list[Op] = [Wait(barrier, const(0), loc=loc)]
+            if looped:
+                counter = self.counter(f"{first}_turn")
+                turn = Load(counter, ())
+                wait = [Wait(barrier, turn % 2, loc=loc), Store(counter, (), turn + 1, loc=loc)]
+            waiting.append((names, wait))
+            run.clear()
+
+        def settle(names: set[str] | None) -> None:
+            for item in list(waiting):
+                if names is None or item[0] & names:
+                    found.extend(item[1])
+                    waiting.remove(item)
+
+        for op in body:
+            load = isinstance(op, Copy) and op.atom == BULK and op.barrier is None
+            used = mentioned(op)
+            if not load or used & {c.dst.buffer.name for c in run}:
+                issue()
+            settle(None if leaves_early((op,)) else used)
+            if isinstance(op, Copy) and load:
+                run.append(op)
+            else:
+                found.append(op)
+        issue()
+        settle(None)
+        return tuple(found)
