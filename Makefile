@@ -12,7 +12,7 @@ DEV  := $(VENV)/.dev-$(KEY)
 .DELETE_ON_ERROR:
 # Checks run one after the other, so that the first failure is the last thing printed.
 .NOTPARALLEL:
-.PHONY: help demo test quick lint types gates fix bench-cpu nightly test-gpu bench-gpu clean
+.PHONY: help demo test quick lint types gates fix bench-cpu docs nightly test-gpu bench-gpu clean
 
 # $(call step,title,command,what to do when it fails)
 define step
@@ -53,6 +53,11 @@ fix: $(DEV) ## let ruff repair and format
 
 bench-cpu: $(CORE) ## benchmark on the CPU
 	@$(PY) -m zoo.bench
+
+docs: $(CORE) ## rewrite what is generated: reference, tutorial pages, the README's table
+	@$(PY) -m tilewright reference
+	@$(PY) examples/tutorial/pages.py
+	@$(PY) benchmarks/tables.py
 
 NIGHTLY ?= 7200
 nightly: $(DEV) ## 10,000 random schedules, and every mutant of derived ones; takes an hour

@@ -1,6 +1,8 @@
 """Every Python block of the README and the documentation runs; on a GPU too, `pytest -m gpu`."""
 
+import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -17,12 +19,51 @@ def test_python_blocks(page, target, tmp_path, monkeypatch):
     if target:
         monkeypatch.setenv("TILEWRIGHT_TARGET", target)  # of `auto`; tests.roads has it
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    blocks = _runnable(blocks)
     if not blocks:
         pytest.skip("no Python on this page")
     # a file, because tracing reads the source; blocks of a page build on one another
     path = tmp_path / f"{page.stem}_page.py"
     path.write_text("\n\n".join(blocks))
     exec(compile(path.read_text(), str(path), "exec"), {"__name__": page.stem})
+
+
+def _runnable(blocks):
+    """Without those for libraries that are not installed."""
+    missing = [name for name in ("torch", "jax", "cupy") if importlib.util.find_spec(name) is None]
+    return [b for b in blocks if not any(re.search(rf"\b{name}\b", b) for name in missing)]
+
+
+def test_speeds_are_those_of_the_files():
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
+    text = (ROOT / "README.md").read_text()
+    assert tables["with_table"](text) == text, "run: python benchmarks/tables.py"
+
+
+def test_links_lead_somewhere():
+    pages = [*PAGES, *(ROOT / "docs").glob("*/*.md"), *(ROOT / "examples").rglob("*.md")]
+    for page in pages:
+        text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.S)
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text):
+            if "://" in link:
+                continue
+            found = (page.parent / link).resolve() if link else page
+            assert found.exists(), f"{page.relative_to(ROOT)}: {link}"
+            if anchor and found.suffix == ".md":
+                assert anchor in anchors(found), f"{page.relative_to(ROOT)}: {link}#{anchor}"
+
+
+def anchors(page):
+    """What Markdown makes of a page's headings; of equal ones, the second ends in -1."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    found = []
+    for head in re.findall(r"^#+ (.*)$", text, re.M):
+        name = re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-")
+        count = sum(
+            re.fullmatch(re.escape(name) + r"(-\d+)?", other) is not None for other in found
+        )
+        found.append(f"{name}-{count}" if count else name)
+    return found
 
 
 def test_pages_are_listed():
