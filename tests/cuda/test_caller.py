@@ -10,6 +10,7 @@ from tilewright.ir.dtype import INT32, dtype
 from tilewright.ir.expr import Var, wrap
 from tilewright.ir.op import Dim, Program
 from tilewright.support.errors import LaunchError
+from tilewright.targets import torch_tensors
 from tilewright.targets.cuda import caller as roads
 from tilewright.targets.cuda import views
 from tilewright.targets.cuda.arguments import ProgramCheck
@@ -22,6 +23,7 @@ from tilewright.targets.cuda.launch import (
     TensorPointer,
 )
 from tilewright.targets.cuda.views import ArrayView
+from tilewright.targets.torch_tensors import guards_work
 
 BF16, FLOAT = dtype("bfloat16"), dtype("float32")
 M, N = Var("M", INT32), Var("N", INT32)
@@ -141,6 +143,15 @@ def test_borrowed_arrays_stay_until_the_kernel_has_run():
     assert all(ref() is None for ref in seen)
 
 
+def test_names_are_the_kernels_own():
+    """x0 and x1 are what the generated function would call its own."""
+    program = Program("add", (tensor("x1", (M, N)), tensor("x0", (M, N))), (), (Dim(M), Dim(N)))
+    spec = LaunchSpec("add", (1,), 32, (TensorPointer("x1"), TensorPointer("x0")))
+    api, call = make(spec=spec, kernel={"params": [8, 8]}, program=program)
+    call(x0=view(0x200), x1=view(0x100))
+    assert struct.unpack("<QQ", b"".join(api.launches[-1].params)) == (0x100, 0x200)
+
+
 # --------------------------------------------------------------------- with PyTorch's own tensors
 
 
@@ -155,6 +166,7 @@ def torch(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: state["device"], raising=False)
 
     def read(t, name):
+        torch_tensors.refuse_gradients(t, name)
         return ArrayView(
             t.data_ptr(), tuple(t.shape), tuple(t.stride()), dtype(t.dtype), 0, state["stream"]
         )
@@ -179,7 +191,7 @@ def three(torch, shape=(4, 8), **more):
 
 
 def test_the_first_road(torch, counted):
-    assert roads._guards_work()
+    assert guards_work()
     api, call = make()
     a, b, c = three(torch)
     d = torch.zeros_like(c)
@@ -256,15 +268,34 @@ def test_tensors_that_differ_in_autograd_only(torch, counted):
     a, b, c = three(torch)
     call(a, b, c)
     p = torch.nn.Parameter(a)
-    for _ in range(50):
-        call(p, b, c)
-        call(a, b, c)
-        call(a, a, c)
+    with torch.no_grad():
+        for _ in range(50):
+            call(p, b, c)
+            call(a, b, c)
+            call(a, a, c)
     assert len(api.launches) == 151 and len(counted) <= roads._GUARDS + 1
 
 
+@pytest.mark.parametrize("guards", [True, False])
+def test_gradients_are_refused_on_every_road(torch, monkeypatch, guards):
+    if not guards:
+        monkeypatch.setattr(torch_tensors, "guards_work", lambda: False)
+    api, call = make()
+    a, b, c = three(torch)
+    p = torch.nn.Parameter(torch.zeros_like(a))
+    for _ in range(3):
+        with torch.no_grad():
+            for _ in range(3):
+                call(p, b, c)
+        for _ in range(2):
+            with pytest.raises(LaunchError, match="A requires a gradient"):
+                call(p, b, c)
+        call(p.detach(), b, c)
+    assert len(api.launches) == 12
+
+
 def test_without_guards(torch, monkeypatch):
-    monkeypatch.setattr(roads, "_guards_work", lambda: False)
+    monkeypatch.setattr(torch_tensors, "guards_work", lambda: False)
     api, call = make()
     a, b, c = three(torch)
     for _ in range(3):

@@ -78,7 +78,8 @@ def test_programs_are_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(verifier, "_verify", counted)
     trace = backend.lower(attention(1024), ROLES)
-    stages = {step.name: step.stage for step in (*backend.SCHEDULE, *backend.PIPELINE)}
+    steps = (backend.LABEL, *backend.SCHEDULE, *backend.PIPELINE)
+    stages = {step.name: step.stage for step in steps}
     stages["input"] = Stage.TILE
     for step in trace:  # every result was looked at, as what it claims to be
         assert any(p is step.program and s is stages[step.name] for p, s in seen)

@@ -235,17 +235,115 @@ def run_dlpack():
     torch.testing.assert_close(torch.from_dlpack(made(Producer(x), Producer(y), 5.0)), x * 5 + y)
 
 
+def copier(kind, **more):
+    """Y = X for `kind` elements: only bits move, so that every type can be compared."""
+    text = f"""
+program copy {{
+  dim n min=0
+  param X: {kind}[n, 16] global
+  param Y: {kind}[n, 16] global
+  kernel main grid b in (n + 7) // 8 threads t in 128 {{
+    if b * 8 + t // 16 < n {{ Y[b * 8 + t // 16, t % 16] = X[b * 8 + t // 16, t % 16] }}
+  }}
+}}
+"""
+    return tw.compile(tw.parse_ir(text), target="cuda", **more)
+
+
+KINDS = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "bool", "int64"]
+
+
+def test_copies_compile():
+    for kind in KINDS:
+        assert copier(kind).resources["spill_bytes"] == 0
+
+
+def run_torch_types():
+    import torch
+
+    for kind in KINDS:
+        k, made = copier(kind), copier(kind, out_idx=[1])
+        x = torch.randint(0, 2, (37, 16), device="cuda").to(getattr(torch, kind))
+        y = torch.zeros(37, 16, device="cuda").to(x.dtype)
+        k(x, y)
+        assert torch.equal(x.view(torch.uint8), y.view(torch.uint8)), kind
+        for rows in (37, 5, 0):
+            z = made(x[:rows])
+            assert z.dtype == x.dtype and z.device == x.device and z.shape == (rows, 16)
+            assert torch.equal(z.float(), x[:rows].float()), kind
+
+
+def run_gradients():
+    import torch
+
+    k = kernel()
+    x, y = torch.randn(N, device="cuda"), torch.randn(N, device="cuda")
+    z, w = torch.empty_like(x), torch.nn.Parameter(x.clone())
+    for _ in range(3):
+        with torch.no_grad():
+            for _ in range(3):
+                k(w, y, z, 2.0)
+            torch.testing.assert_close(z, w * 2 + y)
+        for _ in range(2):
+            with pytest.raises(LaunchError, match="X requires a gradient"):
+                k(w, y, z, 2.0)
+        k(w.detach(), y, z, 3.0)
+        torch.testing.assert_close(z, w.detach() * 3 + y)
+
+
+def run_cupy_types():
+    import cupy
+
+    for kind in ("float32", "float16", "int8", "bool", "int64"):
+        k, made = copier(kind), copier(kind, out_idx=[1])
+        x = cupy.random.randint(0, 2, (37, 16)).astype(kind)
+        y = cupy.zeros_like(x)
+        k(x, y)
+        out = made(x)
+        assert isinstance(out, cupy.ndarray) and out.dtype == x.dtype
+        assert bool((y == x).all()) and bool((out == x).all()), kind
+
+
+def run_jax_types():
+    import os
+
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    import jax
+    import numpy as np
+
+    for kind in KINDS[:-1]:  # JAX has no int64 as it comes
+        made = copier(kind, out_idx=[1])
+        x = jax.random.randint(jax.random.key(0), (37, 16), 0, 2).astype(kind)
+        out = made(x)
+        assert isinstance(out, jax.Array) and out.dtype == x.dtype
+        np.testing.assert_array_equal(
+            np.asarray(out).astype("f"), np.asarray(x).astype("f"), err_msg=kind
+        )
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "function",
-    [run_torch, run_side_streams, run_graph, run_scratch, run_torch_outputs, run_dlpack],
+    [
+        run_torch,
+        run_side_streams,
+        run_graph,
+        run_scratch,
+        run_torch_outputs,
+        run_dlpack,
+        run_torch_types,
+        run_gradients,
+    ],
 )
 def test_torch(function):
     run_guarded(function, timeout=240)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("library", "function"), [("cupy", run_cupy), ("jax", run_jax)])
+@pytest.mark.parametrize(
+    ("library", "function"),
+    [("cupy", run_cupy), ("cupy", run_cupy_types), ("jax", run_jax), ("jax", run_jax_types)],
+)
 def test_libraries(library, function):
     if not importlib.util.find_spec(library):
         pytest.skip(f"no {library}")

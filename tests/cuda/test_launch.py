@@ -28,6 +28,7 @@ from tilewright.targets.cuda.nvrtc import Resources
 from tilewright.targets.cuda.tensormap import TensorMapSpec
 from tilewright.targets.cuda.values import SM_COUNT
 from tilewright.targets.cuda.views import ArrayView, stream_handle
+from tilewright.targets.torch_tensors import guards_work
 
 BF16, FLOAT = dtype("bfloat16"), dtype("float32")
 M = Var("M", INT32)
@@ -241,6 +242,8 @@ BFLOAT16 = Kind("bfloat16")
 class Tensor:
     """As much of a PyTorch tensor as a launch looks at."""
 
+    requires_grad = False
+
     def __init__(self, address, shape=(512, 64), kind=BFLOAT16, strides=None, device=0):
         self.address, self.shape, self.dtype, self.device = address, shape, kind, device
         self.strides = strides or (shape[1], 1)
@@ -265,8 +268,10 @@ def torch(monkeypatch):
     fake.Tensor = Tensor
     fake.stream = 0x55
     fake._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda device: fake.stream)
+    fake.is_grad_enabled = lambda: True
     monkeypatch.setitem(sys.modules, "torch", fake)
-    return fake
+    yield fake
+    guards_work.cache_clear()  # the real one may be tried after it
 
 
 def tensor(name, shape, strides=None):

@@ -16,7 +16,7 @@ SHARED = '1 threads t in 128 {\n    alloc s: float32[{n}] shared layout="{n}:1"\
     [
         (
             SHARED.replace("{n}", "70000") + "    X[t] = s[127 - t]\n",
-            ("k.tw:3", "more shared memory", "at most 232448 bytes", "280000 bytes: s 280000"),
+            ("k.tw:4", "s needs more shared memory", "at most 232448 bytes", "280000 bytes: 70000"),
         ),
         ("1 threads t in 2048 {\n", ("k.tw:3", "threads is out of range", "1 … 1024", "2048")),
         ("64 threads t in 32 cluster=(32,) {\n", ("k.tw:3", "cluster", "at most 16", "(32,)")),

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from tilewright.support.cache import Store
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda import nvrtc, sass
-from tilewright.targets.cuda.cache import Store
 from tilewright.targets.cuda.limits import LIMITS, check_fits, registers_of_block
 from tilewright.targets.cuda.nvrtc import Resources, compile_cuda
 

@@ -175,15 +175,19 @@ def test_packed_tensors_are_row_major():
     assert "A has strides, and several of its elements share a byte" in refusal(main)
 
 
-def test_tensors_are_printed_from_tiles():
+def test_elements_that_share_bytes_are_printed():
     @T.prim_func
     def main(A: T.Tensor((8, 8), "int4")):
         with T.Kernel(1, threads=64):
             T.print(A)
+            T.print(A[1, 3:6], "odd")
 
-    text = refusal(main)
-    assert "print of A reaches int4 elements that share bytes" in text
-    assert "T.copy it into a tile of int8 first" in text
+    program = lower(main.program, Target.parse("cuda")).result
+    a = (np.arange(64) % 16 - 8).reshape(8, 8).astype(ml_dtypes.int4)
+    lines = interp.run_threads(program, {"A": a}).printed
+    assert lines[0] == "block (0,): A: int4[8, 8]" and len(lines) == 10
+    assert lines[2] == "block (0,): A[1, 0:8] = 0 1 2 3 4 5 6 7"
+    assert lines[9] == "block (0,): odd A[1, 3:6]: int4[3] = 3 4 5"
 
 
 def test_one_nest_does_not_write_a_fragment_under_two_names():

@@ -15,11 +15,12 @@ from tilewright import interp
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.fragment import Fragment
-from tilewright.ir.op import Alloc, Copy, Gemm, Map, Program, Relayout, walk_ops
+from tilewright.ir.op import Alloc, Copy, Gemm, Map, Program, Relayout, Role, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage
 from tilewright.passes.pipeline import run_pipeline
 from tilewright.targets.cuda.backend import PIPELINE, SCHEDULE, CudaKernel
+from zoo.attention.backward import keys_gradient, queries_gradient, row_products
 from zoo.attention.flash import flash_attention
 from zoo.elementwise.swiglu import swiglu_rows
 from zoo.elementwise.vector_add import vector_add
@@ -39,6 +40,7 @@ TARGETS = {
     ),
 }
 GOLDEN = Path(__file__).parent / "golden_layouts"
+PRODUCTS = ("gemm", "flash", "keys", "queries")
 SIZES = {"m": 5}  # of sizes known at launch
 
 KERNELS = {
@@ -57,6 +59,19 @@ KERNELS = {
     "flash_grouped": lambda: flash_attention.on("interp")(1, 2, 1, 100, 200, 64),
     "flash_two_warpgroups": lambda: flash_attention.on("interp")(
         1, 1, 1, 128, 256, 64, block_M=128, block_N=128, threads=256
+    ),
+    "row_products": lambda: row_products.on("interp")(1, 1, 100, 64),
+    "keys_gradient": lambda: keys_gradient.on("interp")(
+        1, 2, 1, 100, 130, 64, causal=True, dtype="bfloat16"
+    ),
+    "keys_gradient_two_warpgroups": lambda: keys_gradient.on("interp")(
+        1, 1, 1, 192, 128, 128, block_N=128, threads=256, dtype="bfloat16"
+    ),
+    "queries_gradient": lambda: queries_gradient.on("interp")(
+        1, 2, 1, 100, 130, 64, causal=True, dtype="bfloat16"
+    ),
+    "queries_gradient_two_warpgroups": lambda: queries_gradient.on("interp")(
+        1, 1, 1, 128, 192, 128, block_M=128, threads=256, dtype="bfloat16"
     ),
     "mla": lambda: mla_decode.on("interp")(1, 64, 128),
     "mla_split": lambda: mla_decode.on("interp")(1, 64, 128, splits=2),
@@ -150,9 +165,22 @@ def test_layouts_are_golden(name: str, arch: str):
 
 
 @pytest.mark.parametrize("arch", TARGETS)
-@pytest.mark.parametrize("name", [n for n in KERNELS if n.startswith(("gemm", "flash"))])
+@pytest.mark.parametrize("name", [n for n in KERNELS if n.startswith(PRODUCTS)])
 def test_products_and_attention_need_no_conversion(name: str, arch: str):
     assert described(lowered(name, arch).after("insert_syncs")).endswith("conversions: 0\n")
+
+
+@pytest.mark.parametrize(("dim", "causal"), [(128, False), (128, True), (64, True)])
+@pytest.mark.parametrize("made", [keys_gradient, queries_gradient], ids=lambda f: f.fn.__name__)
+def test_gradients_of_two_warpgroups_have_a_producer(made, dim, causal):
+    blocks = {"block_M": 64, "block_N": 128} if made is keys_gradient else {"block_M": 128}
+    sizes = (2, 16, 16, 8192, 8192, dim, causal)
+    given = made.prim_func(*sizes, **blocks, threads=256, dtype="bfloat16").program
+    kernel = CudaKernel(given, HOPPER)
+    assert kernel.serialized is None and not kernel.compiled.problems()
+    assert "wgmma.mma_async" in kernel.ptx and "mma.sync" not in kernel.ptx
+    roles = [op.name for op in kernel.trace.after("part_roles").kernels[0].body if type(op) is Role]
+    assert roles == ["consumer", "producer"]
 
 
 def test_what_the_assembler_would_serialize_runs_by_single_warps(monkeypatch):

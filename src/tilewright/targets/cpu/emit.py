@@ -3,7 +3,7 @@ inheritance. The emitter decides nothing that the passes could have: it prints."
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -38,10 +38,12 @@ from tilewright.ir.op import (
     While,
     walk_ops,
 )
-from tilewright.support.errors import CompileError
+from tilewright.passes.fuse_maps import viewed_buffers
+from tilewright.support.errors import CompileError, at
 from tilewright.targets.cpu.emit_expr import Mem, Size, row_major
 from tilewright.targets.cpu.emit_nest import conjuncts
 from tilewright.targets.cpu.emit_tile import TileEmitter
+from tilewright.targets.cpu.folds import Folded, paired
 from tilewright.targets.cpu.llvm_text import Function, Module, plain
 from tilewright.targets.cpu.numbers import Val, item_bytes, memory_type, type_of
 
@@ -96,12 +98,13 @@ class KernelEmitter(TileEmitter):
         self.arena: dict[str, int] = {}
         self.arena_bytes = 0
         self.tiles = self._tiles()
-        self.handlers: dict[type[Op], Callable[[Any], None]] = {
+        self.viewed = viewed_buffers(kernel)
+        self.handlers: dict[type[Op], Callable[[Any], object]] = {
             For: self._for, While: self._while, If: self._if, Break: self._break,
             Continue: self._continue, Let: self._let, Alloc: self._alloc, View: self._view,
             Store: self._store, Atomic: self.atomic, Map: self.map, Reduce: self.reduce,
-            Scan: self.scan, Gemm: self.gemm, Intrinsic: self._intrinsic, Hint: self._hint,
-            Fence: self._nothing, Commit: self._nothing, WaitGroup: self._nothing,
+            Folded: self.folded, Scan: self.scan, Gemm: self.gemm, Intrinsic: self._intrinsic,
+            Hint: self._hint, Fence: self._nothing, Commit: self._nothing, WaitGroup: self._nothing,
         }  # fmt: skip
 
     # ── functions ────────────────────────────────────────────────────────────────────────────
@@ -258,7 +261,7 @@ class KernelEmitter(TileEmitter):
     # ── statements ───────────────────────────────────────────────────────────────────────────
 
     def ops(self, body: Body) -> None:
-        for op in body:
+        for op in paired(body, self.viewed):
             handler = self.handlers.get(type(op))
             if handler is None:
                 raise CompileError(
@@ -270,15 +273,8 @@ class KernelEmitter(TileEmitter):
             self.at_op = {}
             if op.loc is not None:
                 self.fn.note = f"{type(op).__name__} at {op.loc}"
-            try:
+            with at(op.loc):
                 handler(op)
-            except CompileError as error:
-                if error.loc is None and op.loc is not None:
-                    d = error.diagnostic
-                    raise type(error)(
-                        d.message, loc=op.loc, expected=d.expected, got=d.got, fix=d.fix
-                    ) from error
-                raise
             if self.fn.ended:
                 # what follows a break is never reached, but text must stay well formed
                 self.fn.start(self.fn.label("unreached"))
@@ -423,39 +419,46 @@ class KernelEmitter(TileEmitter):
         )
 
     def _assert(self, op: Intrinsic) -> None:
-        self.watches.append(Watch(op))
-        condition = self.nonzero(self.scalar(_expression(op.args[0])))
+        *places, test = op.args
+        condition = self.nonzero(self.scalar(_expression(test)))
         failed = self.fn.value(f"xor i1 {condition.ref}, true")
         with self.fn.when(failed, "assert"):
-            self.fn.line(
-                f"%ignored.{self.fn.label('x').replace('.', '')} = cmpxchg ptr %tw.status, i64 0, "
-                f"i64 {len(self.watches)} monotonic monotonic"
-            )
+            number = len(self.watches) + 1
+            exchange = f"cmpxchg ptr %tw.status, i64 0, i64 {number} monotonic monotonic"
+            first = self.fn.value(f"extractvalue {{i64, i1}} {self.fn.value(exchange)}, 1")
+            with self.fn.when(first, "told"):
+                self._tell(op, places)
 
     def _print(self, op: Intrinsic) -> None:
-        """Hands the values, as bytes, to the runtime's callback in the argument block."""
+        self._tell(op, op.args)
+
+    def _tell(self, op: Intrinsic, operands: Sequence[Expr | Region]) -> None:
+        """Hands a table to the runtime's callback in the argument block: per operand a pointer,
+        behind that of a tile start, extent, size and stride of each dimension."""
         watch = Watch(op)
         self.watches.append(watch)
-        parts: list[tuple[str, int]] = []  # (pointer, bytes)
-        for argument in op.args:
+        table: list[tuple[str, str]] = []  # (type, value)
+        for argument in operands:
             if isinstance(argument, Region):
                 mem = self.memory(argument.buffer)
-                shape = argument.buffer.static_shape
-                parts.append((mem.pointer, prod(shape) * item_bytes(mem.dtype)))
-                watch.arguments.append((argument.buffer.name, mem.dtype, shape))
+                table.append(("ptr", mem.pointer))
+                for numbers in (argument.starts, argument.extents, argument.buffer.shape):
+                    table += [("i64", self.index(e)) for e in numbers]
+                table += [("i64", str(stride)) for stride in mem.strides]
+                watch.arguments.append((mem.dtype, argument))
             else:
                 value = self.scalar(argument)
                 slot = self.fn.alloca(memory_type(value.dtype), "shown")
                 self.write(value, slot)
-                parts.append((slot, item_bytes(value.dtype)))
-                watch.arguments.append(("", value.dtype, ()))
+                table.append(("ptr", slot))
+                watch.arguments.append((value.dtype, None))
         at = self.fn.value("getelementptr i64, ptr %tw.status, i64 1")
         callback = self.fn.value(f"load ptr, ptr {at}")
-        table = self.fn.alloca(f"[{max(len(parts), 1)} x ptr]", "shown")
-        for i, (pointer, _) in enumerate(parts):
-            place = self.fn.value(f"getelementptr ptr, ptr {table}, i64 {i}")
-            self.fn.line(f"store ptr {pointer}, ptr {place}")
-        self.fn.line(f"call void {callback}(i64 {len(self.watches) - 1}, ptr {table})")
+        shown = self.fn.alloca(f"[{max(len(table), 1)} x i64]", "shown")
+        for i, (kind, ref) in enumerate(table):
+            place = self.fn.value(f"getelementptr i64, ptr {shown}, i64 {i}")
+            self.fn.line(f"store {kind} {ref}, ptr {place}")
+        self.fn.line(f"call void {callback}(i64 {len(self.watches) - 1}, ptr {shown})")
 
 
 def _expression(value: Expr | Region) -> Expr:

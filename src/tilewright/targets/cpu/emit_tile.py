@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from tilewright.ir.buffer import Region
@@ -13,6 +14,7 @@ from tilewright.ir.expr import Const
 from tilewright.ir.op import Atomic, Reduce, Scan
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.emit_expr import Mem
+from tilewright.targets.cpu.folds import Folded
 from tilewright.targets.cpu.gemm import GemmEmitter
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.numbers import FLOAT64, Val, element_type, memory_type, type_of
@@ -38,6 +40,45 @@ class _Side:
     def kept(self, dims: Sequence[int]) -> _Side:
         extents = tuple(self.extents[d] for d in dims)
         return _Side(self.mem, self.pointer, extents, tuple(self.strides[d] for d in dims))
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """`element(others, r, lanes)` reads what is folded, `finish(others, total)` writes a result."""
+
+    src: _Side
+    axis: int
+    others: list[int]
+    acc: DType
+    neutral: float | int
+    combine: Callable[[Val, Val], Val]
+    element: Callable[[list[str], str, int], Val]
+    finish: Callable[[list[str], Val], None]
+
+
+class _Rows:
+    """A reduction that follows a nest row by row."""
+
+    def __init__(self, emitter: TileEmitter, reduction: _Reduction) -> None:
+        self.emitter, self.reduction = emitter, reduction
+        self.row: list[str] = []
+        self.lanes = 1
+        self.slot = ""
+
+    def start(self, row: list[str], lanes: int) -> None:
+        self.row, self.lanes = row, lanes
+        r = self.reduction
+        self.slot = self.emitter._accumulator(r.acc, r.neutral, lanes)
+
+    def add(self, column: str) -> None:
+        r = self.reduction
+        new = r.element(self.row, column, self.lanes)
+        self.emitter._update(self.slot, r.acc, self.lanes, lambda old: r.combine(old, new))
+
+    def end(self) -> None:
+        r = self.reduction
+        total = self.emitter._current(self.slot, r.acc, self.lanes)
+        r.finish(self.row, self.emitter._fold_lanes(total, r.combine))
 
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
@@ -151,19 +192,21 @@ class TileEmitter(GemmEmitter):
                 return BOOL, self.nonzero, lambda a, b: self.binary("and", a, b), 1
         raise CompileError(f"unknown reduction {op!r}")
 
-    def reduce(self, op: Reduce) -> None:
+    def folded(self, op: Folded) -> None:
+        if not self.map(op.nest, _Rows(self, self._reduction(op.reduce))):
+            self.reduce(op.reduce)
+
+    def _reduction(self, op: Reduce) -> _Reduction:
         src, dst = self._side(op.src), self._side(op.dst)
         src, axis = self._reduced_axis(op, src, dst)
-        wide = self._wide(src.mem.dtype, dst.mem.dtype)
-        acc, prepare, combine, neutral = self._combiner(op.op, wide)
         others = [d for d in range(len(src.extents)) if d != axis and src.extents[d] != 1]
         outs = dst.kept([d for d, n in enumerate(dst.extents) if n != 1])
-        size = src.extents[axis]
+        wide = self._wide(src.mem.dtype, dst.mem.dtype)
+        acc, prepare, combine, neutral = self._combiner(op.op, wide)
 
         def element(at: list[str], r: str, lanes: int) -> Val:
-            place = [*at, r]
-            side = src.kept([*others, axis])
-            x = self.read(src.mem.dtype, self._place(side, place), lanes)
+            place = self._place(src.kept([*others, axis]), [*at, r])
+            x = self.read(src.mem.dtype, place, lanes)
             return prepare(self.cast(x, wide) if acc is not BOOL else x)
 
         def finish(at: list[str], total: Val) -> None:
@@ -174,32 +217,32 @@ class TileEmitter(GemmEmitter):
                 total = combine(total, old)
             self.write(self.cast(total, dst.mem.dtype), place)
 
-        if src.strides[axis] == 1 or not others or src.strides[others[-1]] != 1:
-            with ExitStack() as stack:
-                at = [
-                    stack.enter_context(self.fn.loop("0", str(src.extents[d]), hint="row"))[0]
-                    for d in others
-                ]
-                finish(at, self._fold_row(acc, combine, neutral, size, src, axis, at, element))
-            return
-        native = host().lanes(acc.bits if acc is not BOOL else 8)
-        inner = src.extents[others[-1]]
-        lanes = next((n for n in (4 * native, 2 * native, native) if inner >= n), 1)
+        return _Reduction(src, axis, others, acc, neutral, combine, element, finish)
+
+    def reduce(self, op: Reduce) -> None:
+        r = self._reduction(op)
+        src, others = r.src, r.others
+        down = src.strides[r.axis] == 1 or not others or src.strides[others[-1]] != 1
         with ExitStack() as stack:
             at = [
                 stack.enter_context(self.fn.loop("0", str(src.extents[d]), hint="row"))[0]
-                for d in others[:-1]
+                for d in (others if down else others[:-1])
             ]
+            if down:
+                r.finish(at, self._fold_row(r, at))
+                return
+            native = host().lanes(r.acc.bits if r.acc is not BOOL else 8)
+            inner = src.extents[others[-1]]
+            lanes = next((n for n in (4 * native, 2 * native, native) if inner >= n), 1)
 
             def column(j: str, count: int) -> None:
-                slot = self._accumulator(acc, neutral, count)
-                with self.fn.loop("0", str(size), hint="r") as (r, _, _):
-                    self._update(
-                        slot, acc, count, lambda old: combine(old, element([*at, j], r, count))
-                    )
-                finish([*at, j], self._current(slot, acc, count))
+                slot = self._accumulator(r.acc, r.neutral, count)
+                with self.fn.loop("0", str(src.extents[r.axis]), hint="r") as (k, _, _):
+                    new = partial(r.element, [*at, j], k, count)
+                    self._update(slot, r.acc, count, lambda old: r.combine(old, new()))
+                r.finish([*at, j], self._current(slot, r.acc, count))
 
-            self._along(inner, lanes, column)
+            self.along(inner, lanes, column)
 
     def _accumulator(self, acc: DType, neutral: float | int, lanes: int) -> str:
         slot = self.fn.alloca(type_of(acc, lanes), "acc")
@@ -214,41 +257,37 @@ class TileEmitter(GemmEmitter):
         new = fn(self._current(slot, acc, lanes))
         self.fn.line(f"store {type_of(acc, lanes)} {new.ref}, ptr {slot}")
 
-    def _fold_row(
-        self,
-        acc: DType,
-        combine: Callable[[Val, Val], Val],
-        neutral: float | int,
-        size: int,
-        src: _Side,
-        axis: int,
-        at: list[str],
-        element: Callable[[list[str], str, int], Val],
-    ) -> Val:
+    def _fold_row(self, r: _Reduction, at: list[str]) -> Val:
         """One row to one value: four accumulators' worth of lanes, then halves onto halves."""
-        native = host().lanes(acc.bits if acc is not BOOL else 8)
+        size = r.src.extents[r.axis]
+        native = host().lanes(r.acc.bits if r.acc is not BOOL else 8)
         lanes = 1
-        if src.strides[axis] == 1:
+        if r.src.strides[r.axis] == 1:
             lanes = next((n for n in (4 * native, native) if 1 < n <= size), 1)
         whole = size - size % lanes if lanes > 1 else 0
-        single = self._accumulator(acc, neutral, 1)
+        single = self._accumulator(r.acc, r.neutral, 1)
         if whole:
-            slot = self._accumulator(acc, neutral, lanes)
-            with self.fn.loop("0", str(whole), str(lanes), hint="r") as (r, _, _):
-                self._update(slot, acc, lanes, lambda old: combine(old, element(at, r, lanes)))
-            total = self._current(slot, acc, lanes)
-            while total.lanes > 1:
-                half = total.lanes // 2
-                low = self._shuffle(total, total, list(range(half)))
-                high = self._shuffle(total, total, list(range(half, total.lanes)))
-                if half == 1:
-                    low, high = self.lane(total, 0), self.lane(total, 1)
-                total = combine(low, high)
-            self.fn.line(f"store {type_of(acc)} {total.ref}, ptr {single}")
+            slot = self._accumulator(r.acc, r.neutral, lanes)
+            with self.fn.loop("0", str(whole), str(lanes), hint="r") as (k, _, _):
+                self._update(
+                    slot, r.acc, lanes, lambda old: r.combine(old, r.element(at, k, lanes))
+                )
+            total = self._fold_lanes(self._current(slot, r.acc, lanes), r.combine)
+            self.fn.line(f"store {type_of(r.acc)} {total.ref}, ptr {single}")
         if size - whole:
-            with self.fn.loop(str(whole), str(size), hint="r") as (r, _, _):
-                self._update(single, acc, 1, lambda old: combine(old, element(at, r, 1)))
-        return self._current(single, acc, 1)
+            with self.fn.loop(str(whole), str(size), hint="r") as (k, _, _):
+                self._update(single, r.acc, 1, lambda old: r.combine(old, r.element(at, k, 1)))
+        return self._current(single, r.acc, 1)
+
+    def _fold_lanes(self, total: Val, combine: Callable[[Val, Val], Val]) -> Val:
+        while total.lanes > 1:
+            half = total.lanes // 2
+            low = self.shuffle(total, total, list(range(half)))
+            high = self.shuffle(total, total, list(range(half, total.lanes)))
+            if half == 1:
+                low, high = self.lane(total, 0), self.lane(total, 1)
+            total = combine(low, high)
+        return total
 
     # ── scans ────────────────────────────────────────────────────────────────────────────────
 
@@ -268,7 +307,7 @@ class TileEmitter(GemmEmitter):
         acc, prepare, combine, neutral = self._combiner(op.op, wide)
         others = [d for d in range(len(short)) if d != rank]
 
-        def along(at: dict[int, str], lanes: int) -> None:
+        def walk(at: dict[int, str], lanes: int) -> None:
             slot = self._accumulator(acc, neutral, lanes)
             with self.fn.loop("0", str(size), hint="r") as (r, _, _):
                 where = self.fn.value(f"sub nsw i64 {size - 1}, {r}") if op.reverse else r
@@ -287,10 +326,10 @@ class TileEmitter(GemmEmitter):
                 for d in (others[:-1] if vector else others)
             }
             if not vector or inner is None:
-                along(at, 1)
+                walk(at, 1)
                 return
             lanes = 2 * host().lanes(acc.bits)
-            self._along(source.extents[inner], lanes, lambda j, n: along({**at, inner: j}, n))
+            self.along(source.extents[inner], lanes, lambda j, n: walk({**at, inner: j}, n))
 
     # ── atomics ──────────────────────────────────────────────────────────────────────────────
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
 
 from tilewright.support.env import NUM_THREADS
@@ -25,20 +26,23 @@ class Host:
     """What the emitter asks of the machine.
 
     `lane_fma`: a multiply-add can take one lane of a register as its scalar (NEON), so operands
-    are loaded as vectors; elsewhere a scalar is broadcast from memory for free.
+    are loaded as vectors; elsewhere a scalar is broadcast from memory for free. `keeps_nan`: the
+    minimum and maximum of a number and NaN is NaN.
     """
 
     vector_bits: int
     vector_registers: int
     lane_fma: bool
+    keeps_nan: bool = False
 
     def lanes(self, bits: int) -> int:
         return max(1, self.vector_bits // max(bits, 8))
 
 
 @cache
-def _features() -> dict[str, bool]:
-    return dict(llvm.get_host_cpu_features())
+def _features() -> Any:
+    """A mapping from names to whether there is such a thing."""
+    return llvm.get_host_cpu_features()
 
 
 @cache
@@ -49,7 +53,7 @@ def host() -> Host:
     if features.get("avx2") and features.get("fma"):
         return Host(256, 16, False)
     if features.get("neon") or llvm.get_process_triple().startswith(("aarch64", "arm64")):
-        return Host(128, 32, True)
+        return Host(128, 32, True, keeps_nan=True)
     return Host(128, 16, False)
 
 
@@ -57,13 +61,25 @@ def host() -> Host:
 def target_machine() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_triple(llvm.get_process_triple())
-    features = llvm.get_host_cpu_features().flatten()
+    target = llvm.Target.from_triple(toolchain()["triple"])
+    features = toolchain()["features"]
     if host().vector_bits == 512:
         features += ",-prefer-256-bit"
     return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=3, reloc="pic", codemodel="jitdefault"
+        cpu=toolchain()["cpu"], features=features, opt=3, reloc="pic", codemodel="jitdefault"
     )
+
+
+@cache
+def toolchain() -> dict[str, str]:
+    """What shapes machine code besides the module it is made of."""
+    return {
+        "llvmlite": str(llvmlite.__version__),
+        "llvm": ".".join(map(str, llvm.llvm_version_info)),
+        "triple": llvm.get_process_triple(),
+        "cpu": llvm.get_host_cpu_name(),
+        "features": _features().flatten(),
+    }
 
 
 @cache
@@ -113,10 +129,14 @@ def optimize(ir: str) -> Any:
     return module
 
 
-def load(module: Any, exports: tuple[str, ...], imports: tuple[str, ...]) -> Binary:
-    """Machine code for an optimized module, ready to call."""
+def object_file(module: Any) -> bytes:
+    """Machine code for an optimized module."""
+    return bytes(target_machine().emit_object(module))
+
+
+def link(image: bytes, exports: tuple[str, ...], imports: tuple[str, ...]) -> Binary:
+    """Machine code in memory, ready to call."""
     global _loaded
-    image = target_machine().emit_object(module)
     library = llvm.JITLibraryBuilder().add_object_img(image)
     for symbol in exports:
         library = library.export_symbol(symbol)

@@ -1,25 +1,29 @@
 """Elementary functions on vectors.
 
 float32 functions are polynomials, fitted (weighted minimax) on the reduced range and right to
-about 2 ulp; they are branchless, so one text serves scalars and vectors and gives both the same
-bits. float64 calls the C library lane by lane. Narrower floats compute in float32.
+2 ulp; they are branchless, so one text serves scalars and vectors and gives both the same bits.
+The fast forms of exponentials are right to 4 ulp, give zero below 2^-126 and infinity above
+2^127.5, for fewer instructions. float64 calls the C library lane by lane. Narrower floats compute
+in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import log, log2, log10
 
 from tilewright.ir.dtype import BOOL, FLOAT32, INT32, DType
 from tilewright.support.errors import CompileError
+from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.llvm_text import Function
 from tilewright.targets.cpu.numbers import FLOAT64, UINT32, Numbers, Val, type_of
 
 # 1.5·2^23: adding it rounds a small float to an integer, which then sits in the low bits
 _MAGIC = 12582912.0
-_MAGIC_BITS = 0x4B400000
 
 _EXP = (0.0013950601, 0.00836895406, 0.041666206, 0.166665182, 0.5)
+_FAST_EXP = (0.008312501, 0.04189033, 0.16667116, 0.4999923)  # right to 1.05e-7
 _LOG = (0.0691521913, -0.11789754, 0.11873015, -0.123843603, 0.142186552, -0.166692495,
         0.200022265, -0.249999866, 0.333333105)  # fmt: skip
 _TANH = (0.00214753486, -0.00818267185, 0.0217029657, -0.0539472029, 0.133332103, -0.333333313)
@@ -30,6 +34,8 @@ _ERFC = (2.32076241e-06, -3.69670524e-05, 0.00023444723, -0.000572092715, -0.001
 _SIN = (2.71823706e-06, -0.000198393274, 0.00833332911, -0.166666672)
 _COS = (2.44377279e-05, -0.00138873619, 0.0416666456)
 
+# of the power of two, by whether a function is fast: in one step, or once for each of two
+_BIAS = {True: 127, False: 254}
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440054690583e-4
 _LOG10_2_HIGH, _LOG10_2_LOW = 0.30102539063, 4.6050389811952137e-06
 _HALF_PI_HIGH, _HALF_PI_LOW = 1.5707963267341256, 6.077100506506192e-11
@@ -42,9 +48,19 @@ class Math(Numbers):
         return self.constant(value, FLOAT32)
 
     def polynomial(self, x: Val, coefficients: tuple[float, ...]) -> Val:
-        total = self.f32(coefficients[0])
-        for c in coefficients[1:]:
-            total = self.fma(self.splat(total, x.lanes), x, self.f32(c))
+        """Highest power first. Pairs of terms, joined by powers of x²: half the steps wait for each
+        other, and half the constants must be moved to where a multiply-add wants its sum."""
+        low = [self.f32(c) for c in reversed(coefficients)]
+        pairs = [
+            self.fma(self.splat(b, x.lanes), x, a)
+            for a, b in zip(low[::2], low[1::2], strict=False)
+        ]
+        if len(low) % 2:
+            pairs.append(self.splat(low[-1], x.lanes))
+        square = self.mul(x, x)
+        total = pairs[-1]
+        for pair in reversed(pairs[:-1]):
+            total = self.fma(total, square, pair)
         return total
 
     def mul(self, a: Val, b: Val) -> Val:
@@ -58,49 +74,53 @@ class Math(Numbers):
 
     def clamp_ordered(self, x: Val, low: float, high: float) -> Val:
         """Into [low, high], NaN kept."""
+        if host().keeps_nan:
+            x = self.overloaded("minimum", x, self.f32(high))
+            return self.overloaded("maximum", x, self.f32(low))
         above = self.instruction("fcmp ogt", x, self.f32(high), BOOL)
         x = self.choose_lanes(above, self.f32(high), x)
         below = self.instruction("fcmp olt", x, self.f32(low), BOOL)
         return self.choose_lanes(below, self.f32(low), x)
 
-    def _nearest(self, x: Val, factor: float) -> tuple[Val, Val]:
-        """rint(x · factor) as a float and as an integer."""
-        shifted = self.fma(x, self.f32(factor), self.f32(_MAGIC))
-        whole = self.instruction(
-            "sub", self.bits_of(shifted, INT32), self.constant(_MAGIC_BITS, INT32)
-        )
-        return self.sub(shifted, self.f32(_MAGIC)), whole
+    def _nearest(self, x: Val, factor: float, bias: int) -> tuple[Val, Val]:
+        """n = rint(x · factor) as a float, and a word whose lowest nine bits are n + bias."""
+        magic = self.f32(_MAGIC + bias)
+        shifted = self.fma(x, self.f32(factor), magic)
+        return self.sub(shifted, magic), self.bits_of(shifted, INT32)
 
-    def _scale(self, y: Val, n: Val) -> Val:
-        """y · 2^n in two steps, so that the result may overflow or be subnormal."""
-        half = self.instruction("ashr", n, self.constant(1, INT32))
-        for part in (half, self.instruction("sub", n, half)):
-            biased = self.instruction("add", part, self.constant(127, INT32))
-            power = self.bits_of(self.instruction("shl", biased, self.constant(23, INT32)), FLOAT32)
-            y = self.mul(y, power)
-        return y
+    def _power(self, biased: Val) -> Val:
+        """2^n, from n + 127 in the lowest bits."""
+        return self.bits_of(self._shift("shl", biased, 23), FLOAT32)
 
-    def _exp_reduced(self, r: Val, n: Val) -> Val:
-        y = self.fma(self.polynomial(r, _EXP), self.mul(r, r), r)
-        return self._scale(self.add(y, self.f32(1.0)), n)
+    def _exp_reduced(self, r: Val, word: Val, fast: bool) -> Val:
+        """e^r · 2^n. In two steps the result may be subnormal; in one, as `fast` has it, n from
+        -126 to 127 are right and those beyond give 0 and infinity."""
+        y = self.fma(self.polynomial(r, _FAST_EXP if fast else _EXP), self.mul(r, r), r)
+        if fast:
+            # not y · 2^n + 2^n, which is NaN where the power is infinite
+            return self.mul(self.add(y, self.f32(1.0)), self._power(word))
+        half = self._shift("ashr", word, 1)
+        power = self._power(half)
+        y = self.fma(y, power, power)
+        return self.mul(y, self._power(self.instruction("sub", word, half)))
 
-    def exp(self, x: Val) -> Val:
-        x = self.clamp_ordered(x, -104.0, 89.0)
-        n, whole = self._nearest(x, 1 / log(2))
+    def exp(self, x: Val, fast: bool = False) -> Val:
+        x = self.clamp_ordered(x, *((-88.0, 89.0) if fast else (-104.0, 89.0)))
+        n, word = self._nearest(x, 1 / log(2), _BIAS[fast])
         r = self.fma(n, self.f32(-_LN2_HIGH), x)
-        return self._exp_reduced(self.fma(n, self.f32(-_LN2_LOW), r), whole)
+        return self._exp_reduced(self.fma(n, self.f32(-_LN2_LOW), r), word, fast)
 
-    def exp2(self, x: Val) -> Val:
-        x = self.clamp_ordered(x, -150.0, 129.0)
-        n, whole = self._nearest(x, 1.0)
-        return self._exp_reduced(self.mul(self.sub(x, n), self.f32(log(2))), whole)
+    def exp2(self, x: Val, fast: bool = False) -> Val:
+        x = self.clamp_ordered(x, *((-127.0, 128.0) if fast else (-150.0, 129.0)))
+        n, word = self._nearest(x, 1.0, _BIAS[fast])
+        return self._exp_reduced(self.mul(self.sub(x, n), self.f32(log(2))), word, fast)
 
     def exp10(self, x: Val) -> Val:
         x = self.clamp_ordered(x, -46.0, 39.0)
-        n, whole = self._nearest(x, log2(10))
+        n, word = self._nearest(x, log2(10), _BIAS[False])
         r = self.fma(n, self.f32(-_LOG10_2_HIGH), x)
         r = self.fma(n, self.f32(-_LOG10_2_LOW), r)
-        return self._exp_reduced(self.mul(r, self.f32(log(10))), whole)
+        return self._exp_reduced(self.mul(r, self.f32(log(10))), word, False)
 
     def _log_parts(self, x: Val) -> tuple[Val, Val, Callable[[Val], Val]]:
         """(exponent, log of the mantissa, what to do for special operands)."""
@@ -153,10 +173,18 @@ class Math(Numbers):
         low = self.fma(e, self.f32(log10(2) - _LOG10_2_HIGH), m)
         return special(self.fma(e, self.f32(_LOG10_2_HIGH), low))
 
-    def sigmoid(self, x: Val) -> Val:
-        return self.instruction(
-            "fdiv", self.f32(1.0), self.add(self.f32(1.0), self.exp(self.negate(x)))
-        )
+    def sigmoid(self, x: Val, fast: bool = False) -> Val:
+        one = self.f32(1.0)
+        if fast:
+            grown = self.exp(self.negate(x), fast)
+            return self.instruction("fdiv", one, self.add(one, grown))
+        # of the side where the exponential is small, so that nothing is lost on either
+        small = self.exp(self.negate(self.overloaded("fabs", x)))
+        negative = self.instruction("fcmp olt", x, self.f32(0.0), BOOL)
+        below = self.add(one, small)
+        lost = self.sub(small, self.sub(below, one))
+        value = self.instruction("fdiv", self.choose_lanes(negative, small, one), below)
+        return self.fma(self.negate(value), lost, value)
 
     def tanh(self, x: Val) -> Val:
         size = self.overloaded("fabs", x)
@@ -212,7 +240,7 @@ class Math(Numbers):
 
     def function(self, name: str, args: list[Val], dtype: DType) -> Val:
         """`name(args)` for a name of `FUNCTIONS`, of type `dtype`."""
-        name = name.removeprefix("__")
+        fast, name = name in _FAST, name.removeprefix("__")
         first = args[0]
         if name in _DIRECT:
             return _DIRECT[name](self, args, dtype)
@@ -225,7 +253,7 @@ class Math(Numbers):
             one = self.constant(1.0, wide[0].dtype)
             result = self.instruction("fdiv", one, self.overloaded("sqrt", wide[0]))
         elif name in _POLYNOMIAL and wide[0].dtype.bits == 32:
-            result = self._shared(name, wide[0])
+            result = self._shared(name, wide[0], fast)
         elif name == "sigmoid":
             one = self.constant(1.0, FLOAT64)
             grown = self.libm("exp", self.negate(wide[0]))
@@ -238,9 +266,9 @@ class Math(Numbers):
             raise CompileError(f"the CPU target has no function {name!r}")
         return self.narrow(result, dtype)
 
-    def _shared(self, name: str, x: Val) -> Val:
+    def _shared(self, name: str, x: Val, fast: bool) -> Val:
         """Call the module's own copy of a polynomial function for this number of lanes."""
-        symbol = f"tilewright.{name}.v{x.lanes}"
+        symbol = f"tilewright.{'fast.' if fast else ''}{name}.v{x.lanes}"
         type_ = type_of(FLOAT32, x.lanes)
         module = self.fn.module
         if symbol not in module.functions:
@@ -254,7 +282,8 @@ class Math(Numbers):
             inner = Math()
             inner.fn = fn
             argument = Val("%x", FLOAT32, x.lanes)
-            result = _POLYNOMIAL[name](inner, argument)
+            made = _FAST[f"__{name}"] if fast else _POLYNOMIAL[name]
+            result = made(inner, argument)
             if circular:
                 result = inner._far_lanes(name, argument, result)
             fn.ret(f"{type_} {result.ref}")
@@ -417,6 +446,11 @@ _POLYNOMIAL: dict[str, Callable[[Math, Val], Val]] = {
     "erf": Math.erf,
     "sin": Math.sin,
     "cos": Math.cos,
+}
+_FAST: dict[str, Callable[[Math, Val], Val]] = {
+    "__exp": partial(Math.exp, fast=True),
+    "__exp2": partial(Math.exp2, fast=True),
+    "__sigmoid": partial(Math.sigmoid, fast=True),
 }
 _LIBM = frozenset(
     "exp exp2 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf pow fmod "

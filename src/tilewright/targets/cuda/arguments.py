@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from itertools import combinations
+from typing import Any
 
-from tilewright.ir.bind import bind_sizes, describe, given_part, static_value
+import numpy as np
+
+from tilewright.ir.bind import bind_sizes, describe, given_part, meets_itself, static_value
 from tilewright.ir.dtype import DType
 from tilewright.ir.op import Program
 from tilewright.support.errors import LaunchError
@@ -35,10 +38,13 @@ class ProgramCheck:
             view, name = views[tensor.name], tensor.name
             want = tuple(static_value(s, sizes) for s in tensor.shape)
             if shapes[name] != want:
+                pairs = zip(shapes[name], want, strict=True)
+                axis = next(i for i, (a, b) in enumerate(pairs) if a != b)
                 raise LaunchError(
-                    f"{name} has the wrong size",
-                    expected=f"{want} (declared {describe(tensor.shape)})",
+                    f"{name} has the wrong size in dimension {axis}",
+                    expected=f"{want}, declared as {describe(tensor.shape)}",
                     got=str(shapes[name]),
+                    fix="pass an array of that shape, or compile the kernel for this one",
                 )
             if tensor.strides is None:
                 if not view.contiguous:
@@ -51,6 +57,7 @@ class ProgramCheck:
                             f"{name} has the wrong stride in dimension {axis}",
                             expected=f"{steps} elements",
                             got=f"{view.strides} elements",
+                            fix="pass an array with these strides, or declare others",
                         )
         self._check_overlap(views)
         return {var.name: value for var, value in sizes.items()}
@@ -77,25 +84,63 @@ class ProgramCheck:
         if view.address % unit:
             raise LaunchError(
                 f"{name} does not start at a multiple of {unit} bytes",
+                expected=f"an address that is a multiple of {unit}",
                 got=f"{view.address:#x}",
                 fix="pass a copy: x.clone()",
             )
         if name in self.written and view.read_only:
             raise LaunchError(
                 f"{name} is written by the kernel, but the array is read-only",
-                fix="pass a writable copy; JAX arrays never change",
+                expected="an array that may be written",
+                got="a read-only array",
+                fix="pass a writable copy; JAX arrays never change: let the kernel make its "
+                "outputs (out_idx=[…], or T.empty) and return them",
             )
 
     def _check_overlap(self, views: Mapping[str, ArrayView]) -> None:
+        for name in self.written & views.keys():
+            if meets_itself(views[name].shape, views[name].strides):
+                raise LaunchError(
+                    f"{name} is written, and several of its indices are one place in memory",
+                    expected="a place of its own for each element",
+                    got=f"strides of {views[name].strides} elements for a shape of "
+                    f"{views[name].shape}",
+                    fix=f"pass a copy of {name}, which has all its elements",
+                )
         spans = {name: view.span for name, view in views.items()}
         for a, b in combinations(spans, 2):
             if not self.written & {a, b}:
                 continue
             (low, high), (start, stop) = spans[a], spans[b]
-            if start < high and low < stop:
+            if start < high and low < stop and _share(views[a], views[b]):
                 one, other = (a, b) if a in self.written else (b, a)
                 raise LaunchError(
                     f"{one} is written and overlaps {other}",
                     expected="a written parameter that shares no memory with another",
+                    got=f"{a} at {low:#x} … {high:#x}, {b} at {start:#x} … {stop:#x}",
                     fix=f"pass a copy of {other}, or write to a new array",
                 )
+
+
+def _share(a: ArrayView, b: ArrayView) -> bool:
+    """Whether an element of one lies in one of the other: rows may interleave. NumPy computes it
+    from addresses, which it does not look behind."""
+    return np.shares_memory(_Addresses(a).array, _Addresses(b).array)
+
+
+class _Addresses:
+    """A view as NumPy takes it, of memory that must not be read."""
+
+    def __init__(self, view: ArrayView) -> None:
+        size = view.dtype.bytes
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (view.address, True),
+            "shape": view.shape,
+            "strides": tuple(s * size for s in view.strides),
+            "typestr": f"|V{size}",
+        }
+
+    @property
+    def array(self) -> Any:
+        return np.asarray(self)

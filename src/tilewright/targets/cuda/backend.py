@@ -1,28 +1,30 @@
-"""The CUDA target: passes, source, machine code, and the object that is called."""
+"""The CUDA target: passes, source, machine code. What is called is in `kernel`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources as package_files
 from math import prod
-from time import perf_counter
-from typing import Any
 
 from tilewright.ir.atoms import Feature
-from tilewright.ir.bind import unused_params, written_params
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var, const
 from tilewright.ir.op import Gemm, Hint, Intrinsic, Map, Program, Role, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
+from tilewright.passes.announce_barriers import announce_barriers
 from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
+from tilewright.passes.choose_stages import choose_stages
 from tilewright.passes.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.passes.count_stores import count_stores
 from tilewright.passes.drop_placement import drop_placement
+from tilewright.passes.hoist_views import hoist_views
 from tilewright.passes.infer_layouts import infer_layouts
 from tilewright.passes.insert_syncs import insert_syncs
+from tilewright.passes.label_prints import LABEL
 from tilewright.passes.lay_out_shared import pin_shared
 from tilewright.passes.lower_threads import lower_threads
 from tilewright.passes.order_blocks import order_blocks
@@ -30,7 +32,8 @@ from tilewright.passes.pack_elements import pack_elements, uses_packed
 from tilewright.passes.persist_blocks import persist_blocks
 from tilewright.passes.pipeline import Pass, Trace, run_pipeline
 from tilewright.passes.pipeline_loops import pipeline_loops
-from tilewright.passes.place_shared import place_shared
+from tilewright.passes.place_shared import TooMuchShared, place_shared
+from tilewright.passes.prefetch_loads import prefetch_loads
 from tilewright.passes.reasons import key_of
 from tilewright.passes.reduce_by_atomics import reduce_by_atomics
 from tilewright.passes.reuse_shared import reuse_shared
@@ -38,28 +41,40 @@ from tilewright.passes.roles import part_roles
 from tilewright.passes.split_loops import split_loops
 from tilewright.passes.stage_stores import stage_stores
 from tilewright.passes.take_turns import take_turns
-from tilewright.support import env
-from tilewright.support.errors import VerifyError
-from tilewright.targets.cuda.arguments import ProgramCheck
-from tilewright.targets.cuda.diagnose import DiagnosticModule
+from tilewright.passes.use_fast_functions import use_fast_functions
+from tilewright.support.errors import CompileError, VerifyError
+from tilewright.targets.cuda.blame import blamed
 from tilewright.targets.cuda.emit import HEADER, KernelSource, MapParam, Source, emit_program
-from tilewright.targets.cuda.launch import (
-    CudaModule,
-    LaunchSpec,
-    Param,
-    Scalar,
-    Size,
-    TensorArg,
-    TensorPointer,
-)
+from tilewright.targets.cuda.kernel import CudaKernel, compile_program
+from tilewright.targets.cuda.launch import LaunchSpec, Param, Scalar, Size, TensorPointer
 from tilewright.targets.cuda.launch import (
     Map as MapArg,
 )
-from tilewright.targets.cuda.nvrtc import CompiledCuda, Resources, Serialized, compile_cuda
+from tilewright.targets.cuda.limits import check_grid, check_tiles
+from tilewright.targets.cuda.nvrtc import (
+    NO_WARPGROUPS,
+    CompiledCuda,
+    Resources,
+    Serialized,
+    compile_cuda,
+)
 from tilewright.targets.cuda.occupancy import MULTIPROCESSORS, blocks_to_ask
+from tilewright.targets.cuda.record import Record
 from tilewright.targets.cuda.tensormap import TensorMapSpec
 
+__all__ = ["PIPELINE", "SCHEDULE", "Built", "CudaKernel", "build", "compile_program", "lower"]
+
 PRODUCTS = ("wgmma", "mma")
+# Where the assembler serializes products, what is chosen instead, in turn, before products by
+# single warps: earlier waits (`passes.matrix_groups`), then more registers too.
+REMEDIES = {
+    "by iteration": ({"waits": "iteration"}, "waited for by the end of an iteration"),
+    "one by one": ({"waits": "each"}, "waited for before threads compute"),
+    "no producer": (
+        {"waits": "iteration", "roles": "off"},
+        "waited for by the end of an iteration, with the registers that a producer would take",
+    ),
+}
 # From tiles to the scheduled form. Kernels with roles have it already, and pass unchanged.
 SCHEDULE = (
     Pass(
@@ -67,6 +82,10 @@ SCHEDULE = (
         drop_placement,
         "first: no pass derives different code for different warpgroups yet",
     ),
+    Pass("announce_barriers", announce_barriers, "any time: derived ones are announced"),
+    Pass("use_fast_functions", use_fast_functions, "any time: it changes expressions only"),
+    Pass("hoist_views", hoist_views, "before anything moves the copies of what they show"),
+    Pass("choose_stages", choose_stages, "before anything asks how deep loops run ahead"),
     Pass(
         "reduce_by_atomics",
         reduce_by_atomics,
@@ -108,6 +127,12 @@ SCHEDULE = (
         "stage_stores",
         stage_stores,
         "before copies become asynchronous: staged stores are among them",
+        whole_program=True,
+    ),
+    Pass(
+        "prefetch_loads",
+        prefetch_loads,
+        "before pipeline_loops, which asks what loops compute",
         whole_program=True,
     ),
     Pass(
@@ -184,6 +209,10 @@ PIPELINE = (
 )
 
 
+# choices that take shared memory, in the order in which they are given up for it
+ROOMY = ("stage", "persistent", "roles")
+
+
 def is_scheduled(program: Program) -> bool:
     """Whether a program says all layouts, instructions and barriers itself."""
     ops = [op for kernel in program.kernels for op in walk_ops(kernel)]
@@ -200,9 +229,23 @@ def is_scheduled(program: Program) -> bool:
 
 def lower(program: Program, target: Target) -> Trace:
     """The program after every pass, the last one thread code."""
+    if target.choice("bulk") == "off":
+        target = target.without(Feature.BULK_COPY)
     scheduled = is_scheduled(program) and not uses_packed(program)
-    steps = PIPELINE if scheduled else (*SCHEDULE, *PIPELINE)
-    return run_pipeline(program, target, steps, stage=Stage.LAID_OUT if scheduled else Stage.TILE)
+    check_tiles(program, target, scheduled)
+    steps = (LABEL, *PIPELINE) if scheduled else (LABEL, *SCHEDULE, *PIPELINE)
+    stage = Stage.LAID_OUT if scheduled else Stage.TILE
+    try:
+        trace = run_pipeline(program, target, steps, stage=stage)
+    except TooMuchShared:
+        # the text may fit where what was chosen for speed does not
+        given_up = next((name for name in ROOMY if target.choice(name) == "auto"), None)
+        if scheduled or given_up is None:
+            raise
+        return lower(program, target.choosing(given_up, "off"))
+    for kernel in trace.result.kernels:
+        check_grid(kernel)
+    return trace
 
 
 @cache
@@ -211,97 +254,99 @@ def header() -> str:
     return (package_files.files("tilewright.targets.cuda") / HEADER).read_text()
 
 
-class CudaKernel:
-    """A compiled program. Call it with a mapping from parameter names to arrays and numbers.
+@dataclass(frozen=True)
+class Built:
+    """What compiling leaves. `serialized`: what the assembler said, if it had to be remedied."""
 
-    A diagnostic build bounds its barrier waits and says which did not end (`diagnose`).
-    """
+    trace: Trace
+    emitted: Source
+    compiled: CompiledCuda
+    serialized: Serialized | None = None
 
-    def __init__(self, program: Program, target: Target, *, diagnostic: bool = False) -> None:
-        started = perf_counter()
-        self.name = program.name
-        self.target = target
-        self.trace = lower(program, target)
-        self.program = self.trace.result
-        self.serialized: Serialized | None = None  # what the assembler said against warpgroups
+    def record(self, program: Program) -> Record:
+        specs = tuple(launch_spec(program, kernel) for kernel in self.emitted.kernels)
+        lowered = self.trace.result
+        return Record(specs, lowered.scratch, alignments(lowered), self.serialized)
+
+
+def build(program: Program, target: Target, *, diagnostic: bool = False) -> Built:
+    """Passes, source, machine code."""
+    serialized: Serialized | None = None
+    trace = lower(program, target)
+    try:
+        emitted, compiled = _compiled(trace, target, diagnostic, {})
+    except Serialized as error:
+        if is_scheduled(program) or Feature.WGMMA not in target.features:
+            raise
+        serialized, trace, emitted, compiled = _tried_again(program, target, error)
+    more = {
+        kernel.kernel.name: count
+        for kernel in emitted.kernels
+        if (count := more_blocks(kernel, compiled.resources.get(kernel.name), target.arch))
+    }
+    if more and not diagnostic:
+        again, denser = _compiled(trace, target, diagnostic, more)
+        if spilled(denser) <= spilled(compiled):
+            emitted, compiled = again, denser
+    return Built(trace, emitted, compiled, serialized)
+
+
+def _tried_again(
+    program: Program, target: Target, error: Serialized
+) -> tuple[Serialized, Trace, Source, CompiledCuda]:
+    """What compiles by the first remedy that helps, and what was said before against its lack."""
+    for remedy, (choices, _) in REMEDIES.items():
+        told = {name: target.choice(name) for name in choices}
+        if told == choices or any(told[name] not in ("auto", choices[name]) for name in choices):
+            continue
+        error.remedy = remedy
+        trace = remedied(program, target, error)
         try:
-            emitted, compiled = self._compiled(diagnostic, {})
-        except Serialized as error:
-            if is_scheduled(program) or Feature.WGMMA not in target.features:
-                raise
-            # then products by single warps, which nothing serializes
-            self.serialized = error
-            self.trace = lower(program, target.without(Feature.WGMMA))
-            self.program = self.trace.result
-            emitted, compiled = self._compiled(diagnostic, {})
-            for kernel in program.kernels:
-                for op in walk_ops(kernel):
-                    if isinstance(op, Gemm):
-                        why = f"not wgmma: {error.message}"
-                        self.trace.reasons[kernel.name, key_of(op)] = why
-        more = {
-            kernel.kernel.name: count
-            for kernel in emitted.kernels
-            if (count := more_blocks(kernel, compiled.resources.get(kernel.name), target.arch))
-        }
-        if more and not diagnostic:
-            again, denser = self._compiled(diagnostic, more)
-            if spilled(denser) <= spilled(compiled):
-                emitted, compiled = again, denser
-        self.source = emitted.text
-        self.compiled = compiled
-        self.resources: dict[str, Resources] = compiled.resources
-        self.specs = tuple(launch_spec(program, kernel) for kernel in emitted.kernels)
-        described: dict[str, Any] = {
-            "scratch": self.program.scratch,
-            "resources": self.resources,
-            "arch": target.arch,
-        }
-        self.module = (
-            DiagnosticModule(self.compiled.cubin, self.specs, emitted.sites, **described)
-            if diagnostic
-            else CudaModule(self.compiled.cubin, self.specs, **described)
-        )
-        self.compile_seconds = perf_counter() - started
-        self._call: Callable[..., None] | None = None
+            return error, trace, *_compiled(trace, target, False, {})
+        except Serialized as another:
+            error = another
+    error.remedy = NO_WARPGROUPS
+    trace = remedied(program, target, error)
+    return error, trace, *_compiled(trace, target, False, {})
 
-    def _compiled(self, diagnostic: bool, blocks: Mapping[str, int]) -> tuple[Source, CompiledCuda]:
-        emitted = emit_program(self.program, diagnostic=diagnostic, blocks=blocks)
+
+def remedied(program: Program, target: Target, error: Serialized) -> Trace:
+    """Passes that do without what the assembler would serialize, by the remedy of `error`."""
+    if error.remedy == NO_WARPGROUPS:
+        trace, said = lower(program, target.without(Feature.WGMMA)), "not wgmma"
+    else:
+        choices, said = REMEDIES[error.remedy]
+        for name, value in choices.items():
+            target = target.choosing(name, value)
+        trace = lower(program, target)
+    for kernel in program.kernels:
+        for op in walk_ops(kernel):
+            if isinstance(op, Gemm):
+                trace.reasons[kernel.name, key_of(op)] = f"{said}: {error.message}"
+    return trace
+
+
+def _compiled(
+    trace: Trace, target: Target, diagnostic: bool, blocks: Mapping[str, int]
+) -> tuple[Source, CompiledCuda]:
+    program = trace.result
+    emitted = emit_program(program, diagnostic=diagnostic, blocks=blocks)
+    if trace.dump is not None:
+        trace.dump.source("cu", emitted.text)
+    try:
         return emitted, compile_cuda(
             emitted.text,
-            f"{self.name}.cu",
-            self.target.arch,
+            f"{program.name}.cu",
+            target.arch,
             # textures and the device runtime, which generated code has no use for
-            () if self.program.sources else ("--minimal",),
+            () if program.sources else ("--minimal",),
             headers={HEADER: header()},
             diagnostic=diagnostic,
         )
-
-    @property
-    def ptx(self) -> str:
-        return self.compiled.ptx
-
-    @property
-    def cubin(self) -> bytes:
-        return self.compiled.cubin
-
-    def caller(self) -> Callable[..., None]:
-        """A function of the parameters in order that checks and launches."""
-        if self._call is None:
-            program = self.trace[0].program
-            params: list[TensorArg | Scalar] = []
-            unused = unused_params(program)
-            for p in program.params:
-                if isinstance(p, Buffer):
-                    params.append(TensorArg(p.name, p.strides is not None, p.name in unused))
-                else:
-                    params.append(Scalar(p.name, p.dtype))
-            check = ProgramCheck(program, written_params(program), alignments(self.program))
-            self._call = self.module.caller(params, check)
-        return self._call
-
-    def __call__(self, args: Mapping[str, Any]) -> None:
-        self.caller()(*(args[p.name] for p in self.trace[0].program.params))
+    except Serialized:
+        raise
+    except CompileError as error:
+        raise blamed(error, trace[0].program) from error
 
 
 def more_blocks(kernel: KernelSource, resources: Resources | None, arch: str) -> int:
@@ -366,9 +411,3 @@ def alignments(program: Program) -> dict[str, int]:
             if isinstance(op, Hint) and op.name == "align" and op.buffer is not None:
                 found[op.buffer.name] = max(found.get(op.buffer.name, 1), int(op.detail[0]))
     return found
-
-
-def compile_program(program: Program, target: Target) -> CudaKernel:
-    """Machine code for an NVIDIA GPU."""
-    diagnostic = "diagnostic" in target.options or env.DIAGNOSTIC.on()
-    return CudaKernel(program, target, diagnostic=diagnostic)

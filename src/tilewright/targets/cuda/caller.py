@@ -16,7 +16,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,8 +34,8 @@ from tilewright.targets.cuda.launch import (
 )
 from tilewright.targets.cuda.values import Sizes
 from tilewright.targets.cuda.views import ArrayView, read_arrays, torch_stream
+from tilewright.targets.torch_tensors import Guard, guard_of, never
 
-Guard: TypeAlias = Callable[..., bool]
 Ready: TypeAlias = tuple[Step, ...] | Prepared
 # a guard, the launches of tensors that pass it, and their device
 Recent: TypeAlias = tuple[Guard, dict[Any, Ready], int]
@@ -47,11 +46,7 @@ _MISSING: Any = type("missing", (), {"__repr__": lambda _: "<no argument>"})()
 _GUARDS = 16
 
 
-def _never(*_: Any) -> bool:
-    return False
-
-
-_NOTHING: Recent = (_never, {}, 0)
+_NOTHING: Recent = (never, {}, 0)
 
 
 class Looks:
@@ -68,46 +63,6 @@ class Entry:
 
     ready: Ready
     looks: Looks
-
-
-def guard_of(tensors: Sequence[Any]) -> Guard:
-    """A function that says whether other tensors look exactly like these to a launch."""
-    if not _guards_work():
-        return _never
-    try:
-        guard = _guard(tensors)
-        return guard if guard(*tensors) else _never
-    except Exception:  # somebody's subclass
-        return _never
-
-
-def _guard(tensors: Sequence[Any]) -> Guard:
-    from torch._C._dynamo.guards import TensorGuards
-
-    guards = TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[list(t.shape) for t in tensors],
-        dynamic_dims_strides=[list(t.stride()) for t in tensors],
-    )
-    check: Guard = guards.check
-    return check
-
-
-@cache
-def _guards_work() -> bool:
-    """PyTorch does not promise this interface, so it is tried before it is relied on."""
-    try:
-        import torch
-
-        x = torch.empty(2, 3, 4)
-        check = _guard([x, x[:1]])
-        others = [x.half(), x[:, :2], x.reshape(6, 4), x.permute(1, 0, 2), x.to("meta"), x[..., :1]]
-        others += [x[::2], torch.nn.Parameter(x), x.numpy(), None]
-        good = check(x.clone(), x.clone()[:1])
-        bad = [check(x, other) for other in others] + [check(o, x[:1]) for o in others]
-        return good is True and not any(bad)
-    except Exception:  # another PyTorch, or none: reading facts one by one needs less of it
-        return False
 
 
 def make_caller(
@@ -199,6 +154,7 @@ def make_caller(
         if isinstance(p, TensorArg):
             layout = "stride()" if p.strided else "is_contiguous()"
             facts += [f"{x}.data_ptr()", f"{x}.shape", f"{x}.dtype", f"{x}.{layout}"]
+            facts.append(f"{x}.requires_grad and recording()")
         else:
             facts.append(f"encode_{x}({x})")
             names[f"encode_{x}"] = _encoder(p)
@@ -214,6 +170,7 @@ def make_caller(
         names["raw_stream"] = getattr(torch._C, "_cuda_getCurrentRawStream", torch_stream)
         names["current"] = getattr(torch._C, "_cuda_getDevice", None)
         names["launch"] = module.driver.launch
+        names["recording"] = torch.is_grad_enabled
 
     def first_stream(device: int) -> int:
         first_use()
@@ -257,7 +214,7 @@ for step in found:
     {launch}
 """
     text = f"""\
-def call({"".join(f"{x}=missing, " for x in at)}*rest, {stream}**named):
+def call({"".join(f"{x}=missing, " for x in at)}{"/, " if at else ""}*rest, {stream}**named):
     if rest or named{" or stream is not None" if stream else ""}:
         return slow(({values}*rest), named, {"stream" if stream else "None"}, None)
 {read if xs else f"    return slow(({values}), {{}}, None, None)"}

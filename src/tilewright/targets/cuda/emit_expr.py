@@ -75,7 +75,7 @@ _SAME_NAME = frozenset({"isnan", "isinf", "isfinite"})
 _FAST = {
     "__exp": "__expf", "__exp2": "tw::exp2_fast", "__exp10": "__exp10f", "__log": "__logf",
     "__log2": "__log2f", "__log10": "__log10f", "__sin": "__sinf", "__cos": "__cosf",
-    "__tan": "__tanf",
+    "__tan": "__tanf", "__tanh": "tw::tanh_fast", "__divide": "__fdividef",
 }  # fmt: skip
 _OWN = {
     "pack_bfloat16": "tw::pack_bfloat16", "pack_float16": "tw::pack_float16",

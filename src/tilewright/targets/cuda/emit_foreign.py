@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from string import Formatter
 from typing import Protocol
 
 from tilewright.ir.buffer import Region, Space
@@ -88,10 +89,13 @@ def _call_extern(w: Writer, op: Intrinsic) -> None:
 def _shown(w: Writer, arg: Expr) -> tuple[str, str]:
     """How printf shows a value, and the value."""
     kind, text = arg.dtype, w.expr(arg)
+    if kind.is_bool:
+        return "%s", f'({text}) ? "True" : "False"'
     if kind.is_float:
         if kind.bits <= 16:
-            text = f"tw::to_float({text})"
-        return "%.9g", f"double({text})"
+            # as many digits as tell their values apart
+            return "%.6g", f"double(tw::to_float({text}))"
+        return ("%.17g" if kind.bits == 64 else "%.9g"), f"double({text})"
     if kind.bits == 64:
         return ("%lld", text) if kind.kind == "int" else ("%llu", text)
     return ("%u", f"unsigned({text})") if kind.kind == "uint" else ("%d", f"int({text})")
@@ -99,23 +103,32 @@ def _shown(w: Writer, arg: Expr) -> tuple[str, str]:
 
 def _printf(w: Writer, op: Intrinsic, text: str, args: list[str]) -> None:
     w.functions["printf"] = 'extern "C" __device__ int printf(const char*, ...);\n'
-    where = ["int(blockIdx.x)", "int(blockIdx.y)", "int(blockIdx.z)", "int(threadIdx.x)"]
-    form = "block (%d, %d, %d) thread %d: " + text + "\n"
-    w.line(f"printf({', '.join([_quoted(form), *where, *args])});", op.loc)
+    w.line(f"printf({', '.join([_quoted(text), *args])});", op.loc)
+
+
+def _form(op: Intrinsic, forms: list[str]) -> str:
+    """The text of a labelled op (`ir.messages`) as printf wants it, places in its holes."""
+    places, form = iter(forms[: op.width or 0]), ""
+    for literal, hole, _, _ in Formatter().parse(op.text):
+        form += literal.replace("%", "%%") + (next(places) if hole is not None else "")
+    return form
 
 
 def _print(w: Writer, op: Intrinsic) -> None:
+    """One line: its text, values behind it."""
     shown = [_shown(w, a) for a in op.args if isinstance(a, Expr)]
-    words = [op.text.replace("%", "%%")] * bool(op.text) + [form for form, _ in shown]
-    _printf(w, op, " ".join(words), [value for _, value in shown])
+    forms = [form for form, _ in shown]
+    text = " ".join([_form(op, forms), *forms[op.width or 0 :]])
+    _printf(w, op, text + "\n", [value for _, value in shown])
 
 
 def _device_assert(w: Writer, op: Intrinsic) -> None:
-    (test,) = op.args
+    *places, test = op.args
     assert isinstance(test, Expr)
-    message = "device_assert failed" + (f": {op.text}" if op.text else "")
+    shown = [_shown(w, place) for place in places if isinstance(place, Expr)]
     w.line(f"if (!({w.expr(test)})) {{", op.loc)
-    _printf(w, op, message.replace("%", "%%"), [])
+    form = _form(op, [form for form, _ in shown])
+    _printf(w, op, form + "\n", [value for _, value in shown])
     w.line("__trap();")
     w.line("}")
 

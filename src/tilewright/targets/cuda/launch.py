@@ -138,13 +138,26 @@ def encode_scalar(name: str, dtype: DType, value: Any) -> bytes:
         if isinstance(number, (str, bytes)):  # NumPy would read them
             raise TypeError
         if dtype.is_int and not dtype.min_value <= number <= dtype.max_value:
-            raise LaunchError(f"{name} = {number} does not fit {dtype}")
+            raise LaunchError(
+                f"{name} = {number} does not fit {dtype}",
+                expected=f"{dtype.min_value} … {dtype.max_value}",
+                got=str(number),
+                fix=f"declare {name} as T.int64",
+            )
         if dtype.is_int and number != int(number):
-            raise LaunchError(f"{name} must be an integer", expected=str(dtype), got=str(number))
+            raise LaunchError(
+                f"{name} must be an integer",
+                expected=str(dtype),
+                got=str(number),
+                fix="pass a plain int, or declare it otherwise",
+            )
         return np.asarray(number).astype(dtype.numpy).tobytes()
     except (TypeError, ValueError):
         raise LaunchError(
-            f"{name} must be a {dtype} scalar", expected=str(dtype), got=repr(value)[:60]
+            f"{name} must be a {dtype} scalar",
+            expected=str(dtype),
+            got=repr(value)[:60],
+            fix=f"pass a plain {'int' if dtype.is_int else 'number'}, or declare it otherwise",
         ) from None
 
 
@@ -515,6 +528,7 @@ _SCRATCH_ALIGN = 1024
 def not_contiguous(name: str, view: ArrayView) -> LaunchError:
     return LaunchError(
         f"{name} must be contiguous (row-major)",
+        expected=f"the elements of {view.shape} one after another",
         got=f"strides of {view.strides} elements for a shape of {view.shape}",
         fix="pass x.contiguous(), or declare T.StridedTensor",
     )

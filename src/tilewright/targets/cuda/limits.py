@@ -1,4 +1,5 @@
-"""What a block may take on each architecture, and the check that says no before anything runs."""
+"""What a block may take on each architecture, and the checks that say no: before any pass looks
+for a schedule, and before anything runs."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir.target import CHIPS
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Const
+from tilewright.ir.op import Alloc, Kernel, Program, walk_ops
+from tilewright.ir.target import CHIPS, Target
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.nvrtc import Resources
 
@@ -27,6 +31,104 @@ LIMITS = {
     "sm_80": Limits(shared=CHIPS["sm_80"].shared),
     "sm_90a": Limits(shared=CHIPS["sm_90a"].shared, cluster=16, param_bytes=32_764),
 }
+
+GRID = (2**31 - 1, 65535, 65535)  # blocks along each axis
+REGISTERS_OF_THREAD = 255
+SPILLED = 2  # half of a fragment in local memory is slow; more is a mistake, and takes minutes
+LOCAL_BYTES_OF_THREAD = 512 * 1024
+
+
+def check_tiles(program: Program, target: Target, scheduled: bool = False) -> None:
+    """Raise if a single tile, or a cluster, is more than there is: no schedule changes that.
+    `scheduled`: fragments are spread as they say, over the threads of a role."""
+    for kernel in program.kernels:
+        threads = prod(kernel.threads)
+        _check_cluster(kernel, target)
+        for op in walk_ops(kernel):
+            if isinstance(op, Alloc) and not (scheduled and op.buffer.space is Space.FRAGMENT):
+                _check_tile(op, threads, target)
+
+
+def _check_cluster(kernel: Kernel, target: Target) -> None:
+    most = LIMITS[target.arch].cluster
+    if prod(kernel.cluster) > most:
+        raise CompileError(
+            f"{kernel.name} asks for a larger cluster than there is",
+            loc=kernel.loc,
+            expected=f"at most {most} blocks on {target.arch}" if most > 1 else "no cluster",
+            got=f"cluster_dims={kernel.cluster}",
+            fix="use a smaller cluster" if most > 1 else f"{target.arch} has none: leave it out",
+            code="cluster",
+        )
+    for axis, (extent, together) in enumerate(zip(kernel.grid, kernel.cluster, strict=False)):
+        if isinstance(extent, Const) and extent.value % together:
+            raise CompileError(
+                f"clusters of {kernel.name} do not divide its grid",
+                loc=kernel.loc,
+                expected=f"axis {axis} a multiple of {together}",
+                got=str(extent.value),
+                fix=f"use T.ceildiv(n, block * {together}) * {together} blocks, and a guard",
+                code="cluster",
+            )
+
+
+def _check_tile(op: Alloc, threads: int, target: Target) -> None:
+    buffer, shape = op.buffer, "×".join(str(extent) for extent in op.buffer.static_shape)
+    count = f"{shape} {buffer.dtype}"
+    if buffer.space is Space.SHARED and buffer.bytes > target.chip.shared:
+        raise CompileError(
+            f"{buffer.name} needs more shared memory than a block has",
+            loc=op.loc,
+            expected=f"at most {target.chip.shared} bytes on {target.arch}",
+            got=f"{buffer.bytes} bytes: {count}",
+            fix="use a smaller tile and loop over the rest",
+            code="shared-memory",
+        )
+    taken = -(-buffer.bytes // (4 * threads))
+    if buffer.space is Space.FRAGMENT and taken > SPILLED * registers_for(threads, target):
+        room = {n: registers_for(n, target) * 3 // 4 for n in (128, 256, 512)}  # for the rest, too
+        more = next((n for n, most in room.items() if buffer.bytes <= 4 * n * most), 0)
+        raise CompileError(
+            f"{buffer.name} does not fit the registers of {threads} threads",
+            loc=op.loc,
+            expected=f"at most {registers_for(threads, target)} registers in each thread",
+            got=f"{taken} for {count}",
+            fix="use a smaller tile" + (f", or threads={more}" if more > threads else ""),
+            code="registers",
+        )
+    if buffer.space is Space.LOCAL and buffer.bytes > LOCAL_BYTES_OF_THREAD:
+        raise CompileError(
+            f"{buffer.name} needs more memory than a thread has",
+            loc=op.loc,
+            expected=f"at most {LOCAL_BYTES_OF_THREAD} bytes in each thread",
+            got=f"{buffer.bytes} bytes: {count}",
+            fix="keep it in a tensor: T.alloc_global",
+            code="local-memory",
+        )
+
+
+def registers_for(threads: int, target: Target) -> int:
+    """How many registers each of so many threads can have.
+
+    >>> registers_for(128, Target.parse("cuda")), registers_for(512, Target.parse("cuda"))
+    (255, 128)
+    """
+    return min(REGISTERS_OF_THREAD, target.chip.registers // threads)
+
+
+def check_grid(kernel: Kernel) -> None:
+    """Raise if the grid, as far as it is known, is longer than one can be."""
+    for axis, (extent, most) in enumerate(zip(kernel.grid, GRID, strict=False)):
+        if isinstance(extent, Const) and extent.value > most:
+            raise CompileError(
+                f"grid axis {axis} of {kernel.name} is too long for CUDA",
+                loc=kernel.loc,
+                expected=f"at most {most} blocks along it",
+                got=str(extent.value),
+                fix="put the longest axis first: axis 0 may have 2147483647 blocks",
+                code="grid",
+            )
+
 
 # registers are handed to warps in units of 256
 _REGISTER_UNIT = 256

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tilewright.support.cache import UNREADABLE, Store, default_store, digest
 from tilewright.support.errors import CompileError, Loc
-from tilewright.targets.cuda.cache import Store, digest
 
 INSTALL = "pip install 'tilewright[cuda]'"
 
@@ -21,6 +21,8 @@ CODES: dict[str, str] = {
     "C7508": "give __launch_bounds__(threads, 1), and each role one branch of a single if/else",
     "C7510": "inline every call made while matrix instructions are open",
     "C7511": "use fewer accumulators, and write none of them between instructions",
+    "C7512": "use smaller tiles, or wait for products before the next iteration begins",
+    "C7513": "wait for products before threads write what the next one reads from registers",
     "C7514": "wait before reading the accumulator",
     "C7515": "unroll, so that no branch chooses the accumulator",
     "C7517": "emit the wait before the first reader",
@@ -64,6 +66,7 @@ class CompiledCuda:
     log: str = field(repr=False)
     resources: dict[str, Resources]
     warnings: tuple[Complaint, ...] = ()
+    key: str = field(default="", compare=False, repr=False)  # where the cache has it
 
     def problems(self) -> list[str]:
         """Why this is no fast code: assembler warnings, spills, local memory. Empty is good."""
@@ -95,10 +98,10 @@ def compile_cuda(
     flags = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", *options]
     if not {"-G", "--device-debug"} & set(flags):
         flags.insert(1, "--generate-line-info")
-    store = store or Store.default("cuda")
+    store = store or default_store()
     key = digest(
         {
-            "format": 1,
+            "format": 2,
             "tilewright": getattr(sys.modules.get("tilewright"), "__version__", ""),
             "nvrtc": nvrtc_version(),
             "source": source,
@@ -107,20 +110,27 @@ def compile_cuda(
             "headers": headers,
         }
     )
-    compiled = _load(store, key, name, arch)
+    compiled = None if store is None else load(store, key)
     if compiled is None:
         cubin, ptx, log = _run(source, name, flags, headers)
         compiled = CompiledCuda(
             name, arch, cubin, ptx, log, read_resources(log, ptx), read_warnings(log, ptx)
         )
-        _save(store, key, compiled)
+        if store is not None and _save(store, key, compiled):
+            compiled = replace(compiled, key=key)
     if compiled.warnings and not diagnostic:
         raise _refusal(compiled)
     return compiled
 
 
+NO_WARPGROUPS = "no warpgroups"  # a remedy: products by single warps, which nothing serializes
+
+
 class Serialized(CompileError):
-    """The assembler kept the meaning of a kernel, but not the overlap of its products."""
+    """The assembler kept the meaning of a kernel, but not the overlap of its products. `remedy`:
+    what helped."""
+
+    remedy = ""
 
 
 def _refusal(compiled: CompiledCuda) -> Serialized:
@@ -136,35 +146,43 @@ def _refusal(compiled: CompiledCuda) -> Serialized:
 # ---------------------------------------------------------------------------------- the store
 
 
-def _save(store: Store, key: str, compiled: CompiledCuda) -> None:
+def _save(store: Store, key: str, compiled: CompiledCuda) -> bool:
     texts = [compiled.ptx.encode(), compiled.log.encode()]
     header = {
+        "kind": "code",
+        "kernel": compiled.name,
+        "target": compiled.arch,
         "cubin": len(compiled.cubin),
         "ptx": len(texts[0]),
         "resources": {name: asdict(r) for name, r in compiled.resources.items()},
         "warnings": [asdict(w) for w in compiled.warnings],
     }
-    store.put(key, header, b"".join([compiled.cubin, *texts]))
+    return store.put(key, header, b"".join([compiled.cubin, *texts]))
 
 
-def _load(store: Store, key: str, name: str, arch: str) -> CompiledCuda | None:
+def load(store: Store, key: str) -> CompiledCuda | None:
+    """What `compile_cuda` has stored under `key`."""
     entry = store.get(key)
     if entry is None:
         return None
     header, data = entry
-    end = header["cubin"] + header["ptx"]
-    return CompiledCuda(
-        name,
-        arch,
-        cubin=data[: header["cubin"]],
-        ptx=data[header["cubin"] : end].decode(),
-        log=data[end:].decode(),
-        resources={
-            kernel: Resources(**{**r, "params": tuple(r["params"])})
-            for kernel, r in header["resources"].items()
-        },
-        warnings=tuple(Complaint(**w) for w in header["warnings"]),
-    )
+    try:
+        end = header["cubin"] + header["ptx"]
+        return CompiledCuda(
+            header["kernel"],
+            header["target"],
+            cubin=data[: header["cubin"]],
+            ptx=data[header["cubin"] : end].decode(),
+            log=data[end:].decode(),
+            resources={
+                kernel: Resources(**{**r, "params": tuple(r["params"])})
+                for kernel, r in header["resources"].items()
+            },
+            warnings=tuple(Complaint(**w) for w in header["warnings"]),
+            key=key,
+        )
+    except UNREADABLE:
+        return None
 
 
 # ------------------------------------------------------------------------------------ running
@@ -190,14 +208,55 @@ def _nvrtc() -> ModuleType:
 def nvrtc_version() -> str:
     """Version and size of the library in use: patch releases share a version number."""
     _, major, minor = _nvrtc().nvrtcVersion()
-    size = 0
+    return f"{major}.{minor}/{library()[1]}"
+
+
+@cache
+def library() -> tuple[str, int, int]:
+    """Path, size and time of the library in use; '', 0, 0 if nobody knows."""
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        size = Path(load_nvidia_dynamic_lib("nvrtc").abs_path).stat().st_size
+        path = str(load_nvidia_dynamic_lib("nvrtc").abs_path)
+        status = os.stat(path)
     except (ImportError, OSError, RuntimeError, TypeError):
-        pass
-    return f"{major}.{minor}/{size}"
+        return "", 0, 0
+    return path, status.st_size, status.st_mtime_ns
+
+
+def is_there(known: Sequence[Any]) -> bool:
+    """Whether the library that `library` once described still is what it was."""
+    path, size, time = known
+    try:
+        status = os.stat(path) if path else None
+    except OSError:
+        return False
+    return status is None or (status.st_size, status.st_mtime_ns) == (size, time)
+
+
+# what decides which library is found
+_SEARCHED = ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX")
+_PACKAGES = ("nvidia_cuda_nvrtc", "cuda_bindings")
+
+
+def installed() -> dict[str, Any]:
+    """What can be said about the library without loading it: the packages that bring one, and
+    where it would be looked for."""
+    return {
+        "prefix": sys.prefix,
+        "packages": _packages(tuple(sys.path)),
+        "searched": [os.environ.get(name, "") for name in _SEARCHED],
+    }
+
+
+@cache
+def _packages(folders: Sequence[str]) -> list[str]:
+    found = []
+    for folder in folders:
+        if folder.endswith("-packages") and os.path.isdir(folder):
+            names = (name for name in os.listdir(folder) if name.endswith(".dist-info"))
+            found += [name for name in names if name.startswith(_PACKAGES)]
+    return sorted(found)
 
 
 def _run(

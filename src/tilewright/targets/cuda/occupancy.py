@@ -11,7 +11,7 @@ from tilewright.targets.cuda.limits import registers_of_block
 from tilewright.targets.cuda.nvrtc import Resources
 
 if TYPE_CHECKING:
-    from tilewright.targets.cuda.backend import CudaKernel
+    from tilewright.targets.cuda.kernel import CudaKernel
     from tilewright.targets.cuda.launch import LaunchSpec
 
 

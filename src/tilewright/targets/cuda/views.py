@@ -12,6 +12,7 @@ import numpy as np
 from tilewright.ir.dtype import DType, dtype
 from tilewright.support.errors import CompileError, LaunchError
 from tilewright.targets.cuda.dlpack import CUDA, CUDA_MANAGED, is_capsule, read, row_major
+from tilewright.targets.torch_tensors import refuse_gradients
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,10 @@ def view_of(value: Any, name: str, stream: int | None = None) -> ArrayView:
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise LaunchError(
             f"{name} could not be read as an array in GPU memory",
+            expected="an array whose elements lie in GPU memory",
             got=f"{type(value).__name__}: {error}",
+            fix="pass a dense array on the GPU; under torch.compile and torch.func call what "
+            "kernel.as_torch_op(…) returns",
         ) from None
     if root == "numpy":
         raise _on_host(name, "a NumPy array", f"torch.from_numpy({name}).cuda()")
@@ -103,6 +107,7 @@ def view_of(value: Any, name: str, stream: int | None = None) -> ArrayView:
         expected="a PyTorch, CuPy or JAX array, or anything with __cuda_array_interface__ "
         "or __dlpack__",
         got=type(value).__name__,
+        fix=f"convert it: torch.as_tensor({name}, device='cuda')",
     )
 
 
@@ -163,6 +168,7 @@ def stream_handle(stream: Any) -> int:
 def _on_host(name: str, what: str, fix: str) -> LaunchError:
     return LaunchError(
         f"{name} is in host memory, but this kernel runs on the GPU",
+        expected="an array in GPU memory",
         got=what,
         fix=f'pass {fix}, or compile with target="cpu"',
     )
@@ -171,6 +177,7 @@ def _on_host(name: str, what: str, fix: str) -> LaunchError:
 def _torch(tensor: Any, name: str) -> ArrayView:
     if not tensor.is_cuda:
         raise _on_host(name, f"a tensor on {tensor.device}", f"{name}.cuda()")
+    refuse_gradients(tensor, name)
     device = int(tensor.get_device())
     # PyTorch counts the bytes of what it calls float4_e2m1fn_x2
     paired = str(tensor.dtype).endswith("_x2")

@@ -1,0 +1,163 @@
+"""A program compiled for CUDA: the object that is called, from the compiler or from the cache.
+
+Code from the cache comes with what a launch needs (`record`); the passes run when somebody asks
+what they did.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from tilewright.ir.bind import unused_params, written_params
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.op import Program
+from tilewright.ir.target import Target
+from tilewright.support import env
+from tilewright.support.cache import UNREADABLE
+from tilewright.targets.cuda import nvrtc
+from tilewright.targets.cuda.arguments import ProgramCheck
+from tilewright.targets.cuda.launch import CudaModule, Scalar, TensorArg
+from tilewright.targets.cuda.nvrtc import NO_WARPGROUPS, CompiledCuda, Resources, Serialized
+from tilewright.targets.cuda.record import Record
+from tilewright.targets.entries import Kept
+
+if TYPE_CHECKING:
+    from tilewright.passes.pipeline import Trace
+
+
+class CudaKernel:
+    """A compiled program. Call it with a mapping from parameter names to arrays and numbers.
+
+    A diagnostic build bounds its barrier waits and says which did not end (`diagnose`). `found` is
+    what an earlier compilation left: its record, code and source.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        target: Target,
+        *,
+        diagnostic: bool = False,
+        found: tuple[Record, CompiledCuda, str] | None = None,
+    ) -> None:
+        started = perf_counter()
+        self.name = program.name
+        self.target = target
+        self.given = program
+        sites: Any = ()
+        if found is None:
+            from tilewright.targets.cuda.backend import build
+
+            built = build(program, target, diagnostic=diagnostic)
+            self.trace = built.trace
+            found = built.record(program), built.compiled, built.emitted.text
+            sites = built.emitted.sites
+        self.record, self.compiled, self.source = found
+        self.resources: dict[str, Resources] = self.compiled.resources
+        self.specs = self.record.specs
+        described: dict[str, Any] = {
+            "scratch": self.record.scratch,
+            "resources": self.resources,
+            "arch": target.arch,
+        }
+        if diagnostic:
+            from tilewright.targets.cuda.diagnose import DiagnosticModule
+
+            self.module: CudaModule = DiagnosticModule(
+                self.compiled.cubin, self.specs, sites, **described
+            )
+        else:
+            self.module = CudaModule(self.compiled.cubin, self.specs, **described)
+        self.compile_seconds = perf_counter() - started
+        self._call: Callable[..., None] | None = None
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The program after every pass."""
+        from tilewright.targets.cuda.backend import lower, remedied
+
+        if self.record.serialized is not None:
+            return remedied(self.given, self.target, self.record.serialized)
+        return lower(self.given, self.target)
+
+    @property
+    def program(self) -> Program:
+        return self.trace.result
+
+    @property
+    def serialized(self) -> Serialized | None:
+        """What the assembler said against products by warpgroups, where they were given up."""
+        said = self.record.serialized
+        return said if said is not None and said.remedy == NO_WARPGROUPS else None
+
+    @property
+    def ptx(self) -> str:
+        return self.compiled.ptx
+
+    @property
+    def cubin(self) -> bytes:
+        return self.compiled.cubin
+
+    def caller(self) -> Callable[..., None]:
+        """A function of the parameters in order that checks and launches."""
+        if self._call is None:
+            program = self.given
+            params: list[TensorArg | Scalar] = []
+            unused = unused_params(program)
+            for p in program.params:
+                if isinstance(p, Buffer):
+                    params.append(TensorArg(p.name, p.strides is not None, p.name in unused))
+                else:
+                    params.append(Scalar(p.name, p.dtype))
+            check = ProgramCheck(program, written_params(program), self.record.align)
+            self._call = self.module.caller(params, check)
+        return self._call
+
+    def __call__(self, args: Mapping[str, Any]) -> None:
+        self.caller()(*(args[p.name] for p in self.given.params))
+
+
+def compile_program(program: Program, target: Target) -> CudaKernel:
+    """Machine code for an NVIDIA GPU, from the cache where it is there."""
+    if "diagnostic" in target.options or env.DIAGNOSTIC.on():
+        return CudaKernel(program, target, diagnostic=True)  # its sites are ops of the program
+    started = perf_counter()
+    kept = Kept(program, target, {"nvrtc": nvrtc.installed()}, lines=True)
+    found = _load(kept)
+    kernel = CudaKernel(program, target, found=found)
+    if found is None:
+        _save(kept, kernel)
+    kernel.compile_seconds = perf_counter() - started
+    return kernel
+
+
+def _load(kept: Kept) -> tuple[Record, CompiledCuda, str] | None:
+    entry = kept.get()
+    if entry is None or kept.store is None:
+        return None
+    header, source = entry
+    try:
+        compiled = nvrtc.load(kept.store, header["code"])
+        if compiled is None or not nvrtc.is_there(header["library"]):
+            return None
+        return Record.from_json(header["record"]), compiled, source.decode()
+    except UNREADABLE:
+        return None
+
+
+def _save(kept: Kept, kernel: CudaKernel) -> None:
+    """Unless the record would not come back as it is."""
+    if not kernel.compiled.key:
+        return
+    try:
+        record = kernel.record.to_json()
+        if Record.from_json(json.loads(json.dumps(record))) != kernel.record:
+            return
+    except UNREADABLE:
+        return
+    code = {"code": kernel.compiled.key, "library": nvrtc.library(), "record": record}
+    kept.put(code, kernel.source.encode())

@@ -1,0 +1,95 @@
+"""What launches on every target ask of PyTorch's tensors: whether they look like those of the call
+before, and whether autograd would lose track of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, TypeAlias
+
+from tilewright.support.errors import LaunchError
+
+Guard: TypeAlias = Callable[..., bool]
+
+
+def never(*_: Any) -> bool:
+    return False
+
+
+def guard_of(tensors: Sequence[Any]) -> Guard:
+    """A function that says whether other tensors look exactly like these to a launch: their types,
+    element types, devices, shapes, strides, and what autograd does with them."""
+    if not guards_work():
+        return never
+    try:
+        guard = _guard(tensors)
+        if not guard(*tensors):
+            return never
+        if not any(t.requires_grad for t in tensors):
+            return guard
+        # the guard knows whose gradients are wanted, but not whether anybody records
+        from torch import is_grad_enabled
+
+        return lambda *others: not is_grad_enabled() and guard(*others)
+    except Exception:  # somebody's subclass
+        return never
+
+
+def _guard(tensors: Sequence[Any]) -> Guard:
+    from torch._C._dynamo.guards import TensorGuards
+
+    guards = TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(t.shape) for t in tensors],
+        dynamic_dims_strides=[list(t.stride()) for t in tensors],
+    )
+    check: Guard = guards.check
+    return check
+
+
+@cache
+def guards_work() -> bool:
+    """PyTorch does not promise this interface, so it is tried before it is relied on."""
+    try:
+        import torch
+
+        x = torch.empty(2, 3, 4)
+        check = _guard([x, x[:1]])
+        others = [x.half(), x[:, :2], x.reshape(6, 4), x.permute(1, 0, 2), x.to("meta"), x[..., :1]]
+        others += [x[::2], torch.nn.Parameter(x), x.numpy(), None]
+        others += [torch.empty(2, 3, 4, dtype=torch.complex64).conj().imag]  # minus what it holds
+        good = check(x.clone(), x.clone()[:1])
+        bad = [check(x, other) for other in others] + [check(o, x[:1]) for o in others]
+        return good is True and not any(bad)
+    except Exception:  # another PyTorch, or none: reading facts one by one needs less of it
+        return False
+
+
+def refuse_gradients(tensor: Any, name: str) -> None:
+    """A kernel is no step of autograd: gradients that somebody waits for would silently stop."""
+    if not tensor.requires_grad:
+        return
+    from torch import is_grad_enabled
+
+    if is_grad_enabled():
+        raise LaunchError(
+            f"{name} requires a gradient, and autograd does not see this kernel",
+            expected="a tensor without requires_grad, or a call under torch.no_grad()",
+            got="requires_grad=True while gradients are recorded",
+            fix=f"make the kernel an operator with a backward formula: kernel.as_torch_op(…); "
+            f"or pass {name}.detach() where no gradient should flow",
+        )
+
+
+@cache
+def write_counter() -> Callable[..., None]:
+    """A function that tells autograd that a kernel wrote tensors: what it saved of them is no
+    longer what it was, and a backward pass over that must not go unnoticed."""
+    from torch.autograd.graph import increment_version
+
+    def count(*tensors: Any) -> None:
+        for tensor in tensors:
+            if not tensor.is_inference():  # those have no backward pass
+                increment_version(tensor)
+
+    return count

@@ -1,0 +1,48 @@
+"""What importing brings along: names are cheap, compilers come when something is compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def brought(code: str) -> set[str]:
+    """The modules that `code` imports in a process of its own."""
+    end = "\nimport json; print(json.dumps(sorted(set(sys.modules) - before)))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; before = set(sys.modules)\n{code}{end}"],
+        capture_output=True, text=True, timeout=100, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    return set(json.loads(done.stdout))
+
+
+def tops(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
+def test_the_package_alone_is_names():
+    """0.15 of what importing NumPy takes."""
+    found = brought("import tilewright")
+    assert {name for name in found if name.startswith("tilewright")} == {"tilewright"}
+    assert not tops(found) & {"numpy", "ml_dtypes", "dataclasses", "inspect", "hashlib", "ctypes"}
+
+
+def test_what_writing_a_kernel_takes():
+    """2.2 times what importing NumPy takes, NumPy included."""
+    found = brought("import tilewright as tw, tilewright.language as T; tw.jit, tw.compile")
+    heavy = {"llvmlite", "click", "rich", "torch", "jax", "cupy", "cuda", "hashlib", "tempfile"}
+    assert not tops(found) & heavy
+    assert not {name for name in found if name.endswith((".pipeline", ".backend", ".emit"))}
+    rooms = ("tilewright.tools", "tilewright.interp")
+    assert not {name for name in found if name.startswith(rooms)}
+
+
+def test_the_cache_brings_no_compiler():
+    found = brought("import tilewright.support.cache, tilewright.support.sources")
+    assert not tops(found) & {"numpy", "llvmlite", "tempfile", "random", "rich", "click"}
