@@ -1,4 +1,4 @@
-"""Wrong programs with the place and the words of their errors.
+"""Wrong programs with the place and the words of their errors, and what puts them right.
 
 A case is a function that goes wrong. A comment line under the wrong line holds carets under the
 span that the error must point at:
@@ -7,6 +7,15 @@ span that the error must point at:
 #   ^^^^^^^^^^^^
 
 A line that goes wrong further down is marked in the same way; a case has one such mark.
+
+The program that the error's fix leads to is written between the lines: `#+` takes the place of the
+line above it, further ones follow it, and `#-` leaves the line above out.
+
+    T.copy(A, s)
+#   ^^^^^^^^^^^^
+#+  T.copy(A[0:8], s)
+
+A fix that a tool can apply needs no such lines: the tests apply it.
 """
 
 from __future__ import annotations
@@ -51,12 +60,28 @@ class Case:
         assert len(marks) == 1, f"{self.name} needs one mark, has {len(marks)}"
         return marks[0]
 
-    def script(self) -> str:
+    def script(self, lines: list[str] | None = None) -> str:
         """The case as a file of its own, its kernel at the top level."""
-        lines, _ = self.lines
+        lines = self.lines[0] if lines is None else lines
         body = next(at for at, line in enumerate(lines) if line.startswith("def ")) + 1
         text = "".join(line for line in lines[body:] if not line.startswith("#"))
         return f"from {self.run.__module__} import *\n\n" + textwrap.dedent(text)
+
+    def fixed(self) -> str:
+        """The script with the lines that put it right, or '' where there are none."""
+        found: list[str] = []
+        changed = replaced = False
+        for line in self.lines[0]:
+            if line.startswith(("#+", "#-")):
+                if not replaced:
+                    found.pop()
+                if line.startswith("#+"):
+                    found.append(line.replace("#+", "  ", 1))
+                changed = replaced = True
+            elif not line.startswith("#"):
+                found.append(line)
+                replaced = False
+        return self.script(found) if changed else ""
 
 
 CASES: list[Case] = []

@@ -45,7 +45,10 @@ def used_before_bound():
         with T.Kernel(1):
             A[0] = x
 #                  ^
+#+          x = 1
+#+          A[0] = x
             x = 1
+#-
 
 
 @case(CompileError, "'total' is rebound inside a run-time loop", "T.alloc_var", "line")
@@ -90,6 +93,8 @@ def bound_only_in_a_branch():
     def main(A: T.Tensor((8,), "float32"), n: T.int32):
         with T.Kernel(1):
             if n > 3:
+#+          x = T.alloc_var("float32")
+#+          if n > 3:
                 x = A[1]
             else:
                 x = A[0]
@@ -103,9 +108,13 @@ def loop_variable_after_the_loop():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             for i in range(8):
+#+          last = T.alloc_var("int32")
+#+          for i in range(8):
+#+              last = i
                 A[i] = 1
             A[0] = i
 #                  ^
+#+          A[0] = last
 
 
 @case(CompileError, "'A' is a tensor", "store nothing", "A[i] = …", "T.fill")
@@ -115,6 +124,7 @@ def rebinding_a_parameter():
         with T.Kernel(1):
             A = B[0] + 1
 #           ^^^^^^^^^^^^
+#+          A[0] = B[0] + 1
 
 
 @case(CompileError, "'sums' is a Python list", "T.alloc_local")
@@ -123,6 +133,7 @@ def store_in_a_list():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             sums = [0.0, 0.0]
+#+          sums = T.alloc_local((2,), "float32")
             for i in range(8):
                 sums[0] = A[i]
 #               ^^^^^^^
@@ -134,6 +145,9 @@ def list_indexed_at_run_time():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             table = [1.0, 2.0, 3.0, 4.0]
+#+          table = T.alloc_local((4,), "float32")
+#+          for k, value in enumerate((1.0, 2.0, 3.0, 4.0)):
+#+              table[k] = value
             for i in range(4):
                 A[i] = table[i]
 #                      ^^^^^^^^
@@ -146,6 +160,7 @@ def unrolling_a_run_time_range():
         with T.Kernel(1):
             for i in tuple(range(n)):
 #                          ^^^^^^^^
+#+          for i in range(n):
                 A[i] = 1
 
 
@@ -155,6 +170,7 @@ def run_time_threads():
     def main(A: T.Tensor((8,), "float32"), n: T.int32):
         with T.Kernel(1, threads=n):
 #            ^^^^^^^^^^^^^^^^^^^^^^
+#+      with T.Kernel(1, threads=128):
             A[0] = 1
 
 
@@ -164,6 +180,7 @@ def too_many_threads():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1, threads=2048):
 #            ^^^^^^^^^^^^^^^^^^^^^^^^^
+#+      with T.Kernel(2, threads=1024):
             A[0] = 1
 
 
@@ -182,6 +199,7 @@ def grid_names():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(8) as (bx, by):
 #            ^^^^^^^^^^^
+#+      with T.Kernel(8, 1) as (bx, by):
             A[bx] = 1
 
 
@@ -192,6 +210,7 @@ def run_time_stages():
         with T.Kernel(1):
             for k in T.Pipelined(8, num_stages=n):
 #                    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          for k in T.Pipelined(8, num_stages=2):
                 A[k] = 1
 
 
@@ -201,7 +220,10 @@ def tile_word_outside_the_kernel():
     def main(A: T.Tensor((8,), "float32")):
         T.clear(A)
 #       ^^^^^^^^^^
+#-
         with T.Kernel(1):
+#+      with T.Kernel(1):
+#+          T.clear(A)
             A[0] = 1
 
 
@@ -211,7 +233,10 @@ def allocation_outside_the_kernel():
     def main(A: T.Tensor((8,), "float32")):
         s = T.alloc_shared((8,), "float32")
 #           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#-
         with T.Kernel(1):
+#+      with T.Kernel(1):
+#+          s = T.alloc_shared((8,), "float32")
             T.copy(A, s)
 
 
@@ -221,6 +246,8 @@ def no_kernel():
     def main(A: T.Tensor((8,), "float32")):
 #   ^^^^^^^^
         pass
+#+      with T.Kernel(1):
+#+          A[0] = 1
 
 
 @case(CompileError, "T.Kernel inside T.Kernel", "fix:")
@@ -228,8 +255,11 @@ def nested_kernels():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
+#+      with T.Kernel(1):
+#+          T.clear(A)
             with T.Kernel(2) as bx:
 #                ^^^^^^^^^^^
+#+      with T.Kernel(2) as bx:
                 A[bx] = 1
 
 
@@ -238,8 +268,10 @@ def kernel_in_a_branch():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32"), n: T.int32):
         if n > 2:
+#+      with T.Kernel(2) as bx:
             with T.Kernel(2) as bx:
 #                ^^^^^^^^^^^
+#+          if n > 2:
                 A[bx] = 1
 
 
@@ -247,6 +279,11 @@ def kernel_in_a_branch():
 def word_outside_any_kernel_function():
     s = T.alloc_shared((8,), "float32")
 #       ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+  @T.prim_func
+#+  def main(A: T.Tensor((8,), "float32")):
+#+      with T.Kernel(1):
+#+          s = T.alloc_shared((8,), "float32")
+#+          T.copy(A, s)
 
 
 @case(CompileError, "tile belongs to another kernel", "T.alloc_global")
@@ -255,6 +292,7 @@ def tile_of_another_kernel():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             tile = T.alloc_shared((8,), "float32")
+#+          tile = T.alloc_global((8,), "float32")
             T.copy(A, tile)
         with T.Kernel(1):
             T.copy(tile, A)
@@ -268,6 +306,7 @@ def parallel_names():
         with T.Kernel(1):
             for i, j, k in T.Parallel(8, 8):
 #                          ^^^^^^^^^^^^^^^^
+#+          for i, j, k in T.Parallel(8, 8, 1):
                 A[i, j] = k
 
 
@@ -277,8 +316,10 @@ def parallel_with_one_name():
     def main(A: T.Tensor((8, 8), "float32")):
         with T.Kernel(1):
             for i in T.Parallel(8, 8):
+#+          for i, j in T.Parallel(8, 8):
                 A[i, 0] = 1
 #               ^^^^^^^
+#+              A[i, j] = 1
 
 
 @case(CompileError, "iterations of T.Parallel write the same element of A", "depends on j", "fix:")
@@ -287,8 +328,10 @@ def parallel_conflict():
     def main(A: T.Tensor((8,), "float32"), B: T.Tensor((8, 8), "float32")):
         with T.Kernel(1):
             for i, j in T.Parallel(8, 8):
+#+          for i in T.Parallel(8):
                 A[i] = B[i, j]
 #               ^^^^
+#+              A[i] = B[i, 0]
 
 
 @case(CompileError, "an extent of T.Parallel must be an integer", "2.0", "//")
@@ -308,6 +351,7 @@ def tile_word_in_parallel():
         with T.Kernel(1):
             s = T.alloc_shared((8,), "float32")
             for i in T.Parallel(8):
+#+          for i in T.serial(8):
                 T.copy(A[i, 0:8], s)
 #               ^^^^^^^^^^^^^^^^^^^^
 
@@ -321,6 +365,7 @@ def barrier_in_parallel():
                 A[i] = 1
                 T.sync_threads()
 #               ^^^^^^^^^^^^^^^^
+#+          T.sync_threads()
 
 
 @case(CompileError, "`break` inside T.Parallel", "independent", "`if`")
@@ -330,8 +375,10 @@ def break_in_parallel():
         with T.Kernel(1):
             for i in T.Parallel(8):
                 if A[i] > 3:
+#+              if A[i] <= 3:
                     break
 #                   ^^^^^
+#+                  A[i] = 0
 
 
 @case(CompileError, "a loop with step 0", "fix:")
@@ -341,6 +388,7 @@ def loop_without_a_step():
         with T.Kernel(1):
             for i in range(0, 8, 0):
 #                    ^^^^^^^^^^^^^^
+#+          for i in range(0, 8):
                 A[i] = 1
 
 
@@ -351,6 +399,7 @@ def float_loop():
         with T.Kernel(1):
             for i in range(A[0]):
 #                    ^^^^^^^^^^^
+#+          for i in range(T.int32(A[0])):
                 A[i] = 1
 
 
@@ -360,9 +409,12 @@ def return_in_a_branch():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(8) as bx:
             if bx > 4:
+#+          if bx <= 4:
                 return
 #               ^^^^^^
+#-
             A[bx] = 1
+#+              A[bx] = 1
 
 
 @case(CompileError, "`break` of an unrolled loop under a run-time `if`", "range(n)")
@@ -371,6 +423,7 @@ def break_of_an_unrolled_loop():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             for i in (0, 1, 2):
+#+          for i in range(3):
                 if A[i] > 0:
                     break
 #                   ^^^^^
@@ -383,8 +436,10 @@ def python_try():
         with T.Kernel(1):
             try:
 #           ^^^^
+#+          if A[0] > 0:
                 A[0] = 1
             except ValueError:
+#+          else:
                 A[1] = 1
 
 
@@ -396,6 +451,7 @@ def python_yield():
             A[0] = 1
             yield A
 #           ^^^^^^^
+#-
 
 
 @case(CompileError, "`async`", "not part of the kernel language", "fix:")
@@ -403,6 +459,7 @@ def python_async():
     @T.prim_func
     async def main(A: T.Tensor((8,), "float32")):
 #   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+  def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             A[0] = 1
 
@@ -413,6 +470,7 @@ def python_global():
     def main(A: T.Tensor((8,), "float32")):
         global counter
 #       ^^^^^^^^^^^^^^
+#-
         with T.Kernel(1):
             A[0] = 1
 
@@ -425,22 +483,33 @@ def python_del():
             x = A[0]
             del x
 #           ^^^^^
+#-
 
 
 @case(CompileError, "a class is not part of the kernel language", "outside")
 def python_class():
     @T.prim_func
+#+  class Point:
+#+      pass
+#+
+#+  @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             class Point:
 #           ^^^^^^^^^^^^
+#+          A[0] = 1
                 pass
+#-
 
 
 @case(CompileError, "a lambda", "fix:")
 def prim_func_of_a_lambda():
     main = T.prim_func(lambda A: None)
 #                      ^^^^^^^^^^^^^^
+#+  @T.prim_func
+#+  def main(A: T.Tensor((8,), "float32")):
+#+      with T.Kernel(1):
+#+          A[0] = 1
 
 
 @case(CompileError, "ZeroDivisionError: division by zero", "ran at compile time")
@@ -450,12 +519,14 @@ def python_error():
         with T.Kernel(1):
             A[0] = 1 / (A.shape[0] - 8)
 #                  ^^^^^^^^^^^^^^^^^^^^
+#+          A[0] = 1 / (A.shape[0] - 7)
 
 
 @case(CompileError, "assertion failed: 8 rows")
 def python_assertion():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
+#+  def main(A: T.Tensor((16,), "float32")):
         with T.Kernel(1):
             assert A.shape[0] % 16 == 0, f"{A.shape[0]} rows"
 #           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
@@ -464,10 +535,16 @@ def python_assertion():
 @case(CompileError, "a run-time value", "True or False", "@T.macro", "called from")
 def if_in_a_plain_helper():
     def relu(x):
+#+  @T.macro
+#+  def relu(x):
         if x > 0:
 #          ^^^^^
+#+      y = T.alloc_var("float32", init=0)
+#+      if x > 0:
             return x
+#+          y = x
         return 0
+#+      return y
 
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
@@ -478,6 +555,8 @@ def if_in_a_plain_helper():
 @case(CompileError, "run-time value", "@T.macro", "called from")
 def and_in_a_plain_helper():
     def inside(i, n):
+#+  @T.macro
+#+  def inside(i, n):
         return i > 0 and i < n
 #              ^^^^^^^^^^^^^^^
 
@@ -497,11 +576,14 @@ def python_math():
         with T.Kernel(1):
             A[0] = math.sqrt(A[0])
 #                  ^^^^^^^^^^^^^^^
+#+          A[0] = T.sqrt(A[0])
 
 
 @case(CompileError, "@T.macro", "called from", iteration=True)
 def loop_in_a_plain_helper():
     def zero(A):
+#+  @T.macro
+#+  def zero(A):
         for i in T.Parallel(8):
 #       ^^^^^^^^^^^^^^^^^^^^^^^
             A[i] = 0
@@ -519,6 +601,7 @@ def loop_without_a_for():
         with T.Kernel(1):
             A[0] = sum([A[i] for i in T.serial(8)])
 #                      ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          A[0] = sum([A[i] for i in range(8)])
 
 
 @case(CompileError, "'x' of scale must be a shared buffer", "fragment f", "shared memory", "fix:")
@@ -532,6 +615,7 @@ def macro_argument():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             f = T.alloc_fragment((8,), "float32")
+#+          f = T.alloc_shared((8,), "float32")
             T.copy(A, f)
             scale(f)
 #           ^^^^^^^^
@@ -549,19 +633,25 @@ def macro_argument_count():
         with T.Kernel(1):
             scale(A)
 #           ^^^^^^^^
+#+          scale(A, 2)
 
 
 @case(CompileError, "recurses without end", "fix:")
 def endless_macro():
     @T.macro
     def again(x):
+#+  def again(x, n):
         again(x)
 #       ^^^^^^^^
+#+      if n > 0:
+#+          x[n] = n
+#+          again(x, n - 1)
 
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             again(A)
+#+          again(A, 7)
 
 
 @case(CompileError, "main is a prim_func", "tw.compile")
@@ -573,6 +663,9 @@ def calling_a_prim_func():
 
     main([1.0] * 8)
 #   ^^^^^^^^^^^^^^^
+#+  import numpy as np
+#+  import tilewright as tw
+#+  tw.compile(main, target="interp")(np.ones(8, np.float32))
 
 
 @case(CompileError, "'i' is a number", "fix:")
@@ -583,6 +676,7 @@ def storing_into_an_index():
             for i in T.Parallel(8):
                 i[0] = 1
 #               ^^^^
+#+              A[i] = 1
 
 
 @case(CompileError, "'total' is rebound", "T.alloc_var")
@@ -602,7 +696,10 @@ def reading_outside_the_kernel():
     def main(A: T.Tensor((8,), "int32")):
         n = A[0]
 #       ^^^^^^^^
+#-
         with T.Kernel(1):
+#+      with T.Kernel(1):
+#+          n = A[0]
             A[1] = n
 
 
@@ -613,9 +710,12 @@ def continue_in_parallel():
         with T.Kernel(1):
             for i in T.Parallel(8):
                 if A[i] > 3:
+#+              if A[i] <= 3:
                     continue
 #                   ^^^^^^^^
+#+                      A[i] = 0
                 A[i] = 0
+#-
 
 
 @case(CompileError, "`else` of a run-time loop", "alloc_var")
@@ -624,9 +724,14 @@ def else_of_a_loop():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1):
             for i in range(8):
+#+          found = T.alloc_var("bool", init=False)
+#+          for i in range(8):
                 if A[i] > 3:
                     break
+#+                  found = True
+#+                  break
             else:
+#+          if not found:
                 A[0] = 0
 #               ^^^^^^^^
 
@@ -647,3 +752,4 @@ def element_of_a_number():
         with T.Kernel(1):
             A[0] = n[0]
 #                  ^^^^
+#+          A[0] = A[n]

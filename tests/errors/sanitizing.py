@@ -29,6 +29,7 @@ def index_out_of_range():
             T.clear(s)
             s[N[0]] = 1
 #           ^^^^^^^
+#+          s[T.min(N[0], 7)] = 1
 
     check(main, ints(9, 0, 0, 0, 0, 0, 0, 0))
 
@@ -39,6 +40,7 @@ def index_of_a_neighbour():
     def main(A: T.Tensor((8,), "int32")):
         with T.Kernel(1, threads=32):
             s = T.alloc_shared((8,), "int32")
+#+          s = T.alloc_shared((9,), "int32")
             T.clear(s)
             for i in T.Parallel(8):
                 A[i] = s[i] + s[i + 1]
@@ -55,6 +57,8 @@ def uninitialized_tile():
             s = T.alloc_shared((8, 8), "float32")
             T.copy(s, A)
 #           ^^^^^^^^^^^^
+#+          T.clear(s)
+#+          T.copy(s, A)
 
     check(main, np.zeros((8, 8), np.float32))
 
@@ -69,6 +73,8 @@ def uncleared_accumulator():
             T.copy(A, a)
             T.gemm(a, a, c)
 #           ^^^^^^^^^^^^^^^
+#+          T.clear(c)
+#+          T.gemm(a, a, c)
             T.copy(c, C)
 
     check(main, np.zeros((16, 16), np.float16), np.zeros((16, 16), np.float32))
@@ -80,6 +86,7 @@ def uninitialized_variable():
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1, threads=32):
             x = T.alloc_var("float32")
+#+          x = T.alloc_var("float32", init=0)
             A[0] = x + 1
 #                  ^^^^^
 
@@ -92,6 +99,7 @@ def parallel_conflict():
     def main(A: T.Tensor((8,), "int32"), N: T.Tensor((8,), "int32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(8):
+#+          for i in T.serial(8):
                 A[N[i]] = i
 #               ^^^^^^^
 
@@ -104,6 +112,7 @@ def parallel_shift():
     def main(A: T.Tensor((8,), "int32")):
         with T.Kernel(1, threads=32):
             for i in T.Parallel(7):
+#+          for i in T.serial(7):
                 A[i] = A[i + 1]
 #               ^^^^
 
@@ -118,6 +127,8 @@ def missing_barrier():
             t = T.get_thread_binding()
             s = T.alloc_shared((64,), "int32")
             s[t] = A[t]
+#+          s[t] = A[t]
+#+          T.sync_threads()
             A[t] = s[63 - t]
 #                  ^^^^^^^^^
 
@@ -131,6 +142,7 @@ def block_race():
         with T.Kernel(4, threads=32) as bx:
             A[0] = bx
 #           ^^^^
+#+          A[bx] = bx
 
     check(main, np.zeros(8, np.int32))
 
@@ -147,6 +159,7 @@ def divergent_barrier():
                 x += 1
                 T.sync_warp()
 #               ^^^^^^^^^^^^^
+#+          T.sync_warp()
 
     check(main, np.arange(64, dtype=np.int32))
 
@@ -159,6 +172,7 @@ def division_by_zero():
             for i in T.Parallel(8):
                 A[i] = 64 // A[i]
 #               ^^^^
+#+              A[i] = T.if_then_else(A[i] != 0, 64 // A[i], 0)
 
     check(main, np.arange(8, dtype=np.int32))
 
@@ -170,6 +184,7 @@ def index_overflow():
         with T.Kernel(1, threads=32):
             A[n * n % 8] = 1
 #           ^^^^^^^^^^^^
+#+          A[T.cast(n, "int64") * n % 8] = 1
 
     check(main, np.arange(8, dtype=np.int32), 70000)
 
@@ -181,6 +196,7 @@ def device_assert():
         with T.Kernel(1, threads=32):
             T.device_assert(A[0] > 3, "too small")
 #           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          T.device_assert(A[0] >= 0, "too small")
             A[0] = 1
 
     check(main, np.zeros(8, np.int32))

@@ -8,18 +8,31 @@ import re
 import subprocess
 import sys
 import traceback
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import tilewright
-from tests.errors import control, declarations, launching, sanitizing, threads, tiles
+from tests.errors import (
+    bombs,
+    control,
+    declarations,
+    launching,
+    porting,
+    sanitizing,
+    targets,
+    threads,
+    tiles,
+)
 from tests.errors.case import CASES, Case
 from tilewright import TilewrightError
 from tilewright.support.errors import Loc
 
 PACKAGE = str(Path(tilewright.__file__).parent) + os.sep
-MODULES = (tiles, control, threads, declarations, launching, sanitizing)
+MODULES = (
+    tiles, control, threads, declarations, launching, sanitizing, porting, targets, bombs,
+)  # fmt: skip
 # before 3.11 Python keeps lines only
 HAS_COLUMNS = sys.version_info >= (3, 11)
 
@@ -32,9 +45,17 @@ def failure(case: Case) -> TilewrightError:
     raise AssertionError(f"{case.name} went through")
 
 
+@cache
+def known(case: Case) -> TilewrightError:
+    """The same, made once; the frames that it came from are not kept."""
+    error = failure(case)
+    error.__context__ = None
+    return error.with_traceback(None)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_error(case: Case):
-    error = failure(case)
+    error = known(case)
     text = str(error)
     assert isinstance(error, case.error), text
     for word in case.words:
@@ -54,7 +75,7 @@ def test_error(case: Case):
         assert carets == " " * (len("12345 | ") + column - 1) + "^" * width, text
 
     found = error.diagnostic
-    assert found.fix or found.expected or found.notes or "assert" in text, text
+    assert found.fix, text
     # names of our classes and addresses say nothing to a user
     assert not re.search(r"object at 0x|_tw_|tilewright\.\w+\.\w+", text), text
 
@@ -92,7 +113,7 @@ def test_tabs_and_wide_spans(tmp_path: Path):
 
 
 def test_the_corpus_is_there():
-    assert len(CASES) >= 150
+    assert len(CASES) >= 280
     assert len({case.name for case in CASES}) == len(CASES)
     assert {case.run.__module__ for case in CASES} == {module.__name__ for module in MODULES}
 

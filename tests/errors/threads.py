@@ -19,8 +19,11 @@ def copy_to_a_thread_place():
         with T.Kernel(1, threads=128):
             tx = T.get_thread_binding()
             s = T.alloc_shared((1, 8), "float32")
+#+          s = T.alloc_shared((128, 8), "float32")
             T.copy(A[tx, 0], s)
 #           ^^^^^^^^^^^^^^^^^^^
+#+          for j in range(8):
+#+              s[tx, j] = A[tx, j]
 
 
 @case(CompileError, "the bounds of a pipelined loop", "same in all threads", "tx", "fix:")
@@ -31,6 +34,7 @@ def pipelined_bounds():
             tx = T.get_thread_binding()
             for k in T.Pipelined(tx, num_stages=2):
 #                    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          for k in T.serial(tx):
                 A[k, 0] = 1
 
 
@@ -42,6 +46,7 @@ def per_thread_variable_in_a_copy():
             tx = T.get_thread_binding()
             n = T.alloc_var("int32", init=0)
             n = tx * 2
+#+          n = 2
             s = T.alloc_shared((1, 8), "float32")
             T.copy(A[n, 0], s)
 #           ^^^^^^^^^^^^^^^^^^
@@ -57,6 +62,7 @@ def divergent_barrier():
                 A[tx, 0] = 1
                 T.sync_threads()
 #               ^^^^^^^^^^^^^^^^
+#+          T.sync_threads()
 
 
 @case(CompileError, "a copy is done by all threads together", "tx", "fix:")
@@ -67,8 +73,10 @@ def divergent_copy():
             tx = T.get_thread_binding()
             s = T.alloc_shared((128, 8), "float32")
             if tx == 0:
+#-
                 T.copy(A, s)
 #               ^^^^^^^^^^^^
+#+          T.copy(A, s)
 
 
 @case(CompileError, "f is a fragment and is indexed by thread, with tx", "T.Parallel", "fix:")
@@ -81,6 +89,8 @@ def fragment_by_thread():
             T.copy(A, f)
             A[tx] = f[tx]
 #                   ^^^^^
+#+          for i in T.Parallel(128):
+#+              A[i] = f[i]
 
 
 @case(CompileError, "no thread axis 1", "0 … 0", "fix:")
@@ -88,6 +98,7 @@ def missing_thread_axis():
     @T.prim_func
     def main(A: T.Tensor((128,), "float32")):
         with T.Kernel(1, threads=128):
+#+      with T.Kernel(1, threads=(16, 8)):
             A[T.get_thread_binding(1)] = 1
 #             ^^^^^^^^^^^^^^^^^^^^^^^
 
@@ -97,6 +108,7 @@ def rank_without_clusters():
     @T.prim_func
     def main(A: T.Tensor((128,), "float32")):
         with T.Kernel(1, threads=128):
+#+      with T.Kernel(2, threads=128, cluster_dims=(2, 1, 1)):
             A[T.block_rank_in_cluster()] = 1
 #             ^^^^^^^^^^^^^^^^^^^^^^^^^
 
@@ -109,6 +121,7 @@ def partial_shuffle():
             tx = T.get_thread_binding()
             A[tx] = T.shfl_xor(A[tx], 1, mask=15)
 #                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          A[tx] = T.shfl_xor(A[tx], 1)
 
 
 @case(CompileError, "bar is a barrier: it has no value", "T.barrier_wait")
@@ -119,6 +132,8 @@ def barrier_as_value():
             bar = T.alloc_barrier(128)
             A[0] = bar[0] + 1
 #                  ^^^^^^^^^^
+#+          T.barrier_arrive(bar)
+#+          T.barrier_wait(bar, 0)
 
 
 @case(CompileError, "the CPU target cannot run ptx", "target='cuda'")
@@ -131,6 +146,7 @@ def ptx_on_the_cpu():
             A[0] = 1
 
     tw.compile(main, target="cpu")
+#+  tw.compile(main, target="cuda")
 
 
 @case(CompileError, "the CPU target cannot run call_extern", "target='cuda'")
@@ -140,9 +156,12 @@ def extern_on_the_cpu():
         with T.Kernel(1, threads=128):
             T.call_extern("handle", "my_device_function", 1)
 #           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          T.import_source("__device__ void my_device_function(int x) {}")
+#+          T.call_extern("handle", "my_device_function", 1)
             A[0] = 1
 
     tw.compile(main, target="cpu")
+#+  tw.compile(main, target="cuda")
 
 
 @case(RunError, "ptx is foreign code, which the interpreter cannot run", 'target="cuda"')
@@ -155,3 +174,4 @@ def ptx_in_the_interpreter():
             A[0] = 1
 
     tw.compile(main, target="interp")(np.zeros(128, np.int32))
+#+  tw.compile(main, target="cuda")

@@ -11,9 +11,10 @@ from tilewright.ir.expr import Const, const
 from tilewright.ir.op import Alloc, BarrierInit
 from tilewright.lang.builder import Builder, current, static_int
 from tilewright.lang.handles import Tile, Variable, fitting
-from tilewright.lang.params import check_packed, sizes
-from tilewright.lang.types import shape_tuple, size_expr
-from tilewright.support.errors import CompileError
+from tilewright.lang.params import check_addressable, check_packed, sizes
+from tilewright.lang.types import check_one_shape, shape_tuple, size_expr
+from tilewright.support import limits
+from tilewright.support.errors import CompileError, swap
 
 
 def new_buffer(
@@ -30,9 +31,16 @@ def new_buffer(
                 f"T.alloc_{word} needs a compile-time shape",
                 got=f"a run-time size in dimension {at} of {chosen}",
                 fix="use a constant tile size and loop over the rest",
+                code="not-constant",
             )
     buffer = Buffer(chosen, extents, dtype, space)
     check_packed(buffer)
+    limits.TILE_BYTES.check(
+        buffer.bytes,
+        f"{chosen} is too large for a tile",
+        got=f"{buffer.bytes:,} bytes".replace(",", " "),
+        fix="use smaller tiles and loop over the rest, or keep it in a tensor: T.alloc_global",
+    )
     return buffer
 
 
@@ -41,6 +49,7 @@ def _alloc(shape: Any, dtype: Any, space: Space, word: str) -> Tile:
     kernel = builder.require_kernel(f"alloc_{word}")
     if space is not Space.LOCAL:
         builder.require_block(f"alloc_{word}")
+    check_one_shape(f"T.alloc_{word}", shape, dtype)
     shape = shape_tuple(shape)  # before the dtype: the two are easily exchanged
     buffer = new_buffer(builder, shape, find_dtype(dtype), space, word)
     builder.emit(Alloc(buffer))
@@ -50,27 +59,81 @@ def _alloc(shape: Any, dtype: Any, space: Space, word: str) -> Tile:
 
 
 def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared") -> Tile:
-    """A tile in the block's shared memory, uninitialised."""
+    """A tile in the block's shared memory, uninitialised.
+
+    All threads of the block see it; what nothing has written yet must not be read.
+
+    Example:
+        tile = T.alloc_shared((64, 64), "float16")
+        T.copy(X, tile)
+        T.copy(tile, Y)
+        # Y[0]: 0 1 2 3
+    """
     return _alloc(shape, dtype, Space.SHARED, "shared")
 
 
 def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "fragment") -> Tile:
-    """A tile spread over the registers of the block's threads."""
+    """A tile spread over the registers of the block's threads.
+
+    Work on it with `T.copy`, `T.Parallel`, `T.gemm` and reductions; the compiler decides which
+    thread holds which element (`T.annotate_layout` pins it).
+
+    Example:
+        x = T.alloc_fragment((64, 64), "float32")
+        T.copy(X, x)
+        for i, j in T.Parallel(64, 64):
+            x[i, j] = x[i, j] * 2
+        T.copy(x, Y)
+        # Y[0]: 0 2 4 6
+    """
     return _alloc(shape, dtype, Space.FRAGMENT, "fragment")
 
 
 def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Tile:
-    """Memory of one thread, or of one iteration inside `T.Parallel`."""
+    """Memory of one thread, or of one iteration inside `T.Parallel`.
+
+    Example:
+        for i in T.Parallel(64):
+            pair = T.alloc_local((2,), "float32")
+            pair[0] = X[0, i]
+            pair[1] = X[1, i]
+            Y[0, i] = pair[0] * 10 + pair[1]
+        # Y[0]: -1 10 21 32
+    """
     return _alloc(shape, dtype, Space.LOCAL, "local")
 
 
 def alloc_var(dtype: Any, *args: Any, init: Any = None, scope: str = "local.var") -> Variable:
-    """A scalar variable: `x = v`, `x += v` store to it. `alloc_var(dtype, init)`."""
+    """A scalar variable: `x = v`, `x += v` store to it. `alloc_var(dtype, init)`.
+
+    It is what may change inside a loop or a branch that runs in the kernel; a plain Python name
+    may not.
+
+    Example:
+        for i in T.Parallel(64):
+            total = T.alloc_var("float32", init=0.0)
+            for j in T.serial(4):
+                total += X[0, j]
+            Y[0, i] = total
+        # Y[0]: 6 6 6 6
+    """
     builder = current("alloc_var")
     builder.require_kernel("alloc_var")
     values = [a for a in args if not isinstance(a, str)]
     if len(values) > 1 or (values and init is not None):
-        raise CompileError("T.alloc_var takes one initial value")
+        raise CompileError(
+            "T.alloc_var takes one initial value", fix='write T.alloc_var("float32", init=0)'
+        )
+    if isinstance(dtype, (int, float)):
+        kind = "float32" if isinstance(dtype, float) else "int32"
+        raise CompileError(
+            "T.alloc_var takes a type first",
+            expected="T.alloc_var(dtype, init=…)",
+            got=repr(dtype),
+            fix=f'write T.alloc_var("{kind}", init={dtype!r})',
+            code="arguments",
+            repair=swap(f"({dtype!r})", f'("{kind}", init={dtype!r})'),
+        )
     init = values[0] if values else init
     buffer = new_buffer(builder, (), find_dtype(dtype), Space.LOCAL, "var")
     builder.emit(Alloc(buffer, None if init is None else fitting(init, buffer)))
@@ -79,11 +142,23 @@ def alloc_var(dtype: Any, *args: Any, init: Any = None, scope: str = "local.var"
 
 def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> Tile:
     """Scratch in global memory for the length of the call, uninitialised; it carries data from
-    one kernel of the function to the next."""
+    one kernel of the function to the next.
+
+    Example:
+        scratch = T.alloc_global((64,), "float32")
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                scratch[i] = X[0, i] * 2
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                Y[0, i] = scratch[63 - i]
+        # Y[0]: 126 124 122
+    """
     builder = current("alloc_global")
     name = builder.fresh(builder.hint, "scratch")
     buffer = Buffer(name, sizes(builder, shape_tuple(shape), name), find_dtype(dtype), Space.GLOBAL)
     check_packed(buffer)
+    check_addressable(buffer)
     builder.scratch.append(buffer)
     return Tile(buffer)
 
@@ -106,12 +181,33 @@ def _barrier(arrive_count: Any, word: str) -> Tile:
 
 def alloc_barrier(arrive_count: Any) -> Tile:
     """A barrier that completes a phase after `arrive_count` threads have arrived; several for a
-    list of counts."""
+    list of counts.
+
+    Example:
+        ready = T.alloc_barrier(128)
+        tile = T.alloc_shared((128,), "int32")
+        t = T.get_thread_binding()
+        tile[t] = t
+        T.barrier_arrive(ready)
+        T.barrier_wait(ready, 0)
+        if t < 64:
+            M[t] = tile[127 - t]
+        # M: 127 126 125
+    """
     return _barrier(arrive_count, "alloc_barrier")
 
 
 def alloc_cluster_barrier(arrive_count: Any) -> Tile:
-    """Barriers that blocks of the cluster also arrive on."""
+    """Barriers that blocks of the cluster also arrive on.
+
+    Example, compiled for CUDA:
+        with T.Kernel(2, threads=128, cluster_dims=2) as bx:
+            peers = T.alloc_cluster_barrier(256)
+            T.cluster_sync()
+            T.mbarrier_arrive(peers, 0)
+            if T.block_rank_in_cluster() == 0:
+                T.mbarrier_wait_parity(peers, 0)
+    """
     kernel = current("alloc_cluster_barrier").require_block("alloc_cluster_barrier")
     if not kernel.cluster:
         raise CompileError(
@@ -134,9 +230,25 @@ def alloc_reducer(
     shape: Any, dtype: Any = "float32", op: str = "sum", replication: str | None = None
 ) -> Tile:
     """A tile that iterations of `T.Parallel` may update at the same element:
-    `T.reducer_init`, `T.reducer_update(acc[i], v)`, `T.finalize_reducer(acc, dst)`."""
+    `T.reducer_init`, `T.reducer_update(acc[i], v)`, `T.finalize_reducer(acc, dst)`.
+
+    `op` is sum, max, min, bitand, bitor or bitxor.
+
+    Example:
+        acc = T.alloc_reducer((64,), "float32", op="sum")
+        T.reducer_init(acc)
+        for i, j in T.Parallel(64, 64):
+            T.reducer_update(acc[j], X[i, j])
+        T.finalize_reducer(acc, Y[0, 0:64])
+        # Y[0]: -2016 -1952
+    """
     if op not in REDUCERS:
-        raise CompileError("T.alloc_reducer: unknown op", expected=" ".join(REDUCERS), got=repr(op))
+        raise CompileError(
+            "T.alloc_reducer: unknown op",
+            expected=" ".join(REDUCERS),
+            got=repr(op),
+            fix='write one of these, such as op="sum"',
+        )
     tile = _alloc(shape, dtype, Space.SHARED, "reducer")
     tile.reducer = op
     return tile

@@ -21,7 +21,12 @@ def _order(order: str | None, default: str = "relaxed") -> str:
     if order is None:
         return default
     if order not in _ORDERS:
-        raise CompileError("unknown memory order", expected=", ".join(_ORDERS), got=repr(order))
+        raise CompileError(
+            "unknown memory order",
+            expected=", ".join(_ORDERS),
+            got=repr(order),
+            fix='write one of these, such as "relaxed"',
+        )
     return order
 
 
@@ -32,6 +37,7 @@ def _target(dst: Any, word: str) -> Region:
             f"T.{word}: {region.buffer.name} lives in {region.buffer.space.value} memory",
             expected="global or shared memory",
             fix="only memory that several threads see needs an atomic; store directly",
+            code="space",
         )
     if region.dtype.packed or region.dtype.bits < 16:
         raise CompileError(
@@ -54,7 +60,10 @@ def _atomic(
             to = from_corner(dst, src, word)
         check_copy(src, to)
         if return_prev:
-            raise CompileError(f"T.{word}: a tile has no single previous value")
+            raise CompileError(
+                f"T.{word}: a tile has no single previous value",
+                fix="leave return_prev out, or update single elements",
+            )
         builder.emit(Atomic(op, to, src=src, order=_order(order)))
         return None
     if to.tile:
@@ -62,10 +71,13 @@ def _atomic(
             f"T.{word}: one value for a tile of {to.buffer.name}",
             expected="an element, or a tile of values",
             got=describe(value),
+            fix=f"update elements, T.{word}({to.buffer.name}[i], value), in a T.Parallel loop",
         )
     result = builder.var(builder.hint, to.dtype, "old") if return_prev else None
     if op in ("and", "or", "xor") and not to.dtype.is_int:
-        raise CompileError(f"T.{word} works on integers", got=str(to.dtype))
+        raise CompileError(
+            f"T.{word} works on integers", got=str(to.dtype), fix="keep the bits in an int32"
+        )
     builder.emit(Atomic(op, to, fitting(value, to.buffer), result=result, order=_order(order)))
     return result
 
@@ -77,7 +89,16 @@ def atomic_add(
     return_prev: bool = False,
     use_tma: bool = False,
 ) -> Any:
-    """dst += value in one step, for an element or a tile."""
+    """dst += value in one step, for an element or a tile.
+
+    `return_prev=True` gives what an element held before. The order of float additions is not
+    fixed. With `use_tma` a shared tile is added to a tensor by the bulk engine.
+
+    Example:
+        for i in T.Parallel(64):
+            T.atomic_add(M[N[i] % 4], 1)
+        # M: 16 16 16 16 0
+    """
     if use_tma:
         builder = current("atomic_add")
         builder.require_block("atomic_add")
@@ -94,76 +115,150 @@ def atomic_add(
 def atomic_max(
     dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
 ) -> Any:
-    """dst = max(dst, value) in one step."""
+    """dst = max(dst, value) in one step.
+
+    Example:
+        for i in T.Parallel(64):
+            T.atomic_max(M[N[i] % 4], N[i])
+        # M: 60 61 62 63 0
+    """
     return _atomic("max", dst, value, memory_order, return_prev, "atomic_max")
 
 
 def atomic_min(
     dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
 ) -> Any:
-    """dst = min(dst, value) in one step."""
+    """dst = min(dst, value) in one step.
+
+    Example:
+        for i in T.Parallel(64):
+            T.atomic_min(M[N[i] % 4], -N[i])
+        # M: -60 -61 -62 -63 0
+    """
     return _atomic("min", dst, value, memory_order, return_prev, "atomic_min")
 
 
 def atomic_or(
     dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
 ) -> Any:
-    """dst |= value in one step."""
+    """dst |= value in one step.
+
+    Example:
+        for i in T.Parallel(64):
+            T.atomic_or(M[0], N[i])
+        # M: 63 0
+    """
     return _atomic("or", dst, value, memory_order, return_prev, "atomic_or")
 
 
 def atomic_and(
     dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
 ) -> Any:
-    """dst &= value in one step."""
+    """dst &= value in one step.
+
+    Example:
+        for i in T.Parallel(64):
+            T.atomic_and(M[0], N[i])
+        # M: 0 0
+    """
     return _atomic("and", dst, value, memory_order, return_prev, "atomic_and")
 
 
 def atomic_xor(
     dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
 ) -> Any:
-    """dst ^= value in one step."""
+    """dst ^= value in one step.
+
+    Example:
+        for i in T.Parallel(64):
+            T.atomic_xor(M[0], N[i] + 1)
+        # M: 64 0
+    """
     return _atomic("xor", dst, value, memory_order, return_prev, "atomic_xor")
 
 
 def atomic_exch(dst: Any, value: Any, memory_order: str | None = None) -> Any:
-    """dst = value in one step; gives the old value."""
+    """dst = value in one step; gives the old value.
+
+    Example:
+        t = T.get_thread_binding()
+        if t == 0:
+            old = T.atomic_exch(M[0], 7)
+            M[1] = old
+        # M: 7 0
+    """
     return _atomic("exch", dst, value, memory_order, True, "atomic_exch")
 
 
 def atomic_load(src: Any, memory_order: str | None = None) -> Var:
-    """The element's value, read in one step."""
+    """The element's value, read in one step.
+
+    Example:
+        t = T.get_thread_binding()
+        if t == 0:
+            M[0] = T.atomic_load(N[5], memory_order="acquire")
+        # M: 5
+    """
     builder = current("atomic_load")
     builder.require_kernel("atomic_load")
     region = _target(src, "atomic_load")
     if region.tile:
-        raise CompileError("T.atomic_load reads one element", got=describe(src))
+        raise CompileError(
+            "T.atomic_load reads one element",
+            got=describe(src),
+            fix="index it: T.atomic_load(A[i])",
+        )
     result = builder.var(builder.hint, region.dtype, "loaded")
     builder.emit(Atomic("load", region, result=result, order=_order(memory_order, "seq_cst")))
     return result
 
 
 def atomic_store(dst: Any, value: Any, memory_order: str | None = None) -> None:
-    """The element = value, written in one step."""
+    """The element = value, written in one step.
+
+    Example:
+        t = T.get_thread_binding()
+        if t == 0:
+            T.atomic_store(M[0], 5, memory_order="release")
+        # M: 5
+    """
     _atomic("store", dst, value, memory_order or "seq_cst", False, "atomic_store")
 
 
 def _several(count: int, dst: Any, value: Any, word: str) -> None:
     """`count` neighbouring elements."""
     if not isinstance(dst, Access) or not isinstance(value, Access):
-        raise CompileError(f"T.{word} needs two elements", got=describe(dst))
+        raise CompileError(
+            f"T.{word} needs two elements",
+            got=describe(dst),
+            fix="write the first element of each: A[i], B[i]",
+        )
     for at in range(count):
         to, frm = (x.tile[x.indices[:-1] + (x.indices[-1] + at,)] for x in (dst, value))
         _atomic("add", to, frm, None, False, word)
 
 
 def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
-    """`atomic_add` of two neighbouring elements."""
+    """`atomic_add` of two neighbouring elements.
+
+    Example:
+        t = T.get_thread_binding()
+        if t == 0:
+            T.atomic_addx2(Y[0, 0], X[0, 2])
+        # Y[0]: 2 3 0
+    """
     _several(2, dst, value, "atomic_addx2")
 
 
 def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
-    """`atomic_add` of four neighbouring elements."""
+    """`atomic_add` of four neighbouring elements.
+
+    Example:
+        t = T.get_thread_binding()
+        if t == 0:
+            T.atomic_addx4(Y[0, 0], X[0, 4])
+        # Y[0]: 4 5 6 7 0
+    """
     _several(4, dst, value, "atomic_addx4")
 
 
@@ -193,7 +288,16 @@ def _identity(op: str, region: Region) -> Expr:
 
 
 def reducer_init(reducer: Any, init: Any = None) -> None:
-    """Every element = the neutral value of the reducer's op, or `init`."""
+    """Every element = the neutral value of the reducer's op, or `init`.
+
+    Example:
+        top = T.alloc_reducer((1,), "float32", op="max")
+        T.reducer_init(top)  # -∞
+        for i in T.Parallel(64):
+            T.reducer_update(top[0], X[0, i])
+        T.finalize_reducer(top, Y[0, 0:1])
+        # Y[0]: 63
+    """
     op = _reducer(reducer, "reducer_init")
     builder = current("reducer_init")
     builder.require_block("reducer_init")
@@ -207,7 +311,9 @@ def reducer_step(target: Access, op: str, value: Any) -> Done:
     wanted = _reducer(target, "reducer_update")
     if op != wanted:
         raise CompileError(
-            f"{target.name} is a reducer of kind {wanted!r}", got=f"an update of kind {op!r}"
+            f"{target.name} is a reducer of kind {wanted!r}",
+            got=f"an update of kind {op!r}",
+            fix="make a reducer of that kind: T.alloc_reducer(shape, dtype, op=…)",
         )
     current("reducer_update").emit(
         Atomic(REDUCERS[op], region_of(target, "reducer_update"), fitting(value, target.buffer))
@@ -216,15 +322,38 @@ def reducer_step(target: Access, op: str, value: Any) -> Done:
 
 
 def reducer_update(target: Any, value: Any) -> None:
-    """Fold `value` into one element of a reducer."""
+    """Fold `value` into one element of a reducer.
+
+    Example:
+        total = T.alloc_reducer((2,), "float32")
+        T.reducer_init(total)
+        for i in T.Parallel(64):
+            T.reducer_update(total[i % 2], X[0, i])
+        T.finalize_reducer(total, Y[0, 0:2])
+        # Y[0]: 992 1024
+    """
     op = _reducer(target, "reducer_update")
     if not isinstance(target, Access):
-        raise CompileError("T.reducer_update needs an element", got=describe(target))
+        raise CompileError(
+            "T.reducer_update needs an element",
+            got=describe(target),
+            fix="index it: T.reducer_update(acc[i], value)",
+        )
     reducer_step(target, op, value)
 
 
 def finalize_reducer(reducer: Any, dst: Any = None, batch: int = 1) -> None:
-    """dst = what the reducer holds; without `dst` it becomes an ordinary tile."""
+    """dst = what the reducer holds; without `dst` it becomes an ordinary tile.
+
+    Example:
+        total = T.alloc_reducer((1,), "float32")
+        T.reducer_init(total)
+        for i in T.Parallel(64):
+            T.reducer_update(total[0], X[0, i])
+        T.finalize_reducer(total)
+        T.copy(total, Y[0, 0:1])
+        # Y[0]: 2016
+    """
     _reducer(reducer, "finalize_reducer")
     builder = current("finalize_reducer")
     builder.require_block("finalize_reducer")

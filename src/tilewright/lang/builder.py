@@ -12,13 +12,37 @@ from typing import Any
 from tilewright.ir import expr as _expr
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import INT32, DType
-from tilewright.ir.expr import Const, Expr, Var, compare, is_pure, variables, walk, wrap
-from tilewright.ir.op import Body, Dim, Kernel, Let, Map, Op, Param, Program, written_buffers
+from tilewright.ir.expr import (
+    Const,
+    Expr,
+    Var,
+    compare,
+    is_pure,
+    variables,
+    walk,
+    wrap,
+    written_size,
+)
+from tilewright.ir.op import (
+    Body,
+    Dim,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Param,
+    Program,
+    expressions,
+    written_buffers,
+)
+from tilewright.ir.symbols import Symbols, keep_symbols
 from tilewright.lang.where import is_theirs, locate
+from tilewright.support import limits
 from tilewright.support.errors import CompileError, Loc
 
-# A pure expression larger than this is named once instead of being copied to each use.
-LARGE = 32
+# A pure expression larger than this is named once instead of being copied to each use: parts that
+# differ, and all of them, shared ones at every use.
+LARGE, LARGE_WRITTEN = 32, 256
 
 
 @dataclass
@@ -59,18 +83,24 @@ class Builder:
         self.dims: dict[Var, Dim] = {}
         self.scratch: list[Buffer] = []
         self.sources: list[str] = []
+        self.symbols = Symbols()
         self.kernels: list[Kernel] = []
         self.kernel: KernelState | None = None
         self.consts: dict[str, int] = {}
         self.asked: list[str] = []
+        self.stand_in: int | None = None  # the value of `T.const` sizes that nothing gives
         self.arguments: dict[str, Any] = {}
+        self.plain: dict[str, Any] = {}  # arguments that are no arrays
         self.declared: list[str] = []
         self.probing = False
         self.probe_error: CompileError | None = None
         self.hint: str | None = None
         self.maps = 0
+        self.macros = 0  # how deep
         self._names: set[str] = set()
+        self._counts: dict[str, int] = {}
         self._bodies: list[list[Op]] = []
+        self._steps = 0
         self._writes: dict[Buffer, int] = {}
         self.emitted = 0
 
@@ -81,10 +111,10 @@ class Builder:
         base = "".join(c if c.isalnum() or c == "_" else "_" for c in name or default)
         if base == "_" or not base:
             base = default
-        found, count = base, 0
+        found = base
         while found in self._names:
-            count += 1
-            found = f"{base}_{count}"
+            self._counts[base] = self._counts.get(base, 0) + 1
+            found = f"{base}_{self._counts[base]}"
         self._names.add(found)
         return found
 
@@ -98,7 +128,11 @@ class Builder:
             raise CompileError(
                 f"{word_of(op)} outside a kernel",
                 fix="put it inside `with T.Kernel(...) as ...:`",
+                code="outside-kernel",
             )
+        self.step()
+        for expr in expressions(op):
+            check_expression(expr)
         if op.loc is None:
             op = replace(op, loc=locate())
         if isinstance(op, Map):  # a word that stands for a nest
@@ -113,8 +147,34 @@ class Builder:
         """How many ops so far write the buffer."""
         return self._writes.get(buffer, 0)
 
+    def enter_macro(self, name: str) -> None:
+        """A macro is inlined; deep ones count for more, as finding out where they stand does."""
+        self.macros += 1
+        limits.MACROS.check(
+            self.macros,
+            f"{name} recurses without end, or too far",
+            fix="a macro is inlined where it is called: end the recursion by an `if` over "
+            "compile-time values, or loop",
+        )
+        self.step(self.macros)
+
+    def step(self, count: int = 1) -> None:
+        """One more statement, unrolled iteration or macro call."""
+        self._steps += count
+        limits.STEPS.check(
+            self._steps,
+            f"{self.name} is too large: its text goes on and on when it runs at compile time",
+            fix="loop at run time, with range(n) or T.serial(n): a tuple, a list, and a `while` or "
+            "a macro over compile-time values are unrolled",
+        )
+
     def open(self) -> None:
         self._bodies.append([])
+        limits.NESTING.check(
+            len(self._bodies),
+            "too many loops and branches inside each other",
+            fix="join conditions with `and`, and loops with T.grid(m, n)",
+        )
 
     def close(self) -> Body:
         return tuple(self._bodies.pop())
@@ -128,7 +188,12 @@ class Builder:
     def snapshot(self, value: Any, name: str | None = None) -> Expr:
         """The value as it is now: loads are taken, large trees named."""
         expr = wrap(value)
-        if is_pure(expr) and sum(1 for _ in walk(expr)) <= LARGE:
+        check_expression(expr)
+        if (
+            is_pure(expr)
+            and written_size(expr)[0] <= LARGE_WRITTEN
+            and sum(1 for _ in walk(expr)) <= LARGE
+        ):
             return expr
         return self.let(expr, name)
 
@@ -137,6 +202,7 @@ class Builder:
             raise CompileError(
                 f"T.{word} outside a kernel",
                 fix="put it inside `with T.Kernel(...) as ...:`",
+                code="outside-kernel",
             )
         return self.kernel
 
@@ -147,6 +213,7 @@ class Builder:
             raise CompileError(
                 f"T.{word} inside T.Parallel: it works on whole tiles, with all threads together",
                 fix="move it out of the T.Parallel loop, or use T.serial around it",
+                code="inside-parallel",
             )
         return kernel
 
@@ -160,6 +227,7 @@ class Builder:
             raise CompileError(
                 "T.Kernel inside T.Kernel",
                 fix="close the first one; several kernels in one function run in order",
+                code="python",
             )
         if self._bodies:
             raise CompileError(
@@ -168,6 +236,7 @@ class Builder:
                 fix="put the branch or the loop inside T.Kernel, or choose at compile time",
             )
         self.kernel = state
+        self.step(16)  # a kernel is compiled by itself
         self.open()
         yield
         from tilewright.lang.roles import place
@@ -188,10 +257,11 @@ class Builder:
                 f"{self.name} has no kernel",
                 loc=self.loc,
                 fix="open one: `with T.Kernel(...) as ...:`",
+                code="outside-kernel",
             )
         used = {v for p in self.params if isinstance(p, Buffer) for s in p.shape + (p.strides or ())
                 for v in variables(s)}  # fmt: skip
-        return Program(
+        program = Program(
             self.name,
             tuple(self.params),
             tuple(self.kernels),
@@ -200,6 +270,18 @@ class Builder:
             tuple(self.sources),
             loc=self.loc,
         )
+        keep_symbols(program, self.symbols)
+        return program
+
+
+NAME_PARTS = "give its parts names, in a kernel or a @T.macro: a value with a name is computed once"
+
+
+def check_expression(expr: Expr) -> None:
+    """An expression that is worth writing out."""
+    size, depth = written_size(expr)
+    limits.EXPRESSION.check(size, "this expression is too large", fix=NAME_PARTS)
+    limits.DEPTH.check(depth, "this expression is too deep", fix=NAME_PARTS)
 
 
 def word_of(op: Op) -> str:
@@ -214,13 +296,14 @@ def word_of(op: Op) -> str:
 _CURRENT: ContextVar[Builder | None] = ContextVar("builder", default=None)
 
 
-def current(word: str) -> Builder:
-    """The builder of the running trace; `word` is what needs it."""
+def current(word: str, what: str = "") -> Builder:
+    """The builder of the running trace; `word`, or `what`, is what needs it."""
     builder = _CURRENT.get()
     if builder is None:
         raise CompileError(
-            f"T.{word} outside a kernel function",
+            f"{what or f'T.{word}'} outside a kernel function",
             fix="use it in a function decorated with @T.prim_func, @T.macro or @tw.jit",
+            code="outside-kernel",
         )
     return builder
 
@@ -266,8 +349,11 @@ def static_int(value: Any, what: str, least: int | None = None) -> int:
             f"{what} must be a compile-time integer",
             got="a run-time value" if expr is not None else repr(value)[:60],
             fix="use a number, or an argument of the factory",
+            code="not-constant",
         )
     number = int(value.__index__())
     if least is not None and number < least:
-        raise CompileError(f"{what} must be at least {least}", got=str(number))
+        raise CompileError(
+            f"{what} must be at least {least}", got=str(number), fix=f"write {least} or more"
+        )
     return number

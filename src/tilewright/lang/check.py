@@ -18,6 +18,7 @@ from tilewright.ir.op import (
     Program,
     Store,
     While,
+    bodies,
     bound,
     op_loads,
     walk_ops,
@@ -25,7 +26,8 @@ from tilewright.ir.op import (
 from tilewright.ir.uniform import check_uniform, per_thread
 from tilewright.ir.verify import Stage, verify
 from tilewright.lang.affine import difference, same
-from tilewright.support.errors import CompileError, VerifyError
+from tilewright.support import limits
+from tilewright.support.errors import CompileError, Repair, VerifyError, swap, with_argument
 
 
 def shape_text(shape: Sequence[Expr | int]) -> str:
@@ -45,12 +47,22 @@ def check_copy(src: Region, dst: Region) -> None:
             f"T.copy: {src.buffer.name} and {dst.buffer.name} have different shapes",
             expected=f"{shape_text(src.tile)}, the shape read from {src.buffer.name}",
             got=f"{shape_text(dst.tile)}, the shape written to {dst.buffer.name}",
-            fix="copy a region: A[i0:i1, :], or give a corner A[i, j] and let the tile decide",
+            fix=_COPY_TILES
+            if not all(isinstance(e, Const) for e in (*src.tile, *dst.tile))
+            else "copy a region: A[i0:i1, :], or give a corner A[i, j] and let the tile decide"
+            if len(src.tile) == len(dst.tile)
+            else "T.copy does not broadcast: write elements in a T.Parallel loop, f[i, j] = v[j]",
+            code="shape",
         )
     for region in (src, dst):
         check_data(region, "copy")
         check_inside(region, "copy")
     check_apart(src, dst, "copy", in_place=True)
+
+
+_COPY_TILES = (
+    "give the corner, A[i, j]: the tile has a fixed size, and what lies outside A reads as zero"
+)
 
 
 def check_apart(read: Region, written: Region, word: str, in_place: bool = False) -> None:
@@ -101,6 +113,7 @@ def check_inside(region: Region, word: str) -> None:
                 expected=f"0 … {size.value}",
                 got=f"{low} … {low + extent.value}",
                 fix="make the tile larger or the region smaller",
+                code="index",
             )
 
 
@@ -112,6 +125,7 @@ def check_static(region: Region, word: str) -> tuple[int, ...]:
                 f"T.{word} needs a tile of compile-time shape",
                 got=f"{shape_text(region.tile)} of {region.buffer.name}",
                 fix="copy a tile of fixed size into shared memory or a fragment first",
+                code="not-constant",
             )
     return region.static_tile
 
@@ -127,24 +141,71 @@ def check_gemm(
             raise CompileError(
                 f"T.gemm: {name} is {region.buffer.name} in {region.buffer.space.value} memory",
                 expected="a fragment" if name == "C" else "shared memory or a fragment",
-                fix="T.copy it into a tile first",
+                fix="accumulate in a T.alloc_fragment, and T.copy that afterwards"
+                if name == "C"
+                else "T.copy it into a tile first: T.alloc_shared",
+                code="space",
             )
     (ar, ac), (br, bc), (m, n) = (_matrix(r, n) for r, n in ((a, "A"), (b, "B"), (c, "C")))
     am, ak = (ac, ar) if transpose_a else (ar, ac)
     bk, bn = (bc, br) if transpose_b else (br, bc)
     ak = ak * 2 if sparse else ak
     if (am, bn) != (m, n) or ak != bk:
+        fix, repair = _gemm_fix(a, b, c, (transpose_a, transpose_b), sparse)
         raise CompileError(
             "T.gemm: the shapes do not multiply",
             expected=f"A {m}×K, B K×{n} for C {m}×{n}",
             got=f"{a.buffer.name} {am}×{ak}{' (transposed)' * transpose_a}, "
             f"{b.buffer.name} {bk}×{bn}{' (transposed)' * transpose_b}",
-            fix="check transpose_A / transpose_B and the tiles' shapes",
+            fix=fix,
+            code="shape",
+            repair=repair,
         )
     _check_gemm_types(a, b, c)
     for operand in (a, b):
         check_apart(operand, c, "gemm")
     return m, n, ak
+
+
+def _gemm_fix(
+    a: Region, b: Region, c: Region, flags: tuple[bool, bool], sparse: bool
+) -> tuple[str, Repair | None]:
+    """What makes the product fit: other flags, another order of the operands, or another shape."""
+    (ar, ac), (br, bc), (m, n) = (r.static_tile[-2:] for r in (a, b, c))
+    ac = ac * 2 if sparse else ac
+
+    def fits_with(ta: bool, tb: bool) -> bool:
+        (am, ak), (bk, bn) = (ac, ar) if ta else (ar, ac), (bc, br) if tb else (br, bc)
+        return (am, bn) == (m, n) and ak == bk
+
+    choices = [(ta, tb) for tb in (False, True) for ta in (False, True) if fits_with(ta, tb)]
+    if choices:
+        changed = [
+            (name, new)
+            for name, old, new in zip(
+                ("transpose_A", "transpose_B"), flags, choices[0], strict=True
+            )
+            if old != new
+        ]
+        said = " and ".join(f"{name}={new}" for name, new in changed)
+        if len(changed) > 1:
+            return f"pass {said}", None
+        name, new = changed[0]
+        repair = with_argument(f"{name}=True") if new else swap(f"{name}=True", f"{name}=False")
+        return f"pass {said}", repair
+    names = [r.buffer.name for r in (a, b, c)]
+    if names[0] != names[2] and (a.buffer.space, c.buffer.space) == (Space.FRAGMENT, Space.SHARED):
+        # C = A · B, written in that order
+        return f"the accumulator comes last: T.gemm({names[1]}, {names[2]}, {names[0]})", swap(
+            ", ".join(names), f"{names[1]}, {names[2]}, {names[0]}"
+        )
+    ta, tb = flags
+    k = ar if ta else ac
+    needed = (n, k) if tb else (k, n)
+    if (ac if ta else ar) != m:
+        rows, columns = (ac if ta else ar), (br if tb else bc)
+        return f"allocate {names[2]} as {shape_text((rows, columns))}", None
+    return f"allocate {names[1]} as {shape_text(needed)}", None
 
 
 def _matrix(region: Region, name: str) -> tuple[int, int]:
@@ -161,6 +222,7 @@ def _matrix(region: Region, name: str) -> tuple[int, int]:
             expected="two dimensions",
             got=shape_text(region.tile),
             fix=f"index the others: {region.buffer.name}[b, :, :]",
+            code="shape",
         )
     return shape[0], shape[1]
 
@@ -175,13 +237,15 @@ def _check_gemm_types(a: Region, b: Region, c: Region) -> None:
             expected="one type",
             got=f"{a.buffer.name} {x}, {b.buffer.name} {y}",
             fix="copy one of them into a tile of the other's type: T.copy casts",
+            code="dtype",
         )
     if x.is_bool or z.is_bool or x.is_float != z.is_float or (z.bits < 16 and z.bits < x.bits):
         raise CompileError(
             "T.gemm: C cannot accumulate these products",
             expected="a float C for float operands, an int32 C for integers",
             got=f"{x} · {y} → {z}",
-            fix='allocate C with T.alloc_fragment(shape, "float32") (or "int32")',
+            fix=f'allocate {c.buffer.name} as "{"float32" if x.is_float else "int32"}"',
+            code="dtype",
         )
 
 
@@ -193,6 +257,7 @@ def check_dim(dim: int, rank: int, word: str, name: str) -> int:
             expected=f"{-rank} … {rank - 1}",
             got=str(dim),
             fix="dimensions count from 0, or from -1 backwards",
+            code="index",
         )
     return dim % rank
 
@@ -207,7 +272,8 @@ def check_reduce(src: Region, dst: Region, dim: int, word: str) -> None:
             f"T.{word}: {dst.buffer.name} does not fit {src.buffer.name} reduced over {dim}",
             expected=shape_text(rest) + " (or with that dimension as 1)",
             got=shape_text(dst.extents),
-            fix=f"allocate {dst.buffer.name} with that shape, or reduce over another dim",
+            fix=_reduce_fix(shape, dst, dim),
+            code="shape",
         )
     for region in (src, dst):
         check_data(region, word)
@@ -217,13 +283,23 @@ def check_reduce(src: Region, dst: Region, dim: int, word: str) -> None:
                 f"T.{word}: {region.buffer.name} lives in global memory",
                 expected="tiles in fragments or shared memory",
                 fix="T.copy it into a tile first",
+                code="space",
             )
+
+
+def _reduce_fix(shape: Sequence[Expr], dst: Region, dim: int) -> str:
+    for other in range(len(shape)):
+        rest = [e for at, e in enumerate(shape) if at != other]
+        if other != dim and fits(rest, dst.tile):
+            return f"pass dim={other}, or allocate {dst.buffer.name} with that shape"
+    return f"allocate {dst.buffer.name} with that shape"
 
 
 def check_program(program: Program) -> None:
     """What needs the whole program: uniform scalars where tiles need them, independent
     iterations, and the IR's rules."""
     for kernel in program.kernels:
+        _check_unrolled(kernel.body)
         check_uniform(kernel)
         _check_fragments(kernel)
         for op in walk_ops(kernel):
@@ -235,8 +311,28 @@ def check_program(program: Program) -> None:
         said = error.diagnostic
         raise CompileError(
             said.message, loc=said.loc, expected=said.expected, got=said.got, fix=said.fix,
-            notes=said.notes,
+            notes=said.notes, repair=said.repair,
         ) from None  # fmt: skip
+
+
+def _check_unrolled(body: Body) -> int:
+    """How many statements there are once loops are unrolled, if these are not too many."""
+    total = 0
+    for op in body:
+        count = 1 + sum(_check_unrolled(each) for each in bodies(op))
+        if isinstance(op, For) and op.kind == "unroll":
+            ends = [e.value for e in (op.start, op.stop, op.step) if isinstance(e, Const)]
+            trips = len(range(*map(int, ends))) if len(ends) == 3 else 1
+            count *= max(1, trips)
+            limits.UNROLLED.check(
+                count,
+                "T.unroll makes too much code",
+                loc=op.loc,
+                got=f"{count} statements, in {trips} iterations",
+                fix="use T.serial: compilers unroll what is worth it",
+            )
+        total += count
+    return total
 
 
 def _check_fragments(kernel: Kernel) -> None:
@@ -258,6 +354,7 @@ def _check_fragments(kernel: Kernel) -> None:
                     expected="indices of T.Parallel",
                     fix="loop over it with T.Parallel, or keep the values in T.alloc_local or "
                     "shared memory",
+                    code="not-uniform",
                 )
 
 
@@ -290,6 +387,7 @@ def _check_nest(nest: Map) -> None:
                         expected=f"a place that depends on {names}",
                         fix="loop over the other indices only, store under an `if` that picks one "
                         "iteration, or use T.reduce_sum or T.atomic_add",
+                        code="parallel-conflict",
                     )
             elif isinstance(op, If):
                 inside = told | mentioned(op.cond)

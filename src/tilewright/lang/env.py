@@ -7,104 +7,30 @@ these methods. Compile-time values take Python's own way; run-time values become
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Const, Expr, binary, compare, logical_not, select, truth, wrap
-from tilewright.ir.op import Break, Continue, If, While
-from tilewright.lang import math
+from tilewright.ir.expr import Const, Expr, binary, compare, logical_not, select, wrap
+from tilewright.ir.op import Break, Continue, While
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.builder import Builder
+from tilewright.lang.frames import Binding, Branch, Frame, condition
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
 from tilewright.lang.looking import device_assert
 from tilewright.lang.loops import ForLoop, Loop, ThreadLoop, serial
 from tilewright.lang.params import declare_argument
-from tilewright.lang.scalar import Lost, Scalar, concrete, is_runtime
+from tilewright.lang.python_words import OPERATORS, PythonWords
+from tilewright.lang.scalar import Lost, Scalar, is_runtime
 from tilewright.lang.types import ScalarType, TensorType
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError, Loc
-
-
-@dataclass(eq=False)
-class Frame:
-    """An open loop or branch of this function. `runtime` ones become ops."""
-
-    kind: str
-    runtime: bool
-    open: bool = True
-    loc: Loc | None = None
+from tilewright.support.errors import CompileError, Loc, swap
 
 
 @dataclass
-class Binding:
-    value: Any
-    frame: Frame | None
-    loc: Loc | None
-
-
-class Branch:
-    """One `if`: chosen now when its condition is known, an op otherwise."""
-
-    def __init__(self, env: Env, cond: Any) -> None:
-        self.env = env
-        self.cond = condition(cond)
-        self.runtime = isinstance(self.cond, Expr)
-        self.then_body: Any = ()
-        self.frame: Frame | None = None
-        self.loc = locate() if self.runtime else None
-
-    def then(self) -> bool:
-        if not isinstance(self.cond, Expr):
-            return bool(self.cond)
-        self._open(self.cond)
-        return True
-
-    def end_then(self) -> None:
-        if self.runtime:
-            self.then_body = self._close()
-
-    def orelse(self) -> bool:
-        if not isinstance(self.cond, Expr):
-            return not self.cond
-        self._open(logical_not(self.cond))
-        return True
-
-    def end(self) -> None:
-        if not isinstance(self.cond, Expr):
-            return
-        orelse = self._close() if self.frame is not None else ()
-        self.env.builder.emit(If(self.cond, self.then_body, orelse, loc=self.loc))
-
-    def _open(self, guard: Expr) -> None:
-        self.frame = self.env.push("if", True)
-        if self.env.builder.kernel is not None:
-            self.env.builder.kernel.guards.append(guard)
-        self.env.builder.open()
-
-    def _close(self) -> Any:
-        if self.env.builder.kernel is not None:
-            self.env.builder.kernel.guards.pop()
-        if self.frame is not None:
-            self.env.pop(self.frame)
-            self.frame = None
-        return self.env.builder.close()
-
-
-def condition(cond: Any) -> Any:
-    """A bool expression, or the plain value when it is known."""
-    cond = concrete(cond)
-    if isinstance(cond, (Tile, Tiles)):
-        return bool(Tile.__bool__(cond))  # type: ignore[arg-type]
-    if is_runtime(cond):
-        expr = truth(wrap(cond))
-        return expr.value if isinstance(expr, Const) else expr
-    return cond
-
-
-@dataclass
-class Env:
+class Env(PythonWords):
     """The state of one activation of a rewritten function."""
 
     builder: Builder
@@ -142,7 +68,11 @@ class Env:
         if function is not builtins.range:
             return function(*args, **kwargs)
         if not 1 <= len(args) <= 3 or kwargs:
-            raise CompileError("range takes one to three bounds", got=f"{len(args)}")
+            raise CompileError(
+                "range takes one to three bounds",
+                got=f"{len(args)}",
+                fix="write range(n) or range(start, stop, step)",
+            )
         return serial(*args)
 
     def loop(self, iterable: Any, names: tuple[str, ...]) -> Iterator[Any]:
@@ -161,7 +91,9 @@ class Env:
                     "a run-time value cannot be iterated",
                     fix="loop over indices: `for i in T.serial(n):`",
                 )
-            yield from iterable
+            for item in iterable:
+                self.builder.step()
+                yield item
         finally:
             if frame in self.frames:
                 self.pop(frame)
@@ -174,6 +106,7 @@ class Env:
             frame = self.push("unrolled", False)
             try:
                 while value:
+                    self.builder.step()
                     yield
                     value = condition(cond())
                     if isinstance(value, Expr):
@@ -203,7 +136,9 @@ class Env:
     def check_else(self) -> None:
         if self.last_runtime_loop:
             raise CompileError(
-                "`else` of a run-time loop", fix="keep a flag in an alloc_var and test it"
+                "`else` of a run-time loop",
+                fix="keep a flag in an alloc_var and test it",
+                code="python",
             )
 
     def leave(self, word: str) -> bool:
@@ -218,12 +153,14 @@ class Env:
                     raise CompileError(
                         f"`{word}` of an unrolled loop under a run-time `if`",
                         fix="make the loop a run-time one: range(n) or T.serial(n)",
+                        code="python",
                     )
                 return True
             if frame.kind == "map":
                 raise CompileError(
                     f"`{word}` inside T.Parallel: its iterations are independent",
                     fix="guard the rest of the body with an `if`",
+                    code="inside-parallel",
                 )
             if frame.kind == "nest" and word == "break":
                 raise CompileError(
@@ -231,13 +168,16 @@ class Env:
                 )
             self.builder.emit(Break() if word == "break" else Continue())
             return False
-        raise CompileError(f"`{word}` outside a loop")
+        raise CompileError(f"`{word}` outside a loop", fix="use an `if`", code="python")
 
     def returned(self, value: Any = None) -> Any:
         if self.top() is not None:
             raise CompileError(
                 "`return` inside a run-time loop or branch",
-                fix="assign to an alloc_var inside and return after it",
+                fix="put what must not run then under the opposite `if`; a loop ends with `break`"
+                if value is None
+                else "assign to an alloc_var inside and return after it",
+                code="python",
             )
         if isinstance(value, Lost):
             value.fail()
@@ -255,7 +195,11 @@ class Env:
             device_assert(value, str(message() or ""))
         elif not value:
             text = message()
-            raise CompileError("assertion failed" + (f": {text}" if text else ""))
+            raise CompileError(
+                "assertion failed" + (f": {text}" if text else ""),
+                fix="it is the kernel's own: choose sizes and arguments that fulfil it",
+                code="assertion",
+            )
 
     # ── expressions ──
 
@@ -275,14 +219,6 @@ class Env:
             return a() if value else b()
         what = "a side of a run-time `a if c else b`"
         return select(value, self.lazily(a, what), self.lazily(b, what))
-
-    def builtin(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """`max(a, b)` and its kin, of Python or, for run-time values, of the language."""
-        if not kwargs and any(is_runtime(a) for a in args):
-            ours = _BUILTINS.get(function)
-            if ours is not None:
-                return ours(*args)
-        return function(*args, **kwargs)
 
     def boolean(self, op: str, *thunks: Callable[[], Any]) -> Any:
         """`and` / `or`, short-circuiting where a side is known."""
@@ -327,10 +263,28 @@ class Env:
 
     def _compare(self, op: str, a: Any, b: Any) -> Any:
         if op in ("is", "is not"):
+            if any(is_runtime(x) and _is_number(y) for x, y in ((a, b), (b, a))):
+                means = "==" if op == "is" else "!="
+                raise CompileError(
+                    f"`{op}` asks for the same object, which a run-time value never is",
+                    fix=f"compare values with {means}",
+                    code="python",
+                    repair=swap(op, means),
+                )
             return (a is b) == (op == "is")
         if op in ("in", "not in"):
             return self._contains(op, a, b)
         runtime = is_runtime(a) or is_runtime(b)
+        for tile, other in ((a, b), (b, a)):
+            if isinstance(tile, (Tile, Tiles)) and (
+                isinstance(other, (Tile, Tiles)) or _is_number(other)
+            ):
+                raise CompileError(
+                    f"{tile.name} is a whole tile: comparisons work on its elements",
+                    fix=f"compare {tile.name}[i] in a T.Parallel loop; whether two names stand for "
+                    "one tile is `is`",
+                    code="whole-tile",
+                )
         if runtime and op in ("==", "!=") and not (_is_number(a) and _is_number(b)):
             # a run-time value beside None, a string, a tile
             return op == "!="
@@ -362,8 +316,15 @@ class Env:
         return value
 
     def parameters(self, values: dict[str, Any]) -> None:
+        place = locate()
         for name, value in values.items():
             self.bindings[name] = Binding(value, None, None)
+            self.note(name, value, place)
+
+    def note(self, name: str, value: Any, place: Loc | None) -> None:
+        """For tools that show a running kernel: what the text calls `name`."""
+        meant = value.buffer if isinstance(value, (Tile, Variable)) else value
+        self.builder.symbols.add(name, meant, place)
 
     def bind(self, name: str, value: Any, annotation: Any = None) -> Any:
         """`name = value`: what the name stands for from now on."""
@@ -384,6 +345,7 @@ class Env:
                 f"{name!r} is a tensor: this would give its name to a number and store nothing",
                 fix=f"store elements, {name}[i] = …, fill it with T.fill({name}, …), or use "
                 "another name",
+                code="rebinding",
             )
         top = self.top()
         if old is not None and old.frame is not top and value is not old.value and name != "_":
@@ -391,23 +353,44 @@ class Env:
         if annotation is not None:
             value = self._annotated(name, value, annotation)
         value = self.held(value, name)
-        self.bindings[name] = Binding(value, top, locate())
+        place = locate()
+        self.bindings[name] = Binding(value, top, place)
+        self.note(name, value, place)
         return value
 
     def _refuse_rebinding(self, name: str, old: Binding, top: Frame | None) -> None:
         kind = _KINDS.get(top.kind if top else "", "loop")
         where = f"bound outside it, on line {old.loc.line}" if old.loc else "a parameter"
-        dtype = f'"{old.value.dtype}"' if is_runtime(old.value) else "dtype"
+        dtype = _type_name(old.value)
+
+        def declare(text: str) -> str | None:
+            found = re.fullmatch(rf"{name}\s*=\s*([^=].*)", text)
+            return f'{name} = T.alloc_var("{dtype}", init={found.group(1)})' if found else None
+
+        simple = old.loc is not None and dtype and declare(old.loc.text)
+        said = f'"{dtype}"' if dtype else "dtype"
+        fix = simple or f"{name} = T.alloc_var({said}, init=…)"
         raise CompileError(
             f"{name!r} is rebound inside a run-time {kind} ({where})",
-            expected="a variable, which keeps its value from one iteration to the next",
-            fix=f"declare it outside: {name} = T.alloc_var({dtype}, init=…); then assign to it",
+            expected="a variable, which keeps its value from one iteration to the next"
+            if kind != "branch"
+            else "a variable, which keeps what the branch gives it",
+            fix=f"declare it outside: {fix}; then assign to it",
+            code="rebinding",
+            repair=declare if simple else None,
+            repair_loc=old.loc,
         )
 
     def held(self, value: Any, name: str | None = None) -> Any:
         """The value a name keeps: elements and expressions over memory are read now."""
         if isinstance(value, Lost):
             value.fail()
+        if hasattr(value, "tilewright_names"):
+            raise CompileError(
+                "T.Kernel and its kin are opened by `with`, not assigned",
+                fix=f"write `with T.Kernel(...) as {name or 'bx'}:` and put the kernel inside",
+                code="outside-kernel",
+            )
         if isinstance(value, ThreadLoop):
             return value.index(self.builder)
         if isinstance(value, Variable):
@@ -449,6 +432,7 @@ class Env:
                 f"the annotation of {name!r} declares nothing",
                 expected="T.Tensor(shape, dtype) or a scalar type",
                 got=repr(annotation)[:60],
+                fix='declare an array, A: T.Tensor((M, N), "float32"), or a variable, x: T.int32',
             )
         self.builder.hint = None
         self.bindings[name] = Binding(value, self.top(), locate())
@@ -456,7 +440,9 @@ class Env:
 
     def target(self, name: str, value: Any) -> Any:
         """A name bound by `for` or `with`."""
-        self.bindings[name] = Binding(value, self.top(), locate())
+        place = locate()
+        self.bindings[name] = Binding(value, self.top(), place, loop=True)
+        self.note(name, value, place)
         return value
 
     def augment(self, name: str, value: Any, op: str, other: Any) -> Any:
@@ -464,20 +450,26 @@ class Env:
         if isinstance(value, Lost):
             value.fail()
         if isinstance(value, Variable):
-            value.assign(_OPERATORS[op](value.as_expr(), other))
+            value.assign(OPERATORS[op](value.as_expr(), other))
             return value
-        return self.bind(name, _OPERATORS[op](value, other))
+        return self.bind(name, OPERATORS[op](value, other))
 
     def unpack(self, value: Any, count: int, star: bool) -> Any:
         """The parts of a tuple assignment, all read before any is assigned."""
         if isinstance(value, (Tile, Tiles)) or is_runtime(value):
             raise CompileError(
-                "a run-time value cannot be unpacked", got="one value", expected=f"{count} values"
+                "a run-time value cannot be unpacked",
+                got="one value",
+                expected=f"{count} values",
+                fix="index the tensor once for each name: a, b = A[0], A[1]",
             )
         parts = list(value)
         if len(parts) < count - 1 if star else len(parts) != count:
             raise CompileError(
-                "this assignment does not fit", expected=f"{count} values", got=str(len(parts))
+                "this assignment does not fit",
+                expected=f"{count} values",
+                got=str(len(parts)),
+                fix=f"write {len(parts)} names on the left",
             )
         return [self.builder.let(p.as_expr()) if _is_element(p) else p for p in parts]
 
@@ -490,7 +482,21 @@ class Env:
         found = self.bindings[name]
         assert found.frame is not None
         kind = _KINDS.get(found.frame.kind, "loop")
-        return Lost(name, kind, found.loc.line if found.loc else 0, isinstance(found.value, Tile))
+        line = found.loc.line if found.loc else 0
+        is_tile = isinstance(found.value, Tile)
+        return Lost(name, kind, line, is_tile, _type_name(found.value), found.loop)
+
+    def changing(self, name: str, container: Any, method: str) -> None:
+        """Before `name.append(…)` and the like."""
+        old = self.bindings.get(name)
+        outside = old is None or old.frame is not self.top()
+        if isinstance(container, (list, dict, set)) and self.top() is not None and outside:
+            raise CompileError(
+                f"{name!r} is a Python {type(container).__name__}: {method} inside a run-time loop "
+                "or branch would happen once, at compile time",
+                fix="use T.alloc_local(shape, dtype), or unroll the loop: a tuple instead of range",
+                code="python",
+            )
 
     def storing(self, name: str, container: Any) -> None:
         """Before `name[...] = …`: a Python container changes once, at compile time."""
@@ -498,6 +504,7 @@ class Env:
             raise CompileError(
                 f"{name!r} is a number, of type {container.dtype}: it has no elements to store to",
                 fix="store to a tensor or a tile",
+                code="whole-tile",
             )
         old = self.bindings.get(name)
         outside = old is None or old.frame is not self.top()
@@ -506,6 +513,7 @@ class Env:
                 f"{name!r} is a Python {type(container).__name__}: a store inside a run-time loop "
                 "or branch would happen once, at compile time",
                 fix="use T.alloc_local(shape, dtype) or an alloc_var",
+                code="python",
             )
 
     def set_attribute(self, owner: Any, name: str, value: Any) -> None:
@@ -541,6 +549,13 @@ def _is_element(value: Any) -> bool:
     return isinstance(value, Access) or (isinstance(value, Variable) and value.named)
 
 
+def _type_name(value: Any) -> str:
+    """The type that a variable for `value` has, or ''."""
+    if isinstance(value, (bool, int, float)):
+        return {bool: "bool", int: "int32", float: "float32"}[type(value)]
+    return str(value.dtype) if is_runtime(value) or isinstance(value, Const) else ""
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, Expr, Scalar)) or hasattr(value, "item")
 
@@ -550,14 +565,6 @@ def _number(value: Any) -> Any:
 
 
 _KINDS = {"if": "branch", "map": "T.Parallel loop"}
-_BUILTINS: dict[Any, Callable[..., Any]] = {
-    max: math.max,
-    min: math.min,
-    int: lambda x: math.cast(x, "int32"),
-    float: lambda x: math.cast(x, "float32"),
-    bool: lambda x: truth(wrap(x)),
-    round: math.round,
-}
 _PYTHON: dict[str, Callable[[Any, Any], Any]] = {
     "==": lambda a, b: a == b,
     "!=": lambda a, b: a != b,
@@ -565,19 +572,4 @@ _PYTHON: dict[str, Callable[[Any, Any], Any]] = {
     "<=": lambda a, b: a <= b,
     ">": lambda a, b: a > b,
     ">=": lambda a, b: a >= b,
-}
-_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "//": lambda a, b: a // b,
-    "%": lambda a, b: a % b,
-    "**": lambda a, b: a**b,
-    "&": lambda a, b: a & b,
-    "|": lambda a, b: a | b,
-    "^": lambda a, b: a ^ b,
-    "<<": lambda a, b: a << b,
-    ">>": lambda a, b: a >> b,
-    "@": lambda a, b: a @ b,
 }

@@ -13,7 +13,7 @@ from tilewright.lang.builder import KernelState, current
 from tilewright.lang.scalar import Lost, Scalar
 from tilewright.lang.types import ScalarType
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, swap
 
 
 def plain(expr: Expr) -> Any:
@@ -63,7 +63,9 @@ class Tile:
 
     def __bool__(self) -> bool:
         raise CompileError(
-            f"{self.name} is a tile, not a condition", fix="test an element, or use T.any_of(tile)"
+            f"{self.name} is a tile, not a condition",
+            fix="test an element, or use T.any_of(tile)",
+            code="whole-tile",
         )
 
     def __getitem__(self, key: Any) -> Access | Tiles:
@@ -112,10 +114,13 @@ def _no_operator(self: Any, *_: Any) -> Any:
             expected=f"{rank} indices",
             got=f"{rank - kept}",
             fix=f"index all of them: {self.name}[{', '.join('ijklmn'[:rank])}]",
+            code="index",
         )
     raise CompileError(
         f"{self.name} is a whole tile: arithmetic works on its elements",
-        fix=f"loop over it: `for i in T.Parallel(...)`, and use {self.name}[i]",
+        fix=f"loop over it: `for {', '.join('ijklmn'[: self.buffer.rank])} in T.Parallel(…)`, and "
+        f"use {self.name}[{', '.join('ijklmn'[: self.buffer.rank])}]",
+        code="whole-tile",
     )
 
 
@@ -235,6 +240,7 @@ class Tiles:
             raise CompileError(
                 f"this region of {self.name} has {len(self.kept)} dimensions",
                 got=f"{len(given)} indices",
+                fix="leave out the extra indices",
             )
         keys: list[Any] = list(self.region.starts)
         for axis, start, extent in zip(
@@ -297,7 +303,9 @@ class Variable(Scalar):
     def _is_whole(self, key: Any) -> None:
         if not (isinstance(key, (int, Const)) and int(key) == 0):
             raise CompileError(
-                f"{self.name} is a single variable", expected=f"{self.name} or {self.name}[0]"
+                f"{self.name} is a single variable",
+                expected=f"{self.name} or {self.name}[0]",
+                fix="leave the index out, or use T.alloc_local for several",
             )
 
     def __getitem__(self, key: Any) -> Variable:
@@ -366,6 +374,8 @@ def index_expr(buffer: Buffer, axis: int, key: Any) -> Expr:
             f"an index of {buffer.name} must be an integer",
             got=f"a value of type {expr.dtype}",
             fix="divide with // instead of /, or cast with T.int32(...)",
+            code="not-integer",
+            repair=swap("/", "//"),
         )
     if buffer.space is not Space.GLOBAL:
         in_range(buffer, axis, expr, const(1))
@@ -389,6 +399,7 @@ def in_range(buffer: Buffer, axis: int, start: Expr, extent: Expr) -> None:
             fix="negative indices do not wrap: count from the front"
             if low < 0
             else f"make {buffer.name} larger or the index smaller",
+            code="index",
         )
 
 
@@ -399,9 +410,21 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
             f"a slice of {buffer.name} with a step",
             got=f"step {plain(wrap(key.step))}",
             fix="copy element by element with T.Parallel",
+            code="index",
         )
     size = buffer.shape[axis]
     start = const(0) if key.start is None else index_expr_unchecked(buffer, key.start)
+    if isinstance(start, Const) and start.value < 0 and key.stop is None:
+        raise CompileError(
+            f"a slice of {buffer.name} from the end",
+            expected="a start that counts from the front",
+            got=f"{start.value}:",
+            fix=f"negative indices do not wrap: write {plain(size)} - {-start.value} as the start",
+            code="index",
+            repair=swap(f"{start.value}:", f"{size.value + start.value}:")
+            if isinstance(size, Const)
+            else None,
+        )
     stop = size if key.stop is None else index_expr_unchecked(buffer, key.stop)
     extent = difference(stop, start)
     if isinstance(extent, Const) and extent.value <= 0:
@@ -410,6 +433,7 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
             expected=f"start < stop in dimension {axis}",
             got=f"{plain(start)}:{plain(stop)}",
             fix="negative indices do not wrap: write A[i0:i1] with both counted from the front",
+            code="index",
         )
     if buffer.space is not Space.GLOBAL:
         in_range(buffer, axis, start, extent)
@@ -420,7 +444,11 @@ def index_expr_unchecked(buffer: Buffer, key: Any) -> Expr:
     expr = wrap(key)
     if not expr.dtype.is_int:
         raise CompileError(
-            f"a slice of {buffer.name} needs integers", got=f"a value of type {expr.dtype}"
+            f"a slice of {buffer.name} needs integers",
+            got=f"a value of type {expr.dtype}",
+            fix="divide with // instead of /, or cast with T.int32(...)",
+            code="not-integer",
+            repair=swap("/", "//"),
         )
     return expr
 
@@ -434,6 +462,7 @@ def usable(tile: Tile) -> None:
         raise CompileError(
             f"{tile.name} belongs to another kernel of this function",
             fix="pass data between kernels through T.alloc_global",
+            code="space",
         )
 
 
@@ -443,6 +472,7 @@ def fitting(value: Any, buffer: Buffer) -> Expr:
         raise CompileError(
             f"{value.name} is a whole tile and cannot be stored in one element of {buffer.name}",
             fix=f"store an element of it, or use T.copy({value.name}, …)",
+            code="whole-tile",
         )
     return cast(wrap(value, buffer.dtype), buffer.dtype)
 
@@ -452,7 +482,9 @@ def store(target: Access, value: Any) -> None:
     builder = current("store")
     usable(target.tile)
     if target.buffer.space is Space.BARRIER:
-        raise CompileError(f"{target.name} is a barrier: it cannot be stored to")
+        raise CompileError(
+            f"{target.name} is a barrier: it cannot be stored to", fix="use T.barrier_arrive(bar)"
+        )
     if target.tile.reducer is not None:
         raise CompileError(
             f"{target.name} is a reducer: it is updated, not stored to",
@@ -482,7 +514,10 @@ def region_of(value: Any, word: str) -> Region:
         got=describe(value),
         fix="a name bound to an element holds its value; write the element itself, A[i, j]"
         if isinstance(value, Expr)
+        else f"T.fill(tile, {value!r}) gives all elements one value"
+        if isinstance(value, (int, float))
         else "pass the data as a parameter of the kernel, or T.fill a tile",
+        code="arguments",
     )
 
 

@@ -23,7 +23,13 @@ Fragment = _Fragment
 
 def Layout(shape: Any, stride: Any = None) -> AnyLayout | None:
     """A layout of shape and strides. Given a function of the coordinates instead of strides, the
-    strides that compute it are found; one that no strides compute is dropped with a warning."""
+    strides that compute it are found; one that no strides compute is dropped with a warning.
+
+    >>> T.Layout((4, 8), (8, 1))(2, 3)
+    19
+    >>> T.Layout((4, 8), lambda i, j: i + 4 * j)
+    (4,8):(1,4)
+    """
     if not callable(stride):
         return _Layout(shape, stride)
     sizes = tuple(int(s) for s in shape_tuple(shape))
@@ -61,14 +67,35 @@ def _strides(sizes: tuple[int, ...], function: Callable[..., Any]) -> tuple[int,
 
 
 def make_swizzled_layout(buffer: Any, **_: Any) -> AnyLayout:
-    """The layout of a shared tile that its matrix instructions read without bank conflicts."""
+    """The layout of a shared tile that its matrix instructions read without bank conflicts.
+
+    Example:
+        tile = T.alloc_shared((64, 64), "float16")
+        T.annotate_layout({tile: T.make_swizzled_layout(tile)})
+        T.copy(X, tile)
+        T.copy(tile, Y)
+        # Y[0]: 0 1 2 3
+    """
     if not isinstance(buffer, Tile):
-        raise CompileError("T.layout.make_swizzled_layout needs a tile", got=describe(buffer))
+        raise CompileError(
+            "T.layout.make_swizzled_layout needs a tile",
+            got=describe(buffer),
+            fix="pass a tile of T.alloc_shared",
+        )
     return _make_swizzled_layout(buffer.buffer.static_shape, buffer.buffer.dtype.bits)
 
 
 class layout:
-    """`T.layout`: layouts for `annotate_layout`."""
+    """`T.layout`: layouts for `annotate_layout`. `T.layout.make_swizzled_layout(tile)`,
+    `T.layout.Layout`, `T.layout.Fragment`.
+
+    Example:
+        tile = T.alloc_shared((64, 64), "float16")
+        T.annotate_layout({tile: T.layout.make_swizzled_layout(tile)})
+        T.copy(X, tile)
+        T.copy(tile, Y)
+        # Y[0]: 0 1 2 3
+    """
 
     make_swizzled_layout = staticmethod(make_swizzled_layout)
     Layout = staticmethod(Layout)
@@ -80,17 +107,33 @@ def _each(given: Any, word: str) -> list[tuple[Tile, Any]]:
     builder.require_block(word)
     if not isinstance(given, Mapping):
         raise CompileError(
-            f"T.{word} takes a dictionary from buffers", got=f"{type(given).__name__}"
+            f"T.{word} takes a dictionary from buffers",
+            got=f"{type(given).__name__}",
+            fix=f"write T.{word}({{tile: …}})",
         )
     for tile in given:
         if not isinstance(tile, Tile):
-            raise CompileError(f"T.{word}: a key is no buffer", got=describe(tile))
+            raise CompileError(
+                f"T.{word}: a key is no buffer",
+                got=describe(tile),
+                fix="use tiles as keys: {tile: …}",
+            )
         usable(tile)
     return list(given.items())
 
 
 def annotate_layout(layouts: Mapping[Tile, Any]) -> None:
-    """Pin the layouts of tiles."""
+    """Pin the layouts of tiles: a `T.Fragment` for a fragment, a `T.Layout` for a shared tile.
+
+    Left alone, the compiler chooses; results are the same.
+
+    Example:
+        x = T.alloc_fragment((64, 64), "float32")
+        T.annotate_layout({x: T.spatial(64, 2) * T.repeat(1, 32)})  # 2 threads a row
+        T.copy(X, x)
+        T.copy(x, Y)
+        # Y[0]: 0 1 2 3
+    """
     builder = current("annotate_layout")
     for tile, given in _each(layouts, "annotate_layout"):
         if given is None:
@@ -103,6 +146,13 @@ def annotate_layout(layouts: Mapping[Tile, Any]) -> None:
             )
             continue
         is_fragment = isinstance(given, Fragment)
+        if not is_fragment and not hasattr(given, "size"):
+            raise CompileError(
+                f"T.annotate_layout: this is no layout for {tile.name}",
+                expected="a T.Fragment for a fragment, a T.Layout for shared memory",
+                got=describe(given),
+                fix=f"leave it out: the compiler finds a layout for {tile.name}",
+            )
         if is_fragment != (tile.buffer.space is Space.FRAGMENT):
             raise CompileError(
                 f"T.annotate_layout: this layout is not for {tile.name}",
@@ -117,12 +167,22 @@ def annotate_layout(layouts: Mapping[Tile, Any]) -> None:
                 expected=f"{prod(tile.buffer.static_shape)} elements, as {list(tile.shape)}",
                 got=f"{covered} elements, as {given.tile if is_fragment else given.shape}",
                 fix=f"make the layout for {tile.name}.shape",
+                code="shape",
             )
         builder.emit(Hint("layout", tile.buffer, layout=given))
 
 
 def annotate_padding(paddings: Mapping[Tile, int]) -> None:
-    """Add elements to each row of shared tiles."""
+    """Add elements to each row of shared tiles, so that a column is spread over the banks.
+
+    Example:
+        tile = T.alloc_shared((64, 64), "float32")
+        T.annotate_padding({tile: 1})
+        T.copy(X, tile)
+        for i, j in T.Parallel(64, 64):
+            Y[i, j] = tile[j, i]
+        # Y[0]: 0 -1 -2 -3
+    """
     builder = current("annotate_padding")
     for tile, padding in _each(paddings, "annotate_padding"):
         amount = static_int(padding, "padding", 0)
@@ -130,16 +190,31 @@ def annotate_padding(paddings: Mapping[Tile, int]) -> None:
 
 
 def annotate_l2_hit_ratio(ratios: Mapping[Tile, float]) -> None:
-    """How much of a tensor should stay in the L2 cache, 0 … 1."""
+    """How much of a tensor should stay in the L2 cache, 0 … 1.
+
+    Example:
+        T.annotate_l2_hit_ratio({X: 0.9})
+        T.copy(X, Y)
+        # Y[0]: 0 1 2 3
+    """
     builder = current("annotate_l2_hit_ratio")
     for tile, ratio in _each(ratios, "annotate_l2_hit_ratio"):
         if not 0 <= float(ratio) <= 1:
-            raise CompileError("an L2 hit ratio is between 0 and 1", got=str(ratio))
+            raise CompileError(
+                "an L2 hit ratio is between 0 and 1", got=str(ratio), fix="pass a part, such as 0.5"
+            )
         builder.emit(Hint("l2_hit_ratio", tile.buffer, detail=(float(ratio),)))
 
 
 def annotate_safe_value(values: Mapping[Tile, Any]) -> None:
-    """Accepted for porting: reads outside a tensor give zero."""
+    """Accepted for porting: reads outside a tensor give zero.
+
+    Example:
+        T.annotate_safe_value({X: 0.0})
+        for j in T.Parallel(64):
+            Y[0, j] = X[0, j - 2]
+        # Y[0]: 0 0 0 1 2
+    """
     for tile, value in _each(values, "annotate_safe_value"):
         if wrap(value) is not wrap(0) and wrap(value) is not wrap(0.0):
             raise CompileError(
@@ -149,23 +224,45 @@ def annotate_safe_value(values: Mapping[Tile, Any]) -> None:
 
 
 def annotate_min_blocks_per_sm(count: int) -> None:
-    """How many blocks should fit on a multiprocessor at once."""
+    """How many blocks should fit on a multiprocessor at once: the compiler limits registers so.
+
+    Example:
+        T.annotate_min_blocks_per_sm(2)
+        T.copy(X, Y)
+        # Y[0]: 0 1 2 3
+    """
     builder = current("annotate_min_blocks_per_sm")
     builder.require_block("annotate_min_blocks_per_sm")
     builder.emit(Hint("min_blocks", detail=(static_int(count, "the count", 1),)))
 
 
 def annotate_restrict_buffers(*buffers: Any) -> None:
-    """Accepted for porting: a written parameter never overlaps another here."""
+    """Accepted for porting: a written parameter never overlaps another here.
+
+    Example:
+        T.annotate_restrict_buffers(X, Y)
+        T.copy(X, Y)
+        # Y[0]: 0 1 2 3
+    """
 
 
 def assume(cond: Any) -> None:
-    """A fact the compiler may use; the sanitizer checks it."""
+    """A fact the compiler may use; the sanitizer checks it.
+
+    Example:
+        for i in T.Parallel(64):
+            T.assume(N[i] >= 0)
+            M[i] = N[i] // 4
+        # M: 0 0 0 0 1
+    """
     builder = current("assume")
     test = truth(wrap(cond))
     if isinstance(test, Const):
         if not test.value:
-            raise CompileError("this assumption never holds")
+            raise CompileError(
+                "this assumption never holds",
+                fix="assume what is true of the sizes, or leave it out",
+            )
         return
     builder.require_kernel("assume")
     builder.emit(Hint("assume", value=test))

@@ -10,7 +10,7 @@ from tilewright.ir.op import Hint
 from tilewright.lang.builder import KernelState, current, static_int
 from tilewright.lang.types import shape_tuple
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError, entry, locating
+from tilewright.support.errors import CompileError, entry, locating, swap
 
 _AXES = "xyz"
 
@@ -40,6 +40,7 @@ class KernelScope(AbstractContextManager[Any]):
                 expected=f"{len(self.grid)} name{'s' * (len(self.grid) != 1)}",
                 got=", ".join(names),
                 fix="give T.Kernel one extent per name",
+                code="grid",
             )
         if len(names) == 1 and len(grid) > 1:
             names = tuple(f"{names[0]}_{_AXES[at]}" for at in range(len(grid)))
@@ -76,7 +77,9 @@ def _extent(value: Any, at: int) -> Expr:
         raise CompileError(
             f"grid axis {at} of T.Kernel must be an integer",
             got=repr(value) if isinstance(value, float) else f"a value of type {expr.dtype}",
-            fix="use T.ceildiv(n, block)",
+            fix="use T.ceildiv(n, block), or divide with // instead of /",
+            code="not-integer",
+            repair=swap("/", "//"),
         )
     number = getattr(expr, "value", None)
     if number is not None and number < 1:
@@ -84,6 +87,15 @@ def _extent(value: Any, at: int) -> Expr:
             f"grid axis {at} of T.Kernel is empty",
             got=str(number),
             fix="use T.ceildiv(n, block), which is at least 1",
+            code="grid",
+        )
+    if number is not None and number >= 2**31:
+        raise CompileError(
+            f"grid axis {at} of T.Kernel is too long: block indices are int32",
+            expected="less than 2**31 blocks",
+            got=f"{number:,}".replace(",", " "),
+            fix="let a block do more, in a loop",
+            code="too-large",
         )
     return expr
 
@@ -95,19 +107,36 @@ def Kernel(
     is_cpu: bool = False,
     prelude: str | None = None,
 ) -> KernelScope:
-    """A launch of a grid of blocks of `threads` threads; gives the block's indices."""
+    """A launch of a grid of blocks of `threads` threads; gives the block's indices.
+
+    The grid has up to three axes, the first one fastest; no axis means one block. `threads` is
+    a number or a tuple. Blocks run in no order. `cluster_dims` groups neighbouring blocks into
+    clusters. A `prim_func` may open several kernels; they run one after the other.
+
+    Example:
+        with T.Kernel(T.ceildiv(64, 16), 2, threads=128) as (bx, by):
+            for i, j in T.Parallel(32, 16):
+                Y[by * 32 + i, bx * 16 + j] = bx + 10 * by
+        # Y[:, 16]: 1 1
+        # Y[32]: 10 10
+    """
     if len(grid) > 3:
         raise CompileError(
             "T.Kernel takes at most three grid axes",
             got=str(len(grid)),
             fix="fold two of them into one, and split the block's index with // and %",
+            code="grid",
         )
     counts = tuple(
         static_int(t, "threads of T.Kernel", 1)
         for t in shape_tuple(128 if threads is None else threads)
     )
     if len(counts) > 3:
-        raise CompileError("T.Kernel takes at most three thread axes", got=str(len(counts)))
+        raise CompileError(
+            "T.Kernel takes at most three thread axes",
+            got=str(len(counts)),
+            fix="threads=128 is one axis, threads=(16, 8) two",
+        )
     total = 1
     for count in counts:
         total *= count
@@ -116,6 +145,7 @@ def Kernel(
             "a block has at most 1024 threads",
             got=f"threads={threads}",
             fix="use more blocks, or let each thread do more: tiles need not match the threads",
+            code="grid",
         )
     cluster: tuple[int, ...] = ()
     if cluster_dims is not None:
@@ -127,6 +157,7 @@ def Kernel(
                 "cluster_dims does not fit the grid",
                 expected=f"at most {len(grid)} extents above 1",
                 got=str(cluster_dims),
+                fix="give it one extent for each axis of the grid",
             )
     if prelude is not None:
         current("Kernel").sources.append(prelude)
@@ -134,12 +165,28 @@ def Kernel(
 
 
 def ClusterKernel(*grid: Any, cluster_dims: Any, threads: Any = 128) -> KernelScope:
-    """`T.Kernel` with clusters."""
+    """`T.Kernel` with clusters.
+
+    Example, compiled for CUDA:
+        with T.ClusterKernel(4, cluster_dims=2, threads=64) as bx:
+            for i in T.Parallel(16):
+                M[bx * 16 + i] = T.block_rank_in_cluster()
+    """
     return Kernel(*grid, threads=threads, cluster_dims=cluster_dims)
 
 
 def use_swizzle(panel_size: int = 10, order: str = "row", enable: bool = True) -> None:
-    """Run blocks in panels, for the L2 cache. Never changes results."""
+    """Run blocks in panels, for the L2 cache. Never changes results.
+
+    Blocks of a panel of `panel_size` rows (or columns, `order="col"`) start together and share
+    what they load.
+
+    Example:
+        with T.Kernel(4, 4, threads=64) as (bx, by):
+            T.use_swizzle(panel_size=2)
+            T.copy(X[by * 16 : by * 16 + 16, bx * 16 : bx * 16 + 16], Y[by * 16, bx * 16])
+        # Y[0]: 0 1 2 3
+    """
     builder = current("use_swizzle")
     builder.require_block("use_swizzle")
     size = static_int(panel_size, "panel_size of T.use_swizzle", 1)
@@ -171,47 +218,106 @@ def _axis(dim: int, vars: tuple[Any, ...], what: str) -> Any:
 
 
 def get_thread_binding(dim: int = 0) -> Var:
-    """The thread's index along an axis."""
+    """The thread's index along an axis.
+
+    Example:
+        t = T.get_thread_binding()
+        if t < 64:
+            M[t] = t * t
+        # M: 0 1 4 9
+    """
     kernel = current("get_thread_binding").require_kernel("get_thread_binding")
     return _axis(dim, kernel.thread_vars, "thread")  # type: ignore[no-any-return]
 
 
 def get_thread_bindings() -> tuple[Var, ...]:
-    """The thread's indices."""
+    """The thread's indices.
+
+    Example:
+        with T.Kernel(1, threads=(8, 4)):
+            x, y = T.get_thread_bindings()
+            M[y * 8 + x] = 10 * y + x
+        # M[8:]: 10 11 12
+    """
     return current("get_thread_bindings").require_kernel("get_thread_bindings").thread_vars
 
 
 def get_thread_extent(dim: int = 0) -> int:
-    """The number of threads along an axis."""
+    """The number of threads along an axis.
+
+    Example:
+        t = T.get_thread_binding()
+        if t == 0:
+            M[0] = T.get_thread_extent()
+        # M: 128
+    """
     kernel = current("get_thread_extent").require_kernel("get_thread_extent")
     return _axis(dim, kernel.threads, "thread")  # type: ignore[no-any-return]
 
 
 def get_thread_extents() -> tuple[int, ...]:
-    """The number of threads along each axis."""
+    """The number of threads along each axis.
+
+    Example:
+        with T.Kernel(1, threads=(8, 4)):
+            x, y = T.get_thread_bindings()
+            nx, ny = T.get_thread_extents()
+            M[y * nx + x] = nx * ny
+        # M: 32 32
+    """
     return current("get_thread_extents").require_kernel("get_thread_extents").threads
 
 
 def get_block_binding(dim: int = 0) -> Var:
-    """The block's index along an axis."""
+    """The block's index along an axis.
+
+    Example:
+        with T.Kernel(4, threads=64):
+            for i in T.Parallel(16):
+                M[T.get_block_binding(0) * 16 + i] = T.get_block_binding(0)
+        # M[16:]: 1 1
+    """
     kernel = current("get_block_binding").require_kernel("get_block_binding")
     return _axis(dim, kernel.blocks, "block")  # type: ignore[no-any-return]
 
 
 def get_block_bindings() -> tuple[Var, ...]:
-    """The block's indices."""
+    """The block's indices.
+
+    Example:
+        with T.Kernel(2, 2, threads=64):
+            bx, by = T.get_block_bindings()
+            for i in T.Parallel(16):
+                M[(by * 2 + bx) * 16 + i] = 10 * by + bx
+        # M[48:]: 11 11
+    """
     return current("get_block_bindings").require_kernel("get_block_bindings").blocks
 
 
 def get_block_extent(dim: int = 0) -> Any:
-    """The number of blocks along an axis."""
+    """The number of blocks along an axis.
+
+    Example:
+        with T.Kernel(4, threads=64) as bx:
+            for i in T.Parallel(16):
+                M[bx * 16 + i] = T.get_block_extent(0)
+        # M: 4 4
+    """
     kernel = current("get_block_extent").require_kernel("get_block_extent")
     found = _axis(dim, kernel.grid, "block")
     return getattr(found, "value", found)
 
 
 def get_block_extents() -> tuple[Any, ...]:
-    """The number of blocks along each axis."""
+    """The number of blocks along each axis.
+
+    Example:
+        with T.Kernel(2, 2, threads=64) as (bx, by):
+            nx, ny = T.get_block_extents()
+            for i in T.Parallel(16):
+                M[(by * nx + bx) * 16 + i] = nx * ny
+        # M: 4 4
+    """
     kernel = current("get_block_extents").require_kernel("get_block_extents")
     return tuple(getattr(g, "value", g) for g in kernel.grid)
 
@@ -228,12 +334,26 @@ def linear_thread() -> Expr:
 
 
 def get_lane_idx(warp_size: int | None = None) -> Expr:
-    """The thread's place in its warp."""
+    """The thread's place in its warp, 0 … 31.
+
+    Example:
+        t = T.get_thread_binding()
+        if t < 64:
+            M[t] = T.get_lane_idx()
+        # M[31:]: 31 0 1
+    """
     return linear_thread() % (warp_size or 32)
 
 
 def get_warp_idx(warp_size: int | None = None) -> Expr:
-    """The number of the thread's warp."""
+    """The number of the thread's warp.
+
+    Example:
+        t = T.get_thread_binding()
+        if t < 64:
+            M[t] = T.get_warp_idx()
+        # M[31:]: 0 1 1
+    """
     return linear_thread() // (warp_size or 32)
 
 
@@ -241,12 +361,27 @@ get_warp_idx_sync = get_warp_idx
 
 
 def get_warp_group_idx(warp_size: int | None = None, warps_per_group: int | None = None) -> Expr:
-    """The number of the thread's warpgroup."""
+    """The number of the thread's warpgroup (four warps, 128 threads).
+
+    Example:
+        with T.Kernel(1, threads=256):
+            t = T.get_thread_binding()
+            if t % 4 == 0:
+                M[t // 4] = T.get_warp_group_idx()
+        # M[31:]: 0 1 1
+    """
     return linear_thread() // ((warp_size or 32) * (warps_per_group or 4))
 
 
 def block_rank_in_cluster() -> Var:
-    """The block's place in its cluster."""
+    """The block's place in its cluster.
+
+    Example:
+        with T.Kernel(4, threads=64, cluster_dims=2) as bx:
+            for i in T.Parallel(16):
+                M[bx * 16 + i] = T.block_rank_in_cluster()
+        # M[16:]: 1 1
+    """
     kernel = current("block_rank_in_cluster").require_kernel("block_rank_in_cluster")
     if kernel.rank is None:
         raise CompileError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import AnyLayout
@@ -26,7 +27,8 @@ from tilewright.lang.builder import Builder, current, static_int
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.types import shape_tuple
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError, Loc, locating
+from tilewright.support import limits
+from tilewright.support.errors import CompileError, Loc, locating, swap
 
 
 class Loop:
@@ -49,13 +51,21 @@ class Loop:
             "this loop runs on the device and can only be written as a `for` in a kernel",
             fix="write it as a `for` statement, in a function decorated with @T.macro; a list is "
             "built over range(n)",
+            code="python",
         )
 
 
 def _bound(value: Any, what: str, loc: Loc | None) -> Expr:
     fix = "divide with //, or cast with T.int32(...)"
     if isinstance(value, float):
-        raise CompileError(f"{what} must be an integer", loc=loc, got=repr(value), fix=fix)
+        raise CompileError(
+            f"{what} must be an integer",
+            loc=loc,
+            got=repr(value),
+            fix=fix,
+            code="not-integer",
+            repair=swap("/", "//"),
+        )
     with locating(lambda: loc):
         expr = wrap(value)
     if not expr.dtype.is_int:
@@ -159,6 +169,7 @@ def _loop_vars(
             expected=f"{len(extents)} name{'s' * (len(extents) != 1)}",
             got=f"{len(names)}: {', '.join(names)}",
             fix="give one extent per name",
+            code="shape",
         )
     padded = names or tuple("ijklmn")
     return tuple(
@@ -185,6 +196,22 @@ class ParallelLoop(Loop):
         extents = [
             builder.snapshot(_bound(e, "an extent of T.Parallel", loc)) for e in self.extents
         ]
+        known = [e.value for e in extents if isinstance(e, Const)]
+        if any(value < 0 for value in known):
+            raise CompileError(
+                "an extent of T.Parallel is negative",
+                loc=loc,
+                got=", ".join(str(value) for value in known),
+                fix="check the sizes it is computed from",
+                code="shape",
+            )
+        limits.PARALLEL.check(
+            int(prod(known)),
+            "T.Parallel is too large for one block",
+            loc=loc,
+            got=" × ".join(str(value) for value in known),
+            fix="give a block a smaller part, and T.Kernel more blocks",
+        )
         vars = _loop_vars(builder, names, extents, loc)
         builder.open()
         builder.maps += 1
@@ -332,12 +359,14 @@ class ThreadLoop(Loop):
             raise CompileError(
                 f"this kernel has no {self.thread}",
                 expected="threadIdx.x … or blockIdx.x … that T.Kernel declares",
+                fix="give T.Kernel that many axes, or name another",
             )
         if wrap(self.extent) is not extents[at]:
             raise CompileError(
                 f"{self.thread} has another extent in T.Kernel",
                 expected=str(getattr(extents[at], "value", extents[at])),
                 got=str(getattr(self.extent, "value", self.extent)),
+                fix="give both the same extent",
             )
         return vars[at]
 
@@ -351,7 +380,16 @@ def Parallel(
     loop_layout: AnyLayout | None = None,
     prefer_async: bool | None = None,
 ) -> ParallelLoop:
-    """An elementwise nest: iterations are independent and run in no order."""
+    """An elementwise nest: iterations are independent and run in no order.
+
+    Extents are compile-time sizes; the nest is spread over the block's threads, so it need not
+    match their number. No iteration may write what another one reads or writes.
+
+    Example:
+        for i, j in T.Parallel(64, 64):
+            Y[i, j] = X[i, j] + 1
+        # Y[0]: 1 2 3 4
+    """
     if len(extents) == 1 and isinstance(extents[0], (tuple, list)):
         extents = tuple(extents[0])
     if not extents:
@@ -362,15 +400,44 @@ def Parallel(
 def Pipelined(
     start: Any,
     stop: Any = None,
-    num_stages: int = 0,
+    num_stages: int | None = None,
     order: Any = None,
     stage: Any = None,
     sync: Any = None,
     group: Any = None,
 ) -> ForLoop:
-    """A sequential loop whose copies run ahead, `num_stages` deep. Means the same as `serial`."""
-    stages = static_int(num_stages, "num_stages of T.Pipelined", 0)
+    """A sequential loop whose copies run ahead, `num_stages` deep. Means the same as `serial`.
+    Left out, the compiler chooses by how long loads and computing take; 0 keeps copies in place.
+
+    `Pipelined(n)` or `Pipelined(start, stop)`. Tiles in shared memory that the loop copies into
+    get `num_stages` slots; barriers and waits are the compiler's. `order` and `stage`, one entry
+    for each statement (or for each `group` of them), pin the schedule where a producer copies:
+    statements of the later stage run one iteration behind the others, in this order.
+
+    Example:
+        tile = T.alloc_shared((16, 64), "float32")
+        total = T.alloc_fragment((16, 64), "float32")
+        T.clear(total)
+        for k in T.Pipelined(4, num_stages=2):
+            T.copy(X[k * 16, 0], tile)
+            for i, j in T.Parallel(16, 64):
+                total[i, j] += tile[i, j]
+        T.copy(total, Y[0, 0])
+        # Y[0]: -96 -92 -88
+    """
+    unsaid = num_stages is None
+    stages = -1 if unsaid else static_int(num_stages, "num_stages of T.Pipelined", 0)
+    limits.STAGES.check(
+        stages, "num_stages of T.Pipelined is too large", got=str(stages), fix="use 2 to 4 stages"
+    )
     low, high = (0, start) if stop is None else (start, stop)
+    if isinstance(low, int) and isinstance(high, int) and high < low:
+        raise CompileError(
+            f"T.Pipelined({low}, {high}) counts from {low} to {high}: it does nothing",
+            fix=f"write num_stages= by name: T.Pipelined({low}, num_stages={high})",
+            code="arguments",
+            repair=swap(f"{low}, {high})", f"{low}, num_stages={high})"),
+        )
     for pin, what in ((order, "order"), (stage, "stage")):
         if pin is not None and not isinstance(pin, (list, tuple)):
             raise CompileError(
@@ -378,6 +445,8 @@ def Pipelined(
                 got=repr(pin)[:60],
                 fix=f"write num_stages=… by name, or {what}=[…] with one entry per statement",
             )
+    if group and all(pin is not None and len(pin) == len(group) for pin in (order, stage)):
+        order, stage = (_of_statements(pin, group) for pin in (order, stage))
     pins = [
         tuple(static_int(x, f"{what} of T.Pipelined") for x in pin) if pin else None
         for pin, what in ((order, "order"), (stage, "stage"))
@@ -389,12 +458,27 @@ def Pipelined(
             "T.Pipelined: order and stage pin the schedule together",
             expected="both, with one entry per statement of the body",
             got=f"order={order}, stage={stage}",
+            fix="leave both out, or give both",
         )
     return ForLoop(low, high, 1, "pipelined", stages, pins[0], pins[1])
 
 
+def _of_statements(pin: Any, group: Any) -> list[Any]:
+    """What is said of groups of statements, said of each."""
+    said = {int(k): value for value, members in zip(pin, group, strict=True) for k in members}
+    return [said[k] for k in sorted(said)]
+
+
 def serial(start: Any, stop: Any = None, step: Any = None) -> ForLoop:
-    """A sequential loop: `serial(n)`, `serial(start, stop, step)`."""
+    """A sequential loop: `serial(n)`, `serial(start, stop, step)`. `range` in a kernel is the same.
+
+    Example:
+        t = T.get_thread_binding()
+        if t == 0:
+            for k in T.serial(2, 8, 2):
+                M[k] = k
+        # M: 0 0 2 0 4 0 6 0 0
+    """
     low, high = (0, start) if stop is None else (start, stop)
     return ForLoop(low, high, 1 if step is None else step)
 
@@ -407,24 +491,52 @@ def unroll(
     explicit: bool = False,
     unroll_factor: int | None = None,
 ) -> ForLoop:
-    """A sequential loop that the compiler unrolls."""
+    """A sequential loop that the compiler unrolls.
+
+    Example:
+        t = T.get_thread_binding()
+        if t < 16:
+            for k in T.unroll(4):
+                M[t * 4 + k] = k
+        # M: 0 1 2 3 0
+    """
     low, high = (0, start) if stop is None else (start, stop)
     return ForLoop(low, high, 1 if step is None else step, "unroll")
 
 
 def vectorized(start: Any, stop: Any = None) -> ForLoop:
-    """A loop whose iterations become lanes of vector accesses where they can."""
+    """A loop whose iterations become lanes of vector accesses where they can.
+
+    Example:
+        t = T.get_thread_binding()
+        if t < 16:
+            for k in T.vectorized(4):
+                Y[0, t * 4 + k] = X[0, t * 4 + k] * 2
+        # Y[0]: 0 2 4 6
+    """
     low, high = (0, start) if stop is None else (start, stop)
     for value in (low, high):
         if is_runtime(value):
             raise CompileError(
-                "T.vectorized needs compile-time bounds", fix="use T.serial for run-time ones"
+                "T.vectorized needs compile-time bounds",
+                got="a run-time value",
+                fix="use T.serial for run-time ones",
+                code="not-constant",
+                repair=swap("vectorized", "serial"),
             )
     return ForLoop(low, high, 1, "vectorized")
 
 
 def grid(*extents: Any) -> GridLoop:
-    """Nested sequential loops."""
+    """Nested sequential loops.
+
+    Example:
+        t = T.get_thread_binding()
+        if t == 0:
+            for i, j in T.grid(2, 3):
+                M[i * 3 + j] = 10 * i + j
+        # M: 0 1 2 10 11 12 0
+    """
     if not extents:
         raise CompileError("T.grid needs at least one extent", fix="write T.grid(m, n)")
     return GridLoop(extents)
@@ -432,7 +544,15 @@ def grid(*extents: Any) -> GridLoop:
 
 def Persistent(domain: Any, wave_size: Any, index: Any, group_size: Any = 8) -> PersistentLoop:
     """The tiles of `domain` that fall to block `index` of `wave_size`, one per wave. Tiles are
-    independent, as blocks are: none reads or overwrites what another stores in a tensor."""
+    independent, as blocks are: none reads or overwrites what another stores in a tensor.
+
+    Example:
+        with T.Kernel(3, threads=64) as block:
+            for by, bx in T.Persistent([4, 4], wave_size=3, index=block):
+                for i, j in T.Parallel(16, 16):
+                    Y[by * 16 + i, bx * 16 + j] = 4 * by + bx
+        # Y[63, 60:]: 15 15
+    """
     sizes = shape_tuple(domain)
     if not sizes:
         raise CompileError("T.Persistent needs a domain", fix="write [tiles_m, tiles_n]")
@@ -440,17 +560,37 @@ def Persistent(domain: Any, wave_size: Any, index: Any, group_size: Any = 8) -> 
 
 
 def thread_binding(start: Any, stop: Any = None, thread: Any = None) -> ThreadLoop:
-    """`for tx in T.thread_binding(128, "threadIdx.x")`: `tx` is the thread's index."""
+    """`for tx in T.thread_binding(128, "threadIdx.x")`: `tx` is the thread's index.
+
+    Example:
+        for tx in T.thread_binding(128, "threadIdx.x"):
+            if tx < 64:
+                M[tx] = tx
+        # M: 0 1 2
+    """
     if isinstance(stop, str):
         stop, thread = None, stop
     extent = start if stop is None else stop
     if not isinstance(thread, str):
-        raise CompileError('T.thread_binding needs thread="threadIdx.x"')
+        raise CompileError(
+            "T.thread_binding needs the name of an axis",
+            fix='write T.thread_binding(128, thread="threadIdx.x")',
+        )
     return ThreadLoop(extent, thread)
 
 
 def loop_break() -> None:
-    """`break` of the innermost loop."""
+    """`break` of the innermost loop.
+
+    Example:
+        t = T.get_thread_binding()
+        if t == 0:
+            for k in T.serial(64):
+                if N[k] == 3:
+                    T.loop_break()
+                M[k] = 1
+        # M: 1 1 1 0 0
+    """
     current("loop_break").emit(Break())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable
 from functools import reduce
+from inspect import Parameter, Signature
 from typing import Any
 
 from tilewright.ir.dtype import BOOL, FLOAT32, INT32, DType, promote
@@ -51,95 +52,140 @@ def _call(name: str, *args: Any) -> Expr:
     if function.domain == "float" and not kind.is_float:
         kind = FLOAT32
     elif function.domain == "int" and not kind.is_int:
-        raise CompileError(f"T.{name} works on integers", got=f"a value of type {kind}")
+        raise CompileError(
+            f"T.{name} works on integers",
+            got=f"a value of type {kind}",
+            fix='cast it first: T.cast(x, "int32")',
+        )
     result = BOOL if function.result == "bool" else kind
     return Call(name, tuple(cast_expr(e, kind) for e in exprs), result)
 
 
-def _function(name: str, doc: str) -> Callable[..., Expr]:
+def _document(word: Any, name: str, doc: str, sample: str, shown: str) -> None:
+    """Name and docstring of a word that a table makes. Its example calls it with `sample`, in
+    which x is 0, 1, 2 …; `shown` is what that gives."""
+    word.__name__ = word.__qualname__ = name
+    whole = FUNCTIONS[name].domain == "int"
+    to, x, row = ("M[j]", "N[j]", "M") if whole else ("Y[0, j]", "X[0, j]", "Y[0]")
+    call = f"T.{name}({sample.replace('x', x)})"
+    loop = f"    for j in T.Parallel(64):\n        {to} = {call}\n    # {row}: {shown}"
+    word.__doc__ = f"{doc}\n\nExample:\n{loop}\n"
+
+
+_NAMES = {1: ("x",), 2: ("a", "b"), 3: ("a", "b", "c")}
+
+
+def _function(name: str, doc: str, sample: str, shown: str) -> Callable[..., Expr]:
     def word(*args: Any) -> Expr:
         if len(args) != FUNCTIONS[name].arity:
             raise CompileError(
                 f"T.{name} takes {FUNCTIONS[name].arity} argument"
                 f"{'s' * (FUNCTIONS[name].arity != 1)}",
                 got=str(len(args)),
+                fix="pass that many values",
             )
         return _call(name, *args)
 
-    word.__name__ = word.__qualname__ = name
-    word.__doc__ = doc
+    _document(word, name, doc, sample, shown)
+    word.__signature__ = Signature(  # type: ignore[attr-defined]
+        [Parameter(n, Parameter.POSITIONAL_ONLY) for n in _NAMES[FUNCTIONS[name].arity]]
+    )
     return word
 
 
-exp = _function("exp", "eˣ.")
-exp2 = _function("exp2", "2ˣ.")
-exp10 = _function("exp10", "10ˣ.")
-log = _function("log", "The natural logarithm.")
-log2 = _function("log2", "The logarithm to base 2.")
-log10 = _function("log10", "The logarithm to base 10.")
-log1p = _function("log1p", "log(1 + x).")
-sqrt = _function("sqrt", "The square root.")
-rsqrt = _function("rsqrt", "1 / √x.")
-sin = _function("sin", "The sine.")
-cos = _function("cos", "The cosine.")
-tan = _function("tan", "The tangent.")
-asin = _function("asin", "The inverse sine.")
-acos = _function("acos", "The inverse cosine.")
-atan = _function("atan", "The inverse tangent.")
-sinh = _function("sinh", "The hyperbolic sine.")
-cosh = _function("cosh", "The hyperbolic cosine.")
-tanh = _function("tanh", "The hyperbolic tangent.")
-sigmoid = _function("sigmoid", "1 / (1 + e⁻ˣ).")
-erf = _function("erf", "The error function.")
-atan2 = _function("atan2", "The angle of the point (x, y), given y first.")
-copysign = _function("copysign", "The size of a with the sign of b.")
-fma = _function("fma", "a·b + c, rounded once.")
-popcount = _function("popcount", "The number of bits set.")
-clz = _function("clz", "The number of leading zero bits.")
-isnan = _function("isnan", "Whether x is NaN.")
-isinf = _function("isinf", "Whether x is infinite.")
-isfinite = _function("isfinite", "Whether x is neither infinite nor NaN.")
-fast_exp = _function("__exp", "Fast eˣ, a few ulp off on a GPU.")
-fast_exp2 = _function("__exp2", "Fast 2ˣ, a few ulp off on a GPU.")
-fast_exp10 = _function("__exp10", "Fast 10ˣ, a few ulp off on a GPU.")
-fast_log = _function("__log", "Fast natural logarithm, a few ulp off on a GPU.")
-fast_log2 = _function("__log2", "Fast logarithm to base 2, a few ulp off on a GPU.")
-fast_log10 = _function("__log10", "Fast logarithm to base 10, a few ulp off on a GPU.")
-fast_sin = _function("__sin", "Fast sine, a few ulp off on a GPU.")
-fast_cos = _function("__cos", "Fast cosine, a few ulp off on a GPU.")
-fast_tan = _function("__tan", "Fast tangent, a few ulp off on a GPU.")
-fast_sigmoid = _function("__sigmoid", "Fast 1 / (1 + e⁻ˣ), a few ulp off on a GPU.")
+exp = _function("exp", "eˣ.", "x", "1 2.718 7.389")
+exp2 = _function("exp2", "2ˣ.", "x", "1 2 4 8")
+exp10 = _function("exp10", "10ˣ.", "-x", "1 0.1 0.01")
+log = _function("log", "The natural logarithm.", "x + 1", "0 0.6931 1.0986")
+log2 = _function("log2", "The logarithm to base 2.", "x + 1", "0 1 1.585 2")
+log10 = _function("log10", "The logarithm to base 10.", "x + 1", "0 0.301 0.4771")
+log1p = _function("log1p", "log(1 + x).", "x", "0 0.6931 1.0986")
+sqrt = _function("sqrt", "The square root.", "x", "0 1 1.4142")
+rsqrt = _function("rsqrt", "1 / √x.", "x + 1", "1 0.7071 0.5774 0.5")
+sin = _function("sin", "The sine.", "x", "0 0.8415 0.9093")
+cos = _function("cos", "The cosine.", "x", "1 0.5403 -0.4161")
+tan = _function("tan", "The tangent.", "x", "0 1.5574 -2.185")
+asin = _function("asin", "The inverse sine.", "x / 64", "0 0.015626 0.031255")
+acos = _function("acos", "The inverse cosine.", "x / 64", "1.5708 1.5552")
+atan = _function("atan", "The inverse tangent.", "x", "0 0.7854 1.1071")
+sinh = _function("sinh", "The hyperbolic sine.", "x", "0 1.1752 3.6269")
+cosh = _function("cosh", "The hyperbolic cosine.", "x", "1 1.5431 3.7622")
+tanh = _function("tanh", "The hyperbolic tangent.", "x", "0 0.7616 0.964")
+sigmoid = _function("sigmoid", "1 / (1 + e⁻ˣ).", "x", "0.5 0.7311 0.8808")
+erf = _function("erf", "The error function.", "x", "0 0.8427 0.9953")
+atan2 = _function(
+    "atan2", "The angle of the point (x, y), given y first.", "x, 1.0", "0 0.7854 1.1071"
+)
+copysign = _function("copysign", "The size of a with the sign of b.", "x, -1.0", "0 -1 -2")
+fma = _function("fma", "a·b + c, rounded once.", "x, x, 1.0", "1 2 5 10")
+popcount = _function("popcount", "The number of bits set.", "x", "0 1 1 2")
+clz = _function("clz", "The number of leading zero bits.", "x", "32 31 30 30")
+isnan = _function("isnan", "Whether x is NaN.", "T.sqrt(x - 1)", "1 0 0")
+isinf = _function("isinf", "Whether x is infinite.", "1.0 / x", "1 0 0")
+isfinite = _function("isfinite", "Whether x is neither infinite nor NaN.", "1.0 / x", "0 1 1")
+# few instructions on a GPU, a few ulp off
+_FAST = "{}, in a few instructions and a few ulp off on a GPU."
+fast_exp = _function("__exp", _FAST.format("eˣ"), "x", "1 2.718 7.389")
+fast_exp2 = _function("__exp2", _FAST.format("2ˣ"), "x", "1 2 4 8")
+fast_exp10 = _function("__exp10", _FAST.format("10ˣ"), "-x", "1 0.1 0.01")
+fast_log = _function("__log", _FAST.format("natural logarithm"), "x + 1", "0 0.6931 1.0986")
+fast_log2 = _function("__log2", _FAST.format("logarithm to base 2"), "x + 1", "0 1 1.585 2")
+fast_log10 = _function("__log10", _FAST.format("logarithm to base 10"), "x + 1", "0 0.301 0.4771")
+fast_sin = _function("__sin", _FAST.format("sine"), "x", "0 0.8415 0.9093")
+fast_cos = _function("__cos", _FAST.format("cosine"), "x", "1 0.5403 -0.4161")
+fast_tan = _function("__tan", _FAST.format("tangent"), "x", "0 1.5574 -2.185")
+fast_tanh = _function(
+    "__tanh", "hyperbolic tangent, in one instruction and 2⁻¹¹ off on a GPU.", "x", "0 0.7616 0.964"
+)
+fast_sigmoid = _function("__sigmoid", _FAST.format("1 / (1 + e⁻ˣ)"), "x", "0.5 0.7311 0.8808")
 
 
-def _rounding(name: str, doc: str) -> Callable[[Any], Expr]:
+def _rounding(name: str, doc: str, sample: str, shown: str) -> Callable[[Any], Expr]:
     def word(x: Any) -> Expr:
         expr = _value(x, name)
         return expr if expr.dtype.is_int else _call(name, expr)
 
-    word.__name__ = word.__qualname__ = name
-    word.__doc__ = doc
+    _document(word, name, doc, sample, shown)
     return word
 
 
-floor = _rounding("floor", "The largest integer not above x.")
-ceil = _rounding("ceil", "The smallest integer not below x.")
-round = _rounding("round", "The nearest integer, halves to even.")
-trunc = _rounding("trunc", "x without its fraction.")
+floor = _rounding("floor", "The largest integer not above x.", "x / 2 - 0.5", "-1 0 0 1")
+ceil = _rounding("ceil", "The smallest integer not below x.", "x / 2 - 0.5", "0 0 1 1")
+round = _rounding("round", "The nearest integer, halves to even.", "x / 2 - 0.5", "0 0 0 1 2")
+trunc = _rounding("trunc", "x without its fraction.", "x / 2 - 0.5", "0 0 0 1")
 nearbyint = round
 
 
 def abs(x: Any) -> Any:
-    """|x|."""
+    """|x|.
+
+    Example:
+        for j in T.Parallel(64):
+            Y[0, j] = T.abs(X[2, j])
+        # Y[0]: 2 1 0 1
+    """
     return builtins.abs(x) if _plain(x) else builtins.abs(_value(x, "abs"))
 
 
 def pow(x: Any, y: Any) -> Any:
-    """xʸ."""
+    """xʸ.
+
+    Example:
+        for j in T.Parallel(64):
+            Y[0, j] = T.pow(X[0, j], 2.0)
+        # Y[0]: 0 1 4 9
+    """
     return x**y if _plain(x, y) else _call("pow", x, y)
 
 
 def fmod(x: Any, y: Any) -> Expr:
-    """The remainder with the sign of x."""
+    """The remainder with the sign of x.
+
+    Example:
+        for j in T.Parallel(64):
+            Y[0, j] = T.fmod(X[2, j], 2.0)
+        # Y[0]: 0 -1 0 1 0
+    """
     return _call("fmod", x, y)
 
 
@@ -151,7 +197,7 @@ def _fold(op: str, values: tuple[Any, ...], plain: Callable[..., Any]) -> Any:
     if len(values) == 1 and isinstance(values[0], (tuple, list)):
         values = tuple(values[0])
     if not values:
-        raise CompileError(f"T.{op} needs at least one value")
+        raise CompileError(f"T.{op} needs at least one value", fix="pass values: T.max(a, b)")
     if _plain(*values):
         return plain(values)
     result = values[0]
@@ -169,41 +215,83 @@ def _operand(value: Any, op: str) -> Any:
 
 
 def max(*values: Any) -> Any:
-    """The largest value; of a number and NaN, the number."""
+    """The largest value; of a number and NaN, the number.
+
+    Example:
+        for j in T.Parallel(64):
+            Y[0, j] = T.max(X[2, j], 0.0)
+        # Y[0]: 0 0 0 1 2
+    """
     return _fold("max", values, _max)
 
 
 def min(*values: Any) -> Any:
-    """The smallest value; of a number and NaN, the number."""
+    """The smallest value; of a number and NaN, the number.
+
+    Example:
+        for j in T.Parallel(64):
+            Y[0, j] = T.min(X[0, j], 2.0)
+        # Y[0]: 0 1 2 2 2
+    """
     return _fold("min", values, _min)
 
 
 def clamp(x: Any, low: Any, high: Any) -> Any:
-    """x kept between low and high."""
+    """x kept between low and high.
+
+    Example:
+        for j in T.Parallel(64):
+            Y[0, j] = T.clamp(X[2, j], -1.0, 1.0)
+        # Y[0]: -1 -1 0 1 1
+    """
     return min(max(x, low), high)
 
 
 def floordiv(a: Any, b: Any) -> Any:
-    """a // b, toward minus infinity."""
+    """a // b, toward minus infinity.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.floordiv(N[j] - 2, 2)
+        # M: -1 -1 0 0 1
+    """
     return (
         a // b if _plain(a, b) else binary("//", _operand(a, "floordiv"), _operand(b, "floordiv"))
     )
 
 
 def floormod(a: Any, b: Any) -> Any:
-    """a % b, with the sign of b."""
+    """a % b, with the sign of b.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.floormod(N[j] - 2, 3)
+        # M: 1 2 0 1
+    """
     return a % b if _plain(a, b) else binary("%", _operand(a, "floormod"), _operand(b, "floormod"))
 
 
 def truncdiv(a: Any, b: Any) -> Expr:
-    """a / b toward zero."""
+    """a / b toward zero.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.truncdiv(N[j] - 3, 2)
+        # M: -1 -1 0 0 0 1
+    """
     x, y = unify(_operand(a, "truncdiv"), _operand(b, "truncdiv"))
     size = builtins.abs(x) // builtins.abs(y)
     return select(compare("==", x < 0, y < 0), size, -size)
 
 
 def shift_left(a: Any, b: Any) -> Any:
-    """a << b."""
+    """a << b.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.shift_left(1, N[j] % 8)
+        # M: 1 2 4 8
+    """
     return (
         a << b
         if _plain(a, b)
@@ -212,7 +300,13 @@ def shift_left(a: Any, b: Any) -> Any:
 
 
 def shift_right(a: Any, b: Any) -> Any:
-    """a >> b, keeping the sign of signed types."""
+    """a >> b, keeping the sign of signed types.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.shift_right(N[j] - 4, 1)
+        # M: -2 -2 -1 -1 0
+    """
     return (
         a >> b
         if _plain(a, b)
@@ -221,33 +315,69 @@ def shift_right(a: Any, b: Any) -> Any:
 
 
 def bitwise_and(a: Any, b: Any) -> Any:
-    """a & b."""
+    """a & b.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.bitwise_and(N[j], 2)
+        # M: 0 0 2 2 0
+    """
     return a & b if _plain(a, b) else binary("&", _operand(a, "&"), _operand(b, "&"))
 
 
 def bitwise_or(a: Any, b: Any) -> Any:
-    """a | b."""
+    """a | b.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.bitwise_or(N[j], 1)
+        # M: 1 1 3 3
+    """
     return a | b if _plain(a, b) else binary("|", _operand(a, "|"), _operand(b, "|"))
 
 
 def bitwise_xor(a: Any, b: Any) -> Any:
-    """a ^ b."""
+    """a ^ b.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.bitwise_xor(N[j], 1)
+        # M: 1 0 3 2
+    """
     return a ^ b if _plain(a, b) else binary("^", _operand(a, "^"), _operand(b, "^"))
 
 
 def bitwise_not(a: Any) -> Any:
-    """~a."""
+    """~a.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.bitwise_not(N[j])
+        # M: -1 -2 -3
+    """
     return ~a if _plain(a) else ~_value(a, "~")
 
 
 def truncmod(a: Any, b: Any) -> Expr:
-    """a - b · truncdiv(a, b)."""
+    """a - b · truncdiv(a, b): the remainder with the sign of a.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.truncmod(N[j] - 3, 2)
+        # M: -1 0 -1 0 1
+    """
     x, y = unify(_operand(a, "truncmod"), _operand(b, "truncmod"))
     return x - y * truncdiv(x, y)
 
 
 def if_then_else(cond: Any, a: Any, b: Any) -> Any:
-    """a where cond, else b; only the chosen side is read."""
+    """a where cond, else b; only the chosen side is read.
+
+    Example:
+        for j in T.Parallel(64):
+            Y[0, j] = T.if_then_else(X[2, j] > 0, X[2, j], 0.0)
+        # Y[0]: 0 0 0 1 2
+    """
     cond = cond.value if isinstance(cond, Const) else cond
     if not is_runtime(cond):
         return a if cond else b
@@ -261,17 +391,35 @@ Select = if_then_else
 
 
 def And(*values: Any) -> Any:
-    """Whether all are true."""
+    """Whether all are true.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.And(N[j] > 0, N[j] < 3)
+        # M: 0 1 1 0
+    """
     return _logical("and", values)
 
 
 def Or(*values: Any) -> Any:
-    """Whether any is true."""
+    """Whether any is true.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.Or(N[j] == 0, N[j] == 3)
+        # M: 1 0 0 1 0
+    """
     return _logical("or", values)
 
 
 def Not(value: Any) -> Any:
-    """Whether it is false."""
+    """Whether it is false.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.Not(N[j] > 1)
+        # M: 1 1 0 0
+    """
     return logical_not(value) if is_runtime(value) else not value
 
 
@@ -288,7 +436,11 @@ def _logical(op: str, values: tuple[Any, ...]) -> Any:
 
 
 def infinity(dtype: Any = "float32") -> Expr:
-    """+∞ of a float type."""
+    """+∞ of a float type; its largest value where it has none (fp8 and narrower).
+
+    >>> T.infinity("float16").value, T.infinity("float8_e4m3fn").value
+    (inf, 448.0)
+    """
     kind = find_dtype(dtype)
     if not kind.is_float:
         raise CompileError(
@@ -300,19 +452,33 @@ def infinity(dtype: Any = "float32") -> Expr:
 
 
 def max_value(dtype: Any) -> Expr:
-    """The largest finite value of a type."""
+    """The largest finite value of a type.
+
+    >>> T.max_value("int8").value, T.max_value("float16").value
+    (127, 65504.0)
+    """
     kind = find_dtype(dtype)
     return const(kind.max_value, kind)
 
 
 def min_value(dtype: Any) -> Expr:
-    """The smallest finite value of a type."""
+    """The smallest finite value of a type.
+
+    >>> T.min_value("int8").value, T.min_value("uint8").value
+    (-128, 0)
+    """
     kind = find_dtype(dtype)
     return const(kind.min_value, kind)
 
 
 def cast(value: Any, dtype: Any) -> Expr:
-    """`value` as `dtype`: to nearest even, to integers toward zero."""
+    """`value` as `dtype`: to nearest even, to integers toward zero.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.cast(X[2, j] / 2, "int32")
+        # M: -1 0 0 0 1
+    """
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
     kind = find_dtype(dtype)
@@ -320,12 +486,24 @@ def cast(value: Any, dtype: Any) -> Expr:
 
 
 def Cast(dtype: Any, value: Any) -> Expr:
-    """`cast` with the type first."""
+    """`cast` with the type first.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.Cast("int32", X[2, j] / 2)
+        # M: -1 0 0 0 1
+    """
     return cast(value, dtype)
 
 
 def reinterpret(value: Any, dtype: Any) -> Expr:
-    """The bits of `value` read as another type of the same width; the type may come first."""
+    """The bits of `value` read as another type of the same width; the type may come first.
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.reinterpret(X[0, j], "int32")
+        # M: 0 1065353216 1073741824
+    """
     if isinstance(value, (str, DType)):
         value, dtype = dtype, value
     kind, expr = find_dtype(dtype), _value(value, "reinterpret")
@@ -343,6 +521,11 @@ def dp4a(a: Any, b: Any, c: Any = 0) -> Any:
     """c + the dot product of the four bytes of a and b.
 
     With three buffers: C[0] += A[0:4] · B[0:4].
+
+    Example:
+        for j in T.Parallel(64):
+            M[j] = T.dp4a(N[j], 0x01010101, 100)
+        # M: 100 101 102
     """
     from tilewright.lang.handles import Access, store
 
@@ -358,7 +541,9 @@ def dp4a(a: Any, b: Any, c: Any = 0) -> Any:
     x32, y32 = _value(a, "dp4a", INT32), _value(b, "dp4a", INT32)
     if x32.dtype.bits != 32 or not x32.dtype.is_int or x32.dtype != y32.dtype:
         raise CompileError(
-            "T.dp4a takes two packed 32-bit integers", got=f"{x32.dtype} and {y32.dtype}"
+            "T.dp4a takes two packed 32-bit integers",
+            got=f"{x32.dtype} and {y32.dtype}",
+            fix="reinterpret four int8 elements as one int32",
         )
     total = cast_expr(_value(c, "dp4a", INT32), x32.dtype)
     return Call("dp4a", (x32, y32, total), x32.dtype)

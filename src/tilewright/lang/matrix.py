@@ -29,7 +29,22 @@ def gemm(
     precision: str = "ieee",
     wg_wait: int = 0,
 ) -> None:
-    """C += op(A) · op(B), accumulated in C's type (C = … with `clear_accum`)."""
+    """C += op(A) · op(B), accumulated in C's type (C = … with `clear_accum`).
+
+    A is M×K and B is K×N, or K×M and N×K with `transpose_A` and `transpose_B`. B is in shared
+    memory, A there or in a fragment, C a fragment. `policy` deals warps to rows and columns of
+    C. float32 operands multiply exactly as IEEE says unless `precision="tf32"`. The target's
+    matrix instruction is chosen by the compiler. `k_pack`, `mbar` and `wg_wait` are accepted for
+    porting.
+
+    Example:
+        a = T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.copy(X, a)
+        T.gemm(a, a, c, transpose_B=True, clear_accum=True)  # X · Xᵀ
+        T.copy(c, Y)
+        # Y[0]: 85344 83328
+    """
     _gemm("gemm", A, B, C, transpose_A, transpose_B, policy, clear_accum, precision)
 
 
@@ -55,11 +70,15 @@ def _gemm(
                 f"T.{word}: {name} must be known at compile time",
                 got="a run-time value",
                 fix="branch with an `if` around two calls, or take it as a factory's argument",
+                code="not-constant",
             )
     check_gemm(a, b, c, bool(transpose_A), bool(transpose_B), sparse=meta is not None)
     if precision not in _PRECISIONS:
         raise CompileError(
-            f"T.{word}: unknown precision", expected=" or ".join(_PRECISIONS), got=repr(precision)
+            f"T.{word}: unknown precision",
+            expected=" or ".join(_PRECISIONS),
+            got=repr(precision),
+            fix='write precision="tf32", or leave it out',
         )
     builder.emit(
         Gemm(
@@ -86,6 +105,7 @@ def _policy(policy: GemmWarpPolicy | str) -> str:
             expected="T.GemmWarpPolicy.Square, FullRow or FullCol",
             got=repr(policy),
             fix="write policy=T.GemmWarpPolicy.FullRow, or leave it out",
+            code="arguments",
         ) from None
 
 
@@ -100,13 +120,35 @@ def wgmma_gemm(
     *,
     precision: str = "ieee",
 ) -> None:
-    """`gemm` as one asynchronous group: C is complete after `T.wait_wgmma`."""
+    """`gemm` as one asynchronous group: C is complete after `T.wait_wgmma`.
+
+    Example:
+        a = T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.copy(X, a)
+        T.clear(c)
+        T.wgmma_gemm(a, a, c, transpose_B=True)
+        T.wait_wgmma(0)
+        T.copy(c, Y)
+        # Y[0]: 85344 83328
+    """
     _gemm("wgmma_gemm", A, B, C, transpose_A, transpose_B, policy, clear_accum, precision, "wgmma")
     current("wgmma_gemm").emit(Commit("wgmma"))
 
 
 def wait_wgmma(pending: int = 0) -> None:
-    """Until at most `pending` groups of `wgmma_gemm` are open."""
+    """Until at most `pending` groups of `wgmma_gemm` are open.
+
+    Example:
+        a = T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.copy(X, a)
+        T.clear(c)
+        T.wgmma_gemm(a, a, c, transpose_B=True)
+        T.wait_wgmma(0)
+        T.copy(c, Y)
+        # Y[0]: 85344 83328
+    """
     builder = current("wait_wgmma")
     builder.require_block("wait_wgmma")
     builder.emit(WaitGroup("wgmma", static_int(pending, "the count of T.wait_wgmma", 0)))
@@ -128,7 +170,18 @@ def gemm_sp(
     k_pack: int = 1,
     wg_wait: int = 0,
 ) -> None:
-    """`gemm` with a 2:4 sparse A: half its K values, and their places in `E`."""
+    """`gemm` with a 2:4 sparse A: half its K values, and their places in `E`.
+
+    A word for programs that are ported: it is traced and checked, but no target multiplies with
+    it yet.
+
+    Example, traced only:
+        a = T.alloc_shared((64, 32), "float16")
+        e = T.alloc_shared((64, 32), "uint8")
+        b = T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.gemm_sp(a, e, b, c, clear_accum=True)
+    """
     if transpose_E:
         raise CompileError("T.gemm_sp: transpose_E is not supported", fix="transpose E first")
     _gemm("gemm_sp", A_sparse, B, C, transpose_A, transpose_B, policy, clear_accum, "ieee", meta=E)

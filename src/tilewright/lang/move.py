@@ -20,7 +20,7 @@ from tilewright.lang.check import (
 )
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe, region_of, usable
 from tilewright.lang.types import shape_tuple
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, swap
 
 # how other dialects call them → ours
 _CACHE = {
@@ -58,7 +58,7 @@ def from_corner(corner: Access, other: Region, word: str) -> Region:
                 f"T.{word}: {corner.name} has {corner.buffer.rank} "
                 f"dimension{'s' * (corner.buffer.rank != 1)}",
                 expected=f"room for a tile of shape {shape_text(other.tile)}",
-                fix=f"index {corner.name} with slices to say which dimensions the tile covers",
+                fix=f"copy a part with as many dimensions, tile[i, :], or give {corner.name} more",
             )
         del shape[unit]
     shape = [const(1)] * (corner.buffer.rank - len(shape)) + shape
@@ -81,6 +81,16 @@ def copy(
     """dst = src, between any two places, cast when types differ.
 
     `A[i, j]` is a tile's corner and the other side gives the extent; `A[i0:i1, :]` is a region.
+    Outside a tensor reads give zero and stores do nothing. `cache="evict_first"` or
+    `"evict_last"` is a hint to the L2 cache; `prefer="tma"`, `"cp_async"` or `"sync"` says which
+    instruction; `multicast` sends a tile to several blocks of a cluster. `coalesced_width` and
+    `loop_layout` are accepted for porting.
+
+    Example:
+        tile = T.alloc_shared((16, 16), "float16")
+        T.copy(X[0, 8], tile)  # from this corner
+        T.copy(tile, Y[16:32, 0:16])  # to this region
+        # Y[16]: 8 9 10
     """
     _copy(
         src, dst, "copy",
@@ -144,7 +154,14 @@ def _by_thread(builder: Builder, to: Region, value: Any) -> None:
 
 
 def async_copy(src: Any, dst: Any, coalesced_width: int | None = None, **_: Any) -> None:
-    """`copy` by `cp.async` where the target has it; synchronous in meaning."""
+    """`copy` by `cp.async` where the target has it; synchronous in meaning.
+
+    Example:
+        tile = T.alloc_shared((64, 64), "float32")
+        T.async_copy(X, tile)
+        T.copy(tile, Y)
+        # Y[0]: 0 1 2
+    """
     _copy(src, dst, "async_copy", prefer="cp_async")
 
 
@@ -159,7 +176,16 @@ def tma_copy(
     cache: str | None = None,
     leader_scope_threads: int | None = None,
 ) -> None:
-    """A bulk copy. Into shared memory with a `barrier`: it completes there, control is yours."""
+    """A bulk copy. Into shared memory with a `barrier`: it completes there, control is yours.
+
+    Without a barrier it is `T.copy(..., prefer="tma")`.
+
+    Example:
+        tile = T.alloc_shared((64, 64), "float32")
+        T.tma_copy(X, tile)
+        T.tma_copy(tile, Y)
+        # Y[0]: 0 1 2
+    """
     builder = current("tma_copy")
     builder.require_block("tma_copy")
     mask = multicast if multicast is not None else cluster_mask
@@ -176,6 +202,7 @@ def tma_copy(
         raise CompileError(
             "T.tma_copy with a barrier fills shared memory",
             got=f"{to.buffer.name} in {to.buffer.space.value} memory",
+            fix="copy into a tile of T.alloc_shared, or use T.copy",
         )
     moved = to.dtype.storage_bytes(prod(to.static_tile))
     builder.emit(Arrive(bar, bytes=const(moved), count=const(0)))
@@ -188,7 +215,16 @@ def tma_copy(
 
 
 def tma_store_arrive() -> None:
-    """Close the group of bulk stores issued so far."""
+    """Close the group of bulk stores issued so far.
+
+    Example:
+        tile = T.alloc_shared((64, 64), "float32")
+        T.copy(X, tile)
+        T.tma_copy(tile, Y)
+        T.tma_store_arrive()
+        T.tma_store_wait(0)
+        # Y[0]: 0 1 2
+    """
     current("tma_store_arrive").emit(Commit("bulk"))
 
 
@@ -203,7 +239,21 @@ def copy_cluster(
     coalesced_width: int | None = None,
 ) -> None:
     """A copy into another block's shared memory (`dst_block`), or from global memory into the
-    same tile of several blocks (`cluster_mask`)."""
+    same tile of several blocks (`cluster_mask`).
+
+    Example:
+        with T.Kernel(2, threads=64, cluster_dims=2) as bx:
+            mine = T.alloc_fragment((64,), "int32")
+            theirs = T.alloc_shared((64,), "int32")
+            for i in T.Parallel(64):
+                mine[i] = 100 * bx + i
+            T.cluster_sync()  # nobody writes before both blocks are there
+            T.copy_cluster(mine, theirs, dst_block=1 - T.block_rank_in_cluster())
+            T.cluster_sync()
+            if bx == 0:
+                T.copy(theirs, M)
+        # M: 100 101 102
+    """
     builder = current("copy_cluster")
     kernel = builder.require_block("copy_cluster")
     if not kernel.cluster:
@@ -234,7 +284,15 @@ def copy_cluster(
 
 
 def fill(buffer: Any, value: Any) -> None:
-    """Every element of a tile or region = value."""
+    """Every element of a tile or region = value.
+
+    Example:
+        x = T.alloc_fragment((64, 64), "float32")
+        T.fill(x, -T.infinity("float32"))
+        T.fill(x, 2.5)
+        T.copy(x, Y)
+        # Y[0]: 2.5 2.5
+    """
     _fill(buffer, value, "fill")
 
 
@@ -244,6 +302,15 @@ def _fill(buffer: Any, value: Any, word: str) -> None:
     if isinstance(buffer, Variable):
         buffer.assign(value)
         return
+    if isinstance(value, (Tile, Tiles)) and isinstance(buffer, (int, float)):
+        raise CompileError(
+            f"T.{word}: the tile comes first, then the value",
+            expected=f"T.{word}(tile, value)",
+            got=f"T.{word}({buffer}, {value.name})",
+            fix=f"write T.{word}({value.name}, {buffer})",
+            code="arguments",
+            repair=swap(f"{buffer}, {value.name}", f"{value.name}, {buffer}"),
+        )
     to = region_of(buffer, word)
     check_data(to, word)
     check_inside(to, word)
@@ -260,12 +327,29 @@ def _fill(buffer: Any, value: Any, word: str) -> None:
 
 
 def clear(buffer: Any) -> None:
-    """Every element of a tile or region = 0."""
+    """Every element of a tile or region = 0.
+
+    Example:
+        x = T.alloc_fragment((64, 64), "float32")
+        T.copy(X, x)
+        T.clear(x)
+        T.copy(x, Y)
+        # Y[0]: 0 0
+    """
     _fill(buffer, 0, "clear")
 
 
 def transpose(src: Any, dst: Any) -> None:
-    """dst[j, i] = src[i, j]."""
+    """dst[j, i] = src[i, j].
+
+    Example:
+        a = T.alloc_shared((64, 64), "float32")
+        b = T.alloc_shared((64, 64), "float32")
+        T.copy(X, a)
+        T.transpose(a, b)
+        T.copy(b, Y)
+        # Y[0]: 0 -1 -2
+    """
     builder = current("transpose")
     builder.require_block("transpose")
     frm, to = region_of(src, "transpose"), region_of(dst, "transpose")
@@ -301,13 +385,30 @@ def _matrix_shape(region: Region) -> tuple[Expr, ...]:
 
 
 def reshape(src: Any, *shape: Any) -> Tile:
-    """The same elements under another shape, row-major."""
+    """The same elements under another shape, row-major. No data moves.
+
+    Example:
+        tile = T.alloc_shared((64, 64), "float32")
+        T.copy(X, tile)
+        rows = T.reshape(tile, (128, 32))
+        for i, j in T.Parallel(64, 32):
+            Y[i, j] = rows[2 * i + 1, j]
+        # Y[0]: 32 33 34
+    """
     sizes = shape_tuple(shape[0]) if len(shape) == 1 else shape
     return view(src, sizes, word="reshape")
 
 
 def view(src: Any, shape: Any = None, dtype: Any = None, *, word: str = "view") -> Tile:
-    """The same memory under another shape or type, row-major."""
+    """The same memory under another shape or type, row-major.
+
+    Example:
+        tile = T.alloc_shared((64,), "float32")
+        T.copy(X[0, 0], tile)
+        bits = T.view(tile, dtype="int32")
+        T.copy(bits, M)
+        # M: 0 1065353216 1073741824
+    """
     builder = current(word)
     if not isinstance(src, Tile):
         raise CompileError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Space
@@ -20,7 +22,7 @@ from tilewright.lang.types import (
     size_expr,
     split_names,
 )
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, Repair, swap
 
 
 def sizes(builder: Builder, shape: tuple[Any, ...], name: str) -> tuple[Expr, ...]:
@@ -31,7 +33,10 @@ def sizes(builder: Builder, shape: tuple[Any, ...], name: str) -> tuple[Expr, ..
             _note(builder, size)
         elif isinstance(size, str):
             raise CompileError(
-                f"dimension {axis} of {name} is a string", fix=f"write T.dynamic({size!r})"
+                f"dimension {axis} of {name} is a string",
+                fix=f"write T.dynamic({size!r})",
+                repair=_named_size(size),
+                code="annotation",
             )
         expr = size_expr(size, f"dimension {axis} of {name}")
         if loads(expr):
@@ -42,6 +47,16 @@ def sizes(builder: Builder, shape: tuple[Any, ...], name: str) -> tuple[Expr, ..
             )
         found.append(expr)
     return tuple(found)
+
+
+def _named_size(name: str) -> Repair:
+    def repair(text: str) -> str | None:
+        found = list(re.finditer(rf"""(["'])({re.escape(name)})\1""", text))
+        if len(found) != 1:
+            return None
+        return text[: found[0].start()] + f"T.dynamic({found[0].group()})" + text[found[0].end() :]
+
+    return repair
 
 
 def _note(builder: Builder, size: SymbolicSize) -> None:
@@ -98,6 +113,22 @@ def check_packed(buffer: Buffer) -> None:
             expected=f"an innermost extent that is a multiple of {per_byte}",
             got=str(inner),
             fix=f"pad the innermost extent to {-(-inner // per_byte) * per_byte}",
+            repair=swap(str(inner), str(-(-inner // per_byte) * per_byte)),
+            code="shape",
+        )
+
+
+def check_addressable(buffer: Buffer) -> None:
+    """A tensor whose bytes 64-bit addresses can count."""
+    sizes = [size.value for size in buffer.shape if isinstance(size, Const)]
+    total = buffer.dtype.storage_bytes(int(prod(sizes)))
+    if total >= 2**63:
+        raise CompileError(
+            f"{buffer.name} is too large: no address reaches its end",
+            expected="less than 2**63 bytes",
+            got=f"{total:.3g} bytes",
+            fix="use smaller sizes",
+            code="too-large",
         )
 
 
@@ -116,8 +147,10 @@ def add_tensor(builder: Builder, name: str, kind: TensorType) -> Tile:
             expected=f"{buffer.rank} strides, in elements",
             got=str(len(buffer.strides)),
             fix="give one stride per dimension",
+            code="shape",
         )
     check_packed(buffer)
+    check_addressable(buffer)
     builder.params.append(buffer)
     return Tile(buffer)
 
@@ -135,7 +168,8 @@ def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
         if annotation.space is not Space.GLOBAL:
             raise CompileError(
                 f"parameter {name!r} must be a tensor in global memory",
-                fix="T.SharedBuffer and T.FragmentBuffer annotate the parameters of macros",
+                fix="annotate it with T.Tensor: T.SharedBuffer and T.FragmentBuffer are for macros",
+                code="annotation",
             )
         return add_tensor(builder, name, annotation)
     if isinstance(annotation, SymbolicSize):
@@ -152,6 +186,7 @@ def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
                 expected="T.Tensor(shape, dtype) or a scalar type such as T.int32",
                 got=repr(annotation)[:60],
                 fix=f'write {name}: T.Tensor((M, N), "float32")',
+                code="annotation",
             ) from None
     return add_scalar(builder, name, annotation)
 
@@ -162,11 +197,20 @@ def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
 def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
     """`A: T.Tensor((M, N), dtype)` in the body, for an array that was passed as `A`."""
     arguments = builder.arguments
+    if name in builder.plain:
+        raise CompileError(
+            f"{name} is declared as a tensor, and is none",
+            expected="an array",
+            got=repr(builder.plain[name])[:60],
+            fix=f"pass an array: np.array({name}, np.float32)",
+            code="arguments",
+        )
     if name not in arguments:
         raise CompileError(
             f"{name!r} is not a parameter of this function",
             expected="one of " + (", ".join(arguments) or "its array arguments"),
             fix="use T.empty for an output, T.alloc_* for a tile",
+            code="annotation",
         )
     if arguments[name] is None:  # compiled before any array is there
         builder.declared.append(name)
@@ -183,6 +227,7 @@ def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
             f"{name} is declared with {tile.buffer.rank} dimensions",
             got=f"an array of shape {came}",
             fix=f"pass an array of {tile.buffer.rank} dimensions, or declare {name} otherwise",
+            code="shape",
         )
     for axis, (size, value) in enumerate(zip(tile.buffer.shape, came, strict=True)):
         if isinstance(size, Const) and size.value != value:
@@ -192,6 +237,7 @@ def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
                 got=f"{value}, in an array of shape {came}",
                 fix=f"pass an array of that size, or declare it as a size of T.const: {name}'s "
                 "own size binds it",
+                code="shape",
             )
     builder.declared.append(name)
     return tile
@@ -210,7 +256,20 @@ def _multiple(size: Any) -> tuple[str | None, int]:
 
 
 def empty(*shape: Any, dtype: Any = None) -> Tile:
-    """An output tensor that the call allocates and the function returns."""
+    """An output tensor that the call allocates and the function returns.
+
+    >>> @tw.jit
+    ... def double(A):
+    ...     N = T.const("N")
+    ...     A: T.Tensor((N,), "float32")
+    ...     B = T.empty((N,), "float32")
+    ...     with T.Kernel(T.ceildiv(N, 128)) as bx:
+    ...         for i in T.Parallel(128):
+    ...             B[bx * 128 + i] = A[bx * 128 + i] * 2
+    ...     return B
+    >>> double(np.arange(4, dtype=np.float32)).tolist()
+    [0.0, 2.0, 4.0, 6.0]
+    """
     builder = current("empty")
     if builder.kernel is not None:
         raise CompileError("T.empty inside a kernel", fix="call it before `with T.Kernel`")
@@ -225,13 +284,31 @@ def empty(*shape: Any, dtype: Any = None) -> Tile:
 
 
 def const(names: str, dtype: Any = None) -> Any:
-    """Compile-time sizes, bound by name to the shapes of the arguments."""
+    """Compile-time sizes, bound by name to the shapes of the arguments. A new size is a new binary.
+
+    >>> @tw.jit
+    ... def column_sums(A):
+    ...     M, N = T.const("M, N")
+    ...     A: T.Tensor((M, N), "float32")
+    ...     B = T.empty((N,), "float32")
+    ...     with T.Kernel(1):
+    ...         a = T.alloc_fragment((M, N), "float32")
+    ...         T.copy(A, a)
+    ...         s = T.alloc_fragment((N,), "float32")
+    ...         T.reduce_sum(a, s, dim=0)
+    ...         T.copy(s, B)
+    ...     return B
+    >>> column_sums(np.ones((3, 2), np.float32)).tolist()
+    [3.0, 3.0]
+    """
     builder = current("const")
     if builder.probing:
         return dynamic(names)
     found = []
     for name in split_names(names):
         builder.asked.append(name)
+        if builder.stand_in is not None:
+            builder.consts.setdefault(name, builder.stand_in)
         if name not in builder.consts:
             if builder.probe_error is not None:
                 raise builder.probe_error

@@ -39,7 +39,19 @@ def reduce(
     *,
     word: str = "reduce",
 ) -> None:
-    """dst = `kind` over dimension `dim` of src; folds into dst when not `clear`. Keeps NaN."""
+    """dst = `kind` over dimension `dim` of src; folds into dst when not `clear`. Keeps NaN.
+
+    `kind` is sum, max, min, abssum, absmax, bitand, bitor, bitxor, any or all. `batch` and
+    `nan_propagate` are accepted for porting.
+
+    Example:
+        x = T.alloc_fragment((64, 64), "float32")
+        top = T.alloc_fragment((64,), "float32")
+        T.copy(X, x)
+        T.reduce(x, top, "max", dim=1)
+        T.copy(top, Y[0, 0:64])
+        # Y[0]: 63 62 61
+    """
     builder = current(word)
     builder.require_block(word)
     if kind not in KINDS:
@@ -57,6 +69,7 @@ def reduce(
         raise CompileError(
             f"T.{word} works on integers",
             got=f"{frm.buffer.name} of type {frm.dtype}",
+            fix="copy it into an integer tile first",
         )
     # the IR counts dimensions of the tile it sees, without the indexed ones
     seen = [i for i, e in enumerate(frm.extents) if not _is_unit(e) or i == at]
@@ -70,7 +83,7 @@ def _is_unit(extent: Expr) -> bool:
     return isinstance(extent, Const) and extent.value == 1
 
 
-def _kind(kind: str):  # type: ignore[no-untyped-def]
+def _kind(kind: str, shown: str):  # type: ignore[no-untyped-def]
     def word(
         src: Any,
         dst: Any,
@@ -82,18 +95,34 @@ def _kind(kind: str):  # type: ignore[no-untyped-def]
         reduce(src, dst, kind, dim, clear, word=f"reduce_{kind}")
 
     word.__name__ = word.__qualname__ = f"reduce_{kind}"
-    word.__doc__ = f"dst = {kind} over dimension `dim` of src; folds into dst when not `clear`."
+    word.__doc__ = _DOC.format(kind=kind, shown=shown, **_TILES[kind.startswith("bit")])
     return word
 
 
-reduce_sum = _kind("sum")
-reduce_max = _kind("max")
-reduce_min = _kind("min")
-reduce_abssum = _kind("abssum")
-reduce_absmax = _kind("absmax")
-reduce_bitand = _kind("bitand")
-reduce_bitor = _kind("bitor")
-reduce_bitxor = _kind("bitxor")
+_DOC = """dst = {kind} over dimension `dim` of src; folds into dst when not `clear`.
+
+Example:
+    x = T.alloc_fragment((64, 64), "{dtype}")
+    row = T.alloc_fragment((64,), "{dtype}")
+    T.copy({source}, x)
+    T.reduce_{kind}(x, row, dim=1)
+    T.copy(row, {result})
+    # {name}: {shown}
+"""
+_TILES = {
+    False: {"dtype": "float32", "source": "X", "result": "Y[0, 0:64]", "name": "Y[0]"},
+    True: {"dtype": "int32", "source": "X", "result": "M", "name": "M"},
+}
+
+
+reduce_sum = _kind("sum", "2016 1952 1888")
+reduce_max = _kind("max", "63 62 61")
+reduce_min = _kind("min", "0 -1 -2")
+reduce_abssum = _kind("abssum", "2016 1954 1894")
+reduce_absmax = _kind("absmax", "63 62 61")
+reduce_bitand = _kind("bitand", "0 0 0")
+reduce_bitor = _kind("bitor", "63 -1 -1")
+reduce_bitxor = _kind("bitxor", "0 -64 0")
 
 
 def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
@@ -123,12 +152,29 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
 
 
 def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> None:
-    """Inclusive prefix sum along `dim`; in place without `dst`."""
+    """Inclusive prefix sum along `dim`; in place without `dst`; from the end with `reverse`.
+
+    Example:
+        x = T.alloc_fragment((64,), "int32")
+        T.copy(N, x)
+        T.cumsum(x)
+        T.copy(x, M)
+        # M: 0 1 3 6 10
+    """
     _scan("sum", src, dst, dim, reverse)
 
 
 def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> None:
-    """Inclusive prefix maximum along `dim`; in place without `dst`."""
+    """Inclusive prefix maximum along `dim`; in place without `dst`; from the end with `reverse`.
+
+    Example:
+        x = T.alloc_fragment((64,), "int32")
+        for i in T.Parallel(64):
+            x[i] = N[i] % 3
+        T.cummax(x)
+        T.copy(x, M)
+        # M: 0 1 2 2 2
+    """
     _scan("max", src, dst, dim, reverse)
 
 
@@ -191,12 +237,30 @@ def _elementwise(kind: str, region: Region, extents: list[int]) -> Expr:
 
 
 def any_of(src: Any) -> Expr:
-    """Whether any element of a tile is true (not zero)."""
+    """Whether any element of a tile is true (not zero).
+
+    Example:
+        flags = T.alloc_fragment((64,), "int32")
+        for i in T.Parallel(64):
+            flags[i] = N[i] > 62
+        if T.any_of(flags):
+            T.fill(M, 1)
+        # M: 1 1
+    """
     return _whole_tile("any", src)
 
 
 def all_of(src: Any) -> Expr:
-    """Whether all elements of a tile are true (not zero)."""
+    """Whether all elements of a tile are true (not zero).
+
+    Example:
+        flags = T.alloc_fragment((64,), "int32")
+        for i in T.Parallel(64):
+            flags[i] = N[i] < 64
+        if T.all_of(flags):
+            T.fill(M, 1)
+        # M: 1 1
+    """
     return _whole_tile("all", src)
 
 
@@ -211,25 +275,65 @@ def _warp(kind: str, value: Any) -> Var:
 
 
 def warp_reduce_sum(value: Any) -> Var:
-    """The sum of `value` over the warp, in every lane."""
+    """The sum of `value` over the warp, in every lane.
+
+    Example:
+        t = T.get_thread_binding()
+        s = T.warp_reduce_sum(N[t % 64])
+        if t < 64:
+            M[t] = s
+        # M: 496 496
+    """
     return _warp("sum", value)
 
 
 def warp_reduce_max(value: Any) -> Var:
-    """The maximum of `value` over the warp, in every lane."""
+    """The maximum of `value` over the warp, in every lane.
+
+    Example:
+        t = T.get_thread_binding()
+        s = T.warp_reduce_max(N[t % 64])
+        if t < 64:
+            M[t] = s
+        # M: 31 31
+    """
     return _warp("max", value)
 
 
 def warp_reduce_min(value: Any) -> Var:
-    """The minimum of `value` over the warp, in every lane."""
+    """The minimum of `value` over the warp, in every lane.
+
+    Example:
+        t = T.get_thread_binding()
+        s = T.warp_reduce_min(N[t % 64])
+        if t < 64:
+            M[t] = s
+        # M: 0 0
+    """
     return _warp("min", value)
 
 
 def warp_reduce_bitand(value: Any) -> Var:
-    """The bitwise and of `value` over the warp, in every lane."""
+    """The bitwise and of `value` over the warp, in every lane.
+
+    Example:
+        t = T.get_thread_binding()
+        s = T.warp_reduce_bitand(N[t % 64] | 2)
+        if t < 64:
+            M[t] = s
+        # M: 2 2
+    """
     return _warp("and", value)
 
 
 def warp_reduce_bitor(value: Any) -> Var:
-    """The bitwise or of `value` over the warp, in every lane."""
+    """The bitwise or of `value` over the warp, in every lane.
+
+    Example:
+        t = T.get_thread_binding()
+        s = T.warp_reduce_bitor(N[t % 64])
+        if t < 64:
+            M[t] = s
+        # M: 31 31
+    """
     return _warp("or", value)

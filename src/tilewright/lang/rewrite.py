@@ -19,7 +19,9 @@ Node = TypeVar("Node", bound=ast.AST)
 ENV = "_tw_env"
 ENTER = "_tw_enter"
 # Python's functions that have a meaning for run-time values
-BUILTINS = ("max", "min", "int", "float", "bool", "round")
+BUILTINS = ("max", "min", "int", "float", "bool", "round", "tuple", "list", "range", "print")
+# methods that change a Python container
+CHANGES = ("append", "extend", "insert", "pop", "remove", "clear", "update", "add", "setdefault")
 _OPS: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
     ast.Pow: "**", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<",
@@ -28,16 +30,19 @@ _OPS: dict[type, str] = {
     ast.IsNot: "is not",
 }  # fmt: skip
 _REFUSED = {
-    ast.Try: ("`try`", "check with an `if` instead"),
-    ast.Global: ("`global`", "return the value instead"),
-    ast.Nonlocal: ("`nonlocal`", "return the value instead"),
-    ast.Delete: ("`del`", "leave the name alone"),
+    ast.Try: ("`try`", "nothing is raised on a device: check with an `if` instead"),
+    ast.Global: (
+        "`global`",
+        "leave it out: a kernel reads globals, and keeps its results in tensors",
+    ),
+    ast.Nonlocal: ("`nonlocal`", "leave it out: a kernel's results are in tensors"),
+    ast.Delete: ("`del`", "leave it out: names end with the kernel"),
     ast.ClassDef: ("a class", "define it outside the kernel"),
     ast.AsyncFunctionDef: ("`async`", "use a plain function"),
     ast.AsyncFor: ("`async for`", "use `for`"),
     ast.AsyncWith: ("`async with`", "use `with`"),
-    ast.Yield: ("`yield`", "return a value instead"),
-    ast.YieldFrom: ("`yield from`", "return a value instead"),
+    ast.Yield: ("`yield`", "leave it out: a kernel's results are in tensors"),
+    ast.YieldFrom: ("`yield from`", "leave it out: a kernel's results are in tensors"),
     ast.Await: ("`await`", "call a plain function"),
 }
 
@@ -70,6 +75,7 @@ def find_definition(function: FunctionType) -> ast.FunctionDef:
                 "a lambda cannot be a kernel",
                 loc=location(node, code.co_filename),
                 fix="write a `def`",
+                code="python",
             )
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
             first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
@@ -81,6 +87,7 @@ def find_definition(function: FunctionType) -> ast.FunctionDef:
                 "`async` is not part of the kernel language",
                 loc=location(node, code.co_filename),
                 fix="write a plain `def`",
+                code="python",
             )
     raise CompileError(
         f"the source of {function.__name__} has changed since it was loaded",
@@ -168,7 +175,10 @@ class Rewriter(ast.NodeTransformer):
 
     def _refuse(self, node: ast.AST, what: str, fix: str) -> Any:
         raise CompileError(
-            f"{what} is not part of the kernel language", loc=location(node, self.filename), fix=fix
+            f"{what} is not part of the kernel language",
+            loc=location(node, self.filename),
+            fix=fix,
+            code="python",
         )
 
     # ── statements ──
@@ -176,7 +186,7 @@ class Rewriter(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         refused = _REFUSED.get(type(node))
         if refused or type(node).__name__ in ("TryStar", "Match"):
-            what, fix = refused or (f"`{type(node).__name__.lower()}`", "use `if`")
+            what, fix = refused or (f"`{type(node).__name__.lower()}`", "use `if` and `elif`")
             self._refuse(node, what, fix)
         if isinstance(node, ast.stmt):
             self.columns.setdefault(node.lineno, node.col_offset)
@@ -259,11 +269,13 @@ class Rewriter(ast.NodeTransformer):
         ]
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
-        cond = self._thunk(self.visit(node.test))
         if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node.test)):
             self._refuse(
-                node.test, "`:=` in the condition of a while", "assign before and at the end"
+                node.test,
+                "`:=` in the condition of a while",
+                "assign to an alloc_var before the loop and at its end",
             )
+        cond = self._thunk(self.visit(node.test))
         loop = ast.For(
             _locate(node, ast.Name(self._temporary(), ast.Store())),
             self._call(node.test, "while_loop", cond),
@@ -299,10 +311,25 @@ class Rewriter(ast.NodeTransformer):
             node, self._call(node, "assertion", self.visit(node.test), self._thunk(message))
         )
 
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
         if isinstance(node.value, ast.Constant):
             return node
-        return _locate(node, ast.Expr(self._call(node.value, "expression", self.visit(node.value))))
+        checks = self._changing(node.value)
+        done = _locate(node, ast.Expr(self._call(node.value, "expression", self.visit(node.value))))
+        return [*checks, done]
+
+    def _changing(self, node: ast.expr) -> list[ast.stmt]:
+        """`name.append(…)` as a statement."""
+        method = node.func if isinstance(node, ast.Call) else None
+        if not (isinstance(method, ast.Attribute) and isinstance(method.value, ast.Name)):
+            return []
+        if method.attr not in CHANGES:
+            return []
+        name = self._text(node, method.value.id)
+        owner = self._load(node, method.value.id)
+        return [
+            self._do(node, self._call(node, "changing", name, owner, self._text(node, method.attr)))
+        ]
 
     def visit_With(self, node: ast.With) -> list[ast.stmt]:
         items, first = [], []
@@ -441,6 +468,21 @@ class Rewriter(ast.NodeTransformer):
             node.func = _locate(node, ast.Attribute(owner, "builtin", ast.Load()))
         return node
 
+    def visit_comprehension(self, node: ast.comprehension) -> ast.comprehension:
+        self.generic_visit(node)
+        node.iter = self._call(node.iter, "items", node.iter)
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        sequence = isinstance(node.left, (ast.List, ast.Tuple))
+        if isinstance(node.op, (ast.Pow, ast.LShift)) or (
+            isinstance(node.op, ast.Mult) and sequence
+        ):
+            op = self._text(node, _OPS[type(node.op)])
+            return self._call(node, "power", op, node.left, node.right)
+        return node
+
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.NamedExpr:
         said = self._said(node, node.target.id)
         node.value = self._call(node, "bind", said, self.visit(node.value))
@@ -527,6 +569,8 @@ def _rewrite(definition: ast.FunctionDef, code: CodeType) -> CodeType:
         [ast.Name(ENV, ast.Store())], ast.Call(ast.Name(ENTER, ast.Load()), [known], [])
     )
     node.body = [_locate(node.body[0], start), *rewriter.body(node.body)]
+    # its own name, where the text says it, is what it was outside
+    node.name = "_tw_inner"
     node.decorator_list, node.returns = [], None
     node.args.defaults = []
     node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
@@ -541,7 +585,7 @@ def _rewrite(definition: ast.FunctionDef, code: CodeType) -> CodeType:
         ast.fix_missing_locations(module), code.co_filename, "exec", code.co_flags & _FUTURE,
         dont_inherit=True,
     )  # fmt: skip
-    new = _nested(_nested(compiled, "_tw_outer"), node.name)
+    new = _nested(_nested(compiled, "_tw_outer"), node.name).replace(co_name=code.co_name)
     register(new, rewriter.columns)
     return new
 

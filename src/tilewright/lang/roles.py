@@ -86,7 +86,11 @@ class Placement(AbstractContextManager[None]):
         self.loc = locate()
         ids = sorted(set(self.ids))
         if ids[-1] - ids[0] + 1 != len(ids):
-            raise CompileError("T.ws takes neighbouring warpgroups", got=str(tuple(ids)))
+            raise CompileError(
+                "T.ws takes neighbouring warpgroups",
+                got=str(tuple(ids)),
+                fix="write numbers in a row: T.ws(0, 1)",
+            )
         self.warps = ids[0] * 4, len(ids) * 4
         kernel.placed.append(self.warps)
         builder.open()
@@ -102,7 +106,17 @@ class Placement(AbstractContextManager[None]):
 
 def ws(*warpgroups: int) -> Placement:
     """Place statements on warpgroups. Their meaning stays sequential; with explicit barriers
-    inside, each placement runs on its own and control is yours."""
+    inside, each placement runs on its own and control is yours.
+
+    Example:
+        with T.Kernel(1, threads=256):
+            tile = T.alloc_shared((64, 64), "float32")
+            with T.ws(0):
+                T.copy(X, tile)
+            with T.ws(1):
+                T.copy(tile, Y)
+        # Y[0]: 0 1 2
+    """
     if not warpgroups:
         raise CompileError("T.ws needs a warpgroup", fix="write T.ws(0)")
     return Placement(tuple(static_int(w, "a warpgroup of T.ws", 0) for w in warpgroups))
@@ -278,7 +292,19 @@ def _arrivals(kernel: KernelState) -> int:
 
 
 def barrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
-    """Every thread that comes here arrives on the barrier."""
+    """Every thread that comes here arrives on the barrier.
+
+    Example:
+        ready = T.alloc_barrier(128)
+        tile = T.alloc_shared((128,), "int32")
+        t = T.get_thread_binding()
+        tile[t] = t
+        T.barrier_arrive(ready)
+        T.barrier_wait(ready, 0)
+        if t < 64:
+            M[t] = tile[127 - t]
+        # M: 127 126 125
+    """
     builder = current("barrier_arrive")
     kernel = builder.require_block("barrier_arrive")
     bar = barrier_region(mbarrier, "barrier_arrive")
@@ -288,25 +314,81 @@ def barrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
 
 
 def barrier_wait(mbarrier: Any, parity: Any = 0) -> None:
-    """Until the barrier's phase of that parity has completed."""
+    """Until the barrier's phase of that parity has completed.
+
+    Phases count from 0; a barrier that is used again and again is waited for with parity 0, 1,
+    0, 1 …
+
+    Example:
+        turn = T.alloc_barrier(128)
+        tile = T.alloc_shared((128,), "int32")
+        t = T.get_thread_binding()
+        tile[t] = t
+        for k in T.serial(4):
+            T.barrier_arrive(turn)
+            T.barrier_wait(turn, k % 2)
+            next = T.alloc_var("int32", init=0)
+            next = tile[(t + 1) % 128]
+            T.sync_threads()
+            tile[t] = next
+        T.sync_threads()
+        if t < 64:
+            M[t] = tile[t]
+        # M: 4 5 6
+    """
     builder = current("barrier_wait")
     builder.require_block("barrier_wait")
-    phase = cast(wrap(parity), INT32)
+    given = wrap(parity)
+    if not (given.dtype.is_int or given.dtype.is_bool):
+        raise CompileError(
+            "the parity of a barrier's phase must be an integer",
+            expected="0 or 1, such as k % 2",
+            got=repr(parity) if isinstance(parity, float) else f"a value of type {given.dtype}",
+            fix="count the phases: parity 0 for the first, 1 for the second, and so on",
+            code="not-integer",
+        )
+    phase = cast(given, INT32)
     builder.emit(Wait(barrier_region(mbarrier, "barrier_wait"), phase))
 
 
 def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
-    """`barrier_arrive`."""
+    """`barrier_arrive`.
+
+    Example:
+        ready = T.alloc_barrier(128)
+        T.mbarrier_arrive(ready)
+        T.mbarrier_wait_parity(ready, 0)
+        T.copy(X, Y)
+        # Y[0]: 0 1 2
+    """
     barrier_arrive(mbarrier, cta_id)
 
 
 def mbarrier_wait_parity(mbarrier: Any, parity: Any = 0) -> None:
-    """`barrier_wait`."""
+    """`barrier_wait`.
+
+    Example:
+        ready = T.alloc_barrier(128)
+        T.mbarrier_arrive(ready)
+        T.mbarrier_wait_parity(ready, 0)
+        T.copy(X, Y)
+        # Y[0]: 0 1 2
+    """
     barrier_wait(mbarrier, parity)
 
 
 def mbarrier_expect_tx(mbarrier: Any, tx: Any) -> None:
-    """The barrier's phase also waits for `tx` bytes of bulk copies."""
+    """The barrier's phase also waits for `tx` bytes of bulk copies.
+
+    `T.tma_copy` with a barrier expects its own bytes; this is for copies of foreign code. On
+    CUDA it goes together with an arrival: `T.mbarrier_arrive_expect_tx`.
+
+    Example, traced only:
+        full = T.alloc_barrier(128)
+        T.mbarrier_expect_tx(full, 0)
+        T.mbarrier_arrive(full)
+        T.mbarrier_wait_parity(full, 0)
+    """
     builder = current("mbarrier_expect_tx")
     builder.require_block("mbarrier_expect_tx")
     bar = barrier_region(mbarrier, "mbarrier_expect_tx")
@@ -314,7 +396,15 @@ def mbarrier_expect_tx(mbarrier: Any, tx: Any) -> None:
 
 
 def mbarrier_arrive_expect_tx(mbarrier: Any, tx: Any) -> None:
-    """`mbarrier_expect_tx`, then `mbarrier_arrive`."""
+    """`mbarrier_expect_tx`, then `mbarrier_arrive`.
+
+    Example, compiled for CUDA:
+        with T.Kernel(1, threads=128):
+            full = T.alloc_barrier(1)
+            if T.get_thread_binding() == 0:
+                T.mbarrier_arrive_expect_tx(full, 0)
+            T.mbarrier_wait_parity(full, 0)
+    """
     builder = current("mbarrier_arrive_expect_tx")
     kernel = builder.require_block("mbarrier_arrive_expect_tx")
     bar = barrier_region(mbarrier, "mbarrier_arrive_expect_tx")
@@ -322,27 +412,78 @@ def mbarrier_arrive_expect_tx(mbarrier: Any, tx: Any) -> None:
 
 
 def set_max_nreg(count: int, is_inc: int | bool = True) -> None:
-    """Registers per thread of this role from here on."""
+    """Registers per thread of this role from here on; more (`is_inc`) or fewer than before.
+
+    Example:
+        with T.Kernel(1, threads=256):
+            full = T.alloc_barrier(128)
+            tile = T.alloc_shared((64, 64), "float32")
+            with T.ws(0):
+                T.set_max_nreg(40, 0)
+                T.tma_copy(X, tile, barrier=full)
+                T.barrier_arrive(full)
+            with T.ws(1):
+                T.set_max_nreg(232, 1)
+                T.barrier_wait(full, 0)
+                T.copy(tile, Y)
+        # Y[0]: 0 1 2
+    """
     builder = current("set_max_nreg")
     builder.require_block("set_max_nreg")
     registers = static_int(count, "the count of T.set_max_nreg", 24)
     if registers > 256 or registers % 8:
-        raise CompileError("T.set_max_nreg takes a multiple of 8 up to 256", got=str(registers))
+        raise CompileError(
+            "T.set_max_nreg takes a multiple of 8 up to 256",
+            got=str(registers),
+            fix="write a multiple of 8: 240, 232, …",
+        )
     builder.emit(Hint("max_nreg", detail=(registers, bool(is_inc))))
 
 
 def inc_max_nreg(count: int) -> None:
-    """`set_max_nreg(count, 1)`."""
+    """`set_max_nreg(count, 1)`.
+
+    Example:
+        with T.Kernel(1, threads=256):
+            ready = T.alloc_barrier(128)
+            with T.ws(0):
+                T.dec_max_nreg(40)
+                T.barrier_arrive(ready)
+            with T.ws(1):
+                T.inc_max_nreg(232)
+                T.barrier_wait(ready, 0)
+                T.copy(X, Y)
+        # Y[0]: 0 1 2
+    """
     set_max_nreg(count, 1)
 
 
 def dec_max_nreg(count: int) -> None:
-    """`set_max_nreg(count, 0)`."""
+    """`set_max_nreg(count, 0)`.
+
+    Example:
+        with T.Kernel(1, threads=256):
+            ready = T.alloc_barrier(128)
+            with T.ws(0):
+                T.dec_max_nreg(40)
+                T.barrier_arrive(ready)
+            with T.ws(1):
+                T.inc_max_nreg(232)
+                T.barrier_wait(ready, 0)
+                T.copy(X, Y)
+        # Y[0]: 0 1 2
+    """
     set_max_nreg(count, 0)
 
 
 def no_set_max_nreg() -> None:
-    """Keep the compiler from moving registers between roles."""
+    """Keep the compiler from moving registers between roles.
+
+    Example:
+        T.no_set_max_nreg()
+        T.copy(X, Y)
+        # Y[0]: 0 1 2
+    """
     builder = current("no_set_max_nreg")
     builder.require_block("no_set_max_nreg")
     builder.emit(Hint("no_max_nreg"))
@@ -352,14 +493,41 @@ disable_warp_group_reg_alloc = no_set_max_nreg
 
 
 def fence_proxy_async() -> None:
-    """Ordinary writes to shared memory become visible to bulk copies and matrix instructions."""
+    """Ordinary writes to shared memory become visible to bulk copies and matrix instructions.
+
+    The compiler puts it where `T.copy` and `T.gemm` need it; it is for code with barriers of its
+    own.
+
+    Example:
+        tile = T.alloc_shared((64, 64), "float32")
+        for i, j in T.Parallel(64, 64):
+            tile[i, j] = X[i, j] * 2
+        T.fence_proxy_async()
+        T.sync_threads()
+        T.tma_copy(tile, Y)
+        # Y[0]: 0 2 4
+    """
     builder = current("fence_proxy_async")
     builder.require_block("fence_proxy_async")
     builder.emit(Fence("proxy_async"))
 
 
 def cluster_sync() -> None:
-    """Until all threads of the cluster have come here."""
+    """Until all threads of the cluster have come here.
+
+    Example:
+        with T.Kernel(2, threads=64, cluster_dims=2) as bx:
+            mine = T.alloc_fragment((64,), "int32")
+            theirs = T.alloc_shared((64,), "int32")
+            for i in T.Parallel(64):
+                mine[i] = 100 * bx + i
+            T.cluster_sync()  # nobody writes before both blocks are there
+            T.copy_cluster(mine, theirs, dst_block=1 - T.block_rank_in_cluster())
+            T.cluster_sync()
+            if bx == 0:
+                T.copy(theirs, M)
+        # M: 100 101 102
+    """
     builder = current("cluster_sync")
     kernel = builder.require_block("cluster_sync")
     if not kernel.cluster:
@@ -370,21 +538,46 @@ def cluster_sync() -> None:
 
 
 def tma_store_wait(count: int = 0, read: bool = True) -> None:
-    """Until at most `count` groups of bulk stores are open."""
+    """Until at most `count` groups of bulk stores are open.
+
+    `read=True` waits only until their source may be overwritten.
+
+    Example:
+        tile = T.alloc_shared((64, 64), "float32")
+        T.copy(X, tile)
+        T.tma_copy(tile, Y)
+        T.tma_store_arrive()
+        T.tma_store_wait(0)
+        # Y[0]: 0 1 2
+    """
     builder = current("tma_store_wait")
     builder.require_block("tma_store_wait")
     builder.emit(WaitGroup("bulk", static_int(count, "the count", 0), bool(read)))
 
 
 def pdl_wait() -> None:
-    """Until the kernel launched before this one has let its dependents go on."""
+    """Until the kernel launched before this one has let its dependents go on.
+
+    Example:
+        T.pdl_wait()
+        T.copy(X, Y)
+        T.pdl_launch()
+        # Y[0]: 0 1 2
+    """
     builder = current("pdl_wait")
     builder.require_block("pdl_wait")
     builder.emit(Intrinsic("pdl_wait"))
 
 
 def pdl_launch() -> None:
-    """Let the kernel launched after this one start."""
+    """Let the kernel launched after this one start.
+
+    Example:
+        T.pdl_wait()
+        T.copy(X, Y)
+        T.pdl_launch()
+        # Y[0]: 0 1 2
+    """
     builder = current("pdl_launch")
     builder.require_block("pdl_launch")
     builder.emit(Intrinsic("pdl_launch"))

@@ -52,15 +52,29 @@ for _name in _OPERATORS:
 class Lost:
     """What is left of a name after the run-time loop or branch that bound it."""
 
-    def __init__(self, name: str, kind: str, line: int, is_tile: bool) -> None:
+    def __init__(
+        self, name: str, kind: str, line: int, is_tile: bool, dtype: str = "", loop: bool = False
+    ) -> None:
         self.name, self.kind, self.line, self.is_tile = name, kind, line, is_tile
+        self.dtype, self.loop = dtype, loop  # the type of its value; whether the loop counts by it
 
     def fail(self, *_: Any) -> NoReturn:
-        make = "allocate it" if self.is_tile else f"{self.name} = T.alloc_var(dtype)"
+        dtype = f'"{self.dtype}"' if self.dtype else "dtype"
+        fix = (
+            f"before the {self.kind}: {self.name} = T.alloc_var({dtype}), then assign to it inside"
+        )
+        if self.is_tile:
+            fix = f"allocate it before the {self.kind}"
+        elif self.loop:
+            fix = (
+                f"keep it: last = T.alloc_var({dtype}) before the {self.kind}, last = {self.name} "
+                "inside, last after it"
+            )
         raise CompileError(
             f"{self.name!r} was bound inside a run-time {self.kind} (line {self.line}) and has no "
             "value after it",
-            fix=f"before the {self.kind}: {make}, then assign to it inside",
+            fix=fix,
+            code="lost-name",
         )
 
     def as_expr(self) -> Expr:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import ast
-import builtins
-import difflib
 import functools
 import inspect
-import linecache
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,16 +12,19 @@ from types import FrameType, FunctionType
 from typing import Any
 
 from tilewright.ir.op import Program
-from tilewright.lang.builder import Builder, Probed, building, current
+from tilewright.lang.builder import NAME_PARTS, Builder, Probed, building, current
 from tilewright.lang.check import check_program
-from tilewright.lang.env import Binding, Env
+from tilewright.lang.env import Env
+from tilewright.lang.frames import Binding
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe
 from tilewright.lang.params import add_parameter
+from tilewright.lang.python_errors import closest, explained, suggest
 from tilewright.lang.rewrite import find_definition, location, rewrite
 from tilewright.lang.scalar import Lost, is_runtime
 from tilewright.lang.types import Ref, ScalarType, TensorType
-from tilewright.lang.where import locate, locate_traceback, set_root
-from tilewright.support.errors import CompileError, Loc, TilewrightError, entry, locating
+from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
+from tilewright.support import limits
+from tilewright.support.errors import CompileError, Loc, TilewrightError, entry, locating, swap
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class PrimFunc:
         raise CompileError(
             f"{self.name} is a prim_func: it is compiled, then called",
             fix="return it from a function under @tw.jit, or tw.compile(it)",
+            code="arguments",
         )
 
     def __str__(self) -> str:
@@ -70,7 +70,21 @@ class DirectTrace:
 
 @entry
 def prim_func(function: Any = None, **_: Any) -> Any:
-    """Trace a kernel function whose parameters are annotated with tensors and scalars."""
+    """Trace a kernel function whose parameters are annotated with tensors and scalars.
+
+    The body runs once, now, to build the program; `.program` is what it built, `tw.compile`
+    compiles it, and a factory under `@tw.jit` returns it.
+
+    >>> @T.prim_func
+    ... def add_one(A: T.Tensor((4,), "int32"), n: T.int32):
+    ...     with T.Kernel(1, threads=32):
+    ...         for i in T.Parallel(4):
+    ...             A[i] = A[i] + n
+    >>> a = np.zeros(4, np.int32)
+    >>> tw.compile(add_one, target="interp")(a, 1)
+    >>> a.tolist()
+    [1, 1, 1, 1]
+    """
     if function is None:
         return prim_func
     frame = sys._getframe(2)  # past `entry`
@@ -100,7 +114,10 @@ def _prim_func(function: FunctionType, names: dict[str, Any]) -> PrimFunc:
                     raise CompileError(
                         f"parameter {name!r} of {function.__name__} has no annotation",
                         expected="T.Tensor(shape, dtype) or a scalar type such as T.int32",
-                        fix=f'write {name}: T.Tensor((M, N), "float32")',
+                        fix="define the kernel outside the class, or inside a method"
+                        if name == "self"
+                        else f'write {name}: T.Tensor((M, N), "float32")',
+                        code="annotation",
                     )
                 given[name] = add_parameter(builder, name, annotations[name])
         return run(**given)
@@ -119,18 +136,14 @@ def _parameter_names(function: FunctionType) -> tuple[str, ...]:
             f"{function.__name__} takes *args or **kwargs",
             loc=_definition_loc(function),
             fix="name every parameter",
+            code="annotation",
         )
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def _annotations(function: FunctionType, names: dict[str, Any]) -> dict[str, Any]:
     """The signature's annotations, evaluated when the file keeps them as strings."""
-    scope = dict(names)
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            scope[name] = cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
+    scope = names | _closure(function)
     found = {}
     for name, value in function.__annotations__.items():
         if isinstance(value, str) and not isinstance(value, ScalarType) and name != "return":
@@ -145,6 +158,17 @@ def _annotations(function: FunctionType, names: dict[str, Any]) -> dict[str, Any
     return found
 
 
+def _closure(function: FunctionType) -> dict[str, Any]:
+    """The names of enclosing functions that `function` uses, as far as they are bound."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    return found
+
+
 def _bad_annotation(
     function: FunctionType, name: str, error: Exception, scope: dict[str, Any]
 ) -> CompileError:
@@ -153,16 +177,29 @@ def _bad_annotation(
         said = error.diagnostic
         return CompileError(
             f"the annotation of {name!r}: {said.message}",
-            loc=loc, expected=said.expected, got=said.got, fix=said.fix,
+            loc=loc, expected=said.expected, got=said.got, fix=said.fix, code=said.code,
+            repair=said.repair,
         )  # fmt: skip
-    fix = ""
+    fix, repair = 'write it as T.Tensor((M, N), "float32")', None
     if isinstance(error, NameError):
         missing = getattr(error, "name", None) or ""
-        fix = _suggest(missing, [*scope, *function.__globals__]) or (
-            f"bind {missing} before the kernel: a factory's argument, a number, or "
-            f"T.dynamic({missing!r})"
+        close = closest(missing, [*scope, *function.__globals__])
+        repair = swap(missing, close) if close else None
+        fix = (
+            f"did you mean {close!r}?"
+            if close
+            else (
+                f"bind {missing} before the kernel: a factory's argument, a number, or "
+                f"T.dynamic({missing!r})"
+            )
         )
-    return CompileError(f"the annotation of {name!r} does not evaluate: {error}", loc=loc, fix=fix)
+    return CompileError(
+        f"the annotation of {name!r} does not evaluate: {error}",
+        loc=loc,
+        fix=fix,
+        code="annotation",
+        repair=repair,
+    )
 
 
 def _parameter_loc(function: FunctionType, name: str) -> Loc:
@@ -194,6 +231,7 @@ def _run(
     function: FunctionType, builder: Builder, call: Callable[[FunctionType], Any], word: str
 ) -> Any:
     make = rewrite(function)
+    builder.symbols.closure, builder.symbols.scope = _closure(function), function.__globals__
     with building(builder), locating(locate):
         return _guarded(call, make(_enter(builder, word)))
 
@@ -205,14 +243,16 @@ def _guarded(call: Callable[[FunctionType], Any], function: FunctionType) -> Any
         raise
     except RecursionError as error:
         loc, _ = locate_traceback(error.__traceback__)
+        if frames_of_theirs(error.__traceback__) < 64:  # their code is not what is deep
+            limits.DEPTH.check(10**9, "this expression is too deep", loc=loc, fix=NAME_PARTS)
         raise CompileError(
-            "the kernel recurses without end",
+            "the kernel's functions recurse without end",
             loc=loc,
-            fix="a macro is inlined where it is called: end the recursion by an `if` over "
-            "compile-time values, or loop",
+            fix="end the recursion by an `if` over compile-time values, or loop",
+            code="too-large",
         ) from error
     except Exception as error:
-        raise _explained(error) from error
+        raise explained(error) from error
 
 
 set_root(_guarded.__code__)
@@ -225,77 +265,6 @@ def _enter(builder: Builder, word: str) -> Callable[[dict[str, Any]], Env]:
         return env
 
     return enter
-
-
-# how Python's own messages call an expression
-_CLASSES = re.compile(r"'(Var|Bin|Cmp|Select|Cast|Call|Load|Const|Access|Variable)' object")
-
-
-def _explained(error: Exception) -> CompileError:
-    """A Python error in the user's compile-time code, at its place."""
-    loc, frame = locate_traceback(error.__traceback__)
-    said = _CLASSES.sub("a run-time value", str(error))
-    message = f"{type(error).__name__}: {said}"
-    name = getattr(error, "name", None)
-    if isinstance(error, UnboundLocalError):
-        unbound = re.search(r"'(\w+)'", str(error))
-        name = unbound.group(1) if unbound else "a name"
-        return CompileError(
-            f"{name!r} is used before it has a value", loc=loc, fix=f"assign to {name} above"
-        )
-    if isinstance(error, NameError) and name and frame is not None:
-        known = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
-        close = _suggest(name, [k for k in known if not k.startswith("_tw_")])
-        return CompileError(message, loc=loc, fix=close or f"define {name} before it is used")
-    if isinstance(error, AttributeError) and name:
-        owner = getattr(error, "obj", None)
-        kind = owner if isinstance(owner, type) else type(owner)
-        return CompileError(
-            f"AttributeError: {kind.__name__} has no attribute {name!r}",
-            loc=loc,
-            fix=_suggest(name, dir(owner)),
-        )
-    if isinstance(error, TypeError) and loc is not None and frame is not None:
-        called = _called(loc, frame)
-        if called is not None and f"{called[1].__name__}()" in message:
-            return _bad_call(message, loc, *called)
-    fix = "a run-time value is a number: index a tensor or a tile" if "subscript" in said else ""
-    return CompileError(message, loc=loc, notes=("this Python ran at compile time",), fix=fix)
-
-
-def _called(loc: Loc, frame: FrameType) -> tuple[str, Any] | None:
-    """What the call at `loc` names, and the function itself."""
-    text = linecache.getline(loc.file, loc.line)[loc.column - 1 :]
-    found = re.match(r"[A-Za-z_][\w.]*(?=\()", text)
-    if found is None:
-        return None
-    first, *rest = found.group().split(".")
-    value = frame.f_locals.get(first, frame.f_globals.get(first))
-    for part in rest:
-        value = getattr(value, part, None)
-    return (found.group(), value) if hasattr(value, "__name__") else None
-
-
-def _bad_call(message: str, loc: Loc, name: str, function: Any) -> CompileError:
-    """Arguments that a word or a macro does not take."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return CompileError(message, loc=loc)
-    shown = ", ".join(
-        str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters.values()
-    )
-    wrong = re.search(r"unexpected keyword argument '(\w+)'", message)
-    fix = ""
-    if wrong:
-        fix = _suggest(wrong.group(1), list(parameters)) or f"leave {wrong.group(1)} out"
-    said = message.split("() ", 1)[-1]
-    return CompileError(f"{name}: {said}", loc=loc, expected=f"{name}({shown})", fix=fix)
-
-
-def _suggest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {close[0]!r}?" if close else ""
 
 
 def _outputs(builder: Builder, returned: Any) -> tuple[str, ...]:
@@ -341,7 +310,8 @@ class Macro:
 
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        builder = current(self.function.__name__)
+        builder = current("macro", f"the macro {self.function.__name__}")
+        builder.enter_macro(self.function.__name__)
         loc = locate()
         if self._make is None:
             self._make = rewrite(self.function)
@@ -368,6 +338,7 @@ class Macro:
             **{name: _argument(builder, a) for name, a in kwargs.items()},
         )
         builder.hint = hint
+        builder.macros -= 1
         for env in made:
             _release(result, env)
         return result
@@ -420,7 +391,25 @@ def _check_argument(
 
 
 def macro(function: Any = None, **_: Any) -> Any:
-    """A helper whose body is part of the kernel: it is inlined where it is called."""
+    """A helper whose body is part of the kernel: it is inlined where it is called.
+
+    >>> @T.macro
+    ... def scale(tile: T.FragmentBuffer, by):
+    ...     for i in T.Parallel(4):
+    ...         tile[i] = tile[i] * by
+    >>> @T.prim_func
+    ... def twelvefold(A: T.Tensor((4,), "int32")):
+    ...     with T.Kernel(1, threads=32):
+    ...         a = T.alloc_fragment((4,), "int32")
+    ...         T.copy(A, a)
+    ...         scale(a, 3)
+    ...         scale(a, 4)
+    ...         T.copy(a, A)
+    >>> a = np.arange(4, dtype=np.int32)
+    >>> tw.compile(twelvefold, target="interp")(a)
+    >>> a.tolist()
+    [0, 12, 24, 36]
+    """
     if function is None:
         return macro
     return Macro(function, _visible(sys._getframe(1)))
@@ -467,11 +456,12 @@ def trace_direct(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
     consts: Mapping[str, int] | None = None,
+    stand_in: int | None = None,
 ) -> DirectTrace:
     """Trace a direct-style function for the arguments of a call.
 
     Arguments that are left out are the arrays of later calls; `consts` gives `T.const` sizes by
-    name then.
+    name then, and `stand_in` those that have none.
     """
     signature = inspect.signature(function)
     bound = signature.bind_partial(*args, **(kwargs or {}))
@@ -482,7 +472,8 @@ def trace_direct(
     builder.loc = _definition_loc(function)
     arrays = {n: v for n, v in arguments.items() if v is MISSING or _is_array(v)}
     builder.arguments = {n: None if v is MISSING else v for n, v in arrays.items()}
-    builder.consts = dict(consts or {})
+    builder.plain = {n: v for n, v in arguments.items() if n not in arrays}
+    builder.consts, builder.stand_in = dict(consts or {}), stand_in
 
     def call(into: Builder, run: FunctionType) -> Any:
         given = {}
@@ -503,7 +494,7 @@ def trace_direct(
             raise CompileError(
                 f"{function.__name__} has no parameter and no T.const size {name!r}",
                 loc=builder.loc,
-                fix=_suggest(name, [*arguments, *builder.asked]),
+                fix=suggest(name, [*arguments, *builder.asked]),
             )
     order = [n for n in arguments if n in builder.declared]
     by_name = {p.name: p for p in builder.params}
@@ -524,6 +515,7 @@ def _find_sizes(
         return
     probe = Builder(function.__name__)
     probe.arguments, probe.probing, probe.consts = into.arguments, True, into.consts
+    probe.plain = into.plain
     try:
         _run(function, probe, functools.partial(call, probe), "jit")
     except CompileError as error:

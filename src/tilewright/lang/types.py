@@ -11,8 +11,8 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.dtype import DTYPES, DType, dtype
 from tilewright.ir.expr import Const, Expr, Var, cast, wrap
 from tilewright.ir.op import Dim
-from tilewright.lang.scalar import Scalar
-from tilewright.support.errors import CompileError, entry
+from tilewright.lang.scalar import Scalar, is_runtime
+from tilewright.support.errors import CompileError, entry, swap
 
 
 class ScalarType(str):
@@ -20,8 +20,9 @@ class ScalarType(str):
 
     It is its own name (a `str`), so it compares and formats like one; called, it casts.
 
-    >>> ScalarType("float") == "float32", ScalarType("float16").bits
-    (True, 16)
+    >>> import tilewright.language as T
+    >>> T.dtype("float") == T.float32, T.float16.bits, T.float16.bytes
+    (True, 16, 2)
     """
 
     def __new__(cls, name: Any) -> ScalarType:
@@ -125,9 +126,22 @@ def dynamic(
     max: int | None = None,
     multiple_of: int = 1,
 ) -> Any:
-    """A size known at launch, or a tuple of them for "m, n".
+    """A size known at launch, or a tuple of them for "m, n". One binary serves all sizes.
 
     `min`, `max` and `multiple_of` are a contract: checked at launch, used by the compiler.
+
+    >>> n = T.dynamic("n", min=1)
+    >>> @T.prim_func
+    ... def negate(A: T.Tensor((n,), "int32")):
+    ...     with T.Kernel(T.ceildiv(n, 32), threads=32) as bx:
+    ...         for i in T.Parallel(32):
+    ...             A[bx * 32 + i] = -A[bx * 32 + i]
+    >>> kernel = tw.compile(negate, target="interp")
+    >>> few, many = np.ones(3, np.int32), np.ones(50, np.int32)
+    >>> kernel(few), kernel(many)
+    (None, None)
+    >>> int(few.sum()), int(many.sum())
+    (-3, -50)
     """
     kind = ScalarType(dtype or dtype_).dtype
     if multiple_of < 1 or (max is not None and max < min):
@@ -160,8 +174,9 @@ class TensorType:
 class _Tensor:
     """`T.Tensor(shape, dtype)` or `T.Tensor[shape, dtype]`; bare, it admits any tensor."""
 
-    def __init__(self, word: str, space: Space | None, strided: bool = False) -> None:
+    def __init__(self, word: str, space: Space | None, doc: str, strided: bool = False) -> None:
         self.word, self.space, self.strided = word, space, strided
+        self.__doc__ = doc
 
     @entry
     def __call__(self, shape: Any, *args: Any, **kwargs: Any) -> Any:
@@ -172,6 +187,8 @@ class _Tensor:
         if data is not None:
             return data.tilewright_view(shape, *args, **kwargs)
         given = dict(zip(names, args, strict=False))
+        if not self.strided:
+            check_one_shape(f"T.{self.word}", shape, *args)
         if len(args) > 2 or set(kwargs) - {"dtype", "strides", "scope"}:
             raise CompileError(
                 f"T.{self.word} takes a shape and a dtype",
@@ -210,16 +227,87 @@ def _names_type(value: Any) -> bool:
     return not isinstance(value, str) or _alias(value) is not None
 
 
-Tensor = _Tensor("Tensor", Space.GLOBAL)
-Buffer = _Tensor("Buffer", Space.GLOBAL)
-StridedTensor = _Tensor("StridedTensor", Space.GLOBAL, strided=True)
-SharedBuffer = _Tensor("SharedBuffer", Space.SHARED)
-FragmentBuffer = _Tensor("FragmentBuffer", Space.FRAGMENT)
-LocalBuffer = _Tensor("LocalBuffer", Space.LOCAL)
+_BUFFER = """A tile in {place} memory that a `T.macro` takes; bare, any tile of that kind.
+
+>>> @T.macro
+... def clear_corner(tile: T.{word}):
+...     tile[0] = 0
+>>> T.{word}((64,), "float16").dtype.name
+'float16'
+"""
+
+Tensor = _Tensor(
+    "Tensor",
+    Space.GLOBAL,
+    """A tensor in global memory, as the annotation of a parameter: `T.Tensor(shape, dtype)` or
+    `T.Tensor[shape, dtype]`, row-major. Bare, for a macro, it admits any tensor.
+
+    >>> @T.prim_func
+    ... def first_row(A: T.Tensor((8, 64), "float16"), B: T.Tensor((64,), T.float32)):
+    ...     with T.Kernel(1, threads=64):
+    ...         T.copy(A[0, 0:64], B)
+    >>> a, b = np.ones((8, 64), np.float16), np.zeros(64, np.float32)
+    >>> tw.compile(first_row, target="interp")(a, b)
+    >>> float(b.sum())
+    64.0
+    """,
+)
+Buffer = _Tensor(
+    "Buffer",
+    Space.GLOBAL,
+    """`T.Tensor`, by another name.
+
+    >>> T.Buffer((8, 64), "float16") == T.Tensor((8, 64), "float16")
+    True
+    """,
+)
+StridedTensor = _Tensor(
+    "StridedTensor",
+    Space.GLOBAL,
+    """A tensor whose rows lie apart: `T.StridedTensor(shape, strides, dtype)`, in elements. A size
+    or a stride may be `T.dynamic`.
+
+    >>> @T.prim_func
+    ... def clear_left(A: T.StridedTensor((4, 8), (16, 1), "float32")):
+    ...     with T.Kernel(1, threads=32):
+    ...         T.clear(A)
+    >>> a = np.ones((4, 16), np.float32)
+    >>> tw.compile(clear_left, target="interp")(a[:, :8])
+    >>> float(a.sum())
+    32.0
+    """,
+    strided=True,
+)
+SharedBuffer = _Tensor(
+    "SharedBuffer", Space.SHARED, _BUFFER.format(place="shared", word="SharedBuffer")
+)
+FragmentBuffer = _Tensor(
+    "FragmentBuffer", Space.FRAGMENT, _BUFFER.format(place="register", word="FragmentBuffer")
+)
+LocalBuffer = _Tensor(
+    "LocalBuffer", Space.LOCAL, _BUFFER.format(place="a thread's", word="LocalBuffer")
+)
 
 
 class Ref:
-    """Annotates a macro's parameter that the macro assigns to: an `alloc_var` or an element."""
+    """Annotates a macro's parameter that the macro assigns to: an `alloc_var` or an element.
+
+    >>> @T.macro
+    ... def bump(x: T.Ref):
+    ...     x += 1
+    >>> @T.prim_func
+    ... def count(A: T.Tensor((4,), "int32")):
+    ...     with T.Kernel(1, threads=32):
+    ...         for i in T.Parallel(4):
+    ...             n = T.alloc_var("int32", init=10)
+    ...             bump(n)
+    ...             bump(n)
+    ...             A[i] = n
+    >>> a = np.zeros(4, np.int32)
+    >>> tw.compile(count, target="interp")(a)
+    >>> a.tolist()
+    [12, 12, 12, 12]
+    """
 
 
 def shape_tuple(shape: Any) -> tuple[Any, ...]:
@@ -231,16 +319,59 @@ def shape_tuple(shape: Any) -> tuple[Any, ...]:
             "not a shape",
             expected="a number, a tuple or a list of sizes",
             got=repr(shape)[:60],
-            fix="the shape comes first, then the dtype" if isinstance(shape, str) else "",
+            fix="the shape comes first, then the dtype"
+            if isinstance(shape, str)
+            else "write a tuple: (M, N)",
+            code="arguments",
+            repair=_shape_first,
         )
     return tuple(shape)
+
+
+def _shape_first(text: str) -> str | None:
+    found = re.fullmatch(r"(.*\()([\"']\w+[\"']), *(\([\w, ]*\)|\w+)\)", text)
+    return f"{found.group(1)}{found.group(3)}, {found.group(2)})" if found else None
+
+
+def check_one_shape(word: str, shape: Any, *others: Any) -> None:
+    """The sizes are one argument."""
+    if not (others and isinstance(others[0], int) and hasattr(shape, "__index__")):
+        return
+    count = next((at for at, o in enumerate(others) if not hasattr(o, "__index__")), len(others))
+    sizes = ", ".join(str(size) for size in (shape, *others[:count]))
+
+    def repair(text: str) -> str | None:
+        found = re.fullmatch(r"(.*?\bT\.\w+\()((?:\w+, *)+)(?=[\"'])(.*)", text)
+        if found is None or found.group(2).count(",") != count + 1:
+            return None
+        return f"{found.group(1)}({found.group(2).rstrip(', ')}), {found.group(3)}"
+
+    raise CompileError(
+        f"{word} takes all sizes as one argument",
+        expected=f"{word}(shape, dtype)",
+        got=f"{word}({sizes}, …)",
+        fix=f'put the sizes in a tuple: {word}(({sizes}), "float32")',
+        code="arguments",
+        repair=repair,
+    )
 
 
 def size_expr(size: Any, what: str) -> Expr:
     """One extent: a positive integer or a size known at launch."""
     if isinstance(size, float):
         raise CompileError(
-            f"{what} must be an integer", got=repr(size), fix="divide with // instead of /"
+            f"{what} must be an integer",
+            got=repr(size),
+            fix="divide with // instead of /",
+            code="not-integer",
+            repair=swap("/", "//"),
+        )
+    if getattr(size, "shape", ()) and not is_runtime(size):
+        raise CompileError(
+            f"{what} is an array",
+            expected="a number, or T.dynamic",
+            got=f"{type(size).__name__} of shape {tuple(size.shape)}",
+            fix="pass its size, x.shape[0], to the factory, and x to the kernel that it returns",
         )
     expr = wrap(size)
     if not expr.dtype.is_int:
@@ -254,12 +385,18 @@ def size_expr(size: Any, what: str) -> Expr:
             f"{what} must be positive",
             got=str(expr.value),
             fix="use T.ceildiv(n, block) where n may be smaller than block",
+            code="shape",
         )
     return expr
 
 
 class GemmWarpPolicy(str, Enum):
-    """How `T.gemm` splits its tile over the warps."""
+    """How `T.gemm` splits its tile over the warps: nearly square parts, all along the rows
+    (`FullRow`), or all along the columns (`FullCol`).
+
+    >>> T.GemmWarpPolicy.FullRow.value
+    'full_row'
+    """
 
     Square = "square"
     FullRow = "full_row"

@@ -28,8 +28,16 @@ def register(code: CodeType, columns: dict[int, int]) -> None:
 def is_theirs(frame: FrameType) -> bool:
     """The user's own: not ours, and not Python's library (which holds site-packages)."""
     file = frame.f_code.co_filename
-    library = file.startswith(_LIBRARY) and "site-packages" not in file
-    return not (library or file.startswith("<frozen") or is_own(frame))
+    known = _THEIRS.get(file)
+    if known is None:
+        library = file.startswith(_LIBRARY) and "site-packages" not in file
+        known = not (library or file.startswith("<frozen") or is_own(frame))
+        if file != "<string>":  # the name of anybody's
+            _THEIRS[file] = known
+    return known
+
+
+_THEIRS: dict[str, bool] = {}  # by file: every frame of a stack is asked for every op
 
 
 @lru_cache(maxsize=256)
@@ -38,6 +46,7 @@ def _positions(code: CodeType) -> tuple[tuple[int | None, ...], ...]:
     return tuple(find()) if find is not None else ()
 
 
+@lru_cache(maxsize=4096)
 def _span(code: CodeType, lasti: int, line: int) -> Loc:
     column, end = _REWRITTEN.get(code, {}).get(line), None
     positions = _positions(code)
@@ -102,6 +111,15 @@ def locate_traceback(traceback: TracebackType | None) -> tuple[Loc | None, Frame
             found = traceback.tb_frame
         traceback = traceback.tb_next
     return _chain(spans), found
+
+
+def frames_of_theirs(traceback: TracebackType | None) -> int:
+    """How deep the user's own code was."""
+    count = 0
+    while traceback is not None:
+        count += is_theirs(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return count
 
 
 _ROOT: CodeType | None = None

@@ -2,21 +2,25 @@
 
 Every error Tilewright raises on purpose is a `TilewrightError` that carries one `Diagnostic`.
 Rendering shows the file, the line, a caret under the span, what was expected, what came and how
-to fix it; through macros it shows the chain of call sites.
+to fix it; through macros it shows the chain of call sites. TILEWRIGHT_DIAGNOSTICS=json renders the
+same as one line of JSON (docs/errors.md).
 """
 
 from __future__ import annotations
 
+import ast
 import functools
+import json
 import linecache
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from tilewright.support import env
 
@@ -49,10 +53,118 @@ class Loc:
         carets = "^" * max(1, len(span))
         return f"{gutter}{text.expandtabs(4)}\n{' ' * len(gutter + before)}{carets}"
 
+    @property
+    def source(self) -> str:
+        """The source line, or '' when it is not at hand."""
+        return linecache.getline(self.file, self.line).rstrip("\n")
+
+    @property
+    def text(self) -> str:
+        """What the span covers."""
+        return self.source[self.column - 1 : (self.end_column or self.column + 1) - 1]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "file": self.file,
+            "line": self.line,
+            "column": self.column,
+            "end_line": self.line,
+            "end_column": self.end_column or self.column + 1,
+            "source": self.source,
+        }
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Text that takes the place of a span of one line, columns from 1, the end not included."""
+
+    file: str
+    line: int
+    column: int
+    end_column: int
+    text: str
+
+    def apply(self, source: str) -> str:
+        """The whole text of the file, changed."""
+        lines = source.splitlines(keepends=True)
+        line = lines[self.line - 1]
+        lines[self.line - 1] = line[: self.column - 1] + self.text + line[self.end_column - 1 :]
+        return "".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "file": self.file,
+            "start": {"line": self.line, "column": self.column},
+            "end": {"line": self.line, "column": self.end_column},
+            "text": self.text,
+        }
+
+
+def _common(a: str, b: str) -> int:
+    """How many characters both begin with."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _word_start(text: str, at: int) -> int:
+    while 0 < at < len(text) and _IN_WORD.match(text[at - 1]) and _IN_WORD.match(text[at]):
+        at -= 1
+    return at
+
+
+_IN_WORD = re.compile(r"\w")
+
+# The text of an error's span → the text that puts it right, or None where that cannot be said.
+Repair = Callable[[str], str | None]
+
+
+def swap(old: str, new: str) -> Repair:
+    """Write `new` for `old`, which must stand in the span exactly once, on its own.
+
+    >>> swap("flaot32", "float32")('T.Tensor((8,), "flaot32")')
+    'T.Tensor((8,), "float32")'
+    """
+    words = re.match(r"\w", old), re.search(r"\w$", old)
+    # an operator stands alone where it is not part of a longer one
+    left, right = (r"\w" if word else re.escape(old) for word in words)
+    pattern = re.compile(f"(?<!{left}){re.escape(old)}(?!{right})")
+
+    def repair(text: str) -> str | None:
+        found = list(pattern.finditer(text))
+        if len(found) != 1:
+            return None
+        return text[: found[0].start()] + new + text[found[0].end() :]
+
+    return repair
+
+
+def with_argument(argument: str) -> Repair:
+    """Give the call that the span is one argument more, at its end."""
+
+    def repair(text: str) -> str | None:
+        inside = text[:-1].rstrip(", ")
+        return f"{inside}, {argument})" if is_call(text) and inside[-1] != "(" else None
+
+    return repair
+
+
+def is_call(text: str) -> bool:
+    """Whether a span is a call from its name to its last parenthesis: of one that goes on over
+    several lines it is the first line only."""
+    try:
+        return isinstance(ast.parse(text, mode="eval").body, ast.Call)
+    except SyntaxError:
+        return False
+
+
+# The version of the JSON form: it grows when a field changes its meaning or goes.
+SCHEMA = 1
+
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """What went wrong, where, and what to do about it."""
+    """What went wrong, where, and what to do about it. `code` is a stable word for its kind;
+    `repair` is the fix where a tool can apply it."""
 
     message: str
     loc: Loc | None = None
@@ -60,6 +172,48 @@ class Diagnostic:
     got: str = ""
     fix: str = ""
     notes: tuple[str, ...] = ()
+    code: str = ""
+    repair: Repair | None = field(default=None, compare=False)
+    repair_loc: Loc | None = None  # the span that `repair` changes, where it is not `loc`
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The fix as changes of the text, where it is known to the letter."""
+        place = self.repair_loc or self.loc
+        if place is None or self.repair is None:
+            return ()
+        old = place.text
+        new = self.repair(old) if old else None
+        if new is None or new == old:
+            return ()
+        # whole words: what was written and what takes its place can be shown side by side
+        first = _common(old, new)
+        first = _word_start(old, min(first, _word_start(new, first)))
+        rest, other = old[first:][::-1], new[first:][::-1]
+        last = _common(rest, other)
+        last = _word_start(rest, min(last, _word_start(other, last)))
+        start, end = place.column + first, place.column + len(old) - last
+        return (Edit(place.file, place.line, start, end, new[first : len(new) - last]),)
+
+    def as_dict(self, error: str = "TilewrightError") -> dict[str, Any]:
+        """Plain data, as docs/errors.md describes it; `error` is the name of the class."""
+        nowhere = dict.fromkeys(("file", "line", "column", "end_line", "end_column"))
+        return {
+            "version": SCHEMA,
+            "error": error,
+            "code": self.code,
+            "message": self.message,
+            **(self.loc.as_dict() if self.loc else {**nowhere, "source": ""}),
+            "expected": self.expected,
+            "got": self.got,
+            "fix": self.fix,
+            "edits": [edit.as_dict() for edit in self.edits],
+            "notes": list(self.notes),
+            "related": [
+                {"message": "called from", **caller.as_dict()}
+                for caller in (self.loc.callers if self.loc else ())
+            ],
+        }
 
     def render(self) -> str:
         lines = [f"{self.loc}: {self.message}" if self.loc else self.message]
@@ -79,7 +233,16 @@ class Diagnostic:
 
 
 class TilewrightError(Exception):
-    """Base of every error raised on purpose. `str(error)` is the rendered diagnostic."""
+    """Base of every error raised on purpose. `str(error)` is the rendered diagnostic.
+
+    >>> try:
+    ...     tw.Target.parse("gpu")
+    ... except tw.TilewrightError as error:
+    ...     error.message, error.diagnostic.fix
+    ("unknown target 'gpu'", 'leave it out, or write target="auto"')
+    """
+
+    code = "error"  # of errors that have no word of their own
 
     def __init__(
         self,
@@ -90,13 +253,23 @@ class TilewrightError(Exception):
         got: str = "",
         fix: str = "",
         notes: tuple[str, ...] = (),
+        code: str = "",
+        repair: Repair | None = None,
+        repair_loc: Loc | None = None,
     ) -> None:
-        loc = loc or current_loc()
-        self.diagnostic = Diagnostic(message, loc, expected, got, fix, notes)
+        self.diagnostic = Diagnostic(
+            message, loc or current_loc(), expected, got, fix, notes, code or self.code, repair,
+            repair_loc,
+        )  # fmt: skip
         super().__init__(message)
 
     def __str__(self) -> str:
-        return self.diagnostic.render()
+        return self.json() if in_json() else self.diagnostic.render()
+
+    def json(self) -> str:
+        """The diagnostic as one line of JSON."""
+        name = next(c.__name__ for c in type(self).__mro__ if c.__module__ == __name__)
+        return json.dumps(self.diagnostic.as_dict(name), ensure_ascii=False)
 
     @property
     def message(self) -> str:
@@ -108,31 +281,112 @@ class TilewrightError(Exception):
 
 
 class CompileError(TilewrightError):
-    """The kernel's text is wrong: it does not parse, check or fit the target."""
+    """The kernel's text is wrong: it does not parse, check or fit the target.
+
+    >>> try:
+    ...     tw.compile("main")
+    ... except tw.CompileError as error:
+    ...     error.message
+    'tw.compile takes a @T.prim_func'
+    """
+
+    code = "compile"
 
 
 class VerifyError(TilewrightError):
-    """IR that breaks a rule of its stage: a hand-written mistake or a faulty pass."""
+    """IR that breaks a rule of its stage: a hand-written mistake or a faulty pass.
+
+    >>> text = "program p { kernel main grid b in 1 threads t in 32 { wait nobody[0] phase 0 } }"
+    >>> try:
+    ...     tw.compile(tw.parse_ir(text), target="interp")
+    ... except tw.TilewrightError as error:
+    ...     error.message
+    'nobody is not defined'
+    """
+
+    code = "verify"
 
 
 class LaunchError(TilewrightError):
-    """The arguments do not fit the kernel's declaration; nothing has run."""
+    """The arguments do not fit the kernel's declaration; nothing has run.
+
+    >>> @T.prim_func
+    ... def main(A: T.Tensor((4,), "float32")):
+    ...     with T.Kernel(1, threads=32):
+    ...         T.clear(A)
+    >>> try:
+    ...     tw.compile(main, target="interp")(np.zeros(5, np.float32))
+    ... except tw.LaunchError as error:
+    ...     error.diagnostic.expected, error.diagnostic.got
+    ('(4,)', '(5,)')
+    """
+
+    code = "launch"
 
 
 class RunError(TilewrightError):
-    """The kernel did something it must not do while the interpreter ran it."""
+    """The kernel did something it must not do while the interpreter ran it.
+
+    >>> @T.prim_func
+    ... def main(A: T.Tensor((4,), "int32")):
+    ...     with T.Kernel(1, threads=32):
+    ...         for i in T.Parallel(4):
+    ...             T.device_assert(A[i] > 0, "not positive")
+    >>> try:
+    ...     tw.compile(main, target="interp")(np.zeros(4, np.int32))
+    ... except tw.RunError as error:
+    ...     "not positive" in error.message
+    True
+    """
+
+    code = "run"
 
 
 class HangError(RunError):
     """A barrier wait that did not end; a diagnostic build gave it up and says where it stands."""
 
+    code = "hang"
+
 
 class SanitizerError(RunError):
-    """What the sanitizer reports: `kind` is a stable word such as 'out-of-range' or 'race'."""
+    """What the sanitizer reports: `kind` is a stable word such as 'out-of-range' or 'race'.
+
+    >>> @T.prim_func
+    ... def main(A: T.Tensor((4,), "int32")):
+    ...     with T.Kernel(1, threads=32):
+    ...         tile = T.alloc_shared((4,), "int32")
+    ...         T.copy(tile, A)  # nothing wrote the tile
+    >>> try:
+    ...     tw.compile(main, target="interp -sanitize")(np.zeros(4, np.int32))
+    ... except tw.SanitizerError as error:
+    ...     error.kind
+    'uninitialized'
+    """
 
     def __init__(self, kind: str, message: str, *, loc: Loc | None = None, fix: str = "") -> None:
-        super().__init__(f"{kind}: {message}", loc=loc, fix=fix)
+        super().__init__(f"{kind}: {message}", loc=loc, fix=fix, code=kind)
         self.kind = kind
+
+
+def in_json() -> bool:
+    """Whether errors are to be read by a program."""
+    return env.DIAGNOSTICS().lower() == "json"
+
+
+def _hooked(before: Callable[..., Any]) -> Callable[..., Any]:
+    """What an uncaught error does in JSON mode: one line, and no traceback around it."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, TilewrightError) and in_json():
+            print(error.json(), file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    return hook
+
+
+if in_json():
+    sys.excepthook = _hooked(sys.excepthook)
 
 
 # The tracer installs how to find the user's position, so that a type error raised deep inside
@@ -162,6 +416,16 @@ def locating(locate: Callable[[], Loc | None]) -> Iterator[None]:
         yield
     finally:
         _locator.reset(token)
+
+
+@contextmanager
+def at(loc: Loc | None) -> Iterator[None]:
+    """Errors raised inside that say no place point at `loc`; where they did, if it is None."""
+    if loc is None:
+        yield
+        return
+    with locating(lambda: loc):
+        yield
 
 
 # ── tracebacks ───────────────────────────────────────────────────────────────────────────────
