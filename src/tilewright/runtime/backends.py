@@ -9,13 +9,16 @@ from typing import Any, Protocol
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
+from tilewright.passes.dump import Dump
 from tilewright.support import env
+from tilewright.support.errors import CompileError
 
 
 class Executable(Protocol):
     """What a backend returns: call it with checked arrays; `source` is what it generated."""
 
-    source: str
+    @property
+    def source(self) -> str: ...
 
     @property
     def trace(self) -> Sequence[tuple[str, Program]]: ...
@@ -34,6 +37,7 @@ class InterpExecutable:
         self.nan = "nan" in target.options or env.SANITIZE_NAN.on()
         self.source = print_program(program)
         self.trace: list[tuple[str, Program]] = [("tile", program)]
+        Dump(program, target).program("tile", program)
 
     def __call__(self, args: Mapping[str, Any]) -> None:
         from tilewright import interp
@@ -48,13 +52,13 @@ def _interp(program: Program, target: Target) -> Executable:
 
 
 def _cpu(program: Program, target: Target) -> Executable:
-    from tilewright.targets.cpu.backend import compile_program
+    from tilewright.targets.cpu.kernel import compile_program
 
     return compile_program(program, target)
 
 
 def _cuda(program: Program, target: Target) -> Executable:
-    from tilewright.targets.cuda.backend import compile_program
+    from tilewright.targets.cuda.kernel import compile_program
 
     return compile_program(program, target)
 
@@ -71,7 +75,11 @@ def resolve(
 ) -> Target:
     """'auto' → what TILEWRIGHT_TARGET says, else the GPU if there is one, else the CPU.
     TILEWRIGHT_SANITIZE=1 sends everything to the checking interpreter, TILEWRIGHT_DIAGNOSTIC=1
-    makes builds for CUDA diagnostic. `choices` are told to schedules (`ir.target.CHOICES`)."""
+    makes builds for CUDA diagnostic. `choices` are told to schedules (`ir.target.CHOICES`).
+
+    >>> tw.resolve("cuda").arch
+    'sm_90a'
+    """
     if env.SANITIZE.on():
         return Target.parse("interp -sanitize")
     if target == "auto":
@@ -84,6 +92,11 @@ def resolve(
     return target
 
 
+def settings() -> tuple[str, ...]:
+    """What of the environment `resolve` depends on."""
+    return env.SANITIZE(), env.TARGET(), env.DIAGNOSTIC()
+
+
 def _gpu() -> str | None:
     from tilewright.targets.cuda.detect import gpu_target
 
@@ -91,7 +104,27 @@ def _gpu() -> str | None:
 
 
 def build(program: Program, target: Target) -> Executable:
-    return BACKENDS[target.kind](program, target)
+    """The program for a target. What a target cannot do it says at the line that asks for it."""
+    try:
+        return BACKENDS[target.kind](program, target)
+    except CompileError as error:
+        if not error.diagnostic.fix:
+            error.diagnostic = replace(error.diagnostic, fix=f"{target.kind} {_LIMIT}")
+        raise
+    except (RecursionError, MemoryError) as error:
+        loc = next((kernel.loc for kernel in program.kernels if kernel.loc), program.loc)
+        raise CompileError(
+            f"{program.name} is too large to compile for {target}: {type(error).__name__}",
+            loc=loc,
+            fix="use smaller tiles, and fewer loops and branches inside each other",
+            code="too-large",
+        ) from error
+
+
+_LIMIT = (
+    "does not compile this yet: other tile sizes, another number of threads, or going through "
+    "shared memory may avoid it; please report the kernel"
+)
 
 
 def parse_ir(text: str, file: str = "<ir>") -> Program:

@@ -26,7 +26,18 @@ if TYPE_CHECKING:
 
 
 class TensorSupplyType(str, Enum):
-    """How a profiler fills inputs it makes itself."""
+    """How a profiler fills inputs it makes itself.
+
+    >>> @T.prim_func
+    ... def double(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32")):
+    ...     with T.Kernel(1, threads=32):
+    ...         for i in T.Parallel(4):
+    ...             B[i] = A[i] * 2
+    >>> kernel = tw.compile(double, target="interp")
+    >>> profiler = kernel.get_profiler(tw.TensorSupplyType.One)
+    >>> profiler.inputs()[0].tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
 
     Auto = "auto"
     Randn = "randn"
@@ -60,7 +71,18 @@ def supply(kind: Any, shape: tuple[int, ...], dtype: DType, rng: np.random.Gener
 
 
 class Profiler:
-    """Makes inputs for a kernel, checks it against a reference, and times it."""
+    """Makes inputs for a kernel, checks it against a reference, and times it.
+
+    >>> @T.prim_func
+    ... def double(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32")):
+    ...     with T.Kernel(1, threads=32):
+    ...         for i in T.Parallel(4):
+    ...             B[i] = A[i] * 2
+    >>> profiler = tw.compile(double, out_idx=[-1], target="cpu").get_profiler()
+    >>> profiler.assert_allclose(lambda a: a * 2)
+    >>> profiler.do_bench(rep=5) > 0  # milliseconds
+    True
+    """
 
     def __init__(self, kernel: CompiledKernel, supply_type: Any = "auto", seed: int = 0) -> None:
         self.kernel = kernel

@@ -19,8 +19,10 @@ OPTIONS = {
     "persistent": "blocks that stay, and walk over the grid's tiles",
     "block_order": "of the grid's tiles: plain, grouped, hilbert, longest",
     "cluster": "blocks that share what they load: 1, 2, 4",
+    "stage_stores": "accumulators reach memory by way of shared memory",
+    "product_waits": "for products by warpgroups, at the latest: late, iteration, each",
 }
-# options that pin what schedules choose (`ir.target.CHOICES`)
+# options that a target is told (`ir.target.CHOICES`)
 PINS = {
     "warp_specialize": "roles",
     "skew": "skew",
@@ -29,11 +31,27 @@ PINS = {
     "persistent": "persistent",
     "block_order": "order",
     "cluster": "cluster",
+    "product_waits": "waits",
+    "stage_stores": "stage",
+    "fast_math": "fast_math",
+    "bulk_copies": "bulk",
 }
 
 
 class PassConfigKey(str, Enum):
-    """Names that TileLang kernels use in `pass_configs`; `SPELLINGS` says what they mean here."""
+    """Names that TileLang kernels use in `pass_configs`; `SPELLINGS` says what they mean here.
+
+    >>> @tw.jit(pass_configs={tw.PassConfigKey.TL_ENABLE_FAST_MATH: True})
+    ... def main(A):
+    ...     A: T.Tensor((8,), "float32")
+    ...     B = T.empty((8,), "float32")
+    ...     with T.Kernel(1, threads=32):
+    ...         for i in T.Parallel(8):
+    ...             B[i] = T.exp(A[i])
+    ...     return B
+    >>> main(np.zeros(8, np.float32)).tolist()[:2]
+    [1.0, 1.0]
+    """
 
     TL_ENABLE_FAST_MATH = "tl.enable_fast_math"
     TL_DISABLE_FAST_MATH = "tl.disable_fast_math"

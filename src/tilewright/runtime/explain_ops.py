@@ -11,6 +11,7 @@ from typing import Any
 from tilewright.ir.atoms import Feature
 from tilewright.ir.bounds import Ranges
 from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.determinism import is_unordered
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
@@ -240,9 +241,8 @@ def _fill(op: Fill, told: Told) -> Entry:
 
 def _atomic(op: Atomic, told: Told) -> Entry:
     text = f"atomic {op.op} {op.dst.buffer.name} {_shape(op.dst.tile)}"
-    loose = op.op == "add" and op.dst.dtype.is_float
     order = "of additions is not fixed: sums may differ in their last bits from run to run"
-    return _entry(op, text, ("order", order if loose else ""), *told.moved(op))
+    return _entry(op, text, ("order", order if is_unordered(op) else ""), *told.moved(op))
 
 
 # ── compute ──────────────────────────────────────────────────────────────────────────────────

@@ -9,15 +9,15 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
-from tilewright.lang import PrimFunc, is_direct, trace_direct
+from tilewright.lang import DirectTrace, PrimFunc, is_direct
 from tilewright.runtime.configs import options_from
+from tilewright.runtime.direct import Direct, bind, freeze
 from tilewright.runtime.kernel import CompiledKernel
-from tilewright.support.errors import CompileError, entry
+from tilewright.support.errors import CompileError, entry, swap
 
 OutIdx = int | Sequence[int] | None
 
@@ -34,7 +34,17 @@ def compile(
 ) -> CompiledKernel:
     """Compile one `prim_func`, or a program read with `tw.parse_ir`.
 
-    >>> kernel = tw.compile(main, out_idx=[-1], target="cpu")   # doctest: +SKIP
+    Parameters in `out_idx` are allocated by each call and returned. Targets are "auto" (a GPU if
+    there is one, else the CPU), "cpu", "cuda", "interp" and "interp -sanitize".
+
+    >>> @T.prim_func
+    ... def double(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32")):
+    ...     with T.Kernel(1, threads=32):
+    ...         for i in T.Parallel(4):
+    ...             B[i] = A[i] * 2
+    >>> kernel = tw.compile(double, out_idx=[-1], target="interp")
+    >>> kernel(np.arange(4, dtype=np.float32)).tolist()
+    [0.0, 2.0, 4.0, 6.0]
     """
     program = prim_func.program if isinstance(prim_func, PrimFunc) else prim_func
     if not isinstance(program, Program):
@@ -42,6 +52,7 @@ def compile(
             "tw.compile takes a @T.prim_func",
             got=type(prim_func).__name__,
             fix="return the prim_func from the factory, or decorate the factory with @tw.jit",
+            code="arguments",
         )
     _ignore("tw.compile", others)
     kernel = CompiledKernel(
@@ -56,7 +67,16 @@ def compile(
 def par_compile(
     prim_funcs: Iterable[PrimFunc], num_workers: int | None = None, **kwargs: Any
 ) -> list[CompiledKernel]:
-    """Compile many at once; the first failure is raised once all have been tried."""
+    """Compile many at once; the first failure is raised once all have been tried.
+
+    >>> @T.prim_func
+    ... def double(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32")):
+    ...     with T.Kernel(1, threads=32):
+    ...         for i in T.Parallel(4):
+    ...             B[i] = A[i] * 2
+    >>> [kernel.name for kernel in tw.par_compile([double, double], target="interp")]
+    ['double', 'double']
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(num_workers) as pool:
@@ -88,13 +108,14 @@ class Jit:
         self.debug_root_path = debug_root_path
         self.direct = is_direct(fn)
         self.signature = inspect.signature(fn)
-        self._kernels: dict[Any, Any] = {}
+        self._direct = Direct(fn, self._compile_direct, lambda: _target_key(self.target))
+        self._kernels: dict[Any, Any] = self._direct.kernels if self.direct else {}
         self._others: dict[str | Target, Jit] = {}
 
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.direct:
-            return self._call_direct(args, kwargs)
+            return self._direct(args, kwargs)
         return self.compile(*args, **kwargs)
 
     @entry
@@ -107,9 +128,9 @@ class Jit:
         if self.direct:
             sizes = {n: v for n, v in kwargs.items() if n not in self.signature.parameters}
             given = {n: v for n, v in kwargs.items() if n not in sizes}
-            return self._direct(self._bind(args, given, partial=True), sizes)[0]
-        bound = self._bind(args, kwargs)
-        key = (_target_key(self.target), _freeze(bound))
+            return self._direct.known(self._direct.bind(args, given, partial=True), sizes).kernel
+        bound = bind(self.fn, self.signature, args, kwargs)
+        key = (_target_key(self.target), freeze(bound))
         kernel = self._kernels.get(key)
         if kernel is None:
             kernel = self._kernels[key] = self._compile(self.prim_func(*args, **kwargs))
@@ -139,6 +160,29 @@ class Jit:
         return self._others[target]
 
     @entry
+    def as_torch_op(
+        self,
+        name: str | None = None,
+        *,
+        backward: Callable[..., Any] | None = None,
+        setup_context: Callable[..., Any] | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """An operator of PyTorch: see `CompiledKernel.as_torch_op`.
+
+        Of a factory, that of the kernel for these `arguments`. Of a kernel written directly, they
+        are its compile-time parameters, and the operator takes what is left; it is compiled for
+        the sizes that come. Should its text refuse the sizes of 128 with which it is read once,
+        give others by name: `rms_norm.as_torch_op("mylib::rms_norm", blk_m=4, M=64, N=64)`.
+        """
+        formulas = {"backward": backward, "setup_context": setup_context}
+        if not self.direct:
+            return self.compile(**arguments).as_torch_op(name, **formulas)
+        return self._direct.as_torch_op(
+            name or self.fn.__name__, arguments, _target_key(self.target), formulas
+        )
+
+    @entry
     def prim_func(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """What the factory returns for these arguments, traced but not compiled."""
         made = self.fn(*args, **kwargs)
@@ -147,6 +191,7 @@ class Jit:
                 f"{self.fn.__name__} must return a @T.prim_func",
                 got=f"it returned {type(made).__name__}",
                 fix="add `return <the prim_func>` at the end of the factory",
+                code="arguments",
             )
         return made
 
@@ -167,43 +212,14 @@ class Jit:
             (folder / f"{kernel.name}.source").write_text(kernel.get_kernel_source())
         return kernel
 
-    def _bind(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], partial: bool = False
-    ) -> dict[str, Any]:
-        bind = self.signature.bind_partial if partial else self.signature.bind
-        try:
-            bound = bind(*args, **kwargs)
-        except TypeError as error:
-            raise CompileError(
-                f"{self.fn.__name__}: {error}",
-                expected=f"{self.fn.__name__}{self.signature}",
-                fix="pass the arguments that its signature names",
-            ) from None
-        bound.apply_defaults()
-        return dict(bound.arguments)
-
-    def _direct(
-        self, bound: dict[str, Any], sizes: Mapping[str, int] = MappingProxyType({})
-    ) -> tuple[CompiledKernel, tuple[str, ...]]:
-        outlined = {name: _outline(value) for name, value in bound.items()}
-        key = (_target_key(self.target), _freeze(sizes), _freeze(outlined))
-        found = self._kernels.get(key)
-        if found is None:
-            traced = trace_direct(self.fn, (), bound, sizes)
-            names = [p.name for p in traced.program.params]
-            kernel = CompiledKernel(
-                traced.program,
-                target=self.target,
-                out_idx=[names.index(o) for o in traced.outputs],
-                options=options_from(self.pass_configs),
-            )
-            found = self._kernels[key] = (kernel, tuple(traced.arguments))
-        return found
-
-    def _call_direct(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        bound = self._bind(args, kwargs)
-        kernel, arguments = self._direct(bound)
-        return kernel(*(bound[name] for name in arguments))
+    def _compile_direct(self, traced: DirectTrace) -> CompiledKernel:
+        names = [p.name for p in traced.program.params]
+        return CompiledKernel(
+            traced.program,
+            target=self.target,
+            out_idx=[names.index(o) for o in traced.outputs],
+            options=options_from(self.pass_configs),
+        )
 
     def par_compile(self, configs: Iterable[Any], **kwargs: Any) -> list[CompiledKernel]:
         """One kernel per configuration (a mapping, or a tuple of positional arguments)."""
@@ -233,12 +249,28 @@ def jit(
     that *is* the kernel (it opens `T.Kernel` itself), calling it runs it and returns what it
     returns.
 
-    >>> @tw.jit(out_idx=[-1])                   # doctest: +SKIP
-    ... def matmul(M, N, K): ...
+    >>> @tw.jit(out_idx=[-1], target="interp")
+    ... def scale(N, by):
+    ...     @T.prim_func
+    ...     def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+    ...         with T.Kernel(T.ceildiv(N, 128)) as bx:
+    ...             for i in T.Parallel(128):
+    ...                 B[bx * 128 + i] = A[bx * 128 + i] * by
+    ...     return main
+    >>> kernel = scale(3, by=10)
+    >>> kernel(np.arange(3, dtype=np.float32)).tolist()
+    [0.0, 10.0, 20.0]
     """
     _ignore("tw.jit", others)
 
     def decorate(function: Callable[..., Any]) -> Jit:
+        if not callable(function):
+            raise CompileError(
+                "tw.jit takes a function",
+                got=type(function).__name__,
+                fix="write @tw.jit above the `def` of a factory or a kernel",
+                code="arguments",
+            )
         return Jit(
             function,
             out_idx=out_idx,
@@ -266,33 +298,13 @@ def _ignore(word: str, others: Mapping[str, Any]) -> None:
                 f"{word} has no option {name!r}",
                 expected=", ".join(_OPTIONS),
                 fix=f"did you mean {close[0]!r}?",
+                repair=swap(name, close[0]),
+                code="arguments",
             )
         warnings.warn(f"{word}: {name!r} has no meaning in Tilewright and is ignored", stacklevel=4)
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def _target_key(target: str | Target) -> Any:
     from tilewright.runtime.backends import resolve
 
     return resolve(target)
-
-
-def _outline(value: Any) -> Any:
-    """An array's shape and type, which are all that a kernel written directly depends on."""
-    return (tuple(value.shape), str(value.dtype)) if _is_array(value) else value
-
-
-def _freeze(value: Any) -> Any:
-    """A hashable stand-in that differs when the value does; types count (1 is not 1.0)."""
-    if isinstance(value, Mapping):
-        return tuple((k, _freeze(v)) for k, v in value.items())
-    if isinstance(value, (list, tuple)):
-        return (type(value).__name__, tuple(_freeze(v) for v in value))
-    try:
-        hash(value)
-    except TypeError:
-        return repr(value)
-    return (type(value).__name__, value)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from tilewright.ir.buffer import Space
+from tilewright.ir.determinism import check_deterministic
 from tilewright.ir.op import Alloc, Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
 from tilewright.runtime.arrays import are_on_host
 from tilewright.runtime.backends import build, resolve
 from tilewright.runtime.configs import choices_from
+from tilewright.runtime.host_caller import Fixable, make_caller
 from tilewright.runtime.launch import Launcher
 from tilewright.support import env
 from tilewright.support.errors import CompileError, entry
@@ -22,10 +24,24 @@ if TYPE_CHECKING:
 
 
 class CompiledKernel:
-    """What `tw.compile` and a jitted factory return.
+    """What `tw.compile` and a jitted factory return: call it with arrays, look at it, time it.
 
-    >>> kernel = tw.compile(prim_func)          # doctest: +SKIP
-    >>> kernel(a, b, c)                         # doctest: +SKIP
+    >>> @T.prim_func
+    ... def double(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32")):
+    ...     with T.Kernel(1, threads=32):
+    ...         for i in T.Parallel(4):
+    ...             B[i] = A[i] * 2
+    >>> kernel = tw.compile(double, target="cpu")
+    >>> a, b = np.ones(4, np.float32), np.zeros(4, np.float32)
+    >>> kernel(a, b)
+    >>> b.tolist()
+    [2.0, 2.0, 2.0, 2.0]
+    >>> "define" in kernel.get_kernel_source()  # LLVM IR
+    True
+    >>> print(kernel.ir())
+    program double {
+      param A: float32[4] global
+      ...
     """
 
     # what a call runs: a slot, so that nothing stands between the caller and a generated launch
@@ -45,6 +61,8 @@ class CompiledKernel:
     ) -> None:
         self.program = program
         self.options = dict(options or {})
+        if self.options.get("deterministic"):
+            check_deterministic(program)
         self.target = resolve(
             target,
             diagnostic=bool(self.options.get("diagnostic")),
@@ -56,17 +74,26 @@ class CompiledKernel:
         indices = [out_idx] if isinstance(out_idx, int) else list(out_idx or [])
         self.launcher = Launcher(program, indices)
         self.executable = build(program, self.target)
-        self.__call__ = self._first_launch if self.target.kind == "cuda" else self._run
+        self.__call__ = self._caller()
+
+    def _caller(self) -> Callable[..., Any]:
+        if self.target.kind == "cuda":
+            return self._first_launch
+        if self.target.kind == "cpu":
+            return self._first_call
+        return self._run
+
+    @entry
+    def _first_call(self, *args: Any, **named: Any) -> Any:
+        """The generated function takes longer to make than code to load: some are never called."""
+        self.__call__ = make_caller(self.launcher, cast("Fixable", self.executable))
+        return self.__call__(*args, **named)
 
     @entry
     def _run(self, *args: Any, **named: Any) -> Any:
         call = self.launcher.prepare(args, named)
         self.executable(call.args)
-        for finish in call.after:
-            finish()
-        if not call.results:
-            return None
-        return call.results[0] if len(call.results) == 1 else list(call.results)
+        return call.finish()
 
     def _first_launch(self, *args: Any, **named: Any) -> Any:
         """On a GPU the executable checks device arrays itself. A kernel for `auto` that has not run
@@ -101,8 +128,12 @@ class CompiledKernel:
         for name, program in reversed(self.executable.trace):
             if name == stage:
                 return print_program(program)
-        known = ", ".join(["tile", *(name for name, _ in self.executable.trace)])
-        raise CompileError(f"no stage {stage!r} for {self.target}", expected=f"one of {known}")
+        known = ", ".join(dict.fromkeys(["tile", *(name for name, _ in self.executable.trace)]))
+        raise CompileError(
+            f"no stage {stage!r} for {self.target}",
+            expected=f"one of {known}",
+            fix="name one of these",
+        )
 
     @overload
     def explain(self, as_dict: Literal[False] = False) -> str: ...
@@ -165,9 +196,54 @@ class CompiledKernel:
     def _cuda(self, what: str) -> Any:
         if self.target.kind != "cuda":
             raise CompileError(
-                f"{what} exists for CUDA targets only; this kernel is for {self.target}"
+                f"{what} exists for CUDA targets only; this kernel is for {self.target}",
+                fix='compile it with target="cuda", which needs no GPU',
+                code="target",
             )
         return self.executable
+
+    @entry
+    def as_torch_op(
+        self,
+        name: str | None = None,
+        *,
+        backward: Callable[..., Any] | None = None,
+        setup_context: Callable[..., Any] | None = None,
+    ) -> Any:
+        """The kernel as an operator of PyTorch: `torch.compile` keeps it in its graphs, and
+        autograd differentiates it where `backward` says how.
+
+        `name` is "library::name", or a plain name in the library `tilewright`; the operator is
+        also `torch.ops.library.name`. Its arguments are the kernel's. Parameters that the kernel
+        writes are declared as mutated; those it makes (`out_idx`, `T.empty`) are what it returns.
+        `backward(ctx, *grads)` returns one gradient, or None, per argument, and
+        `setup_context(ctx, inputs, output)` saves what it needs, as `torch.library` has them.
+
+        >>> n = T.dynamic("n")
+        >>> @T.prim_func
+        ... def double(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        ...     with T.Kernel(T.ceildiv(n, 128)) as bx:
+        ...         for i in T.Parallel(128):
+        ...             B[bx * 128 + i] = A[bx * 128 + i] * 2
+        >>> kernel = tw.compile(double, out_idx=[-1], target="cpu")
+        >>> import torch                                                       # doctest: +SKIP
+        >>> op = kernel.as_torch_op("mylib::double",
+        ...                         backward=lambda ctx, grad: grad * 2)      # doctest: +SKIP
+        >>> x = torch.ones(3, requires_grad=True)                              # doctest: +SKIP
+        >>> torch.compile(op)(x).sum().backward()                              # doctest: +SKIP
+        >>> x.grad                                                             # doctest: +SKIP
+        tensor([2., 2., 2.])
+        """
+        from tilewright.runtime.torch_op import define, form_of
+
+        return define(
+            name or self.name,
+            form_of(self),
+            self,
+            device="cuda" if self.target.kind == "cuda" else "cpu",
+            backward=backward,
+            setup_context=setup_context,
+        )
 
     def get_profiler(self, tensor_supply_type: Any = "auto") -> Profiler:
         from tilewright.runtime.bench import Profiler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tilewright.ir.bind import (
     describe,
     given_part,
     in_order,
+    meets_itself,
     static_value,
     unused_params,
     written_params,
@@ -21,19 +23,37 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Const, Expr, Var
 from tilewright.ir.op import Program
-from tilewright.runtime.arrays import Array, as_numpy, empty_like_library, library_of, unpack
+from tilewright.runtime.arrays import (
+    Array,
+    address_of,
+    as_numpy,
+    delivered,
+    empty_like_library,
+    library_of,
+    reach,
+    unpack,
+)
 from tilewright.support.errors import LaunchError
+from tilewright.targets.torch_tensors import write_counter
 
 Args = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Call:
-    """Checked arguments, what to return, and what to do once the kernel has run."""
+    """Checked arguments, and what to do and return once the kernel has run."""
 
     args: Args
-    results: tuple[Any, ...]
+    sizes: dict[Var, int]
+    library: str  # the caller's
+    outputs: tuple[Any, ...] = ()
     after: tuple[Callable[[], None], ...] = ()
+
+    def finish(self) -> Any:
+        for action in self.after:
+            action()
+        made = [delivered(self.library, output) for output in self.outputs]
+        return None if not made else made[0] if len(made) == 1 else made
 
 
 class Launcher:
@@ -55,38 +75,44 @@ class Launcher:
         self.inputs = tuple(i for i in range(len(self.params)) if i not in self.outputs)
         self.dynamic = bool(program.dims)
 
-    def prepare(self, given: Sequence[Any], named: dict[str, Any] | None = None) -> Call:
+    def prepare(self, given: Sequence[Any], named: Mapping[str, Any] | None = None) -> Call:
         given = self.in_order(given, named or {})
-        raw: dict[str, Any] = {}
-        arrays: dict[str, Array] = {}
+        library = next((found for v in given if (found := library_of(v))), "numpy")
+        arrays: dict[str, Array] = {}  # as the kernel takes them
+        memory: dict[str, Array] = {}  # as the caller has them
+        scalars: dict[str, Any] = {}
+        absent: list[str] = []
         after: list[Callable[[], None]] = []
         for i, value in zip(self.inputs, given, strict=True):
             param = self.params[i]
-            raw[param.name] = value
             if isinstance(param, Var):
-                raw[param.name] = _scalar(param, value)
-            elif value is not None or param.name not in self.unused:
-                arrays[param.name] = self._array(param, value, after)
+                scalars[param.name] = _scalar(param, value)
+            elif value is None and param.name in self.unused:
+                absent.append(param.name)
+            else:
+                memory[param.name] = as_numpy(value, param.name)
+                arrays[param.name] = self._elements(param, memory[param.name], value, after)
+                if param.name in self.written and library_of(value) == "torch":
+                    after.append(partial(write_counter(), value))
         sizes = self._sizes(arrays)
+        outputs = []
         for tensor in self.program.tensors:
-            if tensor.name in raw and raw[tensor.name] is None:
-                shape = tuple(static_value(s, sizes) for s in tensor.shape)
-                arrays[tensor.name] = np.zeros(shape, tensor.dtype.numpy)
-        library = next((library_of(v) for v in given if library_of(v)), "numpy")
+            if tensor.name in absent:
+                arrays[tensor.name] = np.zeros(_shape(tensor, sizes), tensor.dtype.numpy)
         for i in self.outputs:
             param = self.params[i]
             assert isinstance(param, Buffer)
-            shape = tuple(static_value(s, sizes) for s in param.shape)
-            raw[param.name] = empty_like_library(library, shape, param.dtype)
-            arrays[param.name] = self._array(param, raw[param.name], after)
+            outputs.append(empty_like_library(library, _shape(param, sizes), param.dtype))
+            memory[param.name] = as_numpy(outputs[-1], param.name)
+            arrays[param.name] = self._elements(param, memory[param.name], outputs[-1], after)
         for tensor in self.program.tensors:
             _check_shape(tensor, arrays[tensor.name], sizes)
-        self._check_overlap(arrays)
+        self._check_overlap(memory)
         args: Args = {
-            p.name: arrays[p.name] if isinstance(p, Buffer) else raw[p.name] for p in self.params
+            p.name: arrays[p.name] if isinstance(p, Buffer) else scalars[p.name]
+            for p in self.params
         }
-        results = tuple(raw[self.params[i].name] for i in self.outputs)
-        return Call(args, results, tuple(after))
+        return Call(args, sizes, library, tuple(outputs), tuple(after))
 
     def in_order(self, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         return in_order(self.program.name, [self.params[i].name for i in self.inputs], given, named)
@@ -96,46 +122,62 @@ class Launcher:
             return {}
         return array_sizes(given_part(self.program, arrays), arrays)
 
-    def _array(self, param: Buffer, value: Any, after: list[Callable[[], None]]) -> Array:
-        array = as_numpy(value, param.name)
-        dtype = param.dtype
-        if dtype.packed and array.dtype in (np.uint8, np.int8):
-            if param.name in self.written and not array.flags.writeable:
-                raise _read_only(param)
-            elements, pack = unpack(array, dtype)
-            if param.name in self.written:
-                after.append(lambda: pack(elements))
-            return elements
-        if array.dtype != dtype.numpy:
+    def _elements(
+        self, param: Buffer, array: Array, value: Any, after: list[Callable[[], None]]
+    ) -> Array:
+        dtype, written = param.dtype, param.name in self.written
+        as_bytes = dtype.packed and array.dtype in (np.uint8, np.int8)
+        if array.dtype != dtype.numpy and not as_bytes:
             raise LaunchError(
                 f"{param.name} has the wrong dtype",
-                expected=str(dtype),
+                expected=f"{dtype}, or its bytes as uint8" if dtype.packed else str(dtype),
                 got=str(array.dtype),
                 fix=f"convert it to {dtype}, or declare {param.name} as {array.dtype}",
             )
-        if param.name in self.written and not array.flags.writeable:
-            raise _read_only(param)
+        if written and not array.flags.writeable:
+            raise _read_only(param, value)
         if not array.flags.aligned:
             raise LaunchError(
-                f"{param.name} is not aligned to its {array.itemsize}-byte elements",
-                fix="pass a copy: np.ascontiguousarray(x)",
+                f"{param.name} does not start at a multiple of {array.itemsize} bytes",
+                expected=f"an address that is a multiple of {array.itemsize}",
+                got=f"{address_of(array):#x}",
+                fix="pass a copy: x.copy() / x.clone()",
             )
-        return array
+        if not as_bytes:
+            return array
+        if not array.ndim:
+            raise LaunchError(
+                f"{param.name} must have {param.rank} dimensions",
+                expected=describe(param.shape),
+                got="()",
+                fix=f"reshape it to {describe(param.shape)}, {8 // dtype.bits} elements a byte",
+            )
+        elements, pack = unpack(array, dtype)
+        if written:
+            after.append(lambda: pack(elements))
+        return elements
 
     def _check_overlap(self, arrays: dict[str, Array]) -> None:
-        spans = {}
-        for name in self.written:
-            if name in arrays and arrays[name].size:
-                spans[name] = np.lib.array_utils.byte_bounds(arrays[name])
-        for name, (low, high) in spans.items():
-            for other, array in arrays.items():
-                if other == name or not array.size:
+        spans = {n: tuple(address_of(a) + end for end in reach(a)) for n, a in arrays.items()}
+        for name in self.written & arrays.keys():
+            mine = arrays[name]
+            if meets_itself(mine.shape, mine.strides):
+                raise LaunchError(
+                    f"{name} is written, and several of its indices are one place in memory",
+                    expected="a place of its own for each element",
+                    got=f"strides of {tuple(s // mine.itemsize for s in mine.strides)} elements "
+                    f"for a shape of {mine.shape}",
+                    fix=f"pass a copy of {name}, which has all its elements",
+                )
+            low, high = spans[name]
+            for other, (start, stop) in spans.items():
+                if other == name or not (start < high and low < stop):
                     continue
-                start, stop = np.lib.array_utils.byte_bounds(array)
-                if start < high and low < stop and np.shares_memory(arrays[name], array):
+                if np.shares_memory(mine, arrays[other]):
                     raise LaunchError(
                         f"{name} is written and overlaps {other}",
                         expected="a written parameter that shares no memory with another",
+                        got=f"{name} at {low:#x} … {high:#x}, {other} at {start:#x} … {stop:#x}",
                         fix=f"pass a copy of {other}, or write to a new array",
                     )
 
@@ -151,10 +193,18 @@ def _position(index: int, count: int) -> int:
     return index % count
 
 
-def _read_only(param: Buffer) -> LaunchError:
+def _read_only(param: Buffer, value: Any) -> LaunchError:
+    fix = "pass a writable copy"
+    if library_of(value) == "jax":
+        fix = (
+            f"JAX arrays never change: let the kernel make {param.name} (out_idx=[…], or T.empty) "
+            "and return it"
+        )
     return LaunchError(
         f"{param.name} is written by the kernel, but the array is read-only",
-        fix="pass a writable copy",
+        expected="an array that may be written",
+        got=f"a read-only {type(value).__name__}",
+        fix=fix,
     )
 
 
@@ -180,8 +230,12 @@ def _scalar(param: Var, value: Any) -> Any:
     )
 
 
+def _shape(tensor: Buffer, sizes: dict[Var, int]) -> tuple[int, ...]:
+    return tuple(_value(s, sizes) for s in tensor.shape)
+
+
 def _check_shape(tensor: Buffer, array: Array, sizes: dict[Var, int]) -> None:
-    want = tuple(_value(s, sizes) for s in tensor.shape)
+    want = _shape(tensor, sizes)
     if array.shape != want:
         got = str(array.shape)
         if len(array.shape) != len(want):
@@ -204,6 +258,7 @@ def _check_shape(tensor: Buffer, array: Array, sizes: dict[Var, int]) -> None:
         if not array.flags.c_contiguous:
             raise LaunchError(
                 f"{tensor.name} must be contiguous (row-major)",
+                expected=f"the elements of {describe(tensor.shape)} one after another",
                 got=f"strides of {tuple(s // array.itemsize for s in array.strides)} elements",
                 fix="pass np.ascontiguousarray(x) / x.contiguous(), or declare T.StridedTensor",
             )

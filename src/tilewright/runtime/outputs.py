@@ -10,7 +10,7 @@ from tilewright.ir.bind import bind_sizes, given_part, static_value
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.expr import Var
-from tilewright.runtime.arrays import library_of, stored_as, torch_loaded
+from tilewright.runtime.arrays import check_jax_type, library_of, stored_as, torch_loaded
 from tilewright.runtime.launch import Launcher
 from tilewright.support.errors import LaunchError
 from tilewright.targets.cuda.dlpack import is_capsule
@@ -86,6 +86,8 @@ def maker(values: Sequence[Any], stream: Any) -> Callable[[tuple[int, ...], DTyp
         return lambda shape, dtype: _torch(like, shape, dtype, handle)
     if library == "cupy":
         return lambda shape, dtype: _cupy(like, shape, dtype, handle)
+    if library == "jax":
+        return lambda shape, dtype: _jax(like, shape, dtype, handle or 0)
     return lambda shape, dtype: _ours(like, shape, dtype, handle or 0)
 
 
@@ -125,6 +127,11 @@ def _cupy(like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -
             got=str(error),
             fix="make the output yourself and pass it, without out_idx",
         ) from None
+
+
+def _jax(like: Any, shape: tuple[int, ...], dtype: DType, stream: int) -> Any:
+    check_jax_type(dtype)
+    return _ours(like, shape, dtype, stream)  # `finish` makes it JAX's
 
 
 def _ours(like: Any, shape: tuple[int, ...], dtype: DType, stream: int) -> Any:

@@ -214,7 +214,13 @@ def measure(
     Between bursts there is a `pause`, by default 5 ms on a GPU: the threads of a BLAS spin for tens
     of milliseconds after a product and would take the next contender's cores, and a GPU at its
     power limit would still be throttled for the one before. Rounds end when there are `rounds` of
-    them, or after three once `budget` seconds are spent."""
+    them, or after three once `budget` seconds are spent.
+
+    >>> a = np.ones((64, 64))
+    >>> times = tw.measure({"product": lambda: a @ a, "sum": lambda: a.sum()}, rounds=3)
+    >>> sorted(times), len(times["sum"])
+    (['product', 'sum'], 3)
+    """
     for run in contenders.values():
         run()  # before the timer is chosen: the first call may be what first uses the GPU
     timer = timer or timer_for(backend)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tilewright.runtime.jit import Jit, _freeze, _outline
+from tilewright.runtime.direct import freeze, outline
+from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
 
 
@@ -38,8 +39,8 @@ class Autotuned:
         fast. Arguments that are given are not tuned."""
         seen: Any = (args, kwargs)
         if self.jitted.direct:
-            seen = (tuple(map(_outline, args)), {n: _outline(v) for n, v in kwargs.items()})
-        frozen = _freeze(seen)
+            seen = (tuple(map(outline, args)), {n: outline(v) for n, v in kwargs.items()})
+        frozen = freeze(seen)
         key = (frozen, len(self.configs) if isinstance(self.configs, list) else None)
         if key not in self._best:
             self._best[key] = self._search(args, kwargs, frozen)
@@ -52,7 +53,7 @@ class Autotuned:
         )
         given = {*kwargs, *list(self.jitted.signature.parameters)[: len(args)]}
         found = [{n: v for n, v in config.items() if n not in given} for config in configs]
-        return list({repr(_freeze(config)): config for config in found}.values())
+        return list({repr(freeze(config)): config for config in found}.values())
 
     def _search(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seen: Any
@@ -65,7 +66,7 @@ class Autotuned:
         for config in configs:
             try:
                 kernel = self.jitted.compile(*args, **{**kwargs, **config})
-                place = (kernel.target, seen, _freeze(config), self.warmup, self.rep)
+                place = (kernel.target, seen, freeze(config), self.warmup, self.rep)
                 if place not in self._measured:
                     profiler = kernel.get_profiler()
                     self._measured[place] = profiler.do_bench(warmup=self.warmup, rep=self.rep)
@@ -89,9 +90,21 @@ def autotune(
 ) -> Any:
     """Over a jitted factory: call it without the tuned arguments.
 
-    >>> @tw.autotune(configs=[{"block": 64}, {"block": 128}])   # doctest: +SKIP
+    Each configuration is compiled, run and timed; the fastest kernel is returned, with what was
+    chosen in `config`. One that does not compile is left out.
+
+    >>> @tw.autotune(configs=[{"block": 64}, {"block": 128}], warmup=1, rep=1)
     ... @tw.jit
-    ... def matmul(M, N, K, block): ...
+    ... def double(N, block):
+    ...     @T.prim_func
+    ...     def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+    ...         with T.Kernel(T.ceildiv(N, block)) as bx:
+    ...             for i in T.Parallel(block):
+    ...                 B[bx * block + i] = A[bx * block + i] * 2
+    ...     return main
+    >>> kernel = double(1000)
+    >>> kernel.config["block"] in (64, 128)
+    True
     """
 
     def decorate(jitted: Jit | Callable[..., Any]) -> Autotuned:

@@ -1,0 +1,252 @@
+"""Calls of kernels that are written directly: traced for the arrays of a call, compiled once for
+all calls that differ in nothing the kernel's text depends on."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.expr import Const
+from tilewright.ir.op import Program
+from tilewright.lang import DirectTrace, trace_direct
+from tilewright.runtime.backends import settings
+from tilewright.runtime.kernel import CompiledKernel
+from tilewright.support.errors import CompileError, swap
+
+_NO_SIZES: Mapping[str, int] = MappingProxyType({})
+_KEPT = 1024
+_STAND_IN = 128  # for sizes of `T.const`, while only the form of the text matters
+
+
+class Outline(NamedTuple):
+    """An array's shape and type, which are all that a kernel's text depends on."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A kernel, and the names of the parameters that its arguments are."""
+
+    kernel: CompiledKernel
+    arguments: tuple[str, ...]
+
+
+class Direct:
+    """The kernels of one function, by what they depend on."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        make: Callable[[DirectTrace], CompiledKernel],
+        target: Callable[[], Any],
+    ) -> None:
+        self.fn, self.make, self.target = fn, make, target
+        self.signature = inspect.signature(fn)
+        self.kernels: dict[Any, _Known] = {}
+        self._names = list(self.signature.parameters)
+        self._scalars: frozenset[str] = frozenset()  # its run-time scalars, once it was traced
+        self._open: dict[Any, dict[str, tuple[bool, ...]]] = {}
+        self._recent: dict[Any, tuple[CompiledKernel, tuple[Any, ...]]] = {}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key: Any = (settings(), len(args), *kwargs, *self._looks(args, kwargs))
+        try:
+            found = self._recent.get(key)
+        except TypeError:  # something that has no hash
+            key = found = None
+        if found is None:
+            bound = self.bind(args, kwargs)
+            known = self.known(bound)
+            found = (known.kernel, tuple(map(self._source(args, kwargs), known.arguments)))
+            if key is not None:
+                if len(self._recent) >= _KEPT:
+                    self._recent.clear()
+                self._recent[key] = found
+            return known.kernel(*(bound[name] for name in known.arguments))
+        kernel, places = found
+        return kernel(*[args[p] if type(p) is int else kwargs[p] for p in places])
+
+    def as_torch_op(
+        self, name: str, arguments: Mapping[str, Any], target: Any, formulas: dict[str, Any]
+    ) -> Any:
+        """See `Jit.as_torch_op`."""
+        from tilewright.runtime.torch_op import Form, define
+
+        sizes = {n: v for n, v in arguments.items() if n not in self.signature.parameters}
+        fixed = {n: v for n, v in arguments.items() if n not in sizes}
+        bound = self.bind((), fixed, partial=True)
+
+        def form(traced: DirectTrace) -> Form:
+            return Form(traced.program, traced.arguments, traced.outputs)
+
+        example = self._example(bound, sizes)
+        free = open_axes(example.program)
+        forms: dict[Any, Form] = {}
+
+        def form_for(args: Sequence[Any]) -> Form:
+            # sizes of T.const become numbers here, and so part of what torch.compile compiles for
+            given = dict(zip(example.arguments, args, strict=True))
+            arrays = {
+                n: Outline(closed(v.shape, free[n]), str(v.dtype))
+                for n, v in given.items()
+                if n in free and v is not None
+            }
+            key = tuple(arrays.items())
+            if key not in forms:
+                forms[key] = form(trace_direct(self.fn, (), {**bound, **arrays}))
+            return forms[key]
+
+        return define(
+            name,
+            form(example),
+            lambda *args: self((), {**fixed, **dict(zip(example.arguments, args, strict=True))}),
+            device="cuda" if target.kind == "cuda" else "cpu",
+            form_for=form_for,
+            **formulas,
+        )
+
+    def _example(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> DirectTrace:
+        """A trace without arrays, for what does not depend on their sizes."""
+        try:
+            return trace_direct(self.fn, (), bound, sizes, stand_in=_STAND_IN)
+        except CompileError as error:
+            if sizes or "const" not in self.fn.__code__.co_names:
+                raise
+            raise CompileError(
+                f"{self.fn.__name__} cannot be read with sizes of {_STAND_IN}: {error.message}",
+                loc=error.loc,
+                expected="sizes of T.const for which it is right",
+                got=f"{_STAND_IN} for each",
+                fix="give such sizes by name: as_torch_op(name, M=…, N=…); calls may have others",
+            ) from error
+
+    def _looks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
+        if not self._scalars:
+            return map(_look, (*args, *kwargs.values()))
+        names = (*self._names[: len(args)], *kwargs)
+        values = (*args, *kwargs.values())
+        return (
+            type(v) if n in self._scalars else _look(v) for n, v in zip(names, values, strict=False)
+        )
+
+    def _source(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[str], Any]:
+        """Where a call of this form has the argument of that name."""
+        return lambda name: name if name in kwargs else self._names.index(name)
+
+    def bind(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], partial: bool = False
+    ) -> dict[str, Any]:
+        return bind(self.fn, self.signature, args, kwargs, partial)
+
+    def known(self, bound: dict[str, Any], sizes: Mapping[str, int] = _NO_SIZES) -> _Known:
+        """The kernel for these arguments; arrays may be left out where `sizes` are given."""
+        about = (self.target(), freeze(sizes))
+        found = self.kernels.get((about, self._key(bound, about)))
+        if found is None:
+            traced = trace_direct(self.fn, (), bound, sizes)
+            self._scalars = frozenset(s.name for s in traced.program.scalars)
+            self._open[about, self._kinds(bound)] = open_axes(traced.program)
+            found = self.kernels.setdefault(
+                (about, self._key(bound, about)), _Known(self.make(traced), tuple(traced.arguments))
+            )
+        return found
+
+    def _key(self, bound: Mapping[str, Any], about: Any) -> Any:
+        kinds = self._kinds(bound)
+        free = self._open.get((about, kinds), {})
+        arrays = {n: v for n, v in bound.items() if _is_array(v) and n not in self._scalars}
+        sizes = [closed(v.shape, free.get(n, ())) for n, v in arrays.items()]
+        return kinds, tuple(sizes)
+
+    def _kinds(self, bound: Mapping[str, Any]) -> Any:
+        """All that the kernel's text depends on, but sizes."""
+        return freeze(
+            {
+                n: (len(v.shape), str(v.dtype)) if _is_array(v) else v
+                for n, v in bound.items()
+                if n not in self._scalars
+            }
+        )
+
+
+def open_axes(program: Program) -> dict[str, tuple[bool, ...]]:
+    """By tensor: which of its sizes are known at launch only."""
+    return {
+        p.name: tuple(not isinstance(size, Const) for size in p.shape)
+        for p in program.params
+        if isinstance(p, Buffer)
+    }
+
+
+def closed(shape: Any, free: tuple[bool, ...]) -> tuple[int, ...]:
+    """The sizes that a kernel is compiled for, and -1 in place of the others."""
+    free = free if len(free) == len(shape) else (False,) * len(shape)
+    return tuple(-1 if is_free else int(s) for s, is_free in zip(shape, free, strict=True))
+
+
+def bind(
+    fn: Callable[..., Any],
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    partial: bool = False,
+) -> dict[str, Any]:
+    """The arguments of a call by name, defaults included."""
+    try:
+        bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
+    except TypeError as error:
+        wrong = [name for name in kwargs if name not in signature.parameters]
+        close = difflib.get_close_matches(wrong[0], signature.parameters, 1) if wrong else []
+        raise CompileError(
+            f"{fn.__name__}: {error}",
+            expected=f"{fn.__name__}{signature}",
+            fix=f"did you mean {close[0]!r}?"
+            if close
+            else "pass the arguments that its signature names",
+            code="arguments",
+            repair=swap(wrong[0], close[0]) if close else None,
+        ) from None
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def freeze(value: Any) -> Any:
+    """A hashable stand-in that differs when the value does; types count (1 is not 1.0), and so
+    does the sign of zero."""
+    if isinstance(value, Mapping):
+        return tuple((k, freeze(v)) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, tuple(freeze(v) for v in value))
+    if isinstance(value, float):
+        return (type(value).__name__, value.hex())
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return (type(value).__name__, value)
+
+
+def outline(value: Any) -> Any:
+    """An array as its outline, anything else as it is."""
+    return Outline(tuple(value.shape), str(value.dtype)) if _is_array(value) else value
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _look(value: Any) -> Any:
+    """What tells calls apart, in as little time as it takes."""
+    kind = type(value)
+    if kind is np.ndarray or _is_array(value):
+        return kind, value.shape, value.dtype
+    return kind, value.hex() if kind is float else value

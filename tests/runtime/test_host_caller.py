@@ -1,0 +1,175 @@
+"""The generated function of the CPU target: which calls take the short road, and what it costs."""
+
+import ctypes
+import time
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+import tilewright.language as T
+from tilewright.runtime import host_caller
+from tilewright.runtime.launch import Launcher
+from tilewright.targets.cpu.threads import arena
+
+
+def add(n=64, **more):
+    @T.prim_func
+    def add(
+        A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32"), C: T.Tensor((n,), "float32")
+    ):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                C[i] = A[i] + B[i]
+
+    return tw.compile(add, target="cpu", **more)
+
+
+@pytest.mark.parametrize("target", ["cpu", "interp"])
+def test_names_are_the_kernels_own(target):
+    """x0 and x1 are what the generated function would call its own."""
+
+    @T.prim_func
+    def copy(x1: T.Tensor((8,), "float32"), x0: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                x0[i] = x1[i]
+
+    kernel = tw.compile(copy, target=target)
+    for _ in range(2):
+        a, b = np.ones(8, np.float32), np.zeros(8, np.float32)
+        kernel(x0=b, x1=a)
+        assert (b == 1).all()
+        b[:] = 0
+        kernel(a, x0=b)
+        assert (b == 1).all()
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """The calls that were checked at length."""
+    seen = []
+    real = Launcher.prepare
+
+    def prepare(self, given, named=None):
+        seen.append(given)
+        return real(self, given, named)
+
+    monkeypatch.setattr(Launcher, "prepare", prepare)
+    return seen
+
+
+def three(n=64):
+    return [np.ones(n, np.float32) for _ in range(3)]
+
+
+def test_calls_that_look_alike_are_checked_once(checked):
+    kernel = add(T.dynamic("n"))
+    for n in (64, 8, 64, 8, 64):
+        for _ in range(3):
+            a, b, c = three(n)
+            kernel(a, b, c)
+            assert (c == 2).all()
+    assert len(checked) == 2
+    kernel(a, C=c, B=b)  # names take the long road
+    assert len(checked) == 3
+
+
+def test_outputs_too(checked):
+    kernel = add(T.dynamic("n"), out_idx=-1)
+    for n in (64, 8, 64, 8):
+        assert kernel(*three(n)[:2]).tolist() == [2.0] * n
+    assert len(checked) == 2
+
+
+def test_tensors_too(checked):
+    torch = pytest.importorskip("torch")
+    kernel, made = add(T.dynamic("n")), add(T.dynamic("n"), out_idx=-1)
+    for n in (64, 8, 64, 8):
+        for _ in range(3):
+            a, b, c = torch.ones(n), torch.ones(n), torch.zeros(n)
+            kernel(a, b, c)
+            assert c.tolist() == made(a, b).tolist() == made(a, a).tolist() == [2.0] * n
+    assert len(checked) == 4  # one tensor twice looks like two
+
+
+def test_tensors_where_pytorch_has_no_guards(checked, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(host_caller, "guard_of", lambda tensors: host_caller.never)
+    kernel = add(T.dynamic("n"))
+    for n in (64, 8, 64, 8):
+        a, b, c = torch.ones(n), torch.ones(n), torch.zeros(n)
+        kernel(a, b, c)
+        assert c.tolist() == [2.0] * n
+    assert len(checked) == 2
+    with pytest.raises(tw.LaunchError, match="A requires a gradient"):
+        kernel(a.requires_grad_(), b, c)
+    with torch.no_grad():
+        kernel(a, b, c)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(host_caller, "KEPT", 4)
+    kernel = add(T.dynamic("n"))
+    for n in range(1, 12):
+        a, b, c = three(n)
+        kernel(a, b, c)
+        assert (c == 2).all()
+    assert len(kernel.__call__.__globals__["kept"]) <= 4
+
+
+def test_addresses_are_read_or_asked_for(monkeypatch):
+    assert host_caller._data_follows_head()
+    monkeypatch.setattr(host_caller, "_HEAD", 0)  # as where nothing is known of NumPy's arrays
+    kernel = add()
+    for _ in range(3):
+        a, b, c = three()
+        kernel(a, b, c)
+        assert (c == 2).all()
+
+
+def fastest(call, repeat=100, times=200):
+    """Seconds of one call, in the burst that nothing disturbed."""
+    best = float("inf")
+    for _ in range(repeat):
+        started = time.perf_counter()
+        for _ in range(times):
+            call()
+        best = min(best, (time.perf_counter() - started) / times)
+    return best
+
+
+def test_a_checked_call_costs_little():
+    """At most 20 µs more than the machine code; measured: 5 with NumPy's arrays, 6 with tensors."""
+    kernel = add()
+    a, b, c = three()
+    kernel(a, b, c)
+    (launch,) = kernel.executable._launches
+    block = (ctypes.c_int64 * 8)(*(x.ctypes.data for x in (a, b, c)))
+    address, place, entry = ctypes.addressof(block), arena(launch.arena_bytes), launch.entry
+    bare = fastest(lambda: entry(address, place, 0, 1))
+    assert fastest(lambda: kernel(a, b, c)) - bare < 20e-6
+    made = add(out_idx=-1)
+    assert fastest(lambda: made(a, b)) - bare < 20e-6
+
+
+def test_a_checked_call_of_tensors_costs_little():
+    torch = pytest.importorskip("torch")
+    kernel = add()
+    a, b, c = torch.ones(64), torch.ones(64), torch.ones(64)
+    assert fastest(lambda: kernel(a, b, c)) < 20e-6
+
+
+def test_a_kernel_written_directly_costs_little():
+    @tw.jit(target="cpu")
+    def shift(A):
+        N = T.const("N")
+        A: T.Tensor((N,), "float32")
+        B = T.empty((N,), "float32")
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(N):
+                B[i] = A[i] + 1
+        return B
+
+    a = np.ones(64, np.float32)
+    assert fastest(lambda: shift(a)) < 20e-6
