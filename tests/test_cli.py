@@ -50,6 +50,54 @@ def test_unknown_stage_is_named():
     assert "Traceback" not in done.stderr
 
 
+def test_stages_are_listed():
+    done = run("-m", "tilewright", "ir", "examples/matmul.py", "--stages", "--target", "cuda")
+    assert done.returncode == 0, done.stderr
+    words = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert words[0] == "tile" and words[-1] == "lower_threads" and "pipeline_loops" in words
+    assert "no change" in done.stdout and "lines" in done.stdout
+
+
+def test_what_passes_changed():
+    file = "examples/matmul.py"
+    done = run("-m", "tilewright", "ir", file, "--diff", "tile", "expand_copies", "--target", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("--- tile\n+++ expand_copies\n@@") and "\n+" in done.stdout
+    done = run("-m", "tilewright", "ir", file, "--diff", "tile", "tile")
+    assert done.stdout == "tile and tile are the same\n"
+    done = run("-m", "tilewright", "ir", file, "--changed", "--target", "cpu")
+    assert "+++ fuse_maps" in done.stdout and "# nothing changed in: " in done.stdout
+    done = run("-m", "tilewright", "ir", file, "--changed", "--stage", "tile")
+    assert done.returncode == 2 and "choose one of" in done.stderr
+
+
+def test_a_close_stage_is_suggested():
+    done = run("-m", "tilewright", "ir", "examples/matmul.py", "--stage", "fuse_map")
+    assert done.returncode == 1 and "did you mean 'fuse_maps'?" in done.stderr
+    assert "there are: tile, " in done.stderr and "Traceback" not in done.stderr
+
+
+# what a pass of the CUDA target refuses
+REFUSED = """
+import tilewright.language as T
+
+@T.prim_func
+def main(A: T.StridedTensor((8, 8), (16, 1), "int4"), B: T.Tensor((8, 8), "int32")):
+    with T.Kernel(1, threads=64):
+        T.copy(A, B)
+"""
+
+
+def test_stages_before_a_failure(tmp_path):
+    file = tmp_path / "refused.py"
+    file.write_text(REFUSED)
+    done = run("-m", "tilewright", "ir", str(file), "--stages", "--target", "cuda")
+    assert done.returncode == 1 and "reduce_by_atomics" in done.stdout
+    assert "pack_elements" not in done.stdout and "A has strides" in done.stderr
+    done = run("-m", "tilewright", "ir", str(file), "--stage", "lower_threads", "--target", "cuda")
+    assert done.returncode == 1 and "then a pass failed: " in done.stderr
+
+
 def test_verify_shows_the_place(tmp_path):
     bad = tmp_path / "bad.tw"
     bad.write_text("program p {\n  kernel k grid b in 1 threads t in 32 {\n    brake\n  }\n}\n")
@@ -58,13 +106,35 @@ def test_verify_shows_the_place(tmp_path):
     assert "bad.tw:3:5" in done.stderr and "break" in done.stderr
 
 
-def test_dump(tmp_path):
-    done = run("examples/matmul.py", TILEWRIGHT_DUMP=str(tmp_path))
+COMPILE = "import runpy, tilewright as tw; tw.compile(runpy.run_path({!r})[{!r}], target={!r})"
+
+
+@pytest.mark.parametrize(
+    "target, last", [("cpu", "source.ll"), ("cuda", "source.cu"), ("interp", "tile.tw")]
+)
+def test_dump(tmp_path, target, last):
+    code = COMPILE.format("examples/debugging.py", "turned", target)
+    done = run("-c", code, TILEWRIGHT_DUMP=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    files = sorted(tmp_path.rglob("*.tw"))
-    assert len(files) > 3
-    for file in files:
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith(f"turned.{target}")
+    names = sorted(file.name for file in folder.iterdir())
+    assert [int(name[:2]) for name in names] == [*range(len(names))]
+    assert names[-1].endswith(f"_{last}")
+    for file in folder.glob("*.tw"):
         parse_program(file.read_text(), str(file))
+
+
+def test_dump_of_a_failure(tmp_path):
+    file = tmp_path / "refused.py"
+    file.write_text(REFUSED)
+    done = run("-c", COMPILE.format(str(file), "main", "cuda"), TILEWRIGHT_DUMP=str(tmp_path / "x"))
+    assert done.returncode == 1
+    (folder,) = (tmp_path / "x").iterdir()
+    *before, last = sorted(f.name for f in folder.iterdir())
+    assert before[0] == "00_input.tw" and before[-1].endswith("_reduce_by_atomics.tw")
+    assert last.endswith("_pack_elements.error.txt")
+    assert "A has strides" in (folder / last).read_text()
 
 
 @pytest.mark.parametrize("target", ["cpu", "interp"])

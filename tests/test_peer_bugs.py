@@ -277,7 +277,7 @@ def test_importing_brings_no_framework():
 
 
 def test_nothing_is_pickled():
-    """The store holds JSON and bytes under a checksum (`cuda/test_cache.py`): it runs nothing."""
+    """The store holds JSON and bytes under a checksum (`runtime/test_cache.py`): nothing runs."""
     for path in (ROOT / "src").rglob("*.py"):
         text = path.read_text()
         assert "pickle" not in text and "marshal" not in text and "shelve" not in text, path
@@ -286,7 +286,7 @@ def test_nothing_is_pickled():
 WRITER = """
 import sys
 from pathlib import Path
-from tilewright.targets.cuda.cache import Store, digest
+from tilewright.support.cache import Store, digest
 store, key = Store(Path(sys.argv[1])), digest({"source": "x"})
 for turn in range(60):
     store.put(key, {"turn": turn, "by": sys.argv[2]}, (sys.argv[2] * 3000).encode() * 40)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.interp.postmortem import in_lane
 from tilewright.support.errors import SanitizerError
 
 if TYPE_CHECKING:
@@ -16,20 +17,24 @@ _EXACT: dict[str, Any] = {"+": np.add, "-": np.subtract, "*": np.multiply}
 
 
 def _any_active(fr: Frame, wrong: Any) -> bool:
-    if not np.any(wrong):
-        return False
-    return fr.mask is None or bool(np.any(wrong & fr.mask))
+    return bool(np.any(_active(fr, wrong)))
+
+
+def _active(fr: Frame, wrong: Any) -> Any:
+    """Where an active lane is wrong."""
+    return wrong if fr.mask is None or not np.any(wrong) else wrong & fr.mask
 
 
 def divides(fr: Frame, divisor: Any) -> None:
     """No active lane divides by zero."""
     if _any_active(fr, divisor == 0):
-        raise SanitizerError(
+        error = SanitizerError(
             "division-by-zero",
             "an integer is divided by zero",
             loc=fr.loc(),
             fix="guard the division, e.g. T.if_then_else(d != 0, n // d, 0)",
         )
+        raise in_lane(error, fr, _active(fr, divisor == 0))
 
 
 def fits(fr: Frame, op: str, a: Any, b: Any) -> None:
@@ -38,12 +43,13 @@ def fits(fr: Frame, op: str, a: Any, b: Any) -> None:
     wrong = (exact < -(1 << 31)) | (exact >= 1 << 31)
     if _any_active(fr, wrong):
         worst = int(np.max(np.where(wrong, exact, 0))) or int(np.min(np.where(wrong, exact, 0)))
-        raise SanitizerError(
+        error = SanitizerError(
             "index-overflow",
             f"an index computed in int32 overflows: '{op}' gives {worst}",
             loc=fr.loc(),
             fix='compute it in int64: T.cast(i, "int64")',
         )
+        raise in_lane(error, fr, _active(fr, wrong))
 
 
 def born_nan(fr: Frame, node: Expr, result: Any, args: tuple[Any, ...]) -> None:
@@ -54,9 +60,10 @@ def born_nan(fr: Frame, node: Expr, result: Any, args: tuple[Any, ...]) -> None:
     for arg in args:
         new = new & ~_nan(arg)
     if _any_active(fr, new):
-        raise SanitizerError(
+        error = SanitizerError(
             "nan", f"NaN is born in {_short(node)} though no operand is NaN", loc=fr.loc()
         )
+        raise in_lane(error, fr, _active(fr, new))
 
 
 def _nan(x: Any) -> Any:

@@ -124,6 +124,9 @@ def lookup(fr: Frame, name: str) -> Value:
     return found
 
 
+DEEPEST = 4 * 60  # columns: Python indents a hundred levels, a chain of choices may be longer
+
+
 class _Writer:
     """Writes the Python source of one expression."""
 
@@ -204,7 +207,10 @@ class _Writer:
             f"{pad}if {inner} is not NOTHING:",
             f"{deeper}fr.mask = {inner}",
         ]
-        value = self.emit(side, dict(done), deeper, index)
+        if len(pad) < DEEPEST:
+            value = self.emit(side, dict(done), deeper, index)
+        else:
+            value = f"{self.keep(self.owner(side, index=index))}(fr)"
         self.lines += [f"{deeper}{result} = {value}", f"{deeper}fr.mask = {saved}"]
         return result
 

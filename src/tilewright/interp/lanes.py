@@ -16,6 +16,7 @@ import numpy as np
 
 from tilewright.interp.memory import Array, Memory, out_of_range
 from tilewright.interp.numbers import Value
+from tilewright.interp.postmortem import in_lane
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Load
 from tilewright.ir.op import Op
@@ -174,7 +175,7 @@ def _fail(fr: Frame, mem: Memory, idx: Where, bad: Array, node: Load | None) -> 
     shape = np.broadcast_shapes(*(np.shape(i) for i in idx), bad.shape)
     at = np.unravel_index(int(np.argmax(np.broadcast_to(bad, shape))), shape)
     first = tuple(int(np.broadcast_to(i, shape)[at]) for i in idx)
-    return out_of_range(mem, first, fr.loc(node), sanitize=fr.agent.sanitize)
+    return in_lane(out_of_range(mem, first, fr.loc(node), sanitize=fr.agent.sanitize), fr, bad)
 
 
 def _outside(idx: Where, shape: tuple[int, ...]) -> Array | None:

@@ -23,11 +23,13 @@ from tilewright.interp import events, flow, ops, threads  # noqa: F401  (fill th
 from tilewright.interp.evaluate import Evaluator
 from tilewright.interp.hazards import Clocks, HazardWatch
 from tilewright.interp.lanes import Frame, Watch
-from tilewright.interp.meaning import Blocked, Builder, Run
+from tilewright.interp.meaning import Blocked, Builder, Run, Step
 from tilewright.interp.memory import Array, Memory
+from tilewright.interp.postmortem import tell
 from tilewright.interp.sanitizer import BlockRaces, Sanitizer
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.buffer import Buffer
+from tilewright.ir.messages import label_kernel
 from tilewright.ir.op import (
     Arrive,
     Atomic,
@@ -154,7 +156,10 @@ def needs_block_order(kernel: Kernel) -> bool:
 class CompiledKernel:
     """A kernel with its ops turned into steps."""
 
-    def __init__(self, kernel: Kernel, options: Options) -> None:
+    def __init__(
+        self, kernel: Kernel, options: Options, wrap: Callable[[Step], Step] | None = None
+    ) -> None:
+        kernel = label_kernel(kernel)
         self.kernel = kernel
         self.scheduled = is_scheduled(kernel) or prod(kernel.cluster) > 1
         explicit = options.explicit
@@ -163,7 +168,7 @@ class CompiledKernel:
         self.explicit = explicit
         self.scheduled = self.scheduled or explicit
         self.evaluate = Evaluator(sanitize=options.sanitize, nan=options.nan)
-        builder = Builder(kernel, self.evaluate, explicit=explicit)
+        builder = Builder(kernel, self.evaluate, explicit=explicit, wrap=wrap)
         self.grid = [self.evaluate(g) for g in kernel.grid]
         self.body: Run = builder.body(kernel.body)
         self.crews = find_crews(kernel, explicit)
@@ -260,6 +265,7 @@ class Cluster:
         self.blocks: list[Block] = []
         self.pending: list[events.Transfer] = []
         self.meetings: dict[Any, events.Meeting] = {}
+        self.running: Agent | None = None  # who is to be asked when something fails
 
     def block(self, rank: int, fr: Frame) -> Block:
         if not 0 <= rank < len(self.blocks):
@@ -270,9 +276,17 @@ class Cluster:
 
     def run(self, rng: random.Random) -> None:
         """Interleave the agents until all are done."""
+        try:
+            self._run(rng)
+        except RunError as error:
+            if self.running is not None:
+                tell(error, self.running)
+            raise
+
+    def _run(self, rng: random.Random) -> None:
         live = [agent for block in self.blocks for agent in block.agents]
         if len(live) == 1 and not self.compiled.scheduled:
-            agent = live[0]
+            agent = self.running = live[0]
             for why in agent.flow:
                 if why is not None and not why.ready():
                     raise self.deadlock(live)
@@ -287,16 +301,19 @@ class Cluster:
                 raise self.deadlock(live)
             agent = ready[rng.randrange(len(ready))] if len(ready) > 1 else ready[0]
             agent.blocked = None
+            self.running = agent
             try:
                 agent.blocked = next(agent.flow)
             except StopIteration:
                 agent.done = True
                 live.remove(agent)
                 events.agent_exits(agent)
+            self.running = None
         while self.pending:
             events.complete(self.pending[0])
 
     def deadlock(self, live: list[Agent]) -> RunError:
+        self.running = None
         notes = []
         for agent in live:
             op = agent.frame.op

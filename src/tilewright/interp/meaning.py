@@ -91,6 +91,7 @@ class Builder:
     families: dict[str, Family] = field(default_factory=dict)
     index_vars: set[Var] = field(default_factory=set)
     role_depth: int = 0
+    wrap: Callable[[Step], Step] | None = None  # told of every step as it is built (step.py)
 
     def __post_init__(self) -> None:
         self.families = find_families(self.kernel)
@@ -105,7 +106,7 @@ class Builder:
         found = MEANINGS.get(type(op))
         if found is None:
             raise RunError(f"the interpreter has no meaning for {type(op).__name__}", loc=op.loc)
-        return found(self, op)
+        return found(self, op) if self.wrap is None else self.wrap(found(self, op))
 
     def body(self, ops: Body) -> Run:
         """A generator function that runs `ops` in order."""

@@ -228,7 +228,7 @@ _FLOAT_CALLS: dict[str, Fn] = {
     "tanh": np.tanh, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc,
     "sigmoid": _sigmoid, "pow": np.power, "fmod": np.fmod, "atan2": np.arctan2,
     "copysign": np.copysign, "fma": _fma, "neg": np.negative, "abs": np.abs,
-    "min_nan": np.minimum, "max_nan": np.maximum,
+    "min_nan": np.minimum, "max_nan": np.maximum, "divide": np.divide,
     "exp10": lambda x: np.power(np.asarray(10, np.asarray(x).dtype), x),
     "rsqrt": lambda x: (1 / np.sqrt(x)).astype(np.asarray(x).dtype),
     "erf": lambda x: np.asarray(_erf(np.asarray(x, np.float64))).astype(np.asarray(x).dtype),

@@ -26,6 +26,7 @@ from tilewright.interp.lanes import (
 from tilewright.interp.meaning import Builder, Step, meaning
 from tilewright.interp.memory import Array, Memory, out_of_range
 from tilewright.interp.numbers import Value, cast_fn
+from tilewright.interp.postmortem import in_lane
 from tilewright.interp.tiles import atomic_fn, matrix, product, reduced, scanned
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.expr import Const
@@ -454,7 +455,9 @@ def atomic_elements(
         if not mem.is_global and not inside[ok].all():
             first = int(np.argmax(ok & ~inside))
             where = tuple(int(k.reshape(-1)[first]) for k in at)
-            raise out_of_range(mem, where, op.loc, sanitize=fr.agent.sanitize)
+            raise in_lane(
+                out_of_range(mem, where, op.loc, sanitize=fr.agent.sanitize), fr, ok & ~inside
+            )
         ok &= inside
     out = np.zeros(shape, mem.dtype.numpy)
     places = tuple(i[ok].astype(np.int64) for i in at)

@@ -16,6 +16,7 @@ from tilewright.interp.machine import CompiledKernel, Launch, Options
 from tilewright.interp.meaning import Family
 from tilewright.interp.memory import Memory, allocate
 from tilewright.interp.numbers import from_bits, raw_bits
+from tilewright.interp.step import Stepper
 from tilewright.interp.thread_machine import ThreadKernel, ThreadLaunch, is_thread_ir
 from tilewright.ir.bind import array_sizes, describe
 from tilewright.ir.buffer import Buffer
@@ -80,6 +81,7 @@ def run(
     seed: int = 0,
     explicit: bool | None = None,
     threads: bool | None = None,
+    stepper: Stepper | None = None,
 ) -> RunResult:
     """Run `program` on NumPy arrays, which are changed in place.
 
@@ -89,7 +91,7 @@ def run(
     kernel places every synchronisation between its own threads itself; by default that holds for
     kernels with roles, barriers or asynchronous instructions in which every instruction is chosen.
     `threads` says whether the program is at stage THREAD (`run_threads`); by default that is seen
-    from its instructions.
+    from its instructions. `stepper` is told before each op, and blocks run in linear order then.
     """
     if threads is None:
         threads = _lowered.get(program, lambda: is_thread_ir(program))
@@ -97,7 +99,10 @@ def run(
         return run_threads(program, args, seed=seed)
     options = Options(sanitize, nan, seed, explicit)
     with np.errstate(all="ignore"):
-        kernels = compiled_kernels(program, options)
+        if stepper is None:
+            kernels = compiled_kernels(program, options)
+        else:
+            kernels = [stepper.compiled(kernel, options) for kernel in program.kernels]
         families = {name: f for k in kernels for name, f in k.families.items()}
         call = _Call(program, args, families, track=sanitize)
         launch = Launch(call.memories, call.values, options, call.say)

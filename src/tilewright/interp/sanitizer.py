@@ -13,6 +13,7 @@ import numpy as np
 
 from tilewright.interp.lanes import Frame, Watch, Where
 from tilewright.interp.memory import Memory, describe_index
+from tilewright.interp.postmortem import of_owner
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Atomic, Copy, Fill, Gemm, Map, Op, Reduce, Relayout, Scan
 from tilewright.support.errors import Loc, SanitizerError
@@ -240,7 +241,13 @@ class Sanitizer(Watch):
             self.threads.meet(scope)
 
     def read(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
-        require_written(mem, where, loc)
+        try:
+            require_written(mem, where, loc)
+        except SanitizerError as error:
+            if owners is not None and mem.storage.valid is not None:
+                known = np.asarray(mem.window(mem.storage.valid)[where])
+                of_owner(error, fr, mem, where, owners, ~known)
+            raise
         self._touch(fr, mem, where, owners, loc, writes=False)
 
     def write(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
@@ -268,12 +275,13 @@ class Sanitizer(Watch):
             wrong = step(mem, where, owners)
             if wrong is not None:
                 how = "written by one iteration and touched by another"
-                raise SanitizerError(
+                error = SanitizerError(
                     "parallel-conflict",
                     f"{_first(mem, where, wrong)} is {how}",
                     loc=loc,
                     fix="make the iterations independent, or use a serial loop or an atomic",
                 )
+                raise of_owner(error, fr, mem, where, owners, wrong)
         if mem.is_global:
             step = self.races.write if writes else self.races.read
             wrong = step(mem, where, self.block)
@@ -306,13 +314,14 @@ class Sanitizer(Watch):
             first = int(self.agent.ids[0])
             wrong = races.access(mem, where, np.asarray(owners) - first, writes=writes)
         if wrong is not None:
-            raise SanitizerError(
+            error = SanitizerError(
                 "race",
                 f"{_first(mem, where, wrong)} is written by one thread and touched by another "
                 "with no barrier between",
                 loc=loc,
                 fix="put T.sync_threads() between the two",
             )
+            raise error if owners is None else of_owner(error, fr, mem, where, owners, wrong)
 
 
 def _is_tile(op: Op | None) -> bool:

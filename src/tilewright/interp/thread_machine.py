@@ -30,6 +30,7 @@ from tilewright.interp.thread_races import Clocks, Shadow, describe
 from tilewright.interp.thread_sync import Cell, Groups, Meeting, Transfer
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.expr import Const
+from tilewright.ir.messages import label_kernel
 from tilewright.ir.op import Hint, Intrinsic, Kernel, Op, Program, Role, Sync, walk_ops
 from tilewright.support.errors import RunError
 
@@ -65,6 +66,7 @@ class ThreadKernel:
     """A kernel with its ops turned into steps."""
 
     def __init__(self, kernel: Kernel) -> None:
+        kernel = label_kernel(kernel)
         self.kernel = kernel
         self.plan = Plan(kernel)
         self.evaluate = ThreadEvaluator()

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tilewright.interp.lanes import Frame, TileRegion, gather, locate, read_box
+from tilewright.interp.lanes import (
+    Frame,
+    TileRegion,
+    extents_of,
+    gather,
+    locate,
+    read_box,
+    region_memory,
+)
 from tilewright.interp.meaning import Builder, Step, meaning
 from tilewright.interp.memory import Array
 from tilewright.interp.numbers import Value, bin_fn
+from tilewright.interp.postmortem import in_lane
 from tilewright.ir.buffer import Region
 from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Const
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import Intrinsic
 from tilewright.support.errors import RunError
+from tilewright.support.show import cut, show_line
 
 WARP = 32
 
@@ -158,48 +170,65 @@ def _element(fr: Frame, tile: TileRegion) -> Value:
 
 
 def run_print(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
-    """One line per block for uniform values and tiles, one per active thread otherwise."""
-    where = "block " + str(tuple(fr.agent.block.index))
-    shown: list[Any] = []
-    for arg in args:
-        if isinstance(arg, TileRegion):
-            box = locate(fr, arg)
-            name = arg.region.buffer.name
-            if box is not None and not box.mem.lead:
-                shown.append(f"{name} = {np.array2string(read_box(box), threshold=4096)}")
-            else:
-                shown.append(_element(fr, arg))
-        else:
-            shown.append(arg(fr))
-    lanes = fr.in_map or fr.mask is not None or any(getattr(v, "ndim", 0) for v in shown)
-    say = fr.agent.block.cluster.launch.say
-    if not lanes:
-        say(_line(where, op.text, shown))
+    """One line for uniform values and tiles, one per active lane otherwise. `op` is labelled."""
+    shown = [_shown(fr, a) if isinstance(a, TileRegion) else a(fr) for a in args]
+    say, places = fr.agent.block.cluster.launch.say, op.width or 0
+    if fr.mask is None and not any(callable(v) or v.ndim for v in shown if not _is_tile(v)):
+        say(show_line(op.text.format(*shown[:places]), [_plain(v) for v in shown[places:]]))
         return
-    word = "at" if fr.in_map else "thread"
-    ids = np.broadcast_to(fr.agent.lane_ids(fr), fr.lanes)
-    columns = [np.broadcast_to(v, fr.lanes) if not isinstance(v, str) else v for v in shown]
-    for place in zip(*np.nonzero(fr.active(fr.lanes)), strict=True):
-        spot = str(tuple(map(int, place))) if fr.in_map else str(int(ids[place]))
-        row = [c if isinstance(c, str) else c[place] for c in columns]
-        say(_line(f"{where} {word} {spot}", op.text, row))
+    columns = [
+        v if callable(v) or _is_tile(v) else np.broadcast_to(v, fr.lanes).__getitem__ for v in shown
+    ]
+    for lane in zip(*np.nonzero(fr.active(fr.lanes)), strict=True):
+        row = [_plain(c) if _is_tile(c) else c(lane) for c in columns]
+        say(show_line(op.text.format(*row[:places]), row[places:]))
 
 
-def _line(where: str, text: str, values: list[Any]) -> str:
-    return f"{where}: " + " ".join([*([text] if text else []), *map(str, values)])
+@dataclass(frozen=True)
+class _Tile:
+    """A tile that is the same in all lanes."""
+
+    array: Array
+
+
+def _is_tile(value: Any) -> bool:
+    return isinstance(value, _Tile)
+
+
+def _plain(value: Any) -> Any:
+    return value.array if isinstance(value, _Tile) else value
+
+
+def _shown(fr: Frame, tile: TileRegion) -> Any:
+    """What is printed of a region: an element, a tile, or the tile of each lane."""
+    if not tile.region.tile:
+        return _element(fr, tile)
+    kept = [
+        k for k, e in enumerate(tile.region.extents) if not (isinstance(e, Const) and e.value == 1)
+    ]
+
+    def squeezed(array: Array) -> Array:
+        return array.reshape([array.shape[k] for k in kept])
+
+    mem = region_memory(fr, tile)
+    box = None if mem.lead else locate(fr, tile, mem)
+    if box is not None:
+        return _Tile(squeezed(read_box(box)))
+    starts = [np.broadcast_to(s(fr), fr.lanes) for s in tile.starts]
+    extents, data, rank = extents_of(fr, tile), mem.data, len(mem.lead)
+
+    def of_lane(lane: tuple[int, ...]) -> Array:
+        return squeezed(cut(data[lane[:rank]], [int(s[lane]) for s in starts], extents))
+
+    return of_lane
 
 
 def run_assert(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
-    value = args[0](fr) if not isinstance(args[0], TileRegion) else _element(fr, args[0])
-    holds = np.broadcast_to(value, fr.lanes if value.ndim else ()) != 0
-    wrong = ~holds & fr.active(holds.shape) if holds.ndim else ~holds
-    if wrong.any():
-        who = ""
-        if holds.ndim and not fr.in_map:
-            first = int(fr.agent.lane_ids(fr)[wrong.reshape(fr.lanes)][0])
-            who = f" in thread {first}"
-        raise RunError(
-            f"device_assert failed in block {tuple(fr.agent.block.index)}{who}"
-            + (f": {op.text}" if op.text else ""),
-            loc=op.loc,
-        )
+    """The last operand holds in every active lane. `op` is labelled."""
+    *places, test = (_element(fr, a) if isinstance(a, TileRegion) else a(fr) for a in args)
+    wrong = (test == 0) & fr.active(fr.lanes if test.ndim or fr.mask is not None else ())
+    if np.any(wrong):
+        at = np.unravel_index(int(np.argmax(wrong)), fr.lanes) if wrong.ndim else ()
+        shown = [np.broadcast_to(p, fr.lanes)[at] if p.ndim else p for p in places]
+        fix = "it is the kernel's own: pass data that fulfils it"
+        raise in_lane(RunError(op.text.format(*shown), loc=op.loc, fix=fix), fr, wrong)

@@ -7,14 +7,20 @@ from pathlib import Path
 
 import click
 
-from tilewright.ir.op import Program
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.runtime.race import Settings
 from tilewright.runtime.timing import BACKENDS
 from tilewright.support import env
-from tilewright.support.errors import TilewrightError
-from tilewright.tools.collect import Found, collect, parse_arguments
+from tilewright.support.errors import TilewrightError, in_json
+from tilewright.tools.cache_cli import cache
+from tilewright.tools.collect import (
+    Collected,
+    Found,
+    collect_all,
+    missing_text,
+    parse_arguments,
+)
 
 
 class _Group(click.Group):
@@ -24,7 +30,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except TilewrightError as error:
-            click.echo(f"error: {error}", err=True)
+            click.echo(str(error) if in_json() else f"error: {error}", err=True)
             sys.exit(1)
 
 
@@ -33,27 +39,65 @@ def main() -> None:
     """Tilewright: a tile language for GPU kernels."""
 
 
+main.add_command(cache)
+
 _file = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 _args = click.option(
     "--args", "arguments", default="", help="Arguments for a factory, e.g. 'M=1024, N=512'."
 )
-_kernel = click.option("--kernel", "name", default=None, help="Only the kernel of this name.")
+_kernel = click.option(
+    "--kernel", "name", default=None, help="Only the kernel of this name, or those of a function."
+)
 
 
 @main.command()
 @_file
-@click.option("--stage", default="tile", show_default=True, help="'tile', or the name of a pass.")
+@click.option("--stage", default=None, help="'tile' (as written), or a pass. [default: tile]")
+@click.option("--stages", is_flag=True, help="List the stages there are, and which change what.")
+@click.option("--diff", nargs=2, default=None, metavar="A B", help="What changed from A to B.")
+@click.option("--changed", is_flag=True, help="What each pass changed.")
 @click.option("--target", default="auto", show_default=True)
 @_kernel
 @_args
-def ir(file: str, stage: str, target: str, name: str | None, arguments: str) -> None:
+def ir(
+    file: str,
+    stage: str | None,
+    stages: bool,
+    diff: tuple[str, str] | None,
+    changed: bool,
+    target: str,
+    name: str | None,
+    arguments: str,
+) -> None:
     """Print the IR of the kernels that FILE (Python, or IR text ending in .tw) makes.
 
-    What is printed parses back.
+    What is printed parses back. Where a pass fails, what the passes before it left is shown.
     """
+    from tilewright.tools import stages as tool
+
+    if sum((stage is not None, stages, diff is not None, changed)) > 1:
+        raise click.UsageError("choose one of --stage, --stages, --diff and --changed")
+    status = 0
     for found in _programs(file, name, arguments):
-        program = found.program if stage == "tile" else _after_pass(found, stage, target)
-        click.echo(print_program(program).rstrip("\n"))
+        if stage in (None, "tile") and not (stages or diff or changed):
+            click.echo(print_program(found.program).rstrip("\n"))
+            continue
+        passed = tool.passed(found.program, target)
+        try:
+            if stages:
+                click.echo(tool.listing(passed))
+            elif changed:
+                click.echo(tool.changes(passed))
+            elif diff:
+                click.echo(tool.difference(passed, *diff))
+            else:
+                click.echo(passed.text(stage or "tile"), nl=False)
+        except tool.UnknownStage as error:
+            raise click.ClickException(str(error)) from None
+        if passed.error is not None:
+            click.echo(f"error: {passed.error}", err=True)
+            status = 1
+    sys.exit(status)
 
 
 @main.command("verify")
@@ -207,23 +251,102 @@ def schedules(
     sys.exit(tool.run_command(tool.Plan(count, seed, seconds, jobs, each, threads, file or "")))
 
 
-def _programs(file: str, name: str | None, arguments: str) -> list[Found]:
+@main.command()
+@click.argument("folder", type=click.Path(file_okay=False), default="docs/reference")
+def reference(folder: str) -> None:
+    """Write the reference of the language, made from docstrings, into FOLDER as Markdown."""
+    from tilewright.tools.reference import write
+
+    for path in write(Path(folder)):
+        click.echo(path)
+
+
+@main.command()
+@_file
+@click.option("--seeds", type=click.IntRange(1), default=2, show_default=True, help="Of the data.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    help="Compare with this one (cpu, cuda, threads; may be repeated) rather than with cpu and, "
+    "where there is a GPU, cuda.",
+)
+@click.option("--time", "seconds", type=float, default=60.0, show_default=True)
+@click.option("--nan", is_flag=True, help="Report a NaN born where no input had one, too.")
+@_kernel
+@_args
+def check(
+    file: str,
+    seeds: int,
+    targets: tuple[str, ...],
+    seconds: float,
+    nan: bool,
+    name: str | None,
+    arguments: str,
+) -> None:
+    """Run the kernels of FILE on inputs made for them, under the sanitizer and on targets.
+
+    Sizes known at launch take several values within their contracts; --args fixes them, too.
+    Exit status 1 means findings. `--target threads` runs what would run on a GPU, without one.
+    """
+    from tilewright.tools import check as tool
+
+    made = _collected(file, name, arguments)
+    wanted = tuple(map(tool.known_target, targets)) or tool.default_targets()
+    plan = tool.Plan(seeds, wanted, seconds, nan)
+    skipped = [f"{each.name}: {each.why}" for each in made.skipped] if name is None else []
+    sys.exit(tool.run_command(made.found, skipped, made.chosen, plan))
+
+
+@main.command()
+@_file
+@click.option("--block", default="", help="Stop in this block only, e.g. '0,1'.")
+@click.option("--break", "stops", multiple=True, metavar="LINE", help="Stop here first.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the data.")
+@click.option("--data", type=click.Choice(["integers", "floats"]), default="integers")
+@_kernel
+@_args
+def step(
+    file: str,
+    block: str,
+    stops: tuple[str, ...],
+    seed: int,
+    data: str,
+    name: str | None,
+    arguments: str,
+) -> None:
+    """Run a kernel of FILE under pdb, line by line, its tiles as arrays.
+
+    Inputs are made as `check` makes them.
+    """
+    from tilewright.tools.inputs import arguments as make
+    from tilewright.tools.inputs import sizes
+    from tilewright.tools.step import run_command
+
+    made = _collected(file, name, arguments)
+    if len(made.found) > 1:
+        names = ", ".join(dict.fromkeys(f.name or f.program.name for f in made.found))
+        raise click.ClickException(f"{file} makes several kernels: choose by --kernel ({names})")
+    program = made.found[0].program
+    given = make(program, sizes(program, made.chosen)[0], data, seed, made.chosen)
+    where = tuple(int(i) for i in block.split(",")) if block else None
+    sys.exit(run_command(program, given, where, stops))
+
+
+def _collected(file: str, name: str | None, arguments: str) -> Collected:
     if file.endswith(".tw"):
         with open(file, encoding="utf-8") as handle:
-            return [Found(parse_program(handle.read(), file))]
-    found = [f for f in collect(file, arguments) if name in (None, f.program.name)]
-    if not found:
-        raise click.ClickException(f"{file} made no kernel" + (f" named {name!r}" if name else ""))
-    return found
+            found = [Found(parse_program(handle.read(), file))]
+        return Collected(found, [], parse_arguments(arguments, {}))
+    made = collect_all(file, arguments)
+    made.found = [f for f in made.found if f.is_called(name)]
+    if not made.found:
+        text = f"{file} made no kernel" + (f" named {name!r}" if name else "")
+        if made.skipped:
+            text += f"; it has functions that need arguments:\n{missing_text(made.skipped)}"
+        raise click.ClickException(text)
+    return made
 
 
-def _after_pass(found: Found, stage: str, target: str) -> Program:
-    from tilewright.runtime.kernel import CompiledKernel
-
-    kernel = CompiledKernel(found.program, target=target)
-    trace = dict(kernel.executable.trace)
-    if stage not in trace:
-        raise click.ClickException(
-            f"no stage {stage!r} for {kernel.target}; there are: tile, {', '.join(trace)}"
-        )
-    return trace[stage]
+def _programs(file: str, name: str | None, arguments: str) -> list[Found]:
+    return _collected(file, name, arguments).found

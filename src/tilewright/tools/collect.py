@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import runpy
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,29 +15,70 @@ from tilewright.ir.op import Program
 from tilewright.lang import PrimFunc
 from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
+from tilewright.runtime.tune import Autotuned
 from tilewright.support.errors import CompileError, TilewrightError
 
 
 @dataclass(frozen=True)
 class Found:
+    """A kernel, and what the file calls it, or the function that made it."""
+
     program: Program
+    name: str = ""
+
+    def is_called(self, name: str | None) -> bool:
+        return name in (None, self.program.name, self.name)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A function that makes kernels, but not with the arguments at hand, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass
+class Collected:
+    """What a file makes; `chosen` are the arguments, for factories and kernels alike."""
+
+    found: list[Found]
+    skipped: list[Skipped]
+    chosen: dict[str, Any]
 
 
 def collect(file: str, arguments: str = "") -> list[Found]:
+    """The kernels that `file` makes; see `collect_all`."""
+    return collect_all(file, arguments).found
+
+
+def collect_all(file: str, arguments: str = "") -> Collected:
     """Run `file` (not as `__main__`, its output sent to stderr) and return its kernels.
 
     Counted are prim_funcs and compiled kernels among the file's names, what its jitted functions
     have compiled, and factories that `arguments` or their defaults suffice to call.
     """
+    found: dict[Program, Found] = {}
+    skipped: list[Skipped] = []
     sys.path.insert(0, str(Path(file).resolve().parent))
     try:
         with contextlib.redirect_stdout(sys.stderr):
             names = _run(file)
             chosen = parse_arguments(arguments, names)
-            programs = [p for value in names.values() for p in _of(value, chosen)]
+            for name, value in names.items():
+                made, why = _of(value, chosen)
+                for program in made:
+                    found.setdefault(program, Found(program, name))
+                if not made and why and Skipped(name, why) not in skipped:
+                    skipped.append(Skipped(name, why))
     finally:
         sys.path.pop(0)
-    return [Found(p) for p in dict.fromkeys(programs)]
+    return Collected(list(found.values()), skipped, chosen)
+
+
+def missing_text(skipped: Sequence[Skipped]) -> str:
+    """What to do about functions that were passed over, a line each."""
+    return "\n".join(f"  {each.name}: {each.why}" for each in skipped)
 
 
 def _run(file: str) -> dict[str, Any]:
@@ -62,22 +104,33 @@ def parse_arguments(arguments: str, names: dict[str, Any]) -> dict[str, Any]:
         ) from None
 
 
-def _of(value: Any, chosen: dict[str, Any]) -> list[Program]:
-    if isinstance(value, PrimFunc):
-        return [value.program]
-    if isinstance(value, CompiledKernel):
-        return [value.program]
+def _of(value: Any, chosen: dict[str, Any]) -> tuple[list[Program], str]:
+    """The programs of one name of the file; without any, why."""
+    if isinstance(value, (PrimFunc, CompiledKernel)):
+        return [value.program], ""
+    value = value.jitted if isinstance(value, Autotuned) else value
     if not isinstance(value, Jit):
-        return []
-    made = [k[0] if isinstance(k, tuple) else k for k in value._kernels.values()]
-    programs = [k.program for k in made]
-    if not value.direct:
-        parameters = value.signature.parameters
-        usable = {k: v for k, v in chosen.items() if k in parameters}
-        missing = [
-            n for n, p in parameters.items() if p.default is inspect.Parameter.empty
-            and n not in usable and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]  # fmt: skip
-        if not missing and (usable or not programs):
-            programs.append(value.prim_func(**usable).program)
-    return programs
+        return [], ""
+    programs = [getattr(k, "kernel", k).program for k in value._kernels.values()]
+    parameters = value.signature.parameters
+    usable = {k: v for k, v in chosen.items() if k in parameters or value.direct}
+    missing = [
+        n for n, p in parameters.items() if p.default is inspect.Parameter.empty
+        and n not in usable and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]  # fmt: skip
+    if value.direct:
+        if usable or not programs:
+            # arrays may be left out, and sizes come by name
+            try:
+                programs.append(value.on("interp").compile(**usable).program)
+            except TilewrightError as error:
+                return programs, f"{error.message}; give sizes and options with --args 'M=…'"
+    elif not missing and (usable or not programs):
+        programs.append(value.prim_func(**usable).program)
+    given = [f"{n}={v!r}" for n, v in usable.items()]
+    need = ", ".join([*given, *(f"{n}=…" for n in missing)])
+    return programs, f"pass --args {_quoted(need)}" if missing else ""
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if "'" in text else f"'{text}'"

@@ -119,7 +119,7 @@ def check(
         if target == "interp":
             continue
         started = time.perf_counter()
-        verdict = _against(program, arguments, cases, target, wanted, unit)
+        verdict = against(program, arguments, cases, target, wanted, unit)
         seconds[target] = time.perf_counter() - started
         if verdict is not None:
             verdict.seconds = seconds
@@ -127,7 +127,7 @@ def check(
     return Verdict("ok", seconds=seconds)
 
 
-def _against(
+def against(
     program: Program,
     arguments: Arguments,
     cases: Sequence[Mapping[str, int]],

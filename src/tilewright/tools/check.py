@@ -1,0 +1,311 @@
+"""`tilewright check`: kernels on inputs made for them, under the sanitizer and against targets.
+
+The interpreter runs each case with every check and with blocks in several orders; then each target
+runs the cases that passed, and its results are compared with the interpreter's.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilewright import interp
+from tilewright.interp import State, Stepper, Stopped
+from tilewright.interp.machine import CompiledKernel as InterpKernel
+from tilewright.interp.machine import Options
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Bin, Call
+from tilewright.ir.expr import walk as walk_expr
+from tilewright.ir.op import Alloc, Gemm, Kernel, Program, Reduce, expressions, walk_ops
+from tilewright.ir.symbols import Symbols
+from tilewright.runtime.backends import resolve
+from tilewright.support.errors import RunError, SanitizerError, TilewrightError
+from tilewright.tools.collect import Found
+from tilewright.tools.fuzz_check import THREADS, against, difference
+from tilewright.tools.inputs import KINDS, arguments, sizes
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a check may use: data seeds, targets to compare with, seconds in all."""
+
+    seeds: int = 2
+    targets: tuple[str, ...] = ("cpu",)
+    seconds: float = 60.0
+    nan: bool = False
+
+
+@dataclass
+class Finding:
+    """Something wrong, and the first inputs that showed it."""
+
+    what: str
+    case: str
+    times: int = 1
+
+    def __str__(self) -> str:
+        often = f", and {self.times - 1} more" if self.times > 1 else ""
+        return f"{self.what}\n  seen with: {self.case}{often}"
+
+
+@dataclass
+class Report:
+    """How one kernel fared."""
+
+    name: str
+    findings: dict[Any, Finding] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    runs: int = 0
+    passed: int = 0
+    compared: list[str] = field(default_factory=list)
+
+    def add(self, key: Any, what: str, case: str) -> None:
+        if key in self.findings:
+            self.findings[key].times += 1
+        else:
+            self.findings[key] = Finding(what, case)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+class _Deadline(Stepper):
+    """Ends a run when its time is over."""
+
+    def __init__(self, end: float) -> None:
+        super().__init__(Symbols())
+        self.end = end
+
+    def before(self, state: State) -> None:
+        if time.monotonic() > self.end:
+            raise Stopped
+
+    def compiled(self, kernel: Kernel, options: Options) -> InterpKernel:
+        made = super().compiled(kernel, options)
+        made.in_order = InterpKernel(kernel, options).in_order
+        return made
+
+
+class Progress:
+    """What is being done, on stderr, once it takes longer than a moment."""
+
+    def __init__(self, quiet_for: float = 2.0) -> None:
+        self.next = time.monotonic() + quiet_for
+
+    def say(self, text: str) -> None:
+        if time.monotonic() > self.next:
+            self.next = time.monotonic() + 2.0
+            print(f"… {text}", file=sys.stderr, flush=True)
+
+
+def check_program(
+    program: Program, chosen: Mapping[str, Any], plan: Plan, end: float, progress: Progress
+) -> Report:
+    """Run one kernel on all its cases."""
+    report = Report(program.name)
+    passed: list[dict[str, Any]] = []
+    wanted: list[dict[str, Array]] = []
+    cases: list[dict[str, Any]] = [
+        {**case, "data": kind, "seed": seed}
+        for seed in range(plan.seeds)
+        for case in sizes(program, chosen)
+        for kind in KINDS
+    ]
+
+    def make(*, data: str, seed: int, **case: int) -> dict[str, Any]:
+        return arguments(program, case, data, seed, chosen)
+
+    for number, case in enumerate(cases):
+        progress.say(f"{program.name}: {_describe(case)} ({number + 1} of {len(cases)})")
+        try:
+            given = make(**case)
+            found = _interpret(program, given, case["seed"], end, report, _describe(case), plan)
+        except Stopped:
+            report.note(f"the time was over after {number} of {len(cases)} inputs")
+            break
+        report.runs += 1
+        if found is not None:
+            report.passed += 1
+            passed.append(case)
+            wanted.append(found)
+            if number < len(cases) // plan.seeds:
+                _other_order(program, make(**case), found, end, report, _describe(case))
+    for target in plan.targets if passed else ():
+        progress.say(f"{program.name} on {target}")
+        _compare(program, make, passed, wanted, target, report)
+    return report
+
+
+def _describe(case: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}={v}" if k not in ("data",) else str(v) for k, v in case.items())
+
+
+def _interpret(
+    program: Program, given: dict[str, Any], seed: int, end: float, report: Report, case: str,
+    plan: Plan,
+) -> dict[str, Array] | None:  # fmt: skip
+    """The arrays after a checked run; None when it failed."""
+    try:
+        interp.run(program, given, sanitize=True, nan=plan.nan, seed=seed, stepper=_Deadline(end))
+    except SanitizerError as error:
+        report.add((error.kind, error.loc), str(error), case)
+        return None
+    except RunError as error:
+        if "the interpreter cannot run" in error.message:
+            report.note(f"not checked: {error.message}")
+        else:
+            report.add((error.message.split(":")[0], error.loc), str(error), case)
+        return None
+    return {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+
+
+def _other_order(
+    program: Program, given: dict[str, Any], want: dict[str, Array], end: float, report: Report,
+    case: str,
+) -> None:  # fmt: skip
+    """Blocks in another order must not change anything."""
+    try:
+        interp.run(program, given, seed=12345, stepper=_Deadline(end))
+    except (Stopped, RunError):
+        return
+    for name, array in want.items():
+        told = difference(array, given[name])
+        if told:
+            report.add(
+                ("order", name),
+                f"order: {name} depends on the order in which blocks run: {told}",
+                case,
+            )
+
+
+def _compare(
+    program: Program,
+    make: Any,
+    cases: Sequence[Mapping[str, Any]],
+    wanted: Sequence[dict[str, Array]],
+    target: str,
+    report: Report,
+) -> None:
+    unit, exact = _unit(program), _is_exact(program)
+    for kind in KINDS:
+        chosen = [k for k, case in enumerate(cases) if case["data"] == kind]
+        slack = 0.0 if exact and kind == "integers" else unit
+        verdict = against(
+            program, make, [cases[k] for k in chosen], target, [wanted[k] for k in chosen], slack
+        )
+        if verdict is None:
+            continue
+        if verdict.kind == "refused":
+            report.note(f"{target} was not compared: {verdict.detail}")
+            return
+        report.add(
+            (verdict.kind, target),
+            f"{verdict.kind} on {target}: {verdict.detail}",
+            f"{kind}; the interpreter's result is what it should be",
+        )
+        return
+    report.compared.append(target)
+
+
+_SMALL = {
+    "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2, "bfloat16": 2.0**-8, "float16": 2.0**-11,
+    "tfloat32": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-52,
+}  # fmt: skip
+
+
+def _kinds(program: Program) -> set[DType]:
+    found = {t.dtype for t in (*program.tensors, *program.scratch)}
+    for kernel in program.kernels:
+        found |= {op.buffer.dtype for op in walk_ops(kernel) if isinstance(op, Alloc)}
+    return found
+
+
+def _unit(program: Program) -> float:
+    """The rounding of the program's coarsest float type."""
+    floats = [_SMALL.get(k.name, 2.0**-2) for k in _kinds(program) if k.is_float]
+    return max(floats, default=0.0)
+
+
+def _is_exact(program: Program) -> bool:
+    """Small integers stay integers, whatever the order of sums: no functions, no division, and no
+    sums in narrow types."""
+    for kernel in program.kernels:
+        for op in walk_ops(kernel):
+            into = op.c if isinstance(op, Gemm) else op.dst if isinstance(op, Reduce) else None
+            if into is not None and into.dtype.is_float and into.dtype.bits <= 16:
+                return False
+            for expr in expressions(op):
+                for node in walk_expr(expr):
+                    if isinstance(node, Call) or (isinstance(node, Bin) and node.op == "/"):
+                        return False
+    return True
+
+
+def default_targets() -> tuple[str, ...]:
+    """The CPU, and the GPU where there is one."""
+    found = resolve("auto")
+    return ("cpu", str(found)) if found.kind == "cuda" else ("cpu",)
+
+
+def known_target(name: str) -> str:
+    """`name` if a check can compare with it; an error otherwise."""
+    if name not in THREADS and name != "interp":
+        resolve(name.removesuffix("-build"))
+    return name
+
+
+def run_command(
+    kernels: Sequence[Found], skipped: Sequence[str], chosen: Mapping[str, Any], plan: Plan
+) -> int:
+    """Check programs and print what was found. The exit status: 1 where there is something."""
+    started = time.monotonic()
+    end, progress = started + plan.seconds, Progress()
+    findings = unchecked = 0
+    for kernel in kernels:
+        program, name = kernel.program, kernel.name or kernel.program.name
+        where = f" ({program.loc.file}:{program.loc.line})" if program.loc else ""
+        if time.monotonic() > end:
+            print(f"{name}{where}: not checked, the time was over")
+            unchecked += 1
+            continue
+        try:
+            report = check_program(program, chosen, plan, end, progress)
+        except TilewrightError as error:
+            print(f"{name}{where}: not checked\n{_indented(str(error))}")
+            unchecked += 1
+            continue
+        findings += len(report.findings)
+        if not report.passed and not report.findings:
+            unchecked += 1
+            print(f"{name}{where}: not checked")
+            for note in report.notes:
+                print(_indented(note.removeprefix("not checked: ")))
+            continue
+        against = f", compared with {', '.join(report.compared)}" if report.compared else ""
+        count = len(report.findings)
+        verdict = "fine" if not count else f"{count} finding{'s' * (count > 1)}"
+        print(f"{name}{where}: {verdict} ({report.runs} runs{against})")
+        for number, finding in enumerate(report.findings.values(), start=1):
+            print(_indented(f"{number}. {finding}"))
+        for note in report.notes:
+            print(_indented(f"note: {note}"))
+    for text in skipped:
+        print(f"not checked: {text}")
+    seconds = time.monotonic() - started
+    print(
+        f"{len(kernels)} kernel{'s' * (len(kernels) != 1)}, {findings} "
+        f"finding{'s' * (findings != 1)}, {unchecked + len(skipped)} not checked, {seconds:.1f} s"
+    )
+    return int(bool(findings) or unchecked == len(kernels))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" if line else "" for line in text.splitlines())
