@@ -57,14 +57,18 @@ ATTENTIONS = tuple(
 DECODES = ((128, 128, 8192), (128, 128, 4096), (128, 128, 1024))
 # tile sizes, and blocks of a cluster
 TILES = (
+    ({"block_N": 256, "stages": 4}, 1),
+    ({"block_N": 256, "stages": 4}, 2),
     ({"block_N": 256, "stages": 3}, 1),
-    ({"block_N": 256, "stages": 3}, 2),
     ({"block_N": 192, "stages": 4}, 1),
     ({"block_N": 128, "stages": 5}, 1),
 )
 FLASH = {
     128: ({"block_N": 128}, {"block_N": 176}),
-    64: ({"block_M": 192, "block_N": 128, "threads": 384},),
+    64: (
+        {"block_M": 192, "block_N": 128, "threads": 384},
+        {"block_M": 192, "block_N": 96, "threads": 384},
+    ),
 }
 HAND = {128: "flash_attention", 64: "flash_attention_64"}
 # what is switched off, or on, to see what it gives

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+Run = Callable[[], Any]
+
 
 @dataclass(frozen=True)
 class Case:
-    """`run(target)` returns the kernel's result, `reference()` the fp64 truth.
+    """`build(target)` gives a call that returns the kernel's result, `reference()` the fp64 truth.
 
-    `numpy()` does the same work the way a NumPy user would write it, for comparison of speed.
-    `bound` is the error allowed, relative to the largest value of the reference.
+    `numpy()` does the same work the way a NumPy user would write it, for comparison of speed, and
+    so do `others`: each gives its call for a target, or None where it is not there. `bars` says
+    how many times as fast as each of them the kernel should be on a CPU. `bound` is the error
+    allowed, relative to the largest value of the reference.
     """
 
     name: str
@@ -23,14 +28,29 @@ class Case:
     reference: Callable[[], np.ndarray]
     numpy: Callable[[], np.ndarray]
     bound: float
-    work: str = ""
-    notes: tuple[Any, ...] = ()
+    bars: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, Callable[[str], Run | None]] = field(default_factory=dict)
 
     def error(self, got: np.ndarray) -> float:
         """Largest difference from the reference, relative to its largest value."""
         want = self.reference()
         scale = max(float(np.max(np.abs(want))), 1e-30)
         return float(np.max(np.abs(got.astype(np.float64) - want))) / scale
+
+
+def with_torch(code: Callable[..., Any], *arrays: np.ndarray) -> Callable[[str], Run | None]:
+    """`code(torch, *tensors)` as a contender on the CPU, where PyTorch is installed."""
+
+    def build(target: str) -> Run | None:
+        try:
+            torch = importlib.import_module("torch")
+        except ImportError:
+            return None
+        tensors = [torch.from_numpy(array) for array in arrays]
+        return lambda: code(torch, *tensors)
+
+    build.code = code  # type: ignore[attr-defined]
+    return build
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:

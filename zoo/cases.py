@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+import tilewright as tw
 from zoo.attention import flash
-from zoo.case import Case, normal
+from zoo.case import Case, normal, with_torch
 from zoo.elementwise import swiglu, vector_add
 from zoo.gemm import gemm
 from zoo.loss import cross_entropy
 from zoo.mla import decode
-from zoo.norm import layer_norm
+from zoo.norm import layer_norm, rms_norm
 from zoo.norm import rms_norm_silu as norm
 from zoo.softmax import softmax
 from zoo.transpose import transpose
 
 
-def gemm_relu(M: int, N: int, K: int, dtype: str = "float32") -> Case:
+def on_cpu(target: str) -> bool:
+    return bool(tw.resolve(target).kind == "cpu")
+
+
+def gemm_relu(
+    M: int, N: int, K: int, dtype: str = "float32", cpu: tuple[int, int, int] = (256, 256, 256)
+) -> Case:
+    """`cpu`: the tile where blocks are not bound by shared memory. Packed factors and the result
+    should fit the second-level cache, and the blocks divide evenly among the cores."""
     a, b = normal(M, K, dtype=dtype, seed=1), normal(K, N, dtype=dtype, seed=2)
-    c = np.empty((M, N), dtype)
     wide_a, wide_b = a.astype(np.float32), b.astype(np.float32)
 
-    def build(target):
-        kernel = gemm.gemm_relu.on(target)(M, N, K, dtype=dtype)
+    def build(target, dtype=dtype, a=a, b=b):
+        tile = cpu if on_cpu(target) else ()
+        kernel = gemm.gemm_relu.on(target)(M, N, K, *tile, dtype=dtype)
+        c = np.empty((M, N), dtype)
         return lambda: (kernel(a, b, c), c)[1]
 
+    def numpy():
+        return np.maximum(wide_a @ wide_b, 0)
+
+    def torch(torch, a, b):
+        return torch.relu(a @ b)
+
+    narrow = {"our float32": lambda target: build(target, "float32", wide_a, wide_b)}
     return Case(
         "GEMM + ReLU",
         f"{M}×{N}×{K} {dtype}",
         build,
         lambda: gemm.reference(a, b, relu=True),
-        lambda: np.maximum(wide_a @ wide_b, 0),
-        bound=1e-5 if dtype == "float32" else 1e-3,
+        numpy,
+        bound={"float32": 1e-5, "bfloat16": 4e-3}.get(dtype, 1e-3),
+        others=({"torch": with_torch(torch, a, b)} if dtype == "float32" else narrow),
     )
 
 
@@ -39,15 +59,26 @@ def row_softmax(M: int, N: int) -> Case:
     x, y = normal(M, N), np.empty((M, N), np.float32)
 
     def build(target):
-        kernel = softmax.softmax.on(target)(M, N)
+        # a row at a time stays in a CPU's first-level cache
+        rows = {"block_M": 1} if on_cpu(target) else {}
+        kernel = softmax.softmax.on(target)(M, N, **rows)
         return lambda: (kernel(x, y), y)[1]
 
     def numpy():
         e = np.exp(x - x.max(axis=1, keepdims=True))
         return e / e.sum(axis=1, keepdims=True)
 
+    def torch(torch, x):
+        return torch.softmax(x, dim=1)
+
     return Case(
-        "softmax", f"{M}×{N} float32", build, lambda: softmax.reference(x), numpy, bound=1e-5
+        "softmax",
+        f"{M}×{N} float32",
+        build,
+        lambda: softmax.reference(x),
+        numpy,
+        bound=1e-5,
+        others={"torch": with_torch(torch, x)},
     )
 
 
@@ -72,15 +103,27 @@ def rms_norm_silu(M: int, C: int) -> Case:
     x, w, y = normal(M, C), normal(C, seed=1), np.empty((M, C), np.float32)
 
     def build(target):
-        kernel = norm.rms_norm_silu(M, C, target=target)
+        # a CPU's cache holds whole rows of any length
+        whole = rms_norm.rms_norm_whole.on(target) if on_cpu(target) else None
+        kernel = whole(M, C, silu=True) if whole else norm.rms_norm_silu(M, C, target=target)
         return lambda: (kernel(x, w, y), y)[1]
 
     def numpy():
         n = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + np.float32(1e-6)) * w
         return n / (1 + np.exp(-n))
 
+    def torch(torch, x, w):
+        functional = torch.nn.functional
+        return functional.silu(functional.rms_norm(x, (C,), w, 1e-6))
+
     return Case(
-        "RMSNorm + SiLU", f"{M}×{C} float32", build, lambda: norm.reference(x, w), numpy, bound=1e-5
+        "RMSNorm + SiLU",
+        f"{M}×{C} float32",
+        build,
+        lambda: norm.reference(x, w),
+        numpy,
+        bound=1e-5,
+        others={"torch": with_torch(torch, x, w)},
     )
 
 
@@ -169,7 +212,8 @@ def flash_attention(
 
     def build(target):
         make = flash.flash_attention.on(target)
-        kernel = make(1, heads, kv_heads, seq, seq, dim, causal=causal, dtype="float32")
+        tile = {"block_M": 128, "block_N": 128} if on_cpu(target) else {}
+        kernel = make(1, heads, kv_heads, seq, seq, dim, causal=causal, dtype="float32", **tile)
         return lambda: (kernel(q, k, v, o), o)[1]
 
     def numpy():
@@ -179,6 +223,10 @@ def flash_attention(
         p = np.exp(s - s.max(axis=-1, keepdims=True))
         return p / p.sum(axis=-1, keepdims=True) @ np.repeat(v, heads // kv_heads, 1)
 
+    def torch(torch, q, k, v):
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
+
     return Case(
         "flash attention" + (" causal" if causal else ""),
         f"{heads}×{seq}×{dim} float32",
@@ -186,6 +234,7 @@ def flash_attention(
         lambda: flash.reference(q, k, v, causal),
         numpy,
         bound=1e-5,
+        others={"torch": with_torch(torch, q, k, v)},
     )
 
 
@@ -235,21 +284,28 @@ def demo_cases() -> list[Case]:
 
 
 def bench_cases() -> list[Case]:
+    def barred(case: Case, **bars: float) -> Case:
+        return replace(case, bars={name.replace("_", " "): bar for name, bar in bars.items()})
+
+    small, even = (256, 192, 256), (200, 200, 200)
     return [
         vector_sum(1 << 22),
-        gemm_relu(768, 768, 768),
-        gemm_relu(1000, 1000, 1000),
-        gemm_relu(768, 768, 768, "float16"),
+        barred(gemm_relu(768, 768, 768, cpu=small), numpy=0.85),
+        barred(gemm_relu(2048, 2048, 2048), numpy=0.85),
+        gemm_relu(1000, 1000, 1000, cpu=even),
+        gemm_relu(1021, 1021, 1021),
+        barred(gemm_relu(768, 768, 768, "float16", cpu=small), our_float32=0.5),
+        barred(gemm_relu(768, 768, 768, "bfloat16", cpu=small), our_float32=0.5),
         row_softmax(4096, 1024),
-        row_softmax(4096, 4096),
+        barred(row_softmax(4096, 4096), numpy=3),
         online_softmax(1024, 16384),
-        rms_norm_silu(4096, 1024),
+        barred(rms_norm_silu(4096, 1024), numpy=3, torch=0.8),
         rms_norm_silu(4096, 1056),
         layer_norm_rows(4096, 1024),
         row_losses(4096, 1024),
         gated(4096, 1024),
         transposed(4096, 1024),
-        flash_attention(8, 1024, 64),
+        barred(flash_attention(8, 2048, 64), numpy=3, torch=0.7),
         flash_attention(8, 1024, 64, causal=True),
         flash_attention(8, 1024, 128, kv_heads=2),
         mla_decode(2, 64, 1024),

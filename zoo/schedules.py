@@ -12,7 +12,7 @@ from __future__ import annotations
 from random import Random
 
 from zoo import rows
-from zoo.attention import flash
+from zoo.attention import backward, flash
 from zoo.elementwise import swiglu, vector_add
 from zoo.gemm import gemm
 from zoo.loss import cross_entropy
@@ -72,6 +72,14 @@ def attention(r: Random) -> dict[str, object]:
         "stages": r.randint(0, 4),
         "dtype": r.choice(["float16", "bfloat16"]),
     }
+
+
+def gradient(r: Random, along: str) -> dict[str, object]:
+    """Of keys or queries: threads divide the tile of `along`."""
+    found = attention(r)
+    found |= {along: r.choice([64, 64, 128]), "dim": r.choice([32, 64]), "dtype": "bfloat16"}
+    found["seq_kv"] = max(int(found["seq_kv"]), int(found["seq_q"]))
+    return {**found, "threads": 2 * int(found[along])}
 
 
 def mla(r: Random) -> dict[str, object]:
@@ -159,6 +167,8 @@ schedules = {
     "gemm_relu": (gemm_relu, _still(gemm.gemm_relu, True)),
     "gemm_transposed": (gemm_transposed, _still(gemm.gemm_transposed, True)),
     "flash_attention": (attention, _still(flash.flash_attention)),
+    "keys_gradient": (lambda r: gradient(r, "block_N"), _still(backward.keys_gradient)),
+    "queries_gradient": (lambda r: gradient(r, "block_M"), _still(backward.queries_gradient)),
     "mla_decode": (mla, _still(decode.mla_decode)),
     "softmax": (normed, _per_row(softmax.VARIANTS)),
     "rms_norm": (silu_normed, _per_row(rms_norm.VARIANTS)),

@@ -8,14 +8,14 @@ import pytest
 
 from tests.cpu.common import check, compiled, draw
 from tests.cpu.test_tiles import gemm_text, program
-from tilewright.targets.cpu import emit_nest, emit_tile, gemm
+from tilewright.targets.cpu import emit_nest, emit_tile, math, micro_kernel, panels
 from tilewright.targets.cpu.host import Host
 
 MACHINES = {
     "avx512": Host(512, 32, False),
     "avx2": Host(256, 16, False),
     "sse": Host(128, 16, False),
-    "neon": Host(128, 32, True),
+    "neon": Host(128, 32, True, keeps_nan=True),
 }
 SOFTMAX = program(
     """
@@ -36,10 +36,16 @@ SOFTMAX = program(
 )
 
 
+def pretend(name, monkeypatch):
+    """The emitter takes this computer for another, and kernels kept on disk are not for it."""
+    monkeypatch.setenv("TILEWRIGHT_CACHE", "0")
+    for module in (emit_nest, emit_tile, math, micro_kernel, panels):
+        monkeypatch.setattr(module, "host", lambda: MACHINES[name])
+
+
 @pytest.fixture(params=MACHINES)
 def machine(request, monkeypatch):
-    for module in (emit_nest, emit_tile, gemm):
-        monkeypatch.setattr(module, "host", lambda: MACHINES[request.param])
+    pretend(request.param, monkeypatch)
     return request.param
 
 
@@ -49,8 +55,8 @@ def test_softmax(machine):
 
 
 @pytest.mark.parametrize("ta, tb", [(False, False), (True, True)])
-def test_gemm(machine, ta, tb):
-    m, n, k = 37, 51, 18
+@pytest.mark.parametrize("m, n, k", [(37, 51, 18), (45, 90, 75)])  # the second packs both factors
+def test_gemm(machine, ta, tb, m, n, k):
     for kind, acc in (("float32", "float32"), ("float16", "float32"), ("int8", "int32")):
         a = draw((k, m) if ta else (m, k), "int8", low=-4, high=4).astype(kind)
         b = draw((n, k) if tb else (k, n), "int8", seed=1, low=-4, high=4).astype(kind)
@@ -66,8 +72,7 @@ def test_llvm_takes_it_for_x86(cpu, features, monkeypatch):
     except RuntimeError:
         pytest.skip("this LLVM has no x86")
     name = "avx2" if cpu == "haswell" else "avx512"
-    for module in (emit_nest, emit_tile, gemm):
-        monkeypatch.setattr(module, "host", lambda: MACHINES[name])
+    pretend(name, monkeypatch)
     there = target.create_target_machine(cpu=cpu, features=features, opt=3)
     for text in (SOFTMAX, gemm_text(64, 64, 64, False, False)):
         module = llvm.parse_assembly(compiled(text).source)
@@ -78,3 +83,21 @@ def test_llvm_takes_it_for_x86(cpu, features, monkeypatch):
         assert ("zmm" if name == "avx512" else "ymm") in assembly
         assert "vfmadd" in assembly
         assert "__truncsfhf2" not in assembly and "__extendhfsf2" not in assembly
+
+
+@pytest.mark.parametrize("name, cpu", [("avx2", "haswell"), ("avx512", "skylake-avx512")])
+def test_accumulators_stay_in_registers(name, cpu, monkeypatch):
+    try:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+        target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
+    except RuntimeError:
+        pytest.skip("this LLVM has no x86")
+    pretend(name, monkeypatch)
+    there = target.create_target_machine(cpu=cpu, opt=3)
+    module = llvm.parse_assembly(compiled(gemm_text(96, 96, 64, False, False)).source)
+    builder = llvm.create_pass_builder(there, llvm.create_pipeline_tuning_options(speed_level=2))
+    builder.getModulePassManager().run(module, builder)
+    text = there.emit_assembly(module)
+    kernel = text[text.index("\ntilewright.gemm") :].partition(".size")[0]
+    assert "vfmadd" in kernel and "%rsp" not in kernel

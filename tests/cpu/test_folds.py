@@ -1,0 +1,97 @@
+"""Reductions that are folded into the nest before them, and those that must not be."""
+
+import numpy as np
+import pytest
+
+from tests.cpu.common import check, draw
+from tests.cpu.test_tiles import program
+from tilewright.ir.text import parse_program
+from tilewright.passes.expand_copies import expand_copies
+from tilewright.targets.cpu.folds import Folded, paired
+
+HEAD = """
+    alloc x: float32[8, 32] fragment
+    alloc s: float32[8] fragment
+    alloc t: float32[8] fragment
+    copy X -> x
+    fill s = 2.0
+    fill t = 1.0
+"""
+TAIL = """
+    copy x -> X
+    copy s -> S
+    copy t -> T
+"""
+PARAMS = ["X: float32[8, 32]", "S: float32[8]", "T: float32[8]"]
+SQUARE = "map (i, j) in (8, 32) { x[i, j] = x[i, j] * x[i, j] + t[i] }"
+FOLDED = {
+    "sum": SQUARE + "\nreduce sum x -> s dim 1",
+    "max": SQUARE + "\nreduce max x -> s dim 1",
+    "min, kept": SQUARE + "\nreduce min x -> s dim 1 clear=false",
+    "past another": SQUARE + "\nmap i in 8 { s[i] = 9.0 }\nreduce max x -> s dim 1 clear=false",
+    "chosen": "map (i, j) in (8, 32) { x[i, j] = x[i, j] if j < 9 else 0.0 }\n"
+    "reduce absmax x -> s dim 1",
+}
+APART = {
+    "along the other axis": SQUARE + "\nreduce sum x -> s2 dim 0",
+    "reads what is reduced to": "map (i, j) in (8, 32) { x[i, j] = x[i, j] - s[i] }\n"
+    "reduce sum x -> s dim 1",
+    "changed between": SQUARE + "\nmap j in 32 { x[0, j] = 1.0 }\nreduce sum x -> s dim 1",
+    "one between needs it": SQUARE + "\nmap i in 8 { t[i] = x[i, 3] }\nreduce sum x -> s dim 1",
+    "one between feeds it": SQUARE + "\nmap i in 8 { t[i] = 5.0 }\nreduce sum x -> s dim 1",
+    "under a condition": "map (i, j) in (8, 32) { if j < 7 { x[i, j] = 1.0 } }\n"
+    "reduce sum x -> s dim 1",
+    "turned": "map (i, j) in (8, 32) { x[i, 31 - j] = t[i] }\nreduce sum x -> s dim 1",
+    "in part": SQUARE + "\nreduce sum x[:, 0:+16] -> s dim 1",
+}
+
+
+def text(middle):
+    head = HEAD + "alloc s2: float32[32] fragment\n"
+    return program(head + middle + TAIL, PARAMS)
+
+
+def arguments():
+    x = draw((8, 32), "int8", low=-4, high=4).astype(np.float32)
+    return {"X": x, "S": np.zeros(8, np.float32), "T": np.zeros(8, np.float32)}
+
+
+def folds(source):
+    (kernel,) = expand_copies(parse_program(source), None).kernels
+    return [op for op in paired(kernel.body, ()) if isinstance(op, Folded)]
+
+
+@pytest.mark.parametrize("case", FOLDED)
+def test_folded(case):
+    assert len(folds(text(FOLDED[case]))) == 1
+    check(text(FOLDED[case]), arguments())
+
+
+@pytest.mark.parametrize("case", APART)
+def test_apart(case):
+    assert not folds(text(APART[case]))
+    check(text(APART[case]), arguments())
+
+
+@pytest.mark.parametrize("columns", [2, 5, 31, 32, 48, 100])
+@pytest.mark.parametrize("kind", ["float16", "float32", "int32"])
+def test_rows_of_any_length(columns, kind):
+    """Where rows are not whole vectors, or elements lie outside, the reduction follows the nest."""
+    source = program(
+        f"""
+        alloc x: {kind}[4, {columns}] fragment
+        alloc s: {kind}[4] fragment
+        copy X[bx * 4:+4, 0:+{columns}] -> x
+        reduce sum x -> s dim 1
+        copy s -> S[bx * 4:+4]
+        """,
+        [f"X: {kind}[10, {columns}]", f"S: {kind}[10]"],
+        grid="bx in 3",
+    )
+    x = draw((10, columns), "int8", low=-4, high=4).astype(kind)
+    check(source, {"X": x, "S": np.zeros(10, kind)})
+
+
+def test_a_view_of_the_tile_keeps_it_apart():
+    (kernel,) = parse_program(text(FOLDED["sum"])).kernels
+    assert not [op for op in paired(kernel.body, {"x"}) if isinstance(op, Folded)]
