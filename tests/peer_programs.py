@@ -8,7 +8,7 @@ Reports that no single program shows are tests of their own:
 - barriers refused under a thread-dependent `if`, layout conflicts, mistakes shown as the user's
   own, compile times, dynamic sizes, dependencies, tuning: `test_peer_bugs.py`
 - errors with the user's line, never a pass dump: `errors/test_corpus.py`, one case per mistake
-- caches that execute, truncated binaries: `cuda/test_cache.py`, `cuda/test_nvrtc.py`
+- caches that execute, truncated binaries: `runtime/test_cache.py`, `cuda/test_nvrtc.py`
 - the cost of a launch: `cuda/test_caller.py` (no work between call and driver), raced on a GPU by
   `benchmarks/host_cost.py`
 - interpreter and GPU disagreeing: this table, `cuda/test_gpu_*.py`, and the fuzzer on a GPU,

@@ -22,6 +22,8 @@ _PUBLIC = {
     "Profiler": "tilewright.runtime.bench",
     "measure": "tilewright.runtime.timing",
     "Race": "tilewright.runtime.race",
+    "debug": "tilewright.tools.step",
+    "trace_run": "tilewright.tools.step",
     "Target": "tilewright.ir.target",
     "Feature": "tilewright.ir.atoms",
     "TilewrightError": "tilewright.support.errors",
@@ -51,6 +53,7 @@ __all__ = [
     "autotune",
     "cdiv",
     "compile",
+    "debug",
     "jit",
     "language",
     "layout",
@@ -60,6 +63,7 @@ __all__ = [
     "parse_ir",
     "profiler",
     "resolve",
+    "trace_run",
 ]
 
 if TYPE_CHECKING:
@@ -82,6 +86,7 @@ if TYPE_CHECKING:
         TilewrightError,
         VerifyError,
     )
+    from tilewright.tools.step import debug, trace_run
 
 
 def cdiv(a: int, b: int) -> int:

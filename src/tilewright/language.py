@@ -154,6 +154,7 @@ from tilewright.lang.math import fast_log10 as __log10
 from tilewright.lang.math import fast_sigmoid as __sigmoid
 from tilewright.lang.math import fast_sin as __sin
 from tilewright.lang.math import fast_tan as __tan
+from tilewright.lang.math import fast_tanh as __tanh
 from tilewright.lang.matrix import gemm, gemm_sp, wait_wgmma, warpgroup_wait, wgmma_gemm
 from tilewright.lang.move import (
     async_copy,

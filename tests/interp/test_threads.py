@@ -162,7 +162,7 @@ def test_print(capsys):
         "block (0,): block value 5",
         "block (0,) thread 0: t 0",
         "block (0,) thread 1: t 3",
-        "block (0,): s = [4 4]",
+        "block (0,): s: int32[2] = [4 4]",
     ]
     assert capsys.readouterr().out.splitlines() == result.printed
 

@@ -94,15 +94,40 @@ def test_dumps(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_DUMP", str(tmp_path))
     run_pipeline(program, CPU, [DOUBLE, DOUBLE])
     trace = run_pipeline(program, CPU, [FIRST])
-    folder = tmp_path / "a_b"
+    folder = tmp_path / "a_b.cpu"
     assert sorted(p.name for p in folder.iterdir()) == ["00_input.tw", "01_drop_kernels.tw"]
     assert parse_program((folder / "01_drop_kernels.tw").read_text()) == trace.result
     assert (folder / "00_input.tw").read_text() == TEXT
     run_pipeline(program, CPU, [], dump=tmp_path / "other")
-    assert (tmp_path / "other" / "a_b" / "00_input.tw").exists()
+    assert (tmp_path / "other" / "a_b.cpu" / "00_input.tw").exists()
 
 
 def test_a_faulty_result_is_dumped(tmp_path):
-    with pytest.raises(VerifyError):
+    with pytest.raises(VerifyError) as caught:
         run_pipeline(parse_program(TEXT), CPU, [Pass("spoil", spoil, "")], dump=tmp_path)
-    assert "A[tx] = int32(1)" in (tmp_path / "a_b" / "01_spoil.tw").read_text()
+    assert "A[tx] = int32(1)" in (tmp_path / "a_b.cpu" / "01_spoil.tw").read_text()
+    told = (tmp_path / "a_b.cpu" / "02_spoil.error.txt").read_text()
+    assert "after pass spoil" in told
+    assert [name for name, _ in caught.value.trace] == ["input"]
+
+
+def test_a_failing_pass_leaves_what_it_was_given(tmp_path):
+    def fail(kernel, target):
+        raise ValueError("not today")
+
+    passes = [DOUBLE, Pass("fail", fail, "")]
+    with pytest.raises(ValueError) as caught:
+        run_pipeline(parse_program(TEXT), CPU, passes, dump=tmp_path)
+    names = sorted(p.name for p in (tmp_path / "a_b.cpu").iterdir())
+    assert names == ["00_input.tw", f"01_{DOUBLE.name}.tw", "02_fail.error.txt"]
+    assert len(caught.value.trace) == 2
+
+
+def test_programs_of_one_name_keep_apart(tmp_path):
+    program = parse_program(TEXT)
+    other = dataclasses.replace(program, kernels=program.kernels[:1])
+    for one in (program, other, program):
+        run_pipeline(one, CPU, [], dump=tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a_b.cpu", "a_b_2.cpu"]
+    run_pipeline(program, Target.parse("cuda"), [], dump=tmp_path)
+    assert (tmp_path / "a_b.cuda_arch_sm_90a").is_dir()

@@ -19,12 +19,15 @@ from tests.passes.overlap import (
     unnoticed,
     with_atom,
 )
-from tilewright.ir.op import Gemm, walk_ops
+from tilewright.ir.op import For, Gemm, walk_ops
+from tilewright.ir.rewrite import map_kernels, map_ops
 from tilewright.ir.text import print_op
 from tilewright.passes.ahead import Ahead
 from tilewright.passes.pipeline import Pass, run_pipeline
 from tilewright.passes.pipeline_loops import pipeline_loops
+from tilewright.passes.reasons import listening
 from tilewright.passes.skew import Skew, _Statements, find_skew
+from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import CudaKernel, lower
 from zoo.attention.flash import flash_attention
 from zoo.gemm.gemm import gemm_relu
@@ -239,3 +242,40 @@ def test_slots_that_are_held_longer_come_round_slower():
     deep = find_skew(alone, replace(plan.loop, stages=4), fills)
     assert isinstance(deep, Skew) or "registers" in deep
     assert isinstance(find_skew(made.kernels[0], plan.loop, fills, asked=True), Skew)
+
+
+def pinned(order, stage):
+    """The chain with its schedule pinned: two copies, S = Q·K, P = f(S) twice, O += P·V."""
+    found = chain()
+    rule = lambda op: (
+        replace(op, order=order, stage=stage)
+        if isinstance(op, For) and op.kind == "pipelined"
+        else None
+    )
+    return map_kernels(found, lambda kernel: map_ops(kernel, rule))
+
+
+def test_order_and_stage_pin_it():
+    found = overlapped(pinned((0, 1, 2, 4, 5, 3), (0, 0, 0, 0, 0, 1)), ROLES)
+    assert loop_text(found) == loop_text(overlapped(chain(), SKEWED))
+    check_same(pinned((0, 1, 3, 4, 5, 2), (-1, -1, 0, 0, 0, 1)), args(0, 5), ROLES)
+
+
+@pytest.mark.parametrize(
+    "order, stage, why",
+    [
+        ((0, 1, 2), (0, 0, 0), "order has 3 entries for 6 statements"),
+        ((0, 1, 2, 3, 4, 5), (0, 0, 0, 1, 2, 3), "are more than two that follow each other"),
+        ((0, 1, 2, 3, 4, 5), (0, 0, 1, 1, 1, 1), "put it in one stage"),
+    ],
+)
+def test_pins_that_say_nothing_are_explained(order, stage, why):
+    with listening() as reasons:
+        check_same(pinned(order, stage), args(0, 5), ROLES)
+    assert any(why in text for text in reasons.values())
+
+
+def test_an_order_that_changes_the_meaning_is_refused():
+    with pytest.raises(CompileError, match="change what the loop computes") as caught:
+        overlapped(pinned((0, 1, 4, 3, 5, 2), (0, 0, 0, 0, 0, 1)), ROLES)
+    assert caught.value.loc is not None and "the compiler finds an order" in str(caught.value)

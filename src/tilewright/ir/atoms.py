@@ -23,7 +23,14 @@ from tilewright.ir.fragment import (
 
 
 class Feature(str, Enum):
-    """What a target can do. Passes ask for features, never for version numbers."""
+    """What a target can do. Passes ask for features, never for version numbers.
+
+    >>> import tilewright as tw
+    >>> tw.Feature.WGMMA in tw.Target.parse("cuda").features
+    True
+    >>> tw.Feature.WGMMA in tw.Target.parse("cuda -arch=sm_80").features
+    False
+    """
 
     MMA = "mma"
     LDMATRIX = "ldmatrix"

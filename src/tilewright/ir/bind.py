@@ -72,7 +72,7 @@ def bind_sizes(
                 got=f"{size.name} = {value}",
                 fix=f"pass arrays that agree, or declare two sizes in place of {size.name}",
             )
-        found[size] = (value, where)
+        found.setdefault(size, (value, where))
 
     for tensor in program.tensors:
         got = shapes[tensor.name]
@@ -154,6 +154,33 @@ def written_params(program: Program) -> frozenset[str]:
                 owner[op.buffer.name] = owner[op.source.name]
             written |= {owner[b.name] for b in written_buffers(op) if b.name in owner}
     return frozenset(written)
+
+
+def meets_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two indices of an array are one place in memory.
+
+    >>> meets_itself((4, 8), (8, 1)), meets_itself((4, 8), (0, 1)), meets_itself((2, 2), (3, 2))
+    (False, True, False)
+    """
+    axes = sorted((abs(s), n) for n, s in zip(shape, strides, strict=True) if n > 1)
+    if 0 in shape or not axes:
+        return False
+    reach = 0
+    for step, extent in axes:
+        if step <= reach:  # it does not step over all of the smaller ones: look at them all
+            return axes[0][0] == 0 or _meet(axes)
+        reach += step * (extent - 1)
+    return False
+
+
+def _meet(axes: Sequence[tuple[int, int]]) -> bool:
+    places = {0}
+    for step, extent in axes:
+        count = len(places) * extent
+        places = {p + i * step for p in places for i in range(extent)}
+        if len(places) < count:
+            return True
+    return False
 
 
 def static_value(expr: Expr, values: Mapping[Var, int]) -> int:

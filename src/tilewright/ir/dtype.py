@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, swap
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,13 @@ def dtype(name: Any) -> DType:
         return name
     found = _lookup(_spelling(name))
     if found is None:
+        close = _closest(_spelling(name))
         raise CompileError(
             f"unknown dtype {name!r}",
             expected="one of " + ", ".join(d for d in sorted(DTYPES) if d != "barrier"),
-            fix=_closest(_spelling(name)),
+            fix=f"did you mean {close!r}?" if close else 'write its name, such as "float16"',
+            code="unknown-dtype",
+            repair=swap(str(name), close) if close else None,
         )
     return found
 
@@ -158,7 +161,7 @@ def _closest(text: str) -> str:
     import difflib
 
     found = difflib.get_close_matches(text, [*DTYPES, *_ALIASES], 1)
-    return f"did you mean {found[0]!r}?" if found else ""
+    return found[0] if found else ""
 
 
 def promote(a: DType, b: DType) -> DType:

@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 
 from tilewright.ir.dtype import BOOL, FLOAT32, INT32, INT64, DType, promote
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.support.errors import CompileError, Loc
+from tilewright.support.errors import CompileError, Loc, swap
 
 if TYPE_CHECKING:
     from tilewright.ir.buffer import Buffer
@@ -69,7 +69,13 @@ asked: Callable[[str, object, object], Expr | bool | None] = _not_asked
 
 
 class Expr:
-    """A typed value computed at run time."""
+    """A typed value computed at run time.
+
+    >>> import tilewright.language as T
+    >>> half = T.float16(1.5)
+    >>> isinstance(half, T.PrimExpr), half.dtype.name
+    (True, 'float16')
+    """
 
     dtype: DType
 
@@ -209,6 +215,7 @@ class Expr:
             "a run-time value was used where Python needs a plain True or False",
             got=f"a value of type {self.dtype}",
             fix="decorate the helper that branches on it with @T.macro, or use T.if_then_else",
+            code="not-constant",
         )
 
     def __index__(self) -> int:
@@ -219,6 +226,7 @@ class Expr:
             got=f"a value of type {self.dtype}",
             fix="Python's lists, ranges and sizes take constants; a table that is indexed at run "
             "time is a tensor or a T.alloc_local",
+            code="not-constant",
         )
 
     def __float__(self) -> float:
@@ -228,6 +236,7 @@ class Expr:
             "a run-time value was used where a compile-time number is needed",
             got=f"a value of type {self.dtype}",
             fix="use T.sqrt, T.exp, … in place of Python's math, and T.cast in place of float()",
+            code="not-constant",
         )
 
     def __str__(self) -> str:
@@ -415,11 +424,19 @@ def const(value: Any, dtype: DType | None = None) -> Const:
         return Const(bool(value), dtype)
     if dtype.is_int:
         if not isinstance(value, (int, bool)) and value != int(value):
-            raise CompileError(f"{value} is not an integer, so it is no {dtype} constant")
+            raise CompileError(
+                f"{value} is not an integer, so it is no {dtype} constant",
+                fix="round it, or use a float type",
+            )
         value = int(value)
         if not dtype.min_value <= value <= dtype.max_value:
             span = f"{dtype.min_value}…{dtype.max_value}"
-            raise CompileError(f"{value} does not fit {dtype}", expected=f"a value in {span}")
+            raise CompileError(
+                f"{value if value.bit_length() < 200 else 'this number'} does not fit {dtype}",
+                expected=f"a value in {span}",
+                fix="use a smaller number, or a float",
+                code="too-large",
+            )
         return Const(value, dtype)
     return Const(round_constant(float(value), dtype), dtype)
 
@@ -445,10 +462,18 @@ def wrap(value: Operand | Any, like: DType | None = None) -> Expr:
     if hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, (bool, int, float)):
+        name = getattr(value, "name", None)
         raise CompileError(
-            f"a {type(value).__name__} cannot be used as a value in a kernel",
+            f"a {type(value).__name__.replace('Tiles', 'region').replace('Tile', 'tile')} cannot "
+            "be used as a value in a kernel",
             expected="a number or a run-time value",
             got=repr(value)[:80],
+            fix="a word or a function that returns nothing gives None"
+            if value is None
+            else f"use an element of it: {name}[…]"
+            if isinstance(name, str)
+            else "use a number",
+            code="not-a-value",
         )
     if like is None:
         return const(value)
@@ -513,12 +538,15 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
     if op in ("//", "%") and isinstance(y, Const) and not y.value and not y.dtype.is_float:
         raise CompileError(
             "division by a constant zero", expected="a divisor that is not 0",
-            fix="check the sizes it is computed from",
-        )  # fmt: skip
+            fix="check the sizes it is computed from", code="arithmetic")  # fmt: skip
     if op in ("&", "|", "^", "<<", ">>") and x.dtype.is_float:
         raise CompileError(
             f"'{op}' needs integers, got {x.dtype}",
-            fix='use T.reinterpret("int32", x) for its bits, or T.cast(x, "int32") for its value',
+            fix="a power is **"
+            if op == "^" and isinstance(y, Const)
+            else 'use T.reinterpret("int32", x) for its bits, or T.cast(x, "int32") for its value',
+            repair=swap("^", "**") if op == "^" and isinstance(y, Const) else None,
+            code="dtype",
         )
     return fold(op, x, y)
 
@@ -527,7 +555,9 @@ def fold(op: str, x: Expr, y: Expr) -> Expr:
     """`x op y` for sides of one type, folded when both are integers and nothing wraps."""
     if isinstance(x, Const) and isinstance(y, Const) and not x.dtype.is_float:
         if op in ("//", "%") and y.value == 0:
-            raise CompileError("division by a constant zero", fix="divide by something else")
+            raise CompileError(
+                "division by a constant zero", fix="divide by something else", code="arithmetic"
+            )
         if not (op in ("<<", ">>") and not 0 <= y.value < x.dtype.bits):
             value = _FOLD[op](x.value, y.value)
             if op in CMP_OPS or op in ("and", "or"):
@@ -603,6 +633,28 @@ def _below(expr: Expr) -> tuple[Expr, ...]:
                 stack.extend(reversed(node.children))
         found = expr.__dict__["_below"] = tuple(nodes)
     return found
+
+
+def written_size(expr: Expr) -> tuple[int, int]:
+    """Operations of `expr` written out, a shared part counted at every use, and how many of them
+    lie inside each other."""
+    found: tuple[int, int] | None = expr.__dict__.get("_written_size")
+    if found is not None:
+        return found
+    stack = [expr]
+    while stack:  # not by recursion: this is what tells whether that can be afforded
+        node = stack[-1]
+        parts = [child.__dict__.get("_written_size") for child in node.children]
+        if None in parts:
+            stack += [c for c, part in zip(node.children, parts, strict=True) if part is None]
+            continue
+        stack.pop()
+        sizes = [part for part in parts if part is not None]
+        node.__dict__["_written_size"] = (
+            1 + sum(size for size, _ in sizes),
+            1 + max((depth for _, depth in sizes), default=0),
+        )
+    return expr.__dict__["_written_size"]  # type: ignore[no-any-return]
 
 
 def variables(expr: Expr) -> set[Var]:

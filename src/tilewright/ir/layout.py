@@ -32,7 +32,14 @@ MAX_PRINTED = 32
 
 
 class LayoutError(ValueError):
-    """A layout that cannot exist, or an operation whose divisibility condition fails."""
+    """A layout that cannot exist, or an operation whose divisibility condition fails.
+
+    >>> try:
+    ...     Layout((4, 2), (1,))
+    ... except LayoutError as error:
+    ...     str(error)
+    'shape (4,2) and stride (1) nest differently'
+    """
 
 
 # Nested tuples of integers

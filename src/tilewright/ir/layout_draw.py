@@ -44,6 +44,7 @@ def draw(
     64 x 64 cells show that corner, and say so.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     draw(Layout((2, 4), (4, 1)), f"{folder}/rows.svg")
     ...     Path(f"{folder}/rows.svg").read_text()[:4]

@@ -83,9 +83,9 @@ class Kernel(Op):
 class For(Op):
     """`body` for var = start, start+step, … < stop. Every kind means the same sequential loop.
 
-    `kind`: serial, unroll, vectorized, pipelined (`stages` slots), persistent (over tiles) or
-    cluster (over what will be the blocks of one). `order` and `stage`, one entry per body
-    statement, pin a pipelined loop's schedule.
+    `kind`: serial, unroll, vectorized, pipelined (`stages` slots, -1 where nobody said how many),
+    persistent (over tiles) or cluster (over what will be the blocks of one). `order` and `stage`,
+    one entry per body statement, pin a pipelined loop's schedule.
     """
 
     syntax = "for {var} in {start} .. {stop} {body}"

@@ -22,6 +22,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "persistent": ON_OFF,  # blocks that stay, and walk over the grid's tiles
     "order": ("plain", "grouped", "hilbert", "longest"),  # of the grid's tiles
     "cluster": ("1", "2", "4"),  # blocks that share what they load
+    "waits": ("late", "iteration", "each"),  # for products by warpgroups, at the latest
+    "fast_math": ON_OFF,  # approximate functions and division
+    "bulk": ON_OFF,  # copies by the bulk engine
+    "stage": ON_OFF,  # accumulators reach memory by way of shared memory
 }
 ARCHITECTURES: dict[str, dict[str, frozenset[Feature]]] = {
     "interp": {"": frozenset(Feature)},
@@ -73,6 +77,13 @@ class Target:
     def parse(text: str | Target) -> Target:
         if isinstance(text, Target):
             return text
+        if not isinstance(text, str) or not text.split():
+            raise CompileError(
+                "a target is named by a string",
+                got=repr(text),
+                fix='write target="auto", "cpu", "cuda" or "interp"',
+                code="target",
+            )
         kind, *flags = text.split()
         if kind not in ARCHITECTURES:
             raise CompileError(
@@ -80,6 +91,7 @@ class Target:
                 expected="'auto', 'cpu', 'interp', 'interp -sanitize', 'cuda', "
                 "'cuda -arch=sm_80' or 'cuda -arch=sm_90a'",
                 fix='leave it out, or write target="auto"',
+                code="target",
             )
         known = ARCHITECTURES[kind]
         arch = list(known)[-1]
@@ -99,10 +111,14 @@ class Target:
                     f"unknown option {flag!r} of target {text!r}",
                     expected="one of -arch=…, " + ", ".join(known_flags),
                     fix="leave it out",
+                    code="target",
                 )
         if arch not in known:
             raise CompileError(
-                f"unknown architecture {arch!r} for {kind}", expected="one of " + ", ".join(known)
+                f"unknown architecture {arch!r} for {kind}",
+                expected="one of " + ", ".join(known),
+                fix="leave -arch out to compile for the newest",
+                code="target",
             )
         return Target(kind, arch, frozenset(options), known[arch])
 

@@ -238,6 +238,7 @@ def check_uniform(kernel: Kernel) -> PerThread:
                 loc=op.loc,
                 got=f"a branch or loop around it that depends on {found.explain(control)}",
                 fix="move the barrier out of the branch, so that every thread runs it",
+                code="not-uniform",
             )
         if isinstance(op, For) and op.kind in ("pipelined", "persistent"):
             _refuse(found, op, f"the bounds of a {op.kind} loop", expressions(op))
@@ -265,6 +266,7 @@ def _check_tile_op(found: PerThread, op: Op, noun: str, control: Name | None) ->
             got=f"a branch or loop around it that depends on {found.explain(control)}",
             fix="branch on something that is the same in all threads, or move the "
             f"{noun} out of the branch",
+            code="not-uniform",
         )
     if isinstance(op, Map):
         _refuse(found, op, "the extents of a T.Parallel nest", op.extents)
@@ -295,4 +297,5 @@ def _fail(found: PerThread, op: Op, what: str, name: Name) -> None:
             for c in found.why(name)
             if c.op is not None and c.op.loc is not None
         ),
+        code="not-uniform",
     )

@@ -99,7 +99,10 @@ def use_var(var: Var, op: Op | None, context: Context, loc: Loc | None = None) -
     where = "is not in scope here" if var.name in context.names else "is never defined"
     if var.name in context.buffers:
         where = "is a buffer, not a variable"
-    context.fail(op, f"variable {var.name} {where}", loc=loc, fix=_closest(var.name, context.vars))
+    fix = _closest(var.name, context.vars) or (
+        f"make {var.name} a parameter, or a size of one: sizes are known from the shapes of tensors"
+    )
+    context.fail(op, f"variable {var.name} {where}", loc=loc, fix=fix)
 
 
 def use_buffer(buffer: Buffer, op: Op | None, context: Context, loc: Loc | None = None) -> None:

@@ -224,7 +224,8 @@ def _fill(op: Fill, context: Context) -> None:
 # ── compute ──────────────────────────────────────────────────────────────────────────────────
 
 _GEMM_SPACES: dict[str | None, tuple[tuple[Space, ...], tuple[Space, ...], tuple[Space, ...]]] = {
-    None: (TILES, TILES, TILES),
+    # a target that packs its operands may read them from tensors
+    None: ((*TILES, Space.GLOBAL), (*TILES, Space.GLOBAL), TILES),
     "fma": (TILES, TILES, TILES),
     "mma": (
         (Space.SHARED, Space.FRAGMENT),
@@ -236,7 +237,7 @@ _GEMM_SPACES: dict[str | None, tuple[tuple[Space, ...], tuple[Space, ...], tuple
 
 
 def _gemm(op: Gemm, context: Context) -> None:
-    spaces = _GEMM_SPACES.get(op.atom, _GEMM_SPACES[None])
+    spaces = _GEMM_SPACES.get(op.atom, _GEMM_SPACES["fma"])
     for region, what, allowed in zip((op.a, op.b, op.c), "abc", spaces, strict=True):
         in_space(region, f"gemm's {what}", allowed, op, context)
     require_bool(op.clear, "clear", op, context)
@@ -389,6 +390,7 @@ def _sync(op: Sync, context: Context) -> None:
             "there is no such named barrier",
             expected=f"0 … {NAMED_BARRIERS - 1}",
             got=str(op.id.value),
+            fix="use a smaller number, or T.sync_threads() for the whole block",
         )
     assert context.kernel is not None
     most = block_warps(context.kernel) * WARP

@@ -72,6 +72,7 @@ def _kernel(op: Kernel, context: Context) -> None:
             "the cluster does not fit",
             expected="positive, at most one extent per grid axis, at most 16 blocks",
             got=str(op.cluster),
+            fix="use a smaller cluster: cluster_dims=(2, 1, 1)",
         )
     _registers(op, context)
 
@@ -110,7 +111,8 @@ def _for(op: For, context: Context) -> None:
             )
     if isinstance(op.step, Const) and op.step.value < 1:
         context.fail(op, "a loop's step must be positive", got=str(op.step.value))
-    if op.stages < 0:
+    unsaid = op.kind == "pipelined" and op.stages == -1
+    if op.stages < 0 and not unsaid:
         context.fail(op, "stages must not be negative", got=str(op.stages))
     if op.order is not None and op.stage is not None and len(op.order) != len(op.stage):
         context.fail(

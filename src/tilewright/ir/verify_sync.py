@@ -138,7 +138,8 @@ def _check_barrier(name: str, barrier: _Barrier, context: Context) -> None:
         context.fail(
             blocking[0],
             f"nobody arrives at barrier {name}, so this wait never ends",
-            fix=f"add `arrive {name}[…]` where what is waited for is done",
+            fix=f"arrive at it where what is waited for is done: T.barrier_arrive({name}), or "
+            f"`arrive {name}[…]`",
         )
     expecting = [a for a in barrier.arrivals if a.bytes is not None and not _is_zero(a.bytes)]
     if barrier.copies and not expecting:

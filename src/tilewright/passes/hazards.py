@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeAlias
 
-from tilewright.ir.bounds import stride_of
+from tilewright.ir.bounds import Ranges, stride_of
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import Const, Expr, Var, const, loads, substitute, variables
@@ -58,11 +58,15 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
+from tilewright.ir.simplify import simplify
 from tilewright.ir.uniform import PerThread, per_thread
 from tilewright.passes.place_shared import sharing
+from tilewright.passes.rings import turning_tiles
 
 WARPGROUP = 128
 ASYNC = ("matrix", "bulk_read", "bulk_write")
+OLDEST = 3  # groups of bulk stores are told apart up to this age
+AGAIN = Var(" again")  # what a `while` counts, as far as accesses go
 Path: TypeAlias = tuple[tuple[int, str], ...]
 # per dimension a first index and a number of them; None: anywhere
 Box: TypeAlias = tuple[tuple[Expr, int] | None, ...]
@@ -72,7 +76,8 @@ Box: TypeAlias = tuple[tuple[Expr, int] | None, ...]
 class Access:
     """Some elements of a buffer touched by one op. `threads`: equal for accesses that take each
     of the same elements to the same thread; `loops`: the variables of the loops around; `block`:
-    of the cluster, whose memory it is, where that is said."""
+    of the cluster, whose memory it is, where that is said; `fresh`: the names and scalars in its
+    box still have the values that they had; `age`: groups closed since that of a bulk store."""
 
     buffer: str
     root: str
@@ -84,6 +89,8 @@ class Access:
     loops: tuple[Var, ...] = ()
     shared: bool = True
     block: Expr | None = None
+    fresh: bool = False
+    age: int = -1
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,19 @@ class _State:
 
     def in_shared_memory(self) -> _State:
         return _State(*({a for a in p if a.shared} for p in self.parts()))
+
+    def stale(self, scalar: Buffer | None = None) -> None:
+        """Another iteration has begun, or `scalar` has changed."""
+
+        def one(access: Access) -> Access:
+            if not access.fresh or (scalar is not None and not _asks(access.box, scalar)):
+                return access
+            return replace(access, fresh=False)
+
+        for part in self.parts():
+            changed = {one(access) for access in part}
+            part.clear()
+            part.update(changed)
 
     def join(self, other: _State) -> None:
         for mine, more in zip(self.parts(), other.parts(), strict=True):
@@ -173,6 +193,7 @@ class _Walk:
         }
         self.aliased = {self.root(name) for name in self.roots}
         self.sharing = sharing(kernel)
+        self.turning = turning_tiles(kernel)
         self.changed = {
             self.root(b.name) for op in walk_ops(kernel.body) for b in written_buffers(op)
         }
@@ -198,7 +219,7 @@ class _Walk:
 
     def op(self, op: Op, path: Path, loops: tuple[Var, ...], state: _State) -> None:
         if isinstance(op, While):
-            self.loop(op, path, loops, state)
+            self.loop(op, path, (*loops, AGAIN), state)
             return
         self.touch(op, path, loops, state)
         if isinstance(op, For):
@@ -224,6 +245,7 @@ class _Walk:
             self.jumps.append(_State())
             self.body(op.body, _into(path, "body"), loops, inner)
             inner.join(self.jumps.pop())
+            inner.stale()
             # tiles might as well be other blocks': none waits for what another does to tensors
             apart = isinstance(op, For) and op.kind == "persistent"
             state.join(inner.in_shared_memory() if apart else inner)
@@ -248,6 +270,8 @@ class _Walk:
                 self.wait(op, path, state)
                 return
             case Commit():
+                if op.unit == "bulk":
+                    state.bulk = {replace(a, age=min(a.age + 1, OLDEST)) for a in state.bulk}
                 return
         new = self.accesses_of(op, path, loops)
         for access in new:
@@ -257,6 +281,8 @@ class _Walk:
             state.fenced.clear()
         for access in new:
             self.record(access, state)
+        if isinstance(op, Store) and op.buffer.space is Space.LOCAL:
+            state.stale(op.buffer)
 
     def meets_inside(self, op: Op) -> bool:
         return meets_inside(op, prod(self.kernel.threads)) and id(op) not in self.found.controls
@@ -269,9 +295,9 @@ class _Walk:
     def wait(self, op: WaitGroup, path: Path, state: _State) -> None:
         group = {"cp_async": state.cp_async, "wgmma": state.matrix, "bulk": state.bulk}[op.unit]
         if op.unit == "bulk":
-            if op.pending:
-                return
-            if not op.read:
+            group = {access for access in state.bulk if access.age >= op.pending}
+            state.bulk -= group
+            if not op.read and not op.pending:
                 state.puts.clear()
         # as if it happened here: a barrier before this wait orders nothing
         ended = {replace(access, path=path) for access in group}
@@ -296,7 +322,7 @@ class _Walk:
                 # reads matter only where the bytes become another buffer's
                 hits = [old for old in hits if old.writes or old.buffer != new.buffer]
             if hits:
-                first = min(hits, key=lambda a: (a.path, a.buffer, a.kind, a.writes))
+                first = min(hits, key=lambda a: (a.age, a.path, a.buffer, a.kind, a.writes))
                 raise _Found(missing, new.path, first)
 
     def record(self, new: Access, state: _State) -> None:
@@ -305,7 +331,8 @@ class _Walk:
         if new.kind == "cp_async":
             state.cp_async.add(replace(new, kind="threads"))
         elif new.kind == "matrix":
-            state.matrix.add(new)
+            if new.buffer not in self.turning:
+                state.matrix.add(new)
         elif new.kind == "bulk_read":
             state.bulk.add(new)
         elif new.kind == "bulk_put":
@@ -400,10 +427,10 @@ class _Walk:
         if root in self.aliased:
             box = pattern = None
         root = self.sharing.get(root, root)
+        shared = buffer.space is Space.SHARED
         yield Access(
-            buffer.name, root, kind, writes, path, box, pattern, loops,
-            buffer.space is Space.SHARED,
-        )  # fmt: skip
+            buffer.name, root, kind, writes, path, box, pattern, loops, shared, fresh=not shared
+        )
 
     def is_per_thread(self, op: Op) -> bool:
         return id(op) in self.found.controls or self.found.source(expressions(op)) is not None
@@ -462,7 +489,7 @@ def _conflict(old: Access, new: Access) -> bool:
         return False
     if old.buffer != new.buffer or old.box is None or new.box is None:
         return True
-    if _apart(old.box, new.box):
+    if _apart(old.box, new.box, old.fresh and new.fresh):
         return False
     if old.path == new.path and old.writes and new.writes and _walks(new):
         return False
@@ -470,16 +497,23 @@ def _conflict(old: Access, new: Access) -> bool:
     return not (same and _is_fixed(old.box) and _is_fixed(new.box) and _equal(old.box, new.box))
 
 
-def _apart(a: Box, b: Box) -> bool:
-    """Some dimension's constant ranges do not meet."""
+def _asks(box: Box | None, scalar: Buffer) -> bool:
+    parts = [part for part in box or () if part is not None]
+    return any(load.buffer == scalar for start, _ in parts for load in loads(start))
+
+
+def _apart(a: Box, b: Box, fresh: bool) -> bool:
+    """Some dimension's ranges do not meet: their distance is a constant, and `fresh` says that
+    names in both stand for the same."""
     for x, y in zip(a, b, strict=True):
         if x is None or y is None:
             continue
         (start, size), (other, extent) = x, y
-        if isinstance(start, Const) and isinstance(other, Const):
-            i, j = int(start.value), int(other.value)
-            if i + size <= j or j + extent <= i:
-                return True
+        if not fresh and not (isinstance(start, Const) and isinstance(other, Const)):
+            continue
+        distance = simplify(other - start, Ranges())
+        if isinstance(distance, Const) and not -extent < int(distance.value) < size:
+            return True
     return False
 
 

@@ -43,8 +43,8 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import fresh_name, map_exprs, map_ops, rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.lower_foreign import PRINTED
 from tilewright.passes.matrix_tiles import held_operands, split_of
+from tilewright.passes.print_rows import PRINTED
 from tilewright.passes.spread_tiles import Wish, spread
 from tilewright.passes.tile_access import (
     Access,

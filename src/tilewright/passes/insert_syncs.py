@@ -36,6 +36,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.uniform import PerThread, per_thread
 from tilewright.passes.hazards import Hazard, Looked, Path, find_hazard, open_stores
 from tilewright.passes.matrix_groups import number_gemms, settle_matrix_groups, unnumber
+from tilewright.passes.rings import turning_tiles, written_in
 from tilewright.passes.roles import by_hand
 from tilewright.support.errors import CompileError, Loc
 
@@ -46,7 +47,14 @@ def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with its threads in order; kernels with roles are left as they are."""
     if by_hand(kernel) or any(_is_placement(op) for op in walk_ops(kernel)):
         return kernel
-    body = settle_matrix_groups(number_gemms(kernel.body), _fills_by_engine)
+    turning = turning_tiles(kernel)
+
+    def fills_slots(op: Op) -> bool:
+        by_engine = isinstance(op, Copy) and op.atom in ("bulk_load", "cp_async")
+        return by_engine or not turning.isdisjoint(written_in((op,)))
+
+    body = number_gemms(kernel.body)
+    body = settle_matrix_groups(body, fills_slots, target.choice("waits"))
     kernel = settle_stores(rebuild(kernel, body=unnumber(body)))
     return mended(kernel)
 
@@ -92,10 +100,6 @@ def _is_placement(op: Op) -> bool:
     return isinstance(op, Hint) and op.name == "ws"
 
 
-def _fills_by_engine(op: Op) -> bool:
-    return isinstance(op, Copy) and op.atom in ("bulk_load", "cp_async")
-
-
 def _commit_stores(body: Body) -> Body:
     """A `commit bulk` behind each run of bulk stores that has none."""
     found: list[Op] = []
@@ -122,12 +126,16 @@ def _without(kernel: Kernel, victim: Op) -> Kernel:
 def _mend(kernel: Kernel, hazard: Hazard, found: PerThread) -> tuple[Kernel, list[Op]]:
     chain = _chain(kernel, hazard.path)
     loc = chain[-1].loc
+    met = _meeting_between(kernel, hazard)
+    if hazard.missing == "fence" and met is not None:
+        fence: list[Op] = [Fence("proxy_async", loc=loc)]
+        return _insert(kernel, met, fence), fence
     last = chain[-1]
     inside = hazard.old.path[: len(hazard.path)]
     if isinstance(last, While) and inside == (*hazard.path[:-1], (hazard.path[-1][0], "body")):
         # its condition is read again behind the body
         where = (*inside, (len(last.body), ""))
-        new = _missing(hazard.missing, loc)
+        new = _missing(hazard, loc)
         return _insert(kernel, where, new), new
     common = 0
     for mine, other in zip(hazard.path[:-1], hazard.old.path[:-1], strict=False):
@@ -147,15 +155,33 @@ def _mend(kernel: Kernel, hazard: Hazard, found: PerThread) -> tuple[Kernel, lis
     where = (*where[:-1], (where[-1][0], ""))
     if depth == len(chain) - 1:
         where = _before_issue(kernel, where, chain)
-    new = _missing(hazard.missing, loc)
+    new = _missing(hazard, loc)
     return _insert(kernel, where, new), new
 
 
-def _missing(what: str, loc: Loc | None) -> list[Op]:
-    if what in ("bulk", "done"):
-        return [WaitGroup("bulk", 0, read=what == "bulk", loc=loc)]
-    sync = Sync("block", loc=loc)
-    return [Fence("proxy_async", loc=loc), sync] if what == "fence" else [sync]
+def _meeting_between(kernel: Kernel, hazard: Hazard) -> Path | None:
+    """Where threads meet already behind the older access, in its body, before the other one."""
+    *around, (old, _) = hazard.old.path
+    depth = len(around)
+    if tuple(around) != hazard.path[:depth]:
+        return None
+    body = getattr(_chain(kernel, hazard.path)[depth - 1], around[-1][1]) if around else kernel.body
+    for k in range(old + 1, hazard.path[depth][0]):
+        op = body[k]
+        if isinstance(op, Sync) and op.scope in ("block", "cluster") and not op.arrive:
+            return (*around, (k, ""))
+    return None
+
+
+def _missing(hazard: Hazard, loc: Loc | None) -> list[Op]:
+    match hazard.missing:
+        case "bulk":
+            return [WaitGroup("bulk", max(hazard.old.age, 0), read=True, loc=loc)]
+        case "done":
+            return [WaitGroup("bulk", 0, loc=loc)]
+        case "fence":
+            return [Fence("proxy_async", loc=loc), Sync("block", loc=loc)]
+    return [Sync("block", loc=loc)]
 
 
 def _chain(kernel: Kernel, path: Path) -> list[Op]:

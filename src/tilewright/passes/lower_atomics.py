@@ -81,7 +81,7 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
             raise low.unsupported(op, "an element of a fragment is no value outside a tile op")
         value = cast(Load(op.src.buffer, op.src.starts, op.loc), op.dst.dtype)
         op = rebuild(op, src=None, value=value)
-    if low.by_each_thread(op):
+    if low.by_each_thread(op) or low.instance.solo:
         yield from atomic_element(low, op, low.value, low.index)
         return
     yield from low.meet(op.loc)

@@ -3,18 +3,17 @@ foreign code."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 
 from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import TRUE, Expr, Load, const
+from tilewright.ir.expr import TRUE, Expr, Load
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.op import For, If, Intrinsic, Op
+from tilewright.ir.op import If, Intrinsic, Op
 from tilewright.ir.rewrite import rebuild
 from tilewright.passes.lowering import MEMORY, Lowering
+from tilewright.passes.print_rows import PrintRows
 
 Rewrite = Callable[[Expr], Expr]
-PRINTED = "_printed"  # how the names of shared copies end from which fragments are printed
 
 
 def lower_intrinsic(low: Lowering, op: Intrinsic) -> Iterable[Op]:
@@ -40,7 +39,16 @@ def foreign(
 ) -> Iterable[Op]:
     """`op` with its operands rewritten: values, and where regions lie."""
     if op.name == "print" and any(isinstance(a, Region) and a.tile for a in op.args):
-        yield from _print_tiles(low, op, expr, index)
+        rows = PrintRows(
+            op,
+            lambda: low.var("i"),
+            lambda spot: _element(low, spot, op, index),
+            lambda head: foreign(low, head, expr, index),
+            low,
+            expr,
+        )
+        lines = tuple(rows.lines())
+        yield from lines if once is TRUE else (If(once, lines, loc=op.loc),)
         return
     args: list[Expr | Region] = []
     for arg in op.args:
@@ -72,28 +80,3 @@ def _element(low: Lowering, region: Region, op: Op, index: Rewrite) -> Expr:
         )
     load = Load(region.buffer, region.starts, op.loc)
     return low.load(load, tuple(index(s) for s in region.starts))
-
-
-def _print_tiles(low: Lowering, op: Intrinsic, expr: Rewrite, index: Rewrite) -> Iterable[Op]:
-    """The elements of tiles in memory, one line each, in row-major order."""
-    for arg in op.args:
-        if not isinstance(arg, Region) or not arg.tile:
-            text = op.text if arg is op.args[0] else ""
-            yield from foreign(low, rebuild(op, args=(arg,), text=text), expr, index)
-            continue
-        names = tuple(low.var(f"i{d}") for d in range(len(arg.tile)))
-        inner = iter(names)
-        pairs = zip(arg.starts, arg.extents, strict=True)
-        starts = tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs)
-        spot = Region(arg.buffer, starts, tuple(const(1) for _ in starts))
-        ranges = low.ranges
-        for name, extent in zip(names, arg.tile, strict=True):
-            low.ranges = low.ranges.where(name, 0, int(extent) - 1)
-        value = _element(low, spot, op, index)
-        low.ranges = ranges
-        title = re.sub(PRINTED + r"(_\d+)?$", "", arg.buffer.name)
-        text = " ".join(filter(None, (op.text, title)))
-        body: Op = rebuild(op, args=(*names, value), text=text)
-        for name, extent in reversed(list(zip(names, arg.tile, strict=True))):
-            body = For(name, const(0), extent, (body,), loc=op.loc)
-        yield body

@@ -149,10 +149,13 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
             loc=op.loc,
             expected=f"M a multiple of {M}, N of 8, K of {kind.k}",
             got=f"{m}×{n}×{k}",
+            fix="make the tile larger, or use T.gemm, which chooses an instruction that fits",
         )
     if low.instance.threads % WARPGROUP:
         raise low.unsupported(
-            op, f"wgmma runs in whole warpgroups, and {low.instance.threads} threads run this"
+            op,
+            f"wgmma runs in whole warpgroups, and {low.instance.threads} threads run this",
+            "use a multiple of 128 threads, or T.gemm, which chooses an instruction that fits",
         )
     c = _accumulators(low, op, kind, n)
     b_address = tile_address(op.b, low.ranges, op.loc)
@@ -291,6 +294,7 @@ def _no_blocks(region: Region, atom: Fragment, op: Gemm) -> CompileError:
         loc=op.loc,
         expected=f"{atom!r} in consecutive registers of every warpgroup, repeated",
         got=repr(region.buffer.layout),
+        fix="leave its layout to the compiler, and use T.gemm where the target has no wgmma",
     )
 
 

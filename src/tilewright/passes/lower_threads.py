@@ -174,7 +174,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
         thread_value = linear - first * WARP
     thread, let_thread = low.let("thread", low.simplify(thread_value), op.loc)
     leader = low.var("leader", BOOL)
-    solo = op.instances == 1 and all(_one_thread_does(inner) for inner in walk_ops(op.body))
+    solo = op.instances == 1 and all(_one_thread_does(inner, op) for inner in walk_ops(op.body))
     turn_id = _turn_barriers(low, op)
     sync_id = _own_barrier(low, op)
     outer, outer_ranges = low.instance, low.ranges
@@ -256,16 +256,19 @@ def _accumulators(body: Body) -> tuple[Buffer, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _one_thread_does(op: Op) -> bool:
+def _one_thread_does(op: Op, role: Role) -> bool:
     """Whether a single thread may run `op` for its instance."""
     if isinstance(op, Copy):
         return op.atom in BULK_ATOMS
     if isinstance(op, (Commit, WaitGroup)):
         return op.unit == "bulk"
     if isinstance(op, Store):
-        return op.buffer.space is Space.LOCAL and not op.indices
+        return op.buffer.space in (Space.LOCAL, Space.SHARED)
+    if isinstance(op, Atomic):
+        # for the sake of its result; a single warp has a shuffle for that
+        return op.result is not None and not op.dst.tile and role.warps > 1
     return not isinstance(
-        op, (Sync, Turn, Fence, Gemm, Map, Reduce, Scan, Relayout, Fill, Intrinsic, Atomic)
+        op, (Sync, Turn, Fence, Gemm, Map, Reduce, Scan, Relayout, Fill, Intrinsic)
     )
 
 

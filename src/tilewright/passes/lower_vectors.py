@@ -3,12 +3,16 @@
 Where neighbouring values of a nest touch neighbouring elements of memory, in every thread, they do
 so together: loads into a piece of registers in front, stores out of one behind. Only bodies of
 plain statements, and only buffers that no statement reads after one has written them.
+
+What decides where they lie, or whether they are loaded at all, must be the same for a whole group:
+a row that a table names (`X[table[i], j]`), a condition that a tile's border makes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,9 +26,12 @@ from tilewright.ir.expr import (
     Load,
     Select,
     Var,
+    binary,
     const,
     loads,
+    logical_not,
     substitute,
+    variables,
 )
 from tilewright.ir.op import Alloc, Body, For, Hint, If, Intrinsic, Let, Map, Op, Store, op_loads
 from tilewright.ir.rewrite import map_exprs, substitute_vars
@@ -39,14 +46,16 @@ MOST_HELD = 64  # words of registers between memory and what is computed
 MOST_UNROLLED = 32  # batches: 128 of them took NVRTC four seconds, and gained nothing
 
 
-Place = tuple[Buffer, tuple[Expr, ...]]
+Place: TypeAlias = tuple[Buffer, tuple[Expr, ...]]
+Statements: TypeAlias = list[tuple[Expr, "Store | Let"]]
 
 
 @dataclass(frozen=True)
 class Access:
     """A load or store of `count` elements: `start` are indices of the flat buffer at the group's
-    first value, `width` elements at a time; `inside` whether it is in the tensor. `share`
-    neighbouring values read the same element: several lie in it, packed."""
+    first value, `width` elements at a time; `inside` whether it is in the tensor, and wanted.
+    `share` neighbouring values read the same element: several lie in it, packed. `named`: what was
+    loaded to find the place, by the names that stand for it."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
@@ -54,14 +63,28 @@ class Access:
     inside: Expr
     width: int
     share: int = 1
+    named: tuple[tuple[Var, Expr], ...] = ()
+    given: Expr = TRUE  # the condition on which it is wanted, as it was written
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A place that statements touch if `cond`: its indices, `let`s resolved, and names for loads
+    in them."""
+
+    indices: tuple[Expr, ...]
+    cond: Expr
+    named: tuple[tuple[Var, Load], ...]
+    given: Expr = TRUE  # `cond` as it was written
 
 
 def lower_groups(nest: Nest, op: Map, lower: Callable[[Nest, Body], Body]) -> Body | None:
     """`op` in groups of values that access memory together; None where nothing would."""
-    if not all(isinstance(each, (Store, Let)) for each in op.body):
+    statements = _statements(op.body)
+    if statements is None:
         return None
     low, values = nest.low, nest.values
-    candidates = _candidates(op.body)
+    candidates = _candidates(statements)
     if not candidates:
         return None
     idle = nest.table < 0
@@ -69,7 +92,7 @@ def lower_groups(nest: Nest, op: Map, lower: Callable[[Nest, Body], Body]) -> Bo
     group = low.var("g")
     best: tuple[int, int, dict[Place, Access]] | None = None
     widest = WIDEST // min(key[0].dtype.bits for key in candidates)
-    written = {(s.buffer, s.indices) for s in op.body if isinstance(s, Store)}
+    written = {(s.buffer, s.indices) for _, s in statements if isinstance(s, Store)}
     for count in COUNTS:
         if values % count or count > widest:
             continue
@@ -77,9 +100,9 @@ def lower_groups(nest: Nest, op: Map, lower: Callable[[Nest, Body], Body]) -> Bo
         if not np.array_equal(slots, np.broadcast_to(slots[:, :, :1], slots.shape)):
             continue
         found = {}
-        for (buffer, indices), plain in candidates.items():
+        for (buffer, indices), candidate in candidates.items():
             for share in (1, 2, 4) if (buffer, indices) not in written else (1,):
-                access = _access(nest, buffer, indices, plain, group, count, share)
+                access = _access(nest, buffer, indices, candidate, group, count, share)
                 if access is not None:
                     found[buffer, indices] = access
                     break
@@ -92,55 +115,103 @@ def lower_groups(nest: Nest, op: Map, lower: Callable[[Nest, Body], Body]) -> Bo
         del nest.before[before:]
         return None
     _, count, found = best
-    return _emit(nest, op, count, found, group, lower)
+    return _emit(nest, statements, count, found, group, lower)
 
 
-def _candidates(body: Body) -> dict[Place, tuple[Expr, ...]]:
-    """Places in memory that statements always touch, and their indices without `let`s."""
+def _statements(body: Body) -> Statements | None:
+    """The body's statements, each with the condition on which it runs; None where there are others
+    than plain ones."""
+    found: Statements = []
+    for op in body:
+        if isinstance(op, (Store, Let)):
+            found.append((TRUE, op))
+        elif isinstance(op, If) and not op.orelse and all(isinstance(o, Store) for o in op.then):
+            found += [(op.cond, each) for each in op.then if isinstance(each, Store)]
+        else:
+            return None
+    return found
+
+
+def _candidates(statements: Statements) -> dict[Place, Candidate]:
+    """Places in memory that statements touch."""
     lets: dict[Var, Expr] = {}
     written: set[Buffer] = set()
     banned: set[Buffer] = set()
-    found: dict[Place, tuple[Expr, ...]] = {}
+    found: dict[Place, Candidate] = {}
+    names: dict[Load, Var] = {}
 
-    def note(buffer: Buffer, indices: tuple[Expr, ...]) -> None:
-        plain = tuple(substitute(i, lets) for i in indices)
-        if buffer.space in MEMORY and buffer.dtype.bits >= 8 and not any(map(loads, plain)):
-            found[buffer, indices] = plain
+    def named(e: Expr) -> Expr:
+        """`e` with a name for each load in it."""
+        if isinstance(e, Load):
+            return names.setdefault(e, Var(f" row {len(names)}", e.dtype))
+        children = tuple(named(c) for c in e.children)
+        same = all(a is b for a, b in zip(children, e.children, strict=True))
+        return e if same else e.rebuild(children)
 
-    for op in body:
-        for load in op_loads(op):
-            if load.buffer in written:
-                banned.add(load.buffer)
-        for load in _always(op.value if isinstance(op, (Store, Let)) else const(0)):
-            note(load.buffer, load.indices)
+    def note(buffer: Buffer, indices: tuple[Expr, ...], cond: Expr = TRUE) -> None:
+        if buffer.space not in MEMORY or buffer.dtype.bits < 8:
+            return
+        before = found.get((buffer, indices))
+        if before is not None:
+            if cond is not before.given and buffer.space is not Space.GLOBAL:
+                banned.add(buffer)  # several conditions, and no guard
+                return
+            cond = cond if cond is before.given else TRUE
+        plain = tuple(named(substitute(i, lets)) for i in indices)
+        given, cond = cond, named(substitute(cond, lets))
+        used = {v for e in (*plain, cond) for v in variables(e)}
+        rows = tuple((var, load) for load, var in names.items() if var in used)
+        # outside a tensor there are zeros, wherever the load stands; other memory has no guard
+        if all(x.buffer.space is Space.GLOBAL for _, load in rows for x in loads(load)):
+            found[buffer, indices] = Candidate(plain, cond, rows, given)
+        else:
+            found.pop((buffer, indices), None)
+
+    for given, op in statements:
+        read = {load.buffer for load in op_loads(op)} | {load.buffer for load in loads(given)}
+        banned |= read & written
+        for load, cond in (*_reached(given), *_reached(op.value, given)):
+            note(load.buffer, load.indices, cond)
         if isinstance(op, Store):
             if op.buffer in written:
                 banned.add(op.buffer)
             written.add(op.buffer)
-            note(op.buffer, op.indices)
+            note(op.buffer, op.indices, given)
         elif isinstance(op, Let):
             lets[op.var] = substitute(op.value, lets)
-    return {key: plain for key, plain in found.items() if key[0] not in banned}
+
+    def is_steady(candidate: Candidate) -> bool:
+        """Nothing writes what the place was found by."""
+        return not any(x.buffer in written for _, load in candidate.named for x in loads(load))
+
+    return {k: each for k, each in found.items() if k[0] not in banned and is_steady(each)}
 
 
-def _always(e: Expr) -> Iterable[Load]:
-    """Loads of `e` that happen whatever its conditions say."""
+def _reached(e: Expr, cond: Expr = TRUE) -> Iterable[tuple[Load, Expr]]:
+    """Loads of `e`, those in their indices aside, and the condition on which they happen."""
     if isinstance(e, Load):
-        yield e
+        yield e, cond
     elif isinstance(e, Select):
-        yield from _always(e.cond)
+        yield from _reached(e.cond, cond)
+        yield from _reached(e.a, _both(cond, e.cond))
+        yield from _reached(e.b, _both(cond, logical_not(e.cond)))
     elif isinstance(e, Bin) and e.op in ("and", "or"):
-        yield from _always(e.a)
+        yield from _reached(e.a, cond)
+        yield from _reached(e.b, _both(cond, e.a if e.op == "and" else logical_not(e.a)))
     else:
         for child in e.children:
-            yield from _always(child)
+            yield from _reached(child, cond)
+
+
+def _both(a: Expr, b: Expr) -> Expr:
+    return b if a is TRUE else a if b is TRUE else binary("and", a, b)
 
 
 def _access(
     nest: Nest,
     buffer: Buffer,
     indices: tuple[Expr, ...],
-    plain_indices: tuple[Expr, ...],
+    candidate: Candidate,
     group: Var,
     values: int,
     share: int,
@@ -160,8 +231,14 @@ def _access(
     def at(e: Expr, more: Expr) -> Expr:
         return simplify(substitute(e, {nest.var: first + more}), ranges)
 
-    places = [nest.index(i) for i in plain_indices]
+    places = [nest.index(i) for i in candidate.indices]
     zero = const(0)
+    rows = [(var, nest.expr(load)) for var, load in candidate.named]
+    wanted = nest.expr(candidate.cond)
+    if any(at(e, each) is not at(e, zero) for e in (wanted, *(e for _, e in rows))):
+        return None
+    named = tuple((var, at(e, zero)) for var, e in rows)
+    wanted = at(wanted, zero)
     if buffer.space is Space.SHARED:
         if buffer.name in low.shifts:
             return None
@@ -175,7 +252,7 @@ def _access(
         if swizzle.bits and count > 1 << swizzle.base:
             return None
         where: tuple[Expr, ...] = (simplify(swizzle_expr(swizzle, start), ranges),)
-        return Access(buffer, indices, where, TRUE, width, share)
+        return Access(buffer, indices, where, wanted, width, share, named, candidate.given)
     if not places or not _contiguous(nest, buffer, width):
         return None
     starts = tuple(at(p, zero) for p in places)
@@ -197,7 +274,8 @@ def _access(
     low.ranges = before
     if not whole:
         return None
-    return Access(buffer, indices, starts, inside, width, share)
+    inside = _both(wanted, inside)
+    return Access(buffer, indices, starts, inside, width, share, named, candidate.given)
 
 
 def _counts(nest: Nest, last: Expr, start: Expr, step: Expr, ranges: Ranges) -> bool:
@@ -223,7 +301,7 @@ def _contiguous(nest: Nest, buffer: Buffer, width: int) -> bool:
 
 def _emit(
     nest: Nest,
-    op: Map,
+    statements: Statements,
     count: int,
     found: dict[Place, Access],
     group: Var,
@@ -233,8 +311,9 @@ def _emit(
     behind the store of the group before would wait for it."""
     low, loc = nest.low, nest.loc
     groups = nest.values // count
-    read = {(x.buffer, x.indices) for s in op.body for x in op_loads(s)} & set(found)
-    written = {(s.buffer, s.indices) for s in op.body if isinstance(s, Store)} & set(found)
+    touched = [x for cond, s in statements for x in (*loads(cond), *op_loads(s))]
+    read = {(x.buffer, x.indices) for x in touched} & set(found)
+    written = {(s.buffer, s.indices) for _, s in statements if isinstance(s, Store)} & set(found)
     words = sum(count * key[0].dtype.bits // WORD for key in (*read, *written))
     most = max(MOST_HELD // words, 1)
     batch = max(b for b in range(1, groups + 1) if groups % b == 0 and b <= most)
@@ -250,6 +329,10 @@ def _emit(
     slot: Expr = turn * count + each if batch > 1 else each
 
     def swap(e: Expr) -> Expr:
+        if isinstance(e, Select) and isinstance(e.a, Load) and e.b is const(0, e.dtype):
+            access = found.get((e.a.buffer, e.a.indices))
+            if access is not None and access.given is e.cond:
+                e = e.a  # zeros are where it was not wanted
         children = tuple(swap(c) for c in e.children)
         if isinstance(e, Load) and (e.buffer, e.indices) in loaded:
             key = (e.buffer, e.indices)
@@ -258,12 +341,14 @@ def _emit(
         return e if same else e.rebuild(children)
 
     body: list[Op] = []
-    for statement in op.body:
+    for cond, statement in statements:
         new: Op = map_exprs(statement, swap)
         if isinstance(statement, Store) and (statement.buffer, statement.indices) in stored:
             assert isinstance(new, Store)
             out = stored[statement.buffer, statement.indices]
             new = Store(out, (slot,), new.value, loc=statement.loc)
+        elif cond is not TRUE:
+            new = If(swap(cond), (new,), loc=statement.loc)
         body.append(new)
     lowered = lower(nest, tuple(body))
 
@@ -312,7 +397,7 @@ def _emit(
     result: Body = tuple(inner)
     if groups > batch:
         stop = const(groups // batch)
-        memory = all(b.space in MEMORY for s in op.body for b in _touched(s))
+        memory = all(b.space in MEMORY for _, s in statements for b in _touched(s))
         kind = "serial" if memory and groups // batch > MOST_UNROLLED else "unroll"
         result = (For(group, const(0), stop, result, kind=kind, loc=loc),)
     return (*hints, *used(nest.before, result), *result)
@@ -339,22 +424,28 @@ def _move(
     text = f"type={kind.name} count={access.width}"
     name = ("store_" if store else "load_") + flat.space.value
     moves: list[Op] = []
+    rows: dict[Var, Expr] = {}
+    found: list[Op] = []
+    for var, value in access.named:
+        row = Var(low.var("row").name, var.dtype)
+        found.append(Let(row, at(value, b), loc=loc))
+        rows[var] = row
     several = int(piece.shape[0]) > count
     first: Expr = b * count if several else const(0)
     for step in range(0, count, access.width):
-        start = tuple(at(s, b) for s in access.start)
+        start = tuple(substitute(at(s, b), rows) for s in access.start)
         start = (*start[:-1], simplify(start[-1] + step, low.ranges))
         ones = tuple(const(1) for _ in start[1:])
         where = Region(flat, start, (*ones, const(access.width)))
         span = Region(piece, (first + step,), (const(access.width),))
         args = (where, span) if store else (span, where)
         moves.append(Intrinsic(name, args, text=text, loc=loc))
-    inside = at(access.inside, b)
+    inside = substitute(at(access.inside, b), rows)
     if inside is TRUE:
-        return moves
+        return [*found, *moves]
     if store:
-        return [If(inside, tuple(moves), loc=loc)]
+        return [*found, If(inside, tuple(moves), loc=loc)]
     var = low.var("e")
     zero = Store(piece, (first + var,), const(0, kind), loc=loc)
     zeros = For(var, const(0), const(count), (zero,), kind="unroll", loc=loc)
-    return [If(inside, tuple(moves), (zeros,), loc=loc)]
+    return [*found, If(inside, tuple(moves), (zeros,), loc=loc)]

@@ -71,7 +71,7 @@ from tilewright.passes.addresses import (
     swizzle_expr,
 )
 from tilewright.passes.widen import widened
-from tilewright.support.errors import CompileError, Loc
+from tilewright.support.errors import CompileError, Loc, at
 
 WARP = 32
 GROUP_WARPS = 4  # warps of a warpgroup
@@ -292,9 +292,8 @@ class Lowering:
 
     def op(self, op: Op) -> Iterable[Op]:
         rule = self.rules.get(type(op))
-        if rule is None:
-            return (self.plain(op),)
-        return rule(self, op)
+        with at(op.loc):
+            return (self.plain(op),) if rule is None else tuple(rule(self, op))
 
     def inside(self, op: Op, name: str, body: Body) -> Body:
         before = self.ranges
@@ -346,7 +345,7 @@ class Lowering:
             raise CompileError(
                 f"{e.buffer.name} is a fragment and is read outside a tile op",
                 loc=e.loc,
-                fix="read it in a map, or copy it to shared memory",
+                fix="read it in a T.Parallel loop, or copy it to shared memory first",
             )
         return self.load(e, children)
 

@@ -5,6 +5,21 @@ for each instruction that may be in flight, how many groups have been closed sin
 stay open in the wait that its first reader needs. Around loops the scan runs to a fixed point; at
 joins the smaller number holds. What a program already has (commits, waits, fences) counts, so the
 scan adds only what is missing.
+
+A target may ask for earlier waits (`waits`). By default a wait is `late`: where a result or a
+register is needed. The assembler keeps instructions asynchronous only where it can tell which of
+them are under way, and serializes all of a kernel otherwise. What it was seen to refuse:
+
+- Products are under way where a loop begins again, and threads computed registers of a later one
+  (an operand: C7513, an accumulator: C7514) while an earlier one was. The same inside an
+  iteration is fine. dV and dK of attention's gradient are such a pair.
+- What products hold across the end of an iteration leaves too few registers (C7512).
+
+With `iteration` nothing is under way where a loop begins again; threads still compute while
+products of the same iteration run. With `each`, all are waited for before threads touch a fragment.
+The CUDA target tries them in this order when the assembler objects. `insert_syncs` asks for them,
+on top of the late waits that `pipeline_loops` has put: before threads read an accumulator the
+assembler wants a wait even where all is over, and adds one otherwise (C7517).
 """
 
 from __future__ import annotations
@@ -92,13 +107,16 @@ def is_matrix(op: Op) -> bool:
     return isinstance(op, Gemm) and op.atom == UNIT
 
 
-def settle_matrix_groups(body: Body, is_ring_fill: Callable[[Op], bool]) -> Body:
+def settle_matrix_groups(
+    body: Body, is_ring_fill: Callable[[Op], bool], waits: str = "auto"
+) -> Body:
     """`body`, its products numbered, with every commit, wait and fence that they need.
 
-    `is_ring_fill`: copies whose slots are known to be free where they stand.
+    `is_ring_fill`: copies whose slots are known to be free where they stand. `waits`: what the
+    target was told.
     """
     roots = {op.buffer.name: op.source.name for op in walk_ops(body) if isinstance(op, View)}
-    scan = _Scan(_close_groups(body), roots, is_ring_fill)
+    scan = _Scan(_close_groups(body), roots, is_ring_fill, waits)
     return scan.run()
 
 
@@ -175,11 +193,13 @@ class _State:
 
 class _Scan:
     def __init__(
-        self, body: Body, roots: dict[str, str], is_ring_fill: Callable[[Op], bool]
+        self, body: Body, roots: dict[str, str], is_ring_fill: Callable[[Op], bool], waits: str
     ) -> None:
         self.source = body
         self.roots = roots
         self.is_ring_fill = is_ring_fill
+        self.by_iteration = waits in ("iteration", "each")
+        self.each = waits == "each"
         self.gemms = {
             op.number: op for op in walk_ops(body) if isinstance(op, NumberedGemm)
         }  # fmt: skip
@@ -219,6 +239,9 @@ class _Scan:
             case Commit(unit="wgmma"):
                 state.ages = {k: min(age + 1, MOST_OPEN) for k, age in state.ages.items()}
             case WaitGroup(unit="wgmma"):
+                if self.each and op.pending:
+                    # two waits, the first of which leaves something open, are misread (C7514)
+                    op = rebuild(op, pending=0)
                 state.ages = {k: age for k, age in state.ages.items() if age < op.pending}
             case Fence(kind="wgmma"):
                 state.dirty = frozenset()
@@ -264,6 +287,8 @@ class _Scan:
             self.jumps.append([])
             inner = state.copy()
             found = self.body(body, inner)
+            if self.by_iteration:
+                found = self.closed(found, inner, set(), body[-1].loc if body else None)
             around = state.joined((inner, *self.jumps.pop()))
             if around == state:
                 return found
@@ -314,13 +339,13 @@ class _Scan:
             overwrites = written & shared and not self.is_ring_fill(op)
             if held & (read | written) or overwrites:
                 keys.append(key)
-        self.wait(state, keys, found, op.loc)
         names = {
             self.root(b.name)
             for o in inner
             for b in (*read_buffers(o), *written_buffers(o), *_foreign(o), *_allocated(o))
             if b.space is Space.FRAGMENT
         }
+        self.wait(state, state.ages if self.each and names else keys, found, op.loc)
         state.dirty |= names
 
     def wait(self, state: _State, keys: Iterable[Key], found: list[Op], loc: Loc | None) -> None:
@@ -328,6 +353,8 @@ class _Scan:
         if not ages:
             return
         pending = max(min(ages), 0)
+        if found and isinstance(found[-1], WaitGroup) and found[-1].unit == UNIT:
+            found.pop()  # this one waits for more
         found.append(WaitGroup(UNIT, pending, loc=loc))
         state.ages = {k: age for k, age in state.ages.items() if age < pending}
 

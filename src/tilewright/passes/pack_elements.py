@@ -74,6 +74,7 @@ from tilewright.passes.packed_values import (
     wrapped,
 )
 from tilewright.passes.packing import UINT8, Packing, Rule, packed_tiles
+from tilewright.passes.print_rows import PrintRows
 from tilewright.support.errors import CompileError
 
 WORD = 4  # bytes of the least that atomics change
@@ -340,10 +341,26 @@ def _reaches(p: Packing, op: Op, ranges: Ranges) -> Iterable[Op]:
     found = [r for r in regions(op, reads=True, writes=True) if p.is_packed(r.buffer)]
     if isinstance(op, Intrinsic):
         found += [a for a in op.args if isinstance(a, Region) and p.is_packed(a.buffer)]
+    if isinstance(op, Intrinsic) and op.name == "print" and found:
+        rows = PrintRows(
+            op,
+            lambda: _counter(p),
+            lambda spot: Load(spot.buffer, spot.starts, op.loc),
+            lambda head: (head,),
+            p,
+        )
+        yield from p.body(tuple(rows.lines()), ranges)
+        return
     if found:
         word = op.name if isinstance(op, Intrinsic) else type(op).__name__.lower()
         raise p.refuse(op, found[0], f"{word} of")
     yield p.generic(op, ranges)
+
+
+def _counter(p: Packing) -> Var:
+    name = fresh_name("i", p.names)
+    p.names.add(name)
+    return Var(name)
 
 
 # ── nests that write bytes ───────────────────────────────────────────────────────────────────

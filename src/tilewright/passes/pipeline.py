@@ -11,21 +11,19 @@ A backend lists its passes in order; a pass is a plain function with a reason fo
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tilewright.ir.op import Program
+from tilewright.ir.op import Kernel, Program
 from tilewright.ir.rewrite import map_kernels
 from tilewright.ir.target import Target
-from tilewright.ir.text import print_program
 from tilewright.ir.verify import Stage, verify
+from tilewright.passes.dump import Dump
 from tilewright.passes.reasons import Reasons, listening, merge
-from tilewright.support import env
-from tilewright.support.errors import VerifyError
+from tilewright.support.errors import VerifyError, at
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,15 @@ class Pass:
 
     def __call__(self, program: Program, target: Target) -> Program:
         if self.whole_program:
-            result: Program = self.run(program, target)
+            with at(program.loc):
+                result: Program = self.run(program, target)
             return result
-        return map_kernels(program, lambda kernel: self.run(kernel, target))
+        return map_kernels(program, lambda kernel: self._of_kernel(kernel, target))
+
+    def _of_kernel(self, kernel: Kernel, target: Target) -> Kernel:
+        with at(kernel.loc):
+            result: Kernel = self.run(kernel, target)
+        return result
 
 
 class Step(NamedTuple):
@@ -59,9 +63,10 @@ class Trace(list[Step]):
     """The program after every pass, the input first, as `(name, program)` pairs; `reasons` is why
     passes chose what they did."""
 
-    def __init__(self, steps: Iterable[Step] = ()) -> None:
+    def __init__(self, steps: Iterable[Step] = (), dump: Dump | None = None) -> None:
         super().__init__(steps)
         self.reasons: Reasons = {}
+        self.dump = dump  # for what is made of the result
 
     @property
     def result(self) -> Program:
@@ -86,22 +91,30 @@ def run_pipeline(
 ) -> Trace:
     """Run `passes` over `program`, which is at `stage`, and return what each of them left.
 
-    Every result is verified; an error names the pass. With `dump` (default: TILEWRIGHT_DUMP) the
-    text after each pass goes to `<dump>/<program>/NN_<pass>.tw`.
+    Every result is verified; an error names the pass, and has as `trace` what the passes before it
+    left. With `dump` (default: TILEWRIGHT_DUMP) the text after each pass goes to files (`dump.py`).
     """
-    folder = _dump_folder(program, dump)
-    with _no_collection():
-        _check(program, stage, "input")
-        trace = Trace([Step("input", program)])
-        _write(folder, 0, "input", program)
-        for number, step in enumerate(passes, start=1):
-            with listening() as reasons:
-                program = step(program, target)
-            merge(trace.reasons, reasons)
-            # written first: the dump of a faulty result is the one that is wanted
-            _write(folder, number, step.name, program)
-            _check(program, step.stage, step.name)
-            trace.append(Step(step.name, program))
+    files = Dump(program, target, dump)
+    trace = Trace(dump=files)
+    at = "input"
+    try:
+        with _no_collection():
+            files.program("input", program)
+            _check(program, stage, "input")
+            trace.append(Step("input", program))
+            for step in passes:
+                at = step.name
+                with listening() as reasons:
+                    program = step(program, target)
+                merge(trace.reasons, reasons)
+                # written first: the dump of a faulty result is the one that is wanted
+                files.program(step.name, program)
+                _check(program, step.stage, step.name)
+                trace.append(Step(step.name, program))
+    except Exception as error:
+        files.error(at, error)
+        error.__dict__.setdefault("trace", trace)
+        raise
     return trace
 
 
@@ -131,20 +144,3 @@ def _check(program: Program, stage: Stage, name: str) -> None:
             fix=found.fix,
             notes=found.notes,
         ) from error
-
-
-def _dump_folder(program: Program, dump: str | Path | None) -> Path | None:
-    where = env.DUMP() if dump is None else str(dump)
-    if not where:
-        return None
-    folder = Path(where) / (re.sub(r"[^\w.-]+", "_", program.name) or "program")
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("[0-9][0-9]_*.tw"):
-        old.unlink()
-    return folder
-
-
-def _write(folder: Path | None, number: int, name: str, program: Program) -> None:
-    if folder is not None:
-        path = folder / f"{number:02}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.tw"
-        path.write_text(print_program(program), encoding="utf-8")

@@ -22,6 +22,7 @@ only waited for and handed back. `insert_syncs` adds what orders the threads amo
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from functools import partial
 
 from tilewright.ir import scope
@@ -39,6 +40,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.op import (
     Alloc,
     Arrive,
+    Atomic,
     BarrierInit,
     Body,
     Commit,
@@ -64,6 +66,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.ahead import Ahead
 from tilewright.passes.cluster_blocks import blocks_of_cluster
+from tilewright.passes.fetched_scalars import Fetches, find_fetches, make_fetches
 from tilewright.passes.insert_syncs import settle_stores
 from tilewright.passes.loop_sections import Section, Sections, always
 from tilewright.passes.matrix_groups import (
@@ -78,6 +81,7 @@ from tilewright.passes.reasons import at_line, because
 from tilewright.passes.rings import (
     BULK,
     CP_ASYNC,
+    SLOTS,
     Fill,
     Groups,
     Place,
@@ -90,6 +94,7 @@ from tilewright.passes.rings import (
     mentioned,
     ring_key,
     slot_region,
+    slots_of,
     staged,
     written_in,
 )
@@ -102,6 +107,8 @@ from tilewright.passes.roles import (
 )
 from tilewright.passes.single_copies import SingleCopies
 from tilewright.passes.skew import Skew, find_skew
+from tilewright.passes.stage_stores import ROOM, planned_bytes
+from tilewright.passes.turning_tiles import THREADS, Turning, find_turning
 from tilewright.support.errors import Loc
 
 
@@ -130,6 +137,7 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
                 against = str(error)
         for plan in work.plans.values() if against else ():
             because(kernel.name, plan.loop, f"filled by all threads: {against}")
+    work.turn_tiles()
     body = work.body(numbered.body, scope.entry(numbered, program.dims), looped=False)
     body = settle_matrix_groups((*work.start(), *body), work.fills_ring)
     return settle_stores(rebuild(kernel, body=(*unnumber(body), *producer)))
@@ -156,6 +164,8 @@ class _Pipeliner:
         self.barriers: list[Buffer] = []
         self.counters: list[Buffer] = []
         self.ring_names: set[str] = set()
+        self.turning: dict[int, list[tuple[Ring, Turning]]] = {}
+        self.fetches: Fetches | None = None
         self.single = SingleCopies(kernel, target, found, self.barrier, self.counter)
 
     # ── rewriting ────────────────────────────────────────────────────────────────────────────
@@ -175,16 +185,18 @@ class _Pipeliner:
 
     def statement(self, op: Op, ranges: Ranges, looped: bool) -> list[Op]:
         plan = self.plans.get(id(op))
-        if plan is not None and plan.fills:
+        if plan is not None and (plan.fills or id(op) in self.turning):
             inside = scope.inside(op, "body", ranges)
             parts = self.statements(plan.loop.body, inside, looped=True)
-            return self.pipelined(plan, parts, ranges, looped)
+            return self.pipelined(plan, parts, ranges, looped, self.turning.get(id(op), ()))
         if isinstance(op, Alloc) and self.is_ring(op.buffer):
             return []  # allocated at the start
         if isinstance(op, Hint) and op.buffer is not None and self.is_ring(op.buffer):
             return self.hints(op)
         if isinstance(op, Copy):
             return [self.single.engaged(op, ranges)]
+        if isinstance(op, Atomic) and self.fetches is not None and self.fetches.has(op):
+            return self.fetches.received(op, self.var("fetch_slot"), consuming_warps(self.kernel))
         if isinstance(op, Map):
             return [op]
         inner = looped or isinstance(op, (For, While))
@@ -195,19 +207,23 @@ class _Pipeliner:
         return [rebuild(op, **changes)]
 
     def is_ring(self, buffer: Buffer) -> bool:
-        return any(buffer.name in plan.fills for plan in self.plans.values())
+        turning = any(buffer.name in ring.slots for ring in self.turning_rings())
+        return turning or any(buffer.name in plan.fills for plan in self.plans.values())
+
+    def turning_rings(self) -> list[Ring]:
+        return [ring for several in self.turning.values() for ring, _ in several]
 
     def hints(self, op: Hint) -> list[Op]:
         """What is said of a buffer, said of its rings. Their loops may come later in the text."""
         assert op.buffer is not None
         found: list[Op] = []
-        for plan in self.plans.values():
-            for ring in self.loop_rings(plan):
-                slots = ring.slots.get(op.buffer.name)
-                layout = None if op.layout is None else staged(op.layout, ring.stages)
-                if slots is not None:
-                    new = rebuild(op, buffer=slots, layout=layout)
-                    found += [] if new in found else [new]
+        rings = [ring for plan in self.plans.values() for ring in self.loop_rings(plan)]
+        for ring in (*rings, *self.turning_rings()):
+            slots = ring.slots.get(op.buffer.name)
+            layout = None if op.layout is None else staged(op.layout, ring.stages)
+            if slots is not None:
+                new = rebuild(op, buffer=slots, layout=layout)
+                found += [] if new in found else [new]
         return found
 
     def loop_rings(self, plan: Plan) -> list[Ring]:
@@ -226,11 +242,7 @@ class _Pipeliner:
                 buffer = fill.copy.dst.buffer
                 used = any(buffer.name in ring.slots for ring in self.rings.values())
                 name = fresh_name(buffer.name, self.names) if used else buffer.name
-                layout = None if buffer.layout is None else staged(buffer.layout, stages)
-                shape = (const(stages), *buffer.shape)
-                slots[buffer.name] = dataclasses.replace(
-                    buffer, name=name, shape=shape, layout=layout
-                )
+                slots[buffer.name] = slots_of(buffer, name, stages)
                 self.ring_names.add(name)
             # rings that the same loops go round count together
             loops = frozenset(n for n in self.plans if self.groups_of(key, n))
@@ -271,12 +283,17 @@ class _Pipeliner:
         """What the kernel begins with: rings, barriers and counters."""
         loc = self.kernel.loc
         found: list[Op] = []
-        for ring in self.rings.values():
+        turning = self.turning_rings()
+        for ring in (*self.rings.values(), *turning):
             found += [Alloc(b, loc=loc) for b in ring.slots.values()]
+        found += [Hint(SLOTS, b, loc=loc) for ring in turning for b in ring.slots.values()]
         found += [Alloc(b, loc=loc) for b in self.barriers]
         found += [Alloc(b, const(0), loc=loc) for b in self.counters]
         warps = consuming_warps(self.kernel)
         arrivals = {ring.free: warps * ring.peers for ring in self.rings.values()}
+        if self.fetches is not None:
+            found.insert(0, Alloc(self.fetches.values, loc=loc))
+            arrivals[self.fetches.ring.free] = warps
         found += [BarrierInit(whole(b), const(arrivals.get(b, 1)), loc=loc) for b in self.barriers]
         if self.barriers:
             shared = any(ring.peers > 1 for ring in self.rings.values())
@@ -285,16 +302,40 @@ class _Pipeliner:
         return tuple(found)
 
     def fills_ring(self, op: Op) -> bool:
-        return (
-            isinstance(op, Copy)
-            and op.atom in (BULK, CP_ASYNC)
-            and (op.dst.buffer.name in self.ring_names)
-        )
+        written = written_in((op,))
+        if any(written & {b.name for b in ring.slots.values()} for ring in self.turning_rings()):
+            return True
+        by_engine = isinstance(op, Copy) and op.atom in (BULK, CP_ASYNC)
+        return by_engine and bool(written & self.ring_names)
+
+    def turn_tiles(self) -> None:
+        """Tiles that threads fill for products get slots, as far as there is room."""
+        others = set(self.single.found.viewed)
+        others |= {name for plan in self.plans.values() for name in plan.fills}
+        room = self.target.chip.shared - ROOM - planned_bytes(self.kernel)
+        for key, plan in self.plans.items():
+            if plan.skew is not None:
+                continue
+            for tile in find_turning(self.kernel, plan.loop, others, room):
+                together = (frozenset({key}), tile.slots)
+                if together not in self.turns:
+                    self.turns[together] = self.counter(f"{plan.loop.var.name}_turn")
+                slots = slots_of(tile.buffer, tile.buffer.name, tile.slots)
+                ring = Ring(tile.slots, THREADS, {tile.buffer.name: slots}, self.turns[together])
+                self.turning.setdefault(key, []).append((ring, tile))
+                room -= slots.bytes - tile.buffer.bytes
+                said = f"{tile.slots} slots of {tile.buffer.name}, filled under products"
+                because(self.kernel.name, plan.loop, said)
 
     # ── one loop ─────────────────────────────────────────────────────────────────────────────
 
     def pipelined(
-        self, plan: Plan, parts: list[list[Op]], ranges: Ranges, looped: bool
+        self,
+        plan: Plan,
+        parts: list[list[Op]],
+        ranges: Ranges,
+        looped: bool,
+        turning: Iterable[tuple[Ring, Turning]],
     ) -> list[Op]:
         """The loop behind its first fills. `parts` are its statements, rewritten within; `looped`
         whether it stands in another loop."""
@@ -311,6 +352,10 @@ class _Pipeliner:
         for fill in plan.fills.values():
             parts[fill.at] = []
         work = Sections(plan.skew, loop, parts, self.names)
+        for ring, tile in turning:
+            work.rings.append(ring)
+            over = Release(tile.numbers, tile.slots - 2, loc=loop.loc)
+            work.at(Place(tile.last), always([over]))
         refills: dict[Place, Groups] = {}
         groups = self.grouped(plan)
         for ring, fills in groups:
@@ -342,7 +387,7 @@ class _Pipeliner:
             work.handed_back(ring, last, place, free, consuming_warps(self.kernel), again)
         for place, several in refills.items():
             work.at(place, partial(self.refill, loop, several, place.lag, ranges))
-        if not self.apart:
+        if not self.apart and groups:
             found += self.first_fills(loop, groups, ranges)
         runs = prove(compare("<", loop.start, loop.stop), ranges) is True
         return [*found, *work.loops(lambda body: self.single.loads(body, True), runs)]
@@ -390,7 +435,11 @@ class _Pipeliner:
     def producer(self) -> Role:
         """Who fills the rings."""
         groups = {key: self.grouped(plan) for key, plan in self.plans.items() if plan.fills}
-        return producer_of(self.kernel, groups, self.written, self.names)
+        atomics = find_fetches(self.kernel)
+        if atomics:
+            name = fresh_name("fetched", self.names)
+            self.fetches = make_fetches(atomics, self.barrier, self.counter, name)
+        return producer_of(self.kernel, groups, self.written, self.names, self.fetches)
 
     def free(self, ring: Ring, loc: Loc | None) -> list[Op]:
         """Products of loops before, or of this one in an outer iteration, that read the slots."""
@@ -433,6 +482,7 @@ class _Pipeliner:
             if k in copies:
                 return False
             registers = {r.buffer.name for r in (product.a, product.b)} - set(ring.slots)
+            registers -= {name for each in self.turning_rings() for name in each.slots}
             return result in mentioned(op) or bool(registers & written_in((op,)))
 
         final, order = (latest.number,), work.order
@@ -442,7 +492,9 @@ class _Pipeliner:
                 return Place(k, ahead=True), final, 0
         if ring.stages == 1 and not work.skewed:
             return Place(last), final, 0
-        if work.skewed:
+        # where nothing stays open across iterations, slots are free at their end
+        ended = self.apart and self.target.choice("waits") in ("iteration", "each")
+        if work.skewed or ended:
             return Place(order[-1]), final, 0
         begun: list[NumberedGemm] = [latest]
         for k in order[:here]:

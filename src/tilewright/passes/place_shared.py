@@ -22,6 +22,12 @@ BULK_ALIGNMENT = 128
 BARRIER_BYTES = 8
 
 
+class TooMuchShared(CompileError):
+    """A kernel needs more shared memory than a block has."""
+
+    code = "shared-memory"
+
+
 def place_shared(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with a `hint place` for each of its shared buffers that has none (`reuse_shared`
     gives some), one behind the other."""
@@ -30,7 +36,7 @@ def place_shared(kernel: Kernel, target: Target) -> Kernel:
     limit = target.chip.shared
     if offset > limit:
         sizes = ", ".join(in_words(op) for op in (*tiles, *barriers))
-        raise CompileError(
+        raise TooMuchShared(
             f"kernel {kernel.name} needs more shared memory than a block has",
             loc=kernel.loc,
             expected=f"at most {limit} bytes on {target.arch}",

@@ -37,6 +37,7 @@ from tilewright.ir.target import Chip, Target
 from tilewright.passes.insert_syncs import mended
 from tilewright.passes.lifetimes import Lifetimes, lifetimes
 from tilewright.passes.place_shared import (
+    TooMuchShared,
     alignments,
     in_words,
     shared_allocs,
@@ -170,7 +171,7 @@ def _too_much(
     kept = [n for n in sizes if n in live or n not in lives.together]
     words = ", ".join(in_words(op) for op in allocs if op.buffer.name in kept)
     at = lives.ops[position].loc or kernel.loc
-    return CompileError(
+    return TooMuchShared(
         f"kernel {kernel.name} needs more shared memory than a block has",
         loc=at,
         expected=f"at most {target.chip.shared} bytes on {target.arch}",

@@ -4,7 +4,7 @@ that they turn buffers into."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
@@ -24,8 +24,11 @@ from tilewright.ir.op import (
     Continue,
     Copy,
     For,
+    Hint,
     Intrinsic,
+    Kernel,
     Op,
+    Store,
     While,
     bodies,
     marked,
@@ -82,7 +85,7 @@ class Ring:
     how: str
     slots: dict[str, Buffer]
     counter: Buffer
-    full: Buffer | None
+    full: Buffer | None = None
     free: Buffer | None = None
     peers: int = 1  # blocks of a cluster that fill each other's slots
 
@@ -217,9 +220,32 @@ def slotted(op: Op, slots: dict[str, Buffer], slot: Expr) -> Op:
     def one(each: Op) -> Op:
         if slots.keys().isdisjoint(mentioned(each)):
             return each
+        if isinstance(each, Store) and each.buffer.name in slots:
+            place = (slot, *(transform(i, node) for i in each.indices))
+            stored = transform(each.value, node)
+            return rebuild(each, buffer=slots[each.buffer.name], indices=place, value=stored)
         return rebuild(each, **{f.name: value(getattr(each, f.name)) for f in marked(each, "arg")})
 
     return one(map_ops(op, one))
+
+
+def slots_of(buffer: Buffer, name: str, stages: int) -> Buffer:
+    """A ring of `stages` slots, each like `buffer`."""
+    layout = None if buffer.layout is None else staged(buffer.layout, stages)
+    return replace(buffer, name=name, shape=(const(stages), *buffer.shape), layout=layout)
+
+
+SLOTS = "slots"  # the hint for buffers whose slots are free wherever they are written
+
+
+def turning_tiles(kernel: Kernel) -> set[str]:
+    """Buffers whose slots take turns (`turning_tiles`): no product reads one while it is written,
+    whatever the code between the two says."""
+    return {
+        op.buffer.name
+        for op in walk_ops(kernel)
+        if isinstance(op, Hint) and op.name == SLOTS and op.buffer is not None
+    }
 
 
 def staged(layout: AnyLayout, stages: int) -> AnyLayout:

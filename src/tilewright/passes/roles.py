@@ -23,6 +23,7 @@ from tilewright.ir.expr import Expr, Load, Var, const, loads, substitute, variab
 from tilewright.ir.op import (
     Alloc,
     Arrive,
+    Atomic,
     BarrierInit,
     Body,
     Break,
@@ -57,7 +58,8 @@ from tilewright.ir.rewrite import (
     substitute_vars,
 )
 from tilewright.ir.target import Target
-from tilewright.passes.rings import Groups, Ring, copy_at, part_of, slot_region
+from tilewright.passes.fetched_scalars import Fetches, known_scalars
+from tilewright.passes.rings import SLOTS, Groups, Ring, copy_at, part_of, slot_region
 
 PRODUCER, CONSUMER = "producer", "consumer"
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
@@ -91,7 +93,7 @@ def why_not(kernel: Kernel) -> str | None:
     for op in walk_ops(kernel.body):
         if any(variables(e) & own for e in expressions(op)):
             return "it has code for single threads"
-        if isinstance(op, (Break, Continue, While)):
+        if isinstance(op, (Break, Continue)):
             return "loops are left early"
         if isinstance(op, Sync):
             return "it has barriers of its own"
@@ -118,14 +120,21 @@ def why_not_worth(kernel: Kernel) -> str | None:
 
 class Slice:
     """The part of a kernel's body that its fills need. `fill(loop, var)`: what fills rings in a
-    loop whose variable is called `var`."""
+    loop whose variable is called `var`; `scalars`: those that are computed here too."""
 
     def __init__(
-        self, names: set[str], written: set[str], fill: Callable[[For, Var], Fills]
+        self,
+        names: set[str],
+        written: set[str],
+        fill: Callable[[For, Var], Fills],
+        fetches: Fetches | None,
+        scalars: set[str],
     ) -> None:
         self.names = names
         self.written = written
         self.fill = fill
+        self.fetches = fetches
+        self.scalars = scalars
         self.slots: set[Var] = set()  # names that fills bring along
 
     def body(self, body: Body, values: dict[Var, Expr], fills: Fills | None = None) -> list[Op]:
@@ -157,6 +166,25 @@ class Slice:
                     cond = self.checked(substitute(op.cond, values))
                     then, orelse = (tuple(side) for side in sides)
                     found.append(If(cond, then, orelse, loc=op.loc))
+            elif isinstance(op, While):
+                inner = self.body(op.body, values)
+                if self.works(inner):
+                    cond = self.checked(substitute(op.cond, values))
+                    found.append(While(cond, tuple(inner), loc=op.loc))
+            elif isinstance(op, Alloc) and op.buffer.name in self.scalars:
+                init = None if op.init is None else substitute(op.init, values)
+                found.append(rebuild(op, init=init))
+            elif isinstance(op, Store) and op.buffer.name in self.scalars:
+                found.append(rebuild(op, value=self.checked(substitute(op.value, values))))
+            elif isinstance(op, Atomic) and self.fetches is not None and self.fetches.has(op):
+                assert op.result is not None
+                result = Var(fresh_name(op.result.name, self.names), op.result.dtype)
+                slot = Var(fresh_name("fetch_slot", self.names))
+                self.slots.add(slot)
+                (own,) = substitute_vars((rebuild(op, result=result),), values)
+                assert isinstance(own, Atomic)
+                found += self.fetches.sent(own, result, slot)
+                values[op.result] = result
             elif any(self.works(self.body(inner, values)) for inner in bodies(op)):
                 raise NoProducer(f"a {type(op).__name__.lower()} stands around a pipelined loop")
         return self.pruned([*found, *filled(-1)])
@@ -174,11 +202,12 @@ class Slice:
         return [For(var, start, stop, tuple(body), step=step, kind=kind, loc=op.loc)]
 
     def works(self, body: Iterable[Op]) -> bool:
-        return any(not isinstance(op, (Let, Hint)) for op in body)
+        return any(not isinstance(op, (Let, Hint, Alloc)) for op in body)
 
     def checked(self, e: Expr) -> Expr:
         for load in loads(e):
-            if load.buffer.space is not Space.GLOBAL or load.buffer.name in self.written:
+            known = load.buffer.space is Space.GLOBAL and load.buffer.name not in self.written
+            if not known and load.buffer.name not in self.scalars:
                 raise NoProducer(f"{load.buffer.name} decides what is copied")
         return e
 
@@ -207,11 +236,17 @@ class Slice:
 
 
 def producer_of(
-    kernel: Kernel, rings: Mapping[int, Groups], written: set[str], names: set[str]
+    kernel: Kernel,
+    rings: Mapping[int, Groups],
+    written: set[str],
+    names: set[str],
+    fetches: Fetches | None = None,
 ) -> Role:
     """Who fills the rings: the loops around them, waits for free slots, the copies. `rings`: those
-    of each pipelined loop, by its id."""
+    of each pipelined loop, by its id; `fetches`: numbers that it hands on."""
     counters: dict[Buffer, Buffer] = {}
+    atomics = fetches.atomics if fetches is not None else []
+    scalars = _asked(kernel, rings) & known_scalars(kernel, atomics, written)
 
     def fill(loop: For, var: Var) -> Fills:
         places: Fills = {}
@@ -229,7 +264,7 @@ def producer_of(
             full = element(ring.full, slot)
             found.append(Arrive(full, const(ring.bytes), loc=loc))
             for each in fills:
-                if not _known(each.copy, written):
+                if not _known(each.copy, written, scalars):
                     raise NoProducer("what is copied depends on what the kernel writes")
                 copy = copy_at(each.copy, loop, var)
                 sent = None
@@ -249,9 +284,19 @@ def producer_of(
             places.setdefault(-1, []).append(turn)
         return places
 
-    body = [*Slice(names, written, fill).body(kernel.body, {}), *_drained(kernel, rings, names)]
+    part = Slice(names, written, fill, fetches, scalars).body(kernel.body, {})
+    body = [*part, *_drained(kernel, rings, names)]
+    if fetches is not None:
+        counter = fetches.ring.counter
+        counters[counter] = replace(counter, name=fresh_name(counter.name, names))
     starts = [Alloc(c, const(0), loc=kernel.loc) for c in counters.values()]
-    copies = [replace_buffers(op, counters) for op in body]
+    own = {
+        op.buffer: replace(op.buffer, name=fresh_name(op.buffer.name, names))
+        for each in body
+        for op in walk_ops(each)
+        if isinstance(op, Alloc)
+    }
+    copies = [replace_buffers(op, counters | own) for op in body]
     first = consuming_warps(kernel)
     return Role(PRODUCER, first, GROUP, (*starts, *copies), derived=True, loc=kernel.loc)
 
@@ -290,8 +335,10 @@ def _parted(kernel: Kernel) -> Kernel:
     outside: list[Op] = []  # what every warp does first
     inside: list[Op] = []
     for op in kernel.body:
-        common = isinstance(op, BarrierInit) or (
-            isinstance(op, Fence) and op.kind == "barrier_init"
+        common = (
+            isinstance(op, BarrierInit)
+            or (isinstance(op, Fence) and op.kind == "barrier_init")
+            or (isinstance(op, Hint) and op.name == SLOTS)
         )
         memory = (
             isinstance(op, Alloc)
@@ -321,7 +368,31 @@ def _parted(kernel: Kernel) -> Kernel:
     return rebuild(kernel, threads=(threads + GROUP * WARP,), body=(*outside, *roles))
 
 
-def _known(op: Op, written: set[str]) -> bool:
-    """Whether a copy's own loads are of tensors that nobody writes."""
+def _asked(kernel: Kernel, rings: Mapping[int, Groups]) -> set[str]:
+    """Scalars that copies or control ask for, and those that decide them."""
+    exprs: list[Expr] = []
+    for op in walk_ops(kernel.body):
+        if isinstance(op, (For, While, If)):
+            exprs += expressions(op)
+    for groups in rings.values():
+        for _, fills in groups:
+            exprs += [e for f in fills for e in (*f.copy.src.starts, *f.copy.src.extents)]
+    lets = {op.var: op.value for op in walk_ops(kernel.body) if isinstance(op, Let)}
+    stores = [op for op in walk_ops(kernel.body) if isinstance(op, Store) and not op.indices]
+    found: set[str] = set()
+    while exprs:
+        e = exprs.pop()
+        exprs += [lets.pop(v) for v in variables(e) if v in lets]
+        for load in loads(e):
+            if load.buffer.space is Space.LOCAL and load.buffer.name not in found:
+                found.add(load.buffer.name)
+                exprs += [op.value for op in stores if op.buffer is load.buffer]
+    return found
+
+
+def _known(op: Op, written: set[str], scalars: set[str]) -> bool:
+    """Whether a copy's own loads are of tensors that nobody writes, or of scalars known here."""
     found = {x.buffer for x in op_loads(op)}
-    return all(b.space is Space.GLOBAL and b.name not in written for b in found)
+    return all(
+        b.name in scalars or (b.space is Space.GLOBAL and b.name not in written) for b in found
+    )

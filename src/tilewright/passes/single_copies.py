@@ -60,21 +60,32 @@ class SingleCopies:
         tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
         if tensor.name not in self.found.tensors or tile.name in self.found.viewed:
             return op
+        if self.is_written_by_peers(tile):
+            return op
         if not load and tensor.name in self.found.viewed:
             return op
-        if tensor.name in self.found.written if load else not self.is_used_once(tensor):
+        if tensor.name in self.found.written if load else not self.is_stored_only(tensor, op):
             return op
         if id(op) in self.found.copies or not bulk_eligible(op, ranges):
             return op
         return rebuild(op, atom=BULK if load else "bulk_store")
 
-    def is_used_once(self, tensor: Buffer) -> bool:
-        users = [
-            op
+    def is_written_by_peers(self, tile: Buffer) -> bool:
+        """Other blocks of the cluster store into `tile`: the fence that shows the engine ordinary
+        writes is for those of the block's own threads."""
+        return any(
+            isinstance(op, Copy) and op.dst.buffer == tile and op.dst.cta is not None
             for op in walk_ops(self.kernel.body)
-            if tensor in (*read_buffers(op), *written_buffers(op))
-        ]
-        return len(users) == 1
+        )
+
+    def is_stored_only(self, tensor: Buffer, store: Copy) -> bool:
+        """Nothing touches `tensor` but `store`, and others that the engine can make: what it does
+        not do is not ordered with what it does."""
+        return all(
+            isinstance(op, Copy) and op.dst.buffer == tensor and bulk_eligible(op, Ranges())
+            for op in walk_ops(self.kernel.body)
+            if op is not store and tensor in (*read_buffers(op), *written_buffers(op))
+        )
 
     def loads(self, body: list[Op], looped: bool) -> Body:
         """Loads of single tiles: each run of them on one barrier, waited for before the next op

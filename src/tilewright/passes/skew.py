@@ -44,8 +44,10 @@ from tilewright.ir.op import (
     View,
     walk_ops,
 )
+from tilewright.passes.reasons import at_line
 from tilewright.passes.rings import Fill, leaves_early, touched_in
 from tilewright.passes.unit_times import TENSOR, cycles, load_cycles, unit_of
+from tilewright.support.errors import CompileError
 
 GAIN = 0.95  # of the interval: less is not worth the code
 ROUNDS = 6  # iterations that are simulated
@@ -79,6 +81,8 @@ def find_skew(
     views = {op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)}
     others = {fill.at for fill in fills} | set(names)
     body = _Statements(loop.body, set(range(len(loop.body))) - others, views)
+    if loop.order is not None:
+        return _pinned(loop, body)
     if not asked:
         body.rings = [Held(fill.uses, load_cycles(fill.copy), loop.stages) for fill in fills]
     products = [k for k in body.all if body.units[k] == TENSOR]
@@ -101,6 +105,38 @@ def find_skew(
     if needed > REGISTERS and not asked:
         return f"its fragments take {needed} registers of a thread"
     return best
+
+
+def _pinned(loop: For, body: _Statements) -> Skew | str:
+    """What `order` and `stage` of the loop say of the statements that no producer makes; copies,
+    products and nests count, names that are only bound do not. Of their stages only which are later
+    matters: how far copies run ahead is `num_stages`' business."""
+    counted = [k for k, op in enumerate(loop.body) if not isinstance(op, (Let, Hint, Alloc))]
+    order, stage = loop.order or (), loop.stage or ()
+    if len(order) != len(counted):
+        return f"order has {len(order)} entries for {len(counted)} statements"
+    places, stages = dict(zip(counted, order, strict=True)), dict(zip(counted, stage, strict=True))
+    kinds = sorted({stages[k] for k in body.all})
+    if len(kinds) > 2 or kinds[-1] - kinds[0] > 1:
+        return f"stages {', '.join(map(str, kinds))} are more than two that follow each other"
+    late = frozenset(k for k in body.all if len(kinds) == 2 and stages[k] == kinds[1])
+    chosen = sorted(body.all, key=lambda k: (places[k], k))
+    before = body.before(late)
+    for at, k in enumerate(chosen):
+        missing = before[k] - set(chosen[:at])
+        if missing:
+            first = loop.body[min(missing)]
+            raise CompileError(
+                "order and stage of T.Pipelined change what the loop computes",
+                loc=loop.body[k].loc or loop.loc,
+                expected=f"this behind the statement {at_line(first.loc)}, which touches the same",
+                got=f"order={list(order)}, stage={list(stage)}",
+                fix="leave both out: the compiler finds an order",
+            )
+    if not late:
+        return "order and stage put it in one stage"
+    plain = body.interval(body.all, frozenset())
+    return Skew(tuple(chosen), late, body.interval(chosen, late), plain)
 
 
 def registers(kernel: Kernel) -> int:

@@ -100,6 +100,10 @@ def _convergent(op: Op) -> bool:
     return isinstance(op, Intrinsic) and INTRINSICS[op.name].convergent
 
 
+def _prints(op: Op) -> bool:
+    return any(isinstance(each, Intrinsic) and each.name == "print" for each in walk_ops((op,)))
+
+
 class _Splitter:
     def __init__(self, kernel: Kernel, names: Names) -> None:
         # an index that has one value makes nothing differ between threads
@@ -242,7 +246,11 @@ class _Splitter:
                 out += self._structure(op, mask)
             elif self.threaded(op) or mask is not TRUE:
                 _check_group(op)
+                if _prints(op):  # in the order of the text, for all threads
+                    flush()
                 group.ops.append(_loops(op) if isinstance(op, Map) else op)
+                if _prints(op):
+                    flush()
             elif (isinstance(op, Let) and is_pure(op.value)) or (
                 isinstance(op, (Alloc, Hint, Fence)) and getattr(op, "init", None) is None
             ):
@@ -257,7 +265,9 @@ class _Splitter:
     def _check_sync(self, op: Sync, mask: Expr) -> None:
         if op.arrive or op.scope == "cluster":
             raise CompileError(
-                f"the CPU target cannot split a block at this barrier ({op.scope})", loc=op.loc
+                f"the CPU target cannot split a block at this barrier ({op.scope})",
+                loc=op.loc,
+                fix="run it with target='interp', or compile it for target='cuda'",
             )
         alone = op.scope == "named" and self.reaching is not None
         if alone and op.threads == len(self.reaching or ()):

@@ -1,0 +1,70 @@
+"""How deep loops run ahead whose text does not say (`T.Pipelined(n)`).
+
+As many slots as it takes to hide a load: what is loaded in an iteration must be there when the
+iterations before have been computed. A model of the units tells how long both take
+(`unit_times`); shared memory bounds it, of which results on their way to memory need some, and,
+where one warpgroup computes, a second block of the multiprocessor half.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from tilewright.ir.buffer import Space
+from tilewright.ir.op import Alloc, Copy, For, Gemm, Kernel, Op, walk_ops
+from tilewright.ir.rewrite import map_body, rebuild
+from tilewright.ir.target import Target
+from tilewright.passes.reasons import because
+from tilewright.passes.unit_times import BYTES_PER_CYCLE, LATENCY, cycles
+
+UNSAID = -1
+MOST = 6
+ROOM = 2048  # bytes left for barriers, scratch and alignment
+STAGED = 2 * 128 * 64 * 2  # bytes for two pieces of a result (`stage_stores`)
+WARPGROUP = 128
+
+
+def choose_stages(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel` with a number of stages for every pipelined loop."""
+
+    def rule(op: Op) -> Op | None:
+        if not isinstance(op, For) or op.stages != UNSAID:
+            return None
+        return rebuild(op, stages=_stages(kernel, op, target))
+
+    return rebuild(kernel, body=map_body(kernel.body, rule))
+
+
+def _stages(kernel: Kernel, loop: For, target: Target) -> int:
+    tiles = {
+        op.dst.buffer
+        for op in loop.body
+        if isinstance(op, Copy)
+        and op.src.buffer.space is Space.GLOBAL
+        and op.dst.buffer.space is Space.SHARED
+        and op.dst.is_whole
+        and op.dst.buffer.is_static
+    }
+    slot = sum(tile.bytes for tile in tiles)
+    if not slot:
+        return 0
+    allocs = {op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)}
+    others = sum(b.bytes for b in allocs - tiles if b.space is Space.SHARED and b.is_static)
+    alone = prod(kernel.threads) <= WARPGROUP
+    room = target.chip.shared // (2 if alone else 1) - ROOM - others
+    if any(isinstance(op, Gemm) for op in walk_ops(loop)):
+        room -= STAGED
+    fits = max(room // slot, 1)
+    work = [op for op in loop.body if not (isinstance(op, Copy) and op.dst.buffer in tiles)]
+    products = sum(cycles(op) for op in work if isinstance(op, Gemm))
+    threads = sum(cycles(op) for op in work if not isinstance(op, Gemm))
+    # of several warpgroups one computes while another multiplies
+    busy = products + threads if alone else max(products, threads)
+    load = LATENCY + slot / BYTES_PER_CYCLE
+    wanted = min(max(ceil(load / max(busy, 1)) + 1, 2), MOST)
+    stages = min(wanted, fits)
+    said = f"{stages} stages: a load takes {load:.0f} cycles, an iteration {busy:.0f}"
+    if fits < wanted:
+        said += f"; {wanted} would hide it, {fits} of {slot} bytes fit"
+    because(kernel.name, loop, said)
+    return stages

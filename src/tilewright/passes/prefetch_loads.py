@@ -1,0 +1,200 @@
+"""What nests of pipelined loops load from memory themselves, loaded one iteration early.
+
+A copy into shared memory runs ahead by itself. What a nest reads from a tensor directly (scales,
+rows that a table names, windows of an image) would be waited for in every iteration. Where it
+depends on the loop's variable and on nothing that the loop computes, registers take it early:
+
+    for k { x[i, j] = q[i, j] * S[i, k] }
+
+    early = S[·, 0]
+    for k { now = early; early = S[·, k + 1]; x[i, j] = q[i, j] * now[i] }
+
+Behind the last iteration it reads what is not needed, or zeros outside the tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from tilewright.ir.buffer import Buffer, Space, whole
+from tilewright.ir.expr import Const, Expr, Load, Select, Var, loads, substitute, variables
+from tilewright.ir.op import (
+    Alloc,
+    Body,
+    Copy,
+    For,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Program,
+    Role,
+    Store,
+    View,
+    bound,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.rewrite import (
+    fresh_name,
+    map_body,
+    map_kernels,
+    map_ops,
+    program_names,
+    rebuild,
+)
+from tilewright.ir.target import Target
+from tilewright.passes.reasons import at_line, because
+from tilewright.passes.rings import leaves_early
+
+MOST = 20  # registers of a thread for what a nest loads early
+ROWS = 256  # elements of a vector that several threads hold,
+SHARED_BY = 16  # about as many as share one
+
+
+def prefetch_loads(program: Program, target: Target) -> Program:
+    """Every kernel with the loads of its pipelined loops' nests early, where they can be."""
+    names = program_names(program)
+
+    def one(kernel: Kernel) -> Kernel:
+        if any(isinstance(op, Role) for op in walk_ops(kernel)):
+            return kernel
+        work = _Prefetch(kernel, names)
+        return rebuild(kernel, body=map_body(kernel.body, work.loop))
+
+    return map_kernels(program, one)
+
+
+@dataclass
+class _Early:
+    """A value of each point over some of a nest's variables: `early` holds it for the next
+    iteration, `now` for this one."""
+
+    value: Expr
+    vars: tuple[Var, ...]
+    extents: tuple[Expr, ...]
+    early: Buffer
+    now: Buffer
+
+    def loaded(self, turn: dict[Var, Expr], op: Map, names: set[str]) -> Op:
+        """What loads it, for the iteration that `turn` says."""
+        own = tuple(Var(fresh_name(v.name, names), v.dtype) for v in self.vars)
+        value = substitute(self.value, {**dict(zip(self.vars, own, strict=True)), **turn})
+        store = Store(self.early, own, value, loc=op.loc)
+        return Map(own, self.extents, (store,), loc=op.loc) if own else store
+
+    def taken(self, op: Map) -> Op:
+        """What makes the next iteration's this one's."""
+        if self.vars:
+            return Copy(whole(self.early), whole(self.now), loc=op.loc)
+        return Store(self.now, (), Load(self.early, ()), loc=op.loc)
+
+
+@dataclass
+class _Prefetch:
+    kernel: Kernel
+    names: set[str]
+    written: set[Buffer] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        ops = list(walk_ops(self.kernel.body))
+        self.written = {b for op in ops for b in written_buffers(op)}
+        views = [op for op in ops if isinstance(op, View)]
+        for view in (*views, *reversed(views)):
+            if {view.buffer, view.source} & self.written:
+                self.written |= {view.buffer, view.source}
+
+    def loop(self, op: Op) -> Body | None:
+        if not isinstance(op, For) or op.kind != "pipelined" or op.stages < 2:
+            return None
+        if op.order is not None:
+            return None  # its author has counted the statements
+        step = op.step
+        if leaves_early(op.body) or not isinstance(step, Const) or int(step) <= 0:
+            return None
+        before: list[Op] = []
+        body: list[Op] = []
+        lets: dict[Var, Expr] = {}
+        inner = {v for each in walk_ops(op.body) for v in bound(each)}
+        for each in op.body:
+            if isinstance(each, Let):
+                lets[each.var] = substitute(each.value, lets)
+            if not isinstance(each, Map) or each.layout is not None:
+                body.append(each)
+                continue
+            nest, found = self.nest(each, op.var, lets, inner)
+            for one in found:
+                before += [Alloc(one.early, loc=each.loc), Alloc(one.now, loc=each.loc)]
+                before.append(one.loaded({op.var: op.start}, each, self.names))
+                body.append(one.taken(each))
+                body.append(one.loaded({op.var: op.var + step}, each, self.names))
+            if found:
+                said = f"loads of the nest {at_line(each.loc)} one iteration early"
+                because(self.kernel.name, op, said)
+            body.append(nest)
+        return (*before, rebuild(op, body=tuple(body))) if before else None
+
+    def nest(
+        self, op: Map, turn: Var, outer: dict[Var, Expr], inner: set[Var]
+    ) -> tuple[Map, list[_Early]]:
+        """`op` with what it may load early in registers, and these."""
+        lets = dict(outer)
+        for each in walk_ops(op.body):
+            if isinstance(each, Let):
+                lets[each.var] = substitute(each.value, lets)
+        found: dict[Expr, _Early] = {}
+        left = MOST
+
+        def is_ready(e: Expr) -> bool:
+            # nothing but the load: what is computed with it would wait for it
+            if isinstance(e, Select) and not (isinstance(e.a, Load) and isinstance(e.b, Const)):
+                return False
+            if not isinstance(e, (Load, Select)):
+                return False
+            read = loads(e)
+            if not any(turn in variables(x) for x in read):
+                return False
+            if any(x.buffer.space is not Space.GLOBAL or x.buffer in self.written for x in read):
+                return False
+            return not (variables(e) & inner) - set(op.vars) and e.dtype.bits >= 8
+
+        def early(e: Expr) -> Expr | None:
+            """`e`, its names resolved, out of registers; None where there are too few."""
+            nonlocal left
+            if e not in found:
+                own = tuple(v for v in op.vars if v in variables(e))
+                extents = tuple(op.extents[op.vars.index(v)] for v in own)
+                if not all(isinstance(x, Const) for x in extents):
+                    return None
+                size = prod(int(x) for x in extents)
+                words = size * e.dtype.bits // 32
+                if own == op.vars:
+                    words = -(-words // prod(self.kernel.threads))
+                elif size <= ROWS:
+                    words = -(-words // SHARED_BY)
+                if words > left:
+                    return None
+                left -= words
+                space = Space.FRAGMENT if own else Space.LOCAL
+                held = [
+                    Buffer(fresh_name(name, self.names), extents, e.dtype, space)
+                    for name in ("early", "now")
+                ]
+                found[e] = _Early(e, own, extents, *held)
+            one = found[e]
+            return Load(one.now, one.vars)
+
+        def swap(e: Expr) -> Expr:
+            resolved = substitute(e, lets)
+            new = early(resolved) if is_ready(resolved) else None
+            if new is not None:
+                return new
+            children = tuple(swap(c) for c in e.children)
+            same = all(a is b for a, b in zip(children, e.children, strict=True))
+            return e if same else e.rebuild(children)
+
+        def rule(each: Op) -> Op | None:
+            return rebuild(each, value=swap(each.value)) if isinstance(each, Store) else None
+
+        return map_ops(op, rule), list(found.values())

@@ -1,0 +1,86 @@
+"""Loops that do not say how deep they run ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewright.language as T
+from tests.passes.overlap import numbers
+from tilewright import interp
+from tilewright.ir.op import For, walk_ops
+from tilewright.ir.target import Target
+from tilewright.passes.choose_stages import choose_stages
+from tilewright.targets.cuda.backend import lower
+
+CUDA = Target.parse("cuda")
+
+
+def product(block_M=128, block_N=128, block_K=64, threads=256, stages=None, K=256):
+    @T.prim_func
+    def main(
+        A: T.Tensor((block_M, K), "float16"),
+        B: T.Tensor((K, block_N), "float16"),
+        C: T.Tensor((block_M, block_N), "float16"),
+    ):
+        with T.Kernel(1, threads=threads):
+            a = T.alloc_shared((block_M, block_K), "float16")
+            b = T.alloc_shared((block_K, block_N), "float16")
+            c = T.alloc_fragment((block_M, block_N), "float32")
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(K, block_K), num_stages=stages):
+                T.copy(A[0, k * block_K], a)
+                T.copy(B[k * block_K, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C)
+
+    return main.program
+
+
+def chosen(program):
+    found = choose_stages(program.kernels[0], CUDA)
+    return [op.stages for op in walk_ops(found) if isinstance(op, For)]
+
+
+@pytest.mark.parametrize(
+    "sizes, want",
+    [
+        ({"block_N": 256}, 4),  # 48 KB a slot: four fit beside what is staged
+        ({}, 6),
+        ({"block_N": 256, "block_K": 128}, 2),
+        ({"threads": 128, "block_M": 64}, 3),  # and a second block beside it
+        ({"stages": 0}, 0),
+        ({"stages": 2}, 2),
+    ],
+)
+def test_stages(sizes, want):
+    assert chosen(product(**sizes)) == [want]
+
+
+def test_nothing_to_load():
+    @T.prim_func
+    def main(C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(4):
+                for i, j in T.Parallel(64, 64):
+                    c[i, j] += i * k
+            T.copy(c, C)
+
+    assert chosen(main.program) == [0]
+
+
+def test_the_same_numbers_and_the_reason():
+    program = product()
+    args = {
+        "A": numbers(128, 256),
+        "B": numbers(256, 128, seed=1),
+        "C": np.zeros((128, 128), np.float16),
+    }
+    trace = lower(program, CUDA)
+    want = {n: a.copy() for n, a in args.items()}
+    interp.run(program, want)
+    interp.run_threads(trace.result, args)
+    np.testing.assert_array_equal(args["C"], want["C"])
+    assert any("6 stages: a load takes" in why for why in trace.reasons.values())
