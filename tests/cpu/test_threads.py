@@ -1,5 +1,7 @@
 """Thread-level code: loops over threads between barriers."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -24,9 +26,8 @@ def test_vector_add_one_thread_per_element():
     )
     a, b = draw(1000), draw(1000, seed=1)
     check(text, {"A": a, "B": b, "C": np.zeros(1000, np.float32)})
-    assert (
-        "load <8 x float>" in compiled(text).source or "load <16 x float>" in compiled(text).source
-    )
+    widths = [int(n) for n in re.findall(r"load <(\d+) x float>", compiled(text).source)]
+    assert max(widths) >= 8
 
 
 def test_shared_memory_reduction_with_barriers():

@@ -80,15 +80,16 @@ def uncleared_accumulator():
     check(main, np.zeros((16, 16), np.float16), np.zeros((16, 16), np.float32))
 
 
-@case(SanitizerError, "uninitialized", "x is read", "T.alloc_var(…, init=…)")
+# equal expressions of all kernels are one object, with the place of the first: a name of its own
+@case(SanitizerError, "uninitialized", "never_set is read", "T.alloc_var(…, init=…)")
 def uninitialized_variable():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32")):
         with T.Kernel(1, threads=32):
-            x = T.alloc_var("float32")
-#+          x = T.alloc_var("float32", init=0)
-            A[0] = x + 1
-#                  ^^^^^
+            never_set = T.alloc_var("float32")
+#+          never_set = T.alloc_var("float32", init=0)
+            A[0] = never_set + 1
+#                  ^^^^^^^^^^^^^
 
     check(main, np.zeros(8, np.float32))
 

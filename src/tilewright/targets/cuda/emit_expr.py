@@ -210,7 +210,8 @@ class _Printer:
         if e.name == "reinterpret":
             return _reinterpret(args[0], e.args[0].dtype, e.dtype), 99
         if e.name in ("popcount", "clz"):
-            return f"tw::{e.name}({args[0]})", 99
+            # said, for C++ makes ints of narrower numbers
+            return f"tw::{e.name}<{TYPES[kind.name]}>({args[0]})", 99
         name = _function(e.name, kind)
         if name is None:
             raise CompileError(f"{e.name} of {kind} has no CUDA form")

@@ -411,11 +411,37 @@ TW_DEVICE T shuffle_xor(T x, int lane) {
   else
     return narrow::__shfl_xor_sync(~0u, x, lane);
 }
+template <class T>
+TW_DEVICE T shuffle(uint32_t mask, T x, int lane) {
+  if constexpr (sizeof(T) >= 4)
+    return __shfl_sync(mask, x, lane);
+  else
+    return narrow::__shfl_sync(mask, x, lane);
+}
+// Lanes of this thread's warp: the last one of a block may not have all.
+TW_DEVICE uint32_t warp_lanes() {
+  const int total = blockDim.x * blockDim.y * blockDim.z;
+  const int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  const int left = total - (thread & ~31);
+  return left >= 32 ? ~0u : (1u << left) - 1;
+}
 template <int Width, class T, class F>
 TW_DEVICE T warp_reduce(T x, F fold) {
+  const uint32_t there = warp_lanes();
+  if (there == ~0u) {
 #pragma unroll
-  for (int lane = Width / 2; lane > 0; lane /= 2) x = fold(x, shuffle_xor(x, lane));
-  return x;
+    for (int lane = Width / 2; lane > 0; lane /= 2) x = fold(x, shuffle_xor(x, lane));
+    return x;
+  }
+  const int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  const int first = thread & 31 & ~(Width - 1);
+  T found = shuffle(there, x, first);
+#pragma unroll 1  // unrolled it needs more predicates than there are (C7600)
+  for (int lane = first + 1; lane < first + Width; ++lane) {
+    const T other = shuffle(there, x, lane);
+    if (there >> lane & 1) found = fold(found, other);
+  }
+  return found;
 }
 
 // ── atomics: the old value, order relaxed ───────────────────────────────────────────────────
