@@ -9,6 +9,7 @@ faults or hangs takes nobody else's results along, and compilation is what takes
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from tilewright.support import env
 from tilewright.tools.fuzz_check import Verdict, check_source
 from tilewright.tools.fuzz_programs import make
 from tilewright.tools.fuzz_recipe import Recipe, render
@@ -274,6 +276,7 @@ class _Run:
 
 def run_command(plan: Plan) -> int:
     """The command line's run: progress to stderr, the report and shrunk kernels to stdout."""
+    os.environ[env.CACHE.name] = "0"  # none of these kernels comes again
 
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

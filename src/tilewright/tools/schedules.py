@@ -8,6 +8,7 @@ and a share of them also as thread code.
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections import Counter
@@ -24,6 +25,7 @@ from tilewright.ir.op import Program
 from tilewright.ir.target import ARCHITECTURES, CHIPS, CHOICES, Target
 from tilewright.ir.verify import Stage
 from tilewright.passes.pipeline import run_pipeline
+from tilewright.support import env
 from tilewright.support.errors import CompileError, RunError, TilewrightError
 from tilewright.targets.cuda.backend import PIPELINE, SCHEDULE
 from tilewright.tools.fuzz import Worker
@@ -304,6 +306,7 @@ def _worker() -> Worker:
 
 def run_command(plan: Plan) -> int:
     """The command line's run: a bar on the terminal, then the report."""
+    os.environ[env.CACHE.name] = "0"  # none of these kernels comes again
     with _progress(plan) as note:
         report = run_plan(plan, note)
     for line in report.lines():

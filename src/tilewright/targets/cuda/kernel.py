@@ -21,7 +21,13 @@ from tilewright.support.cache import UNREADABLE
 from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.arguments import ProgramCheck
 from tilewright.targets.cuda.launch import CudaModule, Scalar, TensorArg
-from tilewright.targets.cuda.nvrtc import NO_WARPGROUPS, CompiledCuda, Resources, Serialized
+from tilewright.targets.cuda.nvrtc import (
+    NO_WARPGROUPS,
+    CompiledCuda,
+    NoCompiler,
+    Resources,
+    Serialized,
+)
 from tilewright.targets.cuda.record import Record
 from tilewright.targets.entries import Kept
 
@@ -121,14 +127,49 @@ class CudaKernel:
         self.caller()(*(args[p.name] for p in self.given.params))
 
 
-def compile_program(program: Program, target: Target) -> CudaKernel:
+class Uncompiled:
+    """A program for CUDA where no compiler is at hand: what passes make of it, and its source. Who
+    asks for more hears what is missing."""
+
+    specs = ()
+
+    def __init__(self, program: Program, target: Target, missing: NoCompiler) -> None:
+        from tilewright.targets.cuda.backend import lower
+        from tilewright.targets.cuda.emit import emit_program
+
+        self.name = program.name
+        self.target = target
+        self.missing = missing
+        self.trace = lower(program, target)
+        self.source = emit_program(self.trace.result, diagnostic=False, blocks={}).text
+        self.resources: dict[str, Resources] = {}
+
+    def caller(self) -> Callable[..., None]:
+        raise self.missing
+
+    def __call__(self, args: Mapping[str, Any]) -> None:
+        raise self.missing
+
+    @property
+    def ptx(self) -> str:
+        raise self.missing
+
+    @property
+    def cubin(self) -> bytes:
+        raise self.missing
+
+
+def compile_program(program: Program, target: Target) -> CudaKernel | Uncompiled:
     """Machine code for an NVIDIA GPU, from the cache where it is there."""
     if "diagnostic" in target.options or env.DIAGNOSTIC.on():
         return CudaKernel(program, target, diagnostic=True)  # its sites are ops of the program
     started = perf_counter()
     kept = Kept(program, target, {"nvrtc": nvrtc.installed()}, lines=True)
     found = _load(kept)
-    kernel = CudaKernel(program, target, found=found)
+    try:
+        kernel = CudaKernel(program, target, found=found)
+    except nvrtc.NoCompiler as error:
+        return Uncompiled(program, target, error)
     if found is None:
         _save(kept, kernel)
     kernel.compile_seconds = perf_counter() - started

@@ -188,6 +188,12 @@ def load(store: Store, key: str) -> CompiledCuda | None:
 # ------------------------------------------------------------------------------------ running
 
 
+class NoCompiler(CompileError):
+    """NVRTC is not installed."""
+
+    code = "nvrtc"
+
+
 @cache
 def _nvrtc() -> ModuleType:
     try:
@@ -195,7 +201,7 @@ def _nvrtc() -> ModuleType:
 
         nvrtc.nvrtcVersion()  # loads the library
     except (ImportError, RuntimeError) as error:
-        raise CompileError(
+        raise NoCompiler(
             "compiling for CUDA needs NVRTC, NVIDIA's run-time compiler",
             got=str(error).partition("\n")[0],
             fix=INSTALL,
