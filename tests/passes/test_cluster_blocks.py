@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import tilewright.language as T
 from tests.mutants import mutants
 from tests.passes.overlap import numbers
 from tilewright import interp
@@ -153,3 +154,33 @@ def test_it_compiles_without_spills():
     kernel = CudaKernel(product(1024, 512, 512, block_N=256), STAY)
     assert kernel.serialized is None
     assert all(r.spill_bytes == 0 for r in kernel.resources.values())
+
+
+def test_what_a_block_fetches_is_its_own():
+    @T.prim_func
+    def main(
+        A: T.Tensor((512, 128), "float16"),
+        B: T.Tensor((128, 64), "float16"),
+        counter: T.Tensor((1,), "int32"),
+        C: T.Tensor((512, 64), "float32"),
+    ):
+        with T.Kernel(4, threads=256) as bx:
+            a = T.alloc_shared((128, 64), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((128, 64), "float32")
+            row = T.atomic_add(counter[0], 1, return_prev=True)
+            T.clear(c)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[row * 128, k * 64], a)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[row * 128, 0])
+
+    found = lower(main.program, Target.parse("cuda -cluster=2 -roles"))
+    scheduled = next(s.program for s in found if s.name == "take_turns")
+    sent = {
+        op.src.buffer.name: op.multicast is not None
+        for op in walk_ops(scheduled.kernels[0])
+        if isinstance(op, Copy) and op.atom == "bulk_load"
+    }
+    assert sent == {"A": False, "B": True}

@@ -3,6 +3,7 @@
 import pytest
 
 import tilewright as tw
+import tilewright.language as T
 from tests.cuda.fake import fake_driver
 from tilewright.ir.dtype import dtype
 from tilewright.runtime import outputs
@@ -96,3 +97,15 @@ def test_pytorch_makes_its_own(made, monkeypatch):
         kernel(torch.zeros(3, 4), torch.zeros(5), 2.0)
     with pytest.raises(LaunchError, match="takes 3 arguments, got 4"):
         kernel(torch.zeros(3, 4), torch.zeros(4), z, 2.0)
+
+
+@pytest.mark.parametrize("out_idx", ["Y", ["Y"], [1.0]])
+def test_out_idx_is_a_position(out_idx):
+    @T.prim_func
+    def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                Y[i] = X[i]
+
+    with pytest.raises(tw.LaunchError, match="positions of parameters"):
+        tw.compile(main, out_idx=out_idx, target="cpu")

@@ -23,11 +23,13 @@ from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Bin, Const, Expr, Var, const, loads, substitute, transform, variables
 from tilewright.ir.op import (
     Alloc,
+    Atomic,
     Copy,
     Dim,
     For,
     Hint,
     If,
+    Intrinsic,
     Kernel,
     Let,
     Op,
@@ -188,6 +190,10 @@ class Common:
             op.var: op.value for op in walk_ops(kernel) if isinstance(op, Let)
         }
         self.own: set[Var] = {kernel.rank} if kernel.rank is not None else set()
+        # what an effect gives a block is its own
+        for op in walk_ops(kernel):
+            if isinstance(op, (Atomic, Intrinsic)) and op.result is not None:
+                self.own.add(op.result)
         self.sizes: dict[Var, int] = {}
         for var, size in zip(kernel.blocks, kernel.cluster, strict=False):
             if size > 1:

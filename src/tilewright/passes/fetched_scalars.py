@@ -37,7 +37,7 @@ from tilewright.ir.op import (
 )
 from tilewright.passes.rings import Ring
 
-SLOTS = 2  # numbers that are under way: the producer is a tile ahead
+AHEAD = 2  # numbers that are under way: the producer is a tile ahead
 FETCHED = "fetched"  # how such a ring is filled
 
 
@@ -164,9 +164,9 @@ def make_fetches(
     name: str,
 ) -> Fetches:
     kind: DType = atomics[0].dst.dtype
-    values = Buffer(name, (const(SLOTS),), kind, Space.SHARED)
-    full, free = barrier(f"{name}_full", SLOTS), barrier(f"{name}_free", SLOTS)
-    ring = Ring(SLOTS, FETCHED, {name: values}, counter(f"{name}_turn"), full, free)
+    values = Buffer(name, (const(AHEAD),), kind, Space.SHARED)
+    full, free = barrier(f"{name}_full", AHEAD), barrier(f"{name}_free", AHEAD)
+    ring = Ring(AHEAD, FETCHED, {name: values}, counter(f"{name}_turn"), full, free)
     return Fetches(atomics, ring, values)
 
 

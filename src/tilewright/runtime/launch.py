@@ -182,7 +182,14 @@ class Launcher:
                     )
 
 
-def _position(index: int, count: int) -> int:
+def _position(index: Any, count: int) -> int:
+    if not isinstance(index, int):
+        raise LaunchError(
+            "out_idx must be positions of parameters",
+            expected="a number, or a list of numbers",
+            got=repr(index)[:60],
+            fix="-1 is the last parameter: out_idx=[-1]",
+        )
     if not -count <= index < count:
         raise LaunchError(
             f"out_idx {index} is not among {count} parameters",

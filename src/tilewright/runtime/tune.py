@@ -8,6 +8,7 @@ from typing import Any
 from tilewright.runtime.direct import freeze, outline
 from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
+from tilewright.support.errors import CompileError
 
 
 class Autotuned:
@@ -81,7 +82,11 @@ class Autotuned:
         if best is None:
             if self.failures:
                 raise self.failures[0][1]
-            raise ValueError("autotune was given no configurations")
+            raise CompileError(
+                "autotune was given no configurations",
+                expected="configs=[{…}, …], or a function that returns them",
+                fix="give it at least one, e.g. configs=[{'block_M': 128}, {'block_M': 64}]",
+            )
         return best[1]
 
 
