@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class Sources:
             files = self.files()
             if not files or max(changed for *_, changed, _ in files) > self.since - _TICK:
                 return None
-            key = sha256(repr((self.package, files)).encode()).hexdigest()
+            key = sha256(marshal.dumps((self.package, files), 2)).hexdigest()
             entry = store.get(key)
             if entry is not None:
                 found = str(entry[0].get("digest"))
@@ -54,18 +55,22 @@ class Sources:
 
     def files(self) -> tuple[File, ...]:
         found: list[File] = []
-        folders = [os.path.join(self.package, room) for room in ROOMS]
-        start = len(self.package) + 1
+        folders = list(ROOMS)
         while folders:
-            with suppress(OSError), os.scandir(folders.pop()) as entries:
+            folder = folders.pop()
+            with suppress(OSError), os.scandir(os.path.join(self.package, folder)) as entries:
                 for entry in entries:
+                    name = entry.name
+                    if name.startswith(".") or name == "__pycache__":
+                        continue
+                    name = f"{folder}/{name}"
                     if entry.is_dir():
-                        if entry.name != "__pycache__":
-                            folders.append(entry.path)
-                    elif not entry.name.startswith("."):
-                        name, s = entry.path[start:], entry.stat()
+                        folders.append(name)
+                    else:
+                        s = entry.stat()
                         found.append((name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino))
-        return tuple(sorted(found))
+        found.sort()
+        return tuple(found)
 
     def _contents(self, files: tuple[File, ...]) -> str:
         total = sha256()
