@@ -25,6 +25,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "waits": ("late", "iteration", "each"),  # for products by warpgroups, at the latest
     "fast_math": ON_OFF,  # approximate functions and division
     "bulk": ON_OFF,  # copies by the bulk engine
+    "turning": ON_OFF,  # tiles that threads fill for products have several slots
+    "depth": ("most", "least"),  # of loops whose text does not say how many stages they have
     "stage": ON_OFF,  # accumulators reach memory by way of shared memory
 }
 ARCHITECTURES: dict[str, dict[str, frozenset[Feature]]] = {

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from math import prod
 
-from tilewright.ir.op import Alloc, BarrierInit, Fence, Hint, Kernel, Let, Role, Sync, walk_ops
+from tilewright.ir.op import Alloc, BarrierInit, Fence, Hint, Kernel, Let, Op, Role, Sync, walk_ops
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
 
 
 def announce_barriers(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with a meeting between the initialisation of its barriers and what follows."""
-    inits = [k for k, op in enumerate(kernel.body) if isinstance(op, BarrierInit)]
-    if not inits or any(isinstance(op, Role) for op in walk_ops(kernel)):
+    if any(isinstance(op, Role) for op in walk_ops(kernel)):
         return kernel
-    behind = inits[-1] + 1
-    for op in kernel.body[behind:]:
-        if isinstance(op, Sync) and op.scope in ("block", "cluster") and not op.arrive:
-            return kernel
-        if not isinstance(op, (Alloc, Let, Hint, Fence)):
-            break
-    loc = kernel.body[inits[-1]].loc
     scope = "cluster" if prod(kernel.cluster) > 1 else "block"
-    meeting = (Fence("barrier_init", loc=loc), Sync(scope, loc=loc))
-    return rebuild(kernel, body=(*kernel.body[:behind], *meeting, *kernel.body[behind:]))
+    found: list[Op] = []
+    fresh: Op | None = None  # the last initialisation that nobody has met behind
+    for op in kernel.body:
+        if isinstance(op, BarrierInit):
+            fresh = op
+        elif isinstance(op, Sync) and op.scope in ("block", "cluster") and not op.arrive:
+            fresh = None
+        elif fresh is not None and not isinstance(op, (Alloc, Let, Hint, Fence)):
+            found += [Fence("barrier_init", loc=fresh.loc), Sync(scope, loc=fresh.loc)]
+            fresh = None
+        found.append(op)
+    return kernel if len(found) == len(kernel.body) else rebuild(kernel, body=tuple(found))

@@ -62,6 +62,8 @@ def _stages(kernel: Kernel, loop: For, target: Target) -> int:
     busy = products + threads if alone else max(products, threads)
     load = LATENCY + slot / BYTES_PER_CYCLE
     wanted = min(max(ceil(load / max(busy, 1)) + 1, 2), MOST)
+    if target.choice("depth") == "least":
+        fits = min(fits, 2)
     stages = min(wanted, fits)
     said = f"{stages} stages: a load takes {load:.0f} cycles, an iteration {busy:.0f}"
     if fits < wanted:

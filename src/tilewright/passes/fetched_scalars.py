@@ -29,6 +29,7 @@ from tilewright.ir.op import (
     Map,
     Op,
     Store,
+    View,
     Wait,
     bound,
     read_buffers,
@@ -52,6 +53,7 @@ def find_fetches(kernel: Kernel) -> list[Atomic]:
         and op.src is None
         and not op.dst.tile
         and op.dst.buffer.space is Space.GLOBAL
+        and op.order == "relaxed"
     ]
     inside = {id(op) for nest in ops if isinstance(nest, Map) for op in walk_ops(nest.body)}
     chosen = {id(op) for op in found} - inside
@@ -61,6 +63,8 @@ def find_fetches(kernel: Kernel) -> list[Atomic]:
         if id(op) not in chosen
         for b in (*read_buffers(op), *written_buffers(op))
     }
+    # memory under several names may be touched under another
+    touched |= {b.name for op in ops if isinstance(op, View) for b in (op.buffer, op.source)}
     kinds = {op.dst.dtype for op in found}
     if len(kinds) > 1 or any(op.dst.buffer.name in touched for op in found):
         return []

@@ -318,6 +318,8 @@ class _Walk:
             if self.only and missing not in self.only:
                 continue
             hits = [old for old in group if old.root == new.root and _conflict(old, new)]
+            # slots that take turns are free where they are written; their bytes are not
+            hits = [old for old in hits if not self.takes_turns(old, new)]
             if missing == "fence":
                 # reads matter only where the bytes become another buffer's
                 hits = [old for old in hits if old.writes or old.buffer != new.buffer]
@@ -325,14 +327,16 @@ class _Walk:
                 first = min(hits, key=lambda a: (a.age, a.path, a.buffer, a.kind, a.writes))
                 raise _Found(missing, new.path, first)
 
+    def takes_turns(self, old: Access, new: Access) -> bool:
+        return old.kind == "matrix" and old.buffer == new.buffer and new.buffer in self.turning
+
     def record(self, new: Access, state: _State) -> None:
         if new.kind == "bulk_write":
             return  # its barrier orders it
         if new.kind == "cp_async":
             state.cp_async.add(replace(new, kind="threads"))
         elif new.kind == "matrix":
-            if new.buffer not in self.turning:
-                state.matrix.add(new)
+            state.matrix.add(new)
         elif new.kind == "bulk_read":
             state.bulk.add(new)
         elif new.kind == "bulk_put":

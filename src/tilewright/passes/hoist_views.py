@@ -7,7 +7,7 @@ before it. Those whose offset is known only inside stay where they are.
 from __future__ import annotations
 
 from tilewright.ir.buffer import Space
-from tilewright.ir.expr import variables
+from tilewright.ir.expr import loads, variables
 from tilewright.ir.op import Body, Kernel, Op, View, bound, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
@@ -22,7 +22,7 @@ def hoist_views(kernel: Kernel, target: Target) -> Kernel:
     first: list[View] = []
     for op in views:
         sizes = (op.offset, *op.buffer.shape)
-        if op.source.name in stay or any(variables(e) & inner for e in sizes):
+        if op.source.name in stay or any(variables(e) & inner or loads(e) for e in sizes):
             stay.add(op.buffer.name)
         else:
             first.append(op)

@@ -291,6 +291,7 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
     """Another name of the same array. Registers are the same ones only where threads hold the
     same elements in them."""
     buffer, source = op.buffer, op.source
+    low.roots[buffer.name] = low.root(source)
     if buffer.space is Space.FRAGMENT:
         new, old = buffer.layout, source.layout
         assert isinstance(new, Fragment) and isinstance(old, Fragment)

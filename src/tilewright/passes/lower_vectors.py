@@ -48,6 +48,7 @@ MOST_UNROLLED = 32  # batches: 128 of them took NVRTC four seconds, and gained n
 
 Place: TypeAlias = tuple[Buffer, tuple[Expr, ...]]
 Statements: TypeAlias = list[tuple[Expr, "Store | Let"]]
+Root: TypeAlias = Callable[[Buffer], str]
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,11 @@ class Candidate:
 
 def lower_groups(nest: Nest, op: Map, lower: Callable[[Nest, Body], Body]) -> Body | None:
     """`op` in groups of values that access memory together; None where nothing would."""
-    statements = _statements(op.body)
+    low, values = nest.low, nest.values
+    statements = _statements(op.body, low.root)
     if statements is None:
         return None
-    low, values = nest.low, nest.values
-    candidates = _candidates(statements)
+    candidates = _candidates(statements, low.root)
     if not candidates:
         return None
     idle = nest.table < 0
@@ -118,7 +119,7 @@ def lower_groups(nest: Nest, op: Map, lower: Callable[[Nest, Body], Body]) -> Bo
     return _emit(nest, statements, count, found, group, lower)
 
 
-def _statements(body: Body) -> Statements | None:
+def _statements(body: Body, root: Root) -> Statements | None:
     """The body's statements, each with the condition on which it runs; None where there are others
     than plain ones."""
     found: Statements = []
@@ -126,17 +127,22 @@ def _statements(body: Body) -> Statements | None:
         if isinstance(op, (Store, Let)):
             found.append((TRUE, op))
         elif isinstance(op, If) and not op.orelse and all(isinstance(o, Store) for o in op.then):
-            found += [(op.cond, each) for each in op.then if isinstance(each, Store)]
+            stores = [each for each in op.then if isinstance(each, Store)]
+            # asked again before each of them: none but the last may change the answer
+            asked = {root(load.buffer) for load in loads(op.cond)}
+            if any(root(each.buffer) in asked for each in stores[:-1]):
+                return None
+            found += [(op.cond, each) for each in stores]
         else:
             return None
     return found
 
 
-def _candidates(statements: Statements) -> dict[Place, Candidate]:
-    """Places in memory that statements touch."""
+def _candidates(statements: Statements, root: Root) -> dict[Place, Candidate]:
+    """Places in memory that statements touch. `root`: whose memory a buffer shows."""
     lets: dict[Var, Expr] = {}
-    written: set[Buffer] = set()
-    banned: set[Buffer] = set()
+    written: set[str] = set()
+    banned: set[str] = set()
     found: dict[Place, Candidate] = {}
     names: dict[Load, Var] = {}
 
@@ -148,13 +154,15 @@ def _candidates(statements: Statements) -> dict[Place, Candidate]:
         same = all(a is b for a, b in zip(children, e.children, strict=True))
         return e if same else e.rebuild(children)
 
-    def note(buffer: Buffer, indices: tuple[Expr, ...], cond: Expr = TRUE) -> None:
+    def note(buffer: Buffer, indices: tuple[Expr, ...], cond: Expr, stores: bool = False) -> None:
         if buffer.space not in MEMORY or buffer.dtype.bits < 8:
             return
         before = found.get((buffer, indices))
         if before is not None:
-            if cond is not before.given and buffer.space is not Space.GLOBAL:
-                banned.add(buffer)  # several conditions, and no guard
+            if cond is not before.given and (stores or buffer.space is not Space.GLOBAL):
+                banned.add(
+                    root(buffer)
+                )  # several conditions: what is loaded too often is not stored so
                 return
             cond = cond if cond is before.given else TRUE
         plain = tuple(named(substitute(i, lets)) for i in indices)
@@ -168,23 +176,22 @@ def _candidates(statements: Statements) -> dict[Place, Candidate]:
             found.pop((buffer, indices), None)
 
     for given, op in statements:
-        read = {load.buffer for load in op_loads(op)} | {load.buffer for load in loads(given)}
-        banned |= read & written
+        banned |= {root(load.buffer) for load in (*op_loads(op), *loads(given))} & written
         for load, cond in (*_reached(given), *_reached(op.value, given)):
             note(load.buffer, load.indices, cond)
         if isinstance(op, Store):
-            if op.buffer in written:
-                banned.add(op.buffer)
-            written.add(op.buffer)
-            note(op.buffer, op.indices, given)
+            if root(op.buffer) in written:
+                banned.add(root(op.buffer))
+            written.add(root(op.buffer))
+            note(op.buffer, op.indices, given, stores=True)
         elif isinstance(op, Let):
             lets[op.var] = substitute(op.value, lets)
 
     def is_steady(candidate: Candidate) -> bool:
         """Nothing writes what the place was found by."""
-        return not any(x.buffer in written for _, load in candidate.named for x in loads(load))
+        return not any(root(x.buffer) in written for _, e in candidate.named for x in loads(e))
 
-    return {k: each for k, each in found.items() if k[0] not in banned and is_steady(each)}
+    return {k: each for k, each in found.items() if root(k[0]) not in banned and is_steady(each)}
 
 
 def _reached(e: Expr, cond: Expr = TRUE) -> Iterable[tuple[Load, Expr]]:

@@ -172,6 +172,7 @@ class Lowering:
     shifts: dict[str, Expr] = field(default_factory=dict)
     # of views of tensors: the tensor, and what their first byte is a multiple of (0: anything)
     bases: dict[str, tuple[Buffer, int]] = field(default_factory=dict)
+    roots: dict[str, str] = field(default_factory=dict)  # of views: whose memory they show
     differs: PerThread | None = None
 
     # ── names and buffers ────────────────────────────────────────────────────────────────────
@@ -201,6 +202,10 @@ class Lowering:
                 new = buffer
             self.buffers[buffer.name] = new
         return self.buffers[buffer.name]
+
+    def root(self, buffer: Buffer) -> str:
+        """The name of the buffer whose memory `buffer` shows."""
+        return self.roots.get(buffer.name, buffer.name)
 
     def base(self, buffer: Buffer) -> tuple[Buffer, int]:
         """The tensor whose memory `buffer` shows, and what the place of its first byte there is a

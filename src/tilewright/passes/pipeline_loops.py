@@ -314,7 +314,7 @@ class _Pipeliner:
         others |= {name for plan in self.plans.values() for name in plan.fills}
         room = self.target.chip.shared - ROOM - planned_bytes(self.kernel)
         for key, plan in self.plans.items():
-            if plan.skew is not None:
+            if plan.skew is not None or self.target.choice("turning") == "off":
                 continue
             for tile in find_turning(self.kernel, plan.loop, others, room):
                 together = (frozenset({key}), tile.slots)

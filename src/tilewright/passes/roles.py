@@ -44,6 +44,7 @@ from tilewright.ir.op import (
     Wait,
     While,
     bodies,
+    bound,
     expressions,
     op_loads,
     regions,
@@ -183,6 +184,8 @@ class Slice:
                 self.slots.add(slot)
                 (own,) = substitute_vars((rebuild(op, result=result),), values)
                 assert isinstance(own, Atomic)
+                for e in (*own.dst.starts, *([] if own.value is None else [own.value])):
+                    self.checked(e)
                 found += self.fetches.sent(own, result, slot)
                 values[op.result] = result
             elif any(self.works(self.body(inner, values)) for inner in bodies(op)):
@@ -286,6 +289,10 @@ def producer_of(
 
     part = Slice(names, written, fill, fetches, scalars).body(kernel.body, {})
     body = [*part, *_drained(kernel, rings, names)]
+    missing = _asked_for(body) & {v for op in walk_ops(kernel.body) for v in bound(op)}
+    missing -= {v for each in body for op in walk_ops(each) for v in bound(op)}
+    if missing:
+        raise NoProducer(f"{min(v.name for v in missing)} decides what is copied")
     if fetches is not None:
         counter = fetches.ring.counter
         counters[counter] = replace(counter, name=fresh_name(counter.name, names))
@@ -368,12 +375,25 @@ def _parted(kernel: Kernel) -> Kernel:
     return rebuild(kernel, threads=(threads + GROUP * WARP,), body=(*outside, *roles))
 
 
+def _asked_for(body: Iterable[Op]) -> set[Var]:
+    """Variables that `body` uses."""
+    found: set[Var] = set()
+    for op in (inner for each in body for inner in walk_ops(each)):
+        used = [*expressions(op)]
+        for r in regions(op, reads=True, writes=True):
+            used += [*r.starts, *r.extents]
+        found |= {v for e in used for v in variables(e)}
+    return found
+
+
 def _asked(kernel: Kernel, rings: Mapping[int, Groups]) -> set[str]:
     """Scalars that copies or control ask for, and those that decide them."""
     exprs: list[Expr] = []
     for op in walk_ops(kernel.body):
         if isinstance(op, (For, While, If)):
             exprs += expressions(op)
+        elif isinstance(op, Atomic):  # it may be a producer's
+            exprs += [*op.dst.starts, *([] if op.value is None else [op.value])]
     for groups in rings.values():
         for _, fills in groups:
             exprs += [e for f in fills for e in (*f.copy.src.starts, *f.copy.src.extents)]

@@ -42,8 +42,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import map_body
 from tilewright.ir.target import Chip, Target
 from tilewright.passes.lowering import WARP, Exchange, meets
-from tilewright.passes.place_shared import BULK_ALIGNMENT, shared_bytes
-from tilewright.support.errors import CompileError
+from tilewright.passes.place_shared import BULK_ALIGNMENT, TooMuchShared, shared_bytes
 
 MOST_PLACES = 3  # of a role
 SMALL = 2048  # bytes of an exchange that takes turns
@@ -154,8 +153,8 @@ def _is_free(kernel: Kernel, chip: Chip, before: int, after: int) -> bool:
     return blocks(after) >= blocks(before)
 
 
-def _too_much(kernel: Kernel, target: Target, end: int, buffer: Buffer) -> CompileError:
-    return CompileError(
+def _too_much(kernel: Kernel, target: Target, end: int, buffer: Buffer) -> TooMuchShared:
+    return TooMuchShared(
         f"kernel {kernel.name} exchanges more between warps than a block has room for",
         loc=kernel.loc,
         expected=f"at most {target.chip.shared} bytes of shared memory on {target.arch}",

@@ -161,8 +161,8 @@ def _of_nest(op: Map, spread: set[str], names: set[str]) -> Staging | None:
         return None
     if any(x.buffer.space is Space.FRAGMENT for e in (cond, *place) for x in loads(e)):
         return None
-    # computed for every element: nothing that the condition keeps inside a tile
-    if store.buffer in read or (cond is not TRUE and any(b.space is Space.SHARED for b in read)):
+    # computed for every element: nothing that only the condition keeps inside a tile
+    if store.buffer in read or (cond is not TRUE and not all(_inside(x, op) for x in loads(value))):
         return None
     row, column = op.vars
     if any(column in variables(i) for i in place[:-1]) or stride_of(place[-1], column) != 1:
@@ -196,6 +196,20 @@ def _of_nest(op: Map, spread: set[str], names: set[str]) -> Staging | None:
     return Staging(source, shape, store.buffer.dtype, part)
 
 
+def _inside(load: Load, nest: Map) -> bool:
+    """Whether a load is of an element that is there, at every point of the nest."""
+    if load.buffer.space is Space.GLOBAL:
+        return True  # zeros are outside
+    sizes = dict(zip(nest.vars, nest.extents, strict=True))
+    return all(
+        isinstance(i, Var)
+        and isinstance(extent := sizes.get(i), Const)
+        and isinstance(size, Const)
+        and int(extent) <= int(size)
+        for i, size in zip(load.indices, load.buffer.shape, strict=True)
+    )
+
+
 def _by_matrix(kernel: Kernel) -> set[str]:
     """Fragments that matrix instructions prescribe, and those that nests make of them element by
     element."""
@@ -222,16 +236,14 @@ def _by_matrix(kernel: Kernel) -> set[str]:
 
 def planned_bytes(kernel: Kernel) -> int:
     """Shared memory that the kernel will take, rings of pipelined loops included."""
-    stages: dict[str, int] = {}
+    stages: dict[str, set[int]] = {}  # loops of another depth have rings of their own
     for op in walk_ops(kernel):
         if isinstance(op, For) and op.kind == "pipelined":
             for inner in walk_ops(op.body):
-                spaces = (
-                    (inner.src.buffer.space, inner.dst.buffer.space)
-                    if isinstance(inner, Copy)
-                    else None
-                )
-                if isinstance(inner, Copy) and spaces == (Space.GLOBAL, Space.SHARED):
-                    stages[inner.dst.buffer.name] = max(1, op.stages)
+                if not isinstance(inner, Copy) or inner.src.buffer.space is not Space.GLOBAL:
+                    continue
+                if inner.dst.buffer.space is Space.SHARED:
+                    stages.setdefault(inner.dst.buffer.name, set()).add(max(1, op.stages))
     allocs = [op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)]
-    return sum(b.bytes * stages.get(b.name, 1) for b in allocs if b.space is Space.SHARED)
+    shared = [b for b in allocs if b.space is Space.SHARED]
+    return sum(b.bytes * sum(stages.get(b.name, {1})) for b in shared)

@@ -75,6 +75,8 @@ def find_turning(kernel: Kernel, loop: For, others: set[str], room: int) -> list
         products = [op for k in reads if isinstance(op := loop.body[k], NumberedGemm)]
         if len(products) != len(reads) or not _fills(loop.body[writes[0]], buffer):
             continue
+        if any(_multiplies(loop.body[k], buffer) for k in writes):
+            continue  # written again under a product of the same turn
         slots = min(MOST, loop.stages, 1 + room // buffer.bytes)
         if slots < 2:
             continue
@@ -93,6 +95,14 @@ def _outside(body: Body, var: Var) -> set[str]:
         for inner in bodies(op):
             found |= _outside(inner, var)
     return found
+
+
+def _multiplies(op: Op, buffer: Buffer) -> bool:
+    """Whether a product within a statement reads the tile."""
+    return any(
+        isinstance(inner, NumberedGemm) and buffer in (inner.a.buffer, inner.b.buffer)
+        for inner in walk_ops(op)
+    )
 
 
 def _fills(op: Op, buffer: Buffer) -> bool:

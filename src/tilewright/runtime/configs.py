@@ -20,6 +20,7 @@ OPTIONS = {
     "block_order": "of the grid's tiles: plain, grouped, hilbert, longest",
     "cluster": "blocks that share what they load: 1, 2, 4",
     "stage_stores": "accumulators reach memory by way of shared memory",
+    "turning_tiles": "tiles that threads fill for products have several slots",
     "product_waits": "for products by warpgroups, at the latest: late, iteration, each",
 }
 # options that a target is told (`ir.target.CHOICES`)
@@ -33,6 +34,7 @@ PINS = {
     "cluster": "cluster",
     "product_waits": "waits",
     "stage_stores": "stage",
+    "turning_tiles": "turning",
     "fast_math": "fast_math",
     "bulk_copies": "bulk",
 }

@@ -210,7 +210,13 @@ PIPELINE = (
 
 
 # choices that take shared memory, in the order in which they are given up for it
-ROOMY = ("stage", "persistent", "roles")
+ROOMY = (
+    ("turning", "off"),
+    ("depth", "least"),
+    ("stage", "off"),
+    ("persistent", "off"),
+    ("roles", "off"),
+)
 
 
 def is_scheduled(program: Program) -> bool:
@@ -239,10 +245,10 @@ def lower(program: Program, target: Target) -> Trace:
         trace = run_pipeline(program, target, steps, stage=stage)
     except TooMuchShared:
         # the text may fit where what was chosen for speed does not
-        given_up = next((name for name in ROOMY if target.choice(name) == "auto"), None)
-        if scheduled or given_up is None:
+        left = [(name, less) for name, less in ROOMY if target.choice(name) == "auto"]
+        if scheduled or not left:
             raise
-        return lower(program, target.choosing(given_up, "off"))
+        return lower(program, target.choosing(*left[0]))
     for kernel in trace.result.kernels:
         check_grid(kernel)
     return trace
