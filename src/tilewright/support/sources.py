@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ class Sources:
             files = self.files()
             if not files or max(changed for *_, changed, _ in files) > self.since - _TICK:
                 return None
-            key = sha256(marshal.dumps((self.package, files), 2)).hexdigest()
+            key = sha256(repr((self.package, files)).encode()).hexdigest()
             entry = store.get(key)
             if entry is not None:
                 found = str(entry[0].get("digest"))
