@@ -84,3 +84,29 @@ def test_the_same_numbers_and_the_reason():
     interp.run_threads(trace.result, args)
     np.testing.assert_array_equal(args["C"], want["C"])
     assert any("6 stages: a load takes" in why for why in trace.reasons.values())
+
+
+def test_what_is_given_up_for_room_is_said():
+    """Four stages of 48 KB and what is staged do not fit beside 32 KB of the author's own."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((128, 512), "float16"),
+        B: T.Tensor((512, 256), "float16"),
+        C: T.Tensor((128, 256), "float16"),
+    ):
+        with T.Kernel(1, threads=256):
+            a = T.alloc_shared((128, 64), "float16")
+            b = T.alloc_shared((64, 256), "float16")
+            out = T.alloc_shared((128, 256), "float16")
+            c = T.alloc_fragment((128, 256), "float32")
+            T.clear(c)
+            for k in T.Pipelined(8, num_stages=4):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, out)
+            T.copy(out, C)
+
+    trace = lower(main.program, CUDA)
+    assert trace.reasons["main", "given up"].endswith("roles=off, for shared memory")

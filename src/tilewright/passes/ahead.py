@@ -38,6 +38,7 @@ from tilewright.passes.rings import (
     leaves_early,
     mentioned,
     part_of,
+    written_by,
     written_in,
 )
 
@@ -59,13 +60,7 @@ class Ahead:
         self.tensors = {t.name for t in program.tensors}
         views = [op for op in walk_ops(kernel) if isinstance(op, View)]
         self.viewed = {b.name for op in views for b in (op.buffer, op.source)}
-        self.written = written_in(kernel.body)
-        shows: dict[str, str] = {}  # views of tensors, and the tensors
-        for op in views:
-            if op.source.space is Space.GLOBAL:
-                shows[op.buffer.name] = shows.get(op.source.name, op.source.name)
-        changed = {shows.get(name, name) for name in self.written}
-        self.written |= changed | {view for view, tensor in shows.items() if tensor in changed}
+        self.written = written_by(kernel)
         self.copies: set[int] = set()
         self.common = Common(kernel)
         self.plans = self.find_plans(program)

@@ -8,20 +8,20 @@ where one warpgroup computes, a second block of the multiprocessor half.
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import ceil
 
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Alloc, Copy, For, Gemm, Kernel, Op, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import because
+from tilewright.passes.roles import GROUP, consuming_warps
+from tilewright.passes.stage_stores import PIECE, ROOM
 from tilewright.passes.unit_times import BYTES_PER_CYCLE, LATENCY, cycles
 
 UNSAID = -1
 MOST = 6
-ROOM = 2048  # bytes left for barriers, scratch and alignment
-STAGED = 2 * 128 * 64 * 2  # bytes for two pieces of a result (`stage_stores`)
-WARPGROUP = 128
+STAGED = 2 * 128 * PIECE * 2  # bytes for two pieces of a result
 
 
 def choose_stages(kernel: Kernel, target: Target) -> Kernel:
@@ -50,7 +50,7 @@ def _stages(kernel: Kernel, loop: For, target: Target) -> int:
         return 0
     allocs = {op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)}
     others = sum(b.bytes for b in allocs - tiles if b.space is Space.SHARED and b.is_static)
-    alone = prod(kernel.threads) <= WARPGROUP
+    alone = consuming_warps(kernel) <= GROUP
     room = target.chip.shared // (2 if alone else 1) - ROOM - others
     if any(isinstance(op, Gemm) for op in walk_ops(loop)):
         room -= STAGED

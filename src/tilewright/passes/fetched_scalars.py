@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from tilewright.ir.buffer import Buffer, Space, element
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Expr, Load, Var, const
+from tilewright.ir.expr import Expr, Load, Var, const, walk
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -91,7 +91,7 @@ def known_scalars(kernel: Kernel, fetches: Iterable[Atomic], written: set[str]) 
     known = set(allocs)
 
     def is_known(e: Expr) -> bool:
-        for node in _nodes(e):
+        for node in walk(e):
             if isinstance(node, Var) and node in unknown:
                 return False
             if isinstance(node, Var) and node in lets and not is_known(lets[node]):
@@ -114,12 +114,6 @@ def known_scalars(kernel: Kernel, fetches: Iterable[Atomic], written: set[str]) 
         if not lost:
             return known
         known -= lost
-
-
-def _nodes(e: Expr) -> Iterable[Expr]:
-    yield e
-    for child in e.children:
-        yield from _nodes(child)
 
 
 @dataclass

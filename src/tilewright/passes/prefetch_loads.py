@@ -14,7 +14,7 @@ Behind the last iteration it reads what is not needed, or zeros outside the tens
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 from tilewright.ir.buffer import Buffer, Space, whole
@@ -31,10 +31,8 @@ from tilewright.ir.op import (
     Program,
     Role,
     Store,
-    View,
     bound,
     walk_ops,
-    written_buffers,
 )
 from tilewright.ir.rewrite import (
     fresh_name,
@@ -46,7 +44,7 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import at_line, because
-from tilewright.passes.rings import leaves_early
+from tilewright.passes.rings import leaves_early, written_by
 
 MOST = 20  # registers of a thread for what a nest loads early
 ROWS = 256  # elements of a vector that several threads hold,
@@ -60,7 +58,7 @@ def prefetch_loads(program: Program, target: Target) -> Program:
     def one(kernel: Kernel) -> Kernel:
         if any(isinstance(op, Role) for op in walk_ops(kernel)):
             return kernel
-        work = _Prefetch(kernel, names)
+        work = _Prefetch(kernel, names, written_by(kernel))
         return rebuild(kernel, body=map_body(kernel.body, work.loop))
 
     return map_kernels(program, one)
@@ -95,15 +93,7 @@ class _Early:
 class _Prefetch:
     kernel: Kernel
     names: set[str]
-    written: set[Buffer] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        ops = list(walk_ops(self.kernel.body))
-        self.written = {b for op in ops for b in written_buffers(op)}
-        views = [op for op in ops if isinstance(op, View)]
-        for view in (*views, *reversed(views)):
-            if {view.buffer, view.source} & self.written:
-                self.written |= {view.buffer, view.source}
+    written: set[str]
 
     def loop(self, op: Op) -> Body | None:
         if not isinstance(op, For) or op.kind != "pipelined" or op.stages < 2:
@@ -155,7 +145,8 @@ class _Prefetch:
             read = loads(e)
             if not any(turn in variables(x) for x in read):
                 return False
-            if any(x.buffer.space is not Space.GLOBAL or x.buffer in self.written for x in read):
+            tensors = [x.buffer for x in read]
+            if any(b.space is not Space.GLOBAL or b.name in self.written for b in tensors):
                 return False
             return not (variables(e) & inner) - set(op.vars) and e.dtype.bits >= 8
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tilewright.ir.buffer import AnyLayout, Buffer, Region
+from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space
 from tilewright.ir.expr import (
     Const,
     Expr,
@@ -29,6 +29,7 @@ from tilewright.ir.op import (
     Kernel,
     Op,
     Store,
+    View,
     While,
     bodies,
     marked,
@@ -58,6 +59,17 @@ def touched_in(op: Op) -> Iterator[tuple[Buffer, bool]]:
 
 def written_in(body: Iterable[Op]) -> set[str]:
     return {buffer.name for op in body for buffer, writes in touched_in(op) if writes}
+
+
+def written_by(kernel: Kernel) -> set[str]:
+    """Buffers that the kernel writes, tensors also under the names of their views."""
+    found = written_in(kernel.body)
+    shows: dict[str, str] = {}  # views of tensors, and the tensors
+    for op in walk_ops(kernel):
+        if isinstance(op, View) and op.source.space is Space.GLOBAL:
+            shows[op.buffer.name] = shows.get(op.source.name, op.source.name)
+    changed = {shows.get(name, name) for name in found}
+    return found | changed | {view for view, tensor in shows.items() if tensor in changed}
 
 
 def mentioned(op: Op) -> set[str]:

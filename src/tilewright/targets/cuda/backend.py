@@ -248,7 +248,14 @@ def lower(program: Program, target: Target) -> Trace:
         left = [(name, less) for name, less in ROOMY if target.choice(name) == "auto"]
         if scheduled or not left:
             raise
-        return lower(program, target.choosing(*left[0]))
+        name, less = left[0]
+        trace = lower(program, target.choosing(name, less))
+        for kernel in program.kernels:
+            key = kernel.name, "given up"
+            before = trace.reasons.get(key)
+            said = f"{name}={less}" + (f", {before}" if before else ", for shared memory")
+            trace.reasons[key] = said
+        return trace
     for kernel in trace.result.kernels:
         check_grid(kernel)
     return trace
