@@ -85,7 +85,7 @@ test-gpu-%:
 	$(if $(TESTS_$*),$(call step,pytest -m gpu: $*,PYTHONPATH=src:. $(AT_MOST) $(GPU_PY) -m pytest -q -m gpu $(GPU_SIDE) $(TESTS_$*),),@echo "==> pytest -m gpu: $*: no such tests")
 
 MEMORY := softmax rms_norm layer_norm rms_norm_silu cross_entropy swiglu transpose
-FAMILY ?= gemm gemm_more derived_gemm derived_attention derived_mla derived_parts attention attention_64 mla softmax host_cost $(addprefix memory_,$(MEMORY))
+FAMILY ?= gemm gemm_more derived_gemm derived_attention derived_mla derived_parts attention_backward attention attention_64 mla softmax host_cost $(addprefix memory_,$(MEMORY))
 # Files of others that take turns with ours: Triton's 09-persistent-matmul.py, 02-fused-softmax.py and
 # 05-layer-norm.py, TileLang's example_mla_decode.py
 TRITON_TUTORIAL   ?=
@@ -104,6 +104,7 @@ BENCH_derived_attention := derived.py --products --decodes
 BENCH_derived_mla       := derived.py --products --attentions $(if $(TILELANG_MLA),--tilelang-mla $(TILELANG_MLA))
 BENCH_derived_parts     := derived.py --parts --products 8192x8192x8192 4096x4096x4096 \
                            --attentions 2x16x8192x128 2x16x8192x64 --decodes 128x128x8192
+BENCH_attention_backward := attention_backward.py
 BENCH_host_cost    := host_cost.py
 # tune_softmax and so on race our own sizes; not part of the default
 $(foreach kernel,$(MEMORY),$(eval BENCH_memory_$(kernel) := memory_bound.py --kernels $(kernel)))
