@@ -61,8 +61,9 @@ TILES = (
     ({"block_N": 256, "stages": 4}, 2),
     ({"block_N": 256, "stages": 3}, 1),
     ({"block_N": 192, "stages": 4}, 1),
-    ({"block_N": 128, "stages": 5}, 1),
+    ({"block_N": 128, "stages": 6}, 1),
 )
+PART_TILES = (TILES[0], TILES[3])  # shared by two warpgroups, and one for each
 FLASH = {
     128: ({"block_N": 128}, {"block_N": 176}),
     64: (
@@ -77,6 +78,7 @@ PARTS = {
     "without roles": "-roles=off",
     "without cut loops": "-split=off",
     "without persistence": "-persistent=off",
+    "without ping-pong": "-consumers=cooperative",
     "in plain order": "-order=plain",
     "with skew": "-skew=on",
     "with skew and turns": "-skew=on -turns=on",
@@ -135,7 +137,7 @@ def product(m: int, n: int, k: int, runs: int, parts: bool, triton: bool, tilela
             sets.append((*product_inputs(m, n, k), c))
         for name, target in sources(parts).items():
             made = {}
-            for t, cluster in TILES[:1] if parts else TILES:
+            for t, cluster in PART_TILES if parts else TILES:
                 on = target if cluster == 1 else f"{target} -cluster={cluster}"
                 kernel = gemm_relu.on(on)(m, n, k, dtype="bfloat16", threads=256, **t)
                 made[f"{label(t)} cluster={cluster}"] = kernel

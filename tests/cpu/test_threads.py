@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.cpu.common import check, compiled, draw
+from tests.cpu.common import both, check, compiled, draw
 from tilewright.support.errors import CompileError
 
 
@@ -313,4 +313,7 @@ def test_results_of_atomics_as_places(threads):
         threads=f"tx in {threads}",
     )
     zero = np.zeros(threads, np.int32)
-    check(text, {"A": draw(threads, "int32"), "N": np.zeros(1, np.int32), "C": zero})
+    args = {"A": draw(threads, "int32"), "N": np.zeros(1, np.int32), "C": zero}
+    got, want = both(text, args)
+    # who comes first is nobody's promise: warps of a GPU run in any order
+    assert got["N"] == want["N"] and sorted(got["C"]) == sorted(want["C"])

@@ -11,12 +11,15 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tilewright import interp
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
-from tilewright.support.errors import CompileError
-from tilewright.targets.cuda.backend import CudaKernel, compile_program
+from tilewright.ir.verify import Stage
+from tilewright.passes.pipeline import run_pipeline
+from tilewright.targets.cuda.backend import PIPELINE, CudaKernel, compile_program
 from tilewright.targets.cuda.sass import disassemble
 from tilewright.targets.cuda.sm90a import INSTRUCTIONS, fields_of, instruction
 
@@ -143,20 +146,38 @@ def test_no_scheduled_program_is_left_out():
     assert programs == set(NAMES)
 
 
-def test_what_is_not_lowered_is_refused_with_its_line():
+def test_instances_of_a_role_exchange_each_for_itself():
     text = """program p {
+      param A: float32[2, 64, 2] global
       kernel main grid bx in 1 threads tx in 256 {
         role r warps 0 + 8 instances=2 var=g {
           alloc x: float32[64, 2] fragment layout="frag{tile=(64,2) tv=(128,1):(1,0)}"
-          fill x = 1.0
-          scan max x -> x dim 0
+          alloc y: float32[2] fragment layout="frag{tile=(2) tv=((2,64),1):((1,0),0)}"
+          for turn in 0 .. 3 {
+            copy A[g, :, :] -> x atom=threads
+            scan sum x -> x dim 0
+            reduce max x -> y dim 0
+            map (i, j) in (64, 2) layout="frag{tile=(64,2) tv=(128,1):(1,0)}" {
+              x[i, j] = x[i, j] - y[j]
+            }
+            copy x -> A[g, :, :] atom=threads
+          }
         }
       }
     }
     """
-    with pytest.raises(CompileError, match="one of several role instances") as error:
-        compile_program(parse_program(text, "scan.tw"), Target.parse("cuda"))
-    assert error.value.loc is not None and error.value.loc.line == 6
+    program, target = parse_program(text, "scan.tw"), Target.parse("cuda")
+    assert compile_program(program, target).compiled.problems() == []
+    given = np.random.default_rng(1).integers(-9, 9, (2, 64, 2)).astype(np.float32)
+    want = given.copy()
+    for _ in range(3):
+        want = np.cumsum(want, axis=1)
+        want -= want.max(axis=1, keepdims=True)
+    code = run_pipeline(program, target, PIPELINE, stage=Stage.LAID_OUT).result
+    for seed in range(4):
+        args = {"A": given.copy()}
+        interp.run_threads(code, args, seed=seed)
+        assert (args["A"] == want).all()
 
 
 @pytest.mark.parametrize("name", NAMES)

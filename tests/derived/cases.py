@@ -26,6 +26,8 @@ PROGRAMS = {
     "gemm": "gemm_relu(M=64, N=64, K=144, block_M=64, block_N=64, block_K=16, stages=3)",
     "gemm_two_warpgroups": "gemm_relu(M=128, N=64, K=112, block_M=128, block_N=64, block_K=16, "
     "threads=256, stages=3)",
+    "gemm_dealt": "gemm_relu(M=384, N=64, K=112, block_M=64, block_N=64, block_K=16, "
+    "threads=256, stages=3)",
     "gemm_pairs": "gemm_relu(M=512, N=64, K=112, block_M=128, block_N=64, block_K=16, "
     "threads=256, stages=3)",
     "attention": "flash_attention(batch=1, heads=1, kv_heads=1, seq_q=64, seq_kv=448, dim=64)",
@@ -42,6 +44,7 @@ TARGETS = {
     "roles": "cuda -roles=on -skew=off -turns=off",
     "all": "cuda -roles=on -skew=on -turns=on -persistent=on",
     "pairs": "cuda -roles=on -cluster=2 -persistent=on",
+    "dealt": "cuda -roles=on -persistent=on -consumers=pingpong",
     "sm_80": "cuda -arch=sm_80",
 }
 ON_SM_80 = ("gemm",)  # what `cp.async` fills; thread code of it takes its time

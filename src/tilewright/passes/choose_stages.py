@@ -15,7 +15,7 @@ from tilewright.ir.op import Alloc, Copy, For, Gemm, Kernel, Op, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import because
-from tilewright.passes.roles import GROUP, consuming_warps
+from tilewright.passes.roles import dealt_to, warpgroups
 from tilewright.passes.stage_stores import PIECE, ROOM
 from tilewright.passes.unit_times import BYTES_PER_CYCLE, LATENCY, cycles
 
@@ -50,10 +50,10 @@ def _stages(kernel: Kernel, loop: For, target: Target) -> int:
         return 0
     allocs = {op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)}
     others = sum(b.bytes for b in allocs - tiles if b.space is Space.SHARED and b.is_static)
-    alone = consuming_warps(kernel) <= GROUP
+    alone = warpgroups(kernel) <= 1
     room = target.chip.shared // (2 if alone else 1) - ROOM - others
     if any(isinstance(op, Gemm) for op in walk_ops(loop)):
-        room -= STAGED
+        room -= STAGED * dealt_to(kernel)
     fits = max(room // slot, 1)
     work = [op for op in loop.body if not (isinstance(op, Copy) and op.dst.buffer in tiles)]
     products = sum(cycles(op) for op in work if isinstance(op, Gemm))

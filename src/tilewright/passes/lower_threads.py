@@ -193,7 +193,10 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
     )
     start = list(_first_turn(low, op))
     low.touched = low.fenced = False
+    before = len(low.exchanges)
     body = low.body(op.body)
+    if op.var is not None:
+        body = low.apart(body, op.var, before)
     low.instance, low.ranges = outer, outer_ranges
     used = {v for inner in walk_ops(body) for e in expressions(inner) for v in variables(e)}
     if leader in used or solo:

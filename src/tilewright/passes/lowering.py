@@ -5,7 +5,7 @@ matrix instructions are under way."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -70,6 +70,7 @@ from tilewright.passes.addresses import (
     shared_layout,
     swizzle_expr,
 )
+from tilewright.passes.rings import slots_of, slotted
 from tilewright.passes.widen import widened
 from tilewright.support.errors import CompileError, Loc, at
 
@@ -124,10 +125,11 @@ class TensorMap:
 @dataclass(frozen=True)
 class Exchange:
     """What warps tell each other goes through `buffer`; `before`: the barrier in front of its
-    writes."""
+    writes; `instances`: of their role, each with a part of the buffer."""
 
     buffer: Buffer
     before: Op | None
+    instances: int = 1
 
 
 @dataclass
@@ -260,18 +262,22 @@ class Lowering:
         """A shared array that the instance's threads may write now, once they have done what is
         returned besides: a barrier, which `settle_scratch` takes out again where none is needed.
         They `join` before they read it."""
-        if self.instance.instances > 1:
-            raise CompileError(
-                "an exchange between the warps of one of several role instances is not lowered",
-                loc=loc,
-                fix="copy through a shared buffer of the program, with a named barrier",
-            )
         name = self.var("scratch").name
         found = Buffer(name, (const(count),), kind, Space.SHARED)
         self.buffers[name] = found
         met = self.join(loc)
-        self.exchanges.append(Exchange(found, met[0] if met else None))
+        self.exchanges.append(Exchange(found, met[0] if met else None, self.instance.instances))
         return found, met
+
+    def apart(self, body: Body, instance: Var, first: int) -> Body:
+        """`body` of one of several instances, the arrays of its exchanges, those from `first` on,
+        one for each."""
+        several = {}
+        for k, each in enumerate(self.exchanges[first:], first):
+            slots = slots_of(each.buffer, each.buffer.name, each.instances)
+            several[slots.name] = self.buffers[slots.name] = slots
+            self.exchanges[k] = replace(each, buffer=slots)
+        return tuple(slotted(op, several, instance) for op in body)
 
     def join(self, loc: Loc | None) -> Body:
         """All threads of the instance meet."""

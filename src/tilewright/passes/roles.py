@@ -68,6 +68,7 @@ WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 REGISTERS = {2: (24, 240), 3: (32, 160)}
 LAUNCHES = ("pdl_wait", "pdl_launch")
 NAMED = 1  # the barrier on which consumers meet
+DEALT = "dealt"  # the hint for kernels whose tiles go to several warpgroups (`deal_tiles`)
 
 
 def by_hand(kernel: Kernel) -> bool:
@@ -77,6 +78,17 @@ def by_hand(kernel: Kernel) -> bool:
 
 def consuming_warps(kernel: Kernel) -> int:
     return prod(kernel.threads) // WARP
+
+
+def dealt_to(kernel: Kernel) -> int:
+    """Warpgroups that the kernel's tiles are to be dealt out to, each a tile at a time."""
+    found = [op for op in kernel.body if isinstance(op, Hint) and op.name == DEALT]
+    return int(found[0].detail[0]) if found else 1
+
+
+def warpgroups(kernel: Kernel) -> int:
+    """Those that compute."""
+    return consuming_warps(kernel) // GROUP * dealt_to(kernel)
 
 
 class NoProducer(Exception):
@@ -109,7 +121,7 @@ Fills: TypeAlias = dict[int, list[Op]]  # by the statement that they stand for; 
 def why_not_worth(kernel: Kernel) -> str | None:
     """What speaks against a producer that could be had: measured on an H200, attention of one
     warpgroup loses a quarter to it (a block less is resident), of two it gains as much."""
-    if consuming_warps(kernel) < 2 * GROUP:
+    if warpgroups(kernel) < 2:
         return "one warpgroup computes, and a producer costs a resident block"
     loops = [op for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "pipelined"]
     inside = [op for loop in loops for op in walk_ops(loop.body)]
@@ -345,7 +357,7 @@ def _parted(kernel: Kernel) -> Kernel:
         common = (
             isinstance(op, BarrierInit)
             or (isinstance(op, Fence) and op.kind == "barrier_init")
-            or (isinstance(op, Hint) and op.name == SLOTS)
+            or (isinstance(op, Hint) and op.name in (SLOTS, DEALT))
         )
         memory = (
             isinstance(op, Alloc)

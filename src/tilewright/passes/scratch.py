@@ -109,7 +109,10 @@ def _aligned(size: int, unit: int) -> int:
 
 def _turns(exchanges: Sequence[Exchange], mine: Sequence[int], count: int) -> dict[int, int]:
     """The place of each exchange, one of `count` in turn; large ones have the first for
-    themselves."""
+    themselves. Instances of a role do not meet: nothing takes turns with what another of them may
+    be using."""
+    if any(exchanges[n].instances > 1 for n in mine):
+        return {n: k for k, n in enumerate(mine)}
     large = {n for n in mine if exchanges[n].buffer.bytes > SMALL}
     first = 1 if large and count > 1 else 0
     small = [n for n in mine if n not in large]

@@ -46,6 +46,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.bulk_rules import bulk_eligible
+from tilewright.passes.roles import dealt_to
 
 LEAST = 64 * 64  # elements of a tile that is worth the trip
 ROOM = 2048  # bytes left for barriers, scratch and alignment
@@ -65,7 +66,7 @@ class Staging:
 
 def stage_stores(program: Program, target: Target) -> Program:
     """`program` with staging tiles in front of the stores of accumulators, where there is room:
-    for the whole tile, or for pieces of its columns that take turns in two."""
+    for the whole tile, or for pieces of its columns that take turns in two, or one."""
     names = program_names(program)
 
     def one(kernel: Kernel) -> Kernel:
@@ -73,7 +74,7 @@ def stage_stores(program: Program, target: Target) -> Program:
             return kernel
         ranges = {id(op): r for op, r in scope.walk_ranges(kernel, program.dims)}
         spread = _by_matrix(kernel)
-        left = target.chip.shared - ROOM - planned_bytes(kernel)
+        left = (target.chip.shared - ROOM - planned_bytes(kernel)) // dealt_to(kernel)
 
         def rule(op: Op) -> Op | Body | None:
             nonlocal left
@@ -85,8 +86,7 @@ def stage_stores(program: Program, target: Target) -> Program:
             if found is None or len(found.shape) != 2 or prod(found.shape) < LEAST:
                 return None
             rows, columns = found.shape
-            for width in (columns, PIECE):
-                count = min(columns // width, 2)
+            for width, count in ((columns, 1), (PIECE, 2), (PIECE, 1)):
                 size = rows * width * found.dtype.bits // 8
                 if columns % width or size * count > left:
                     continue

@@ -27,7 +27,7 @@ from tilewright.ir.verify import Stage
 from tilewright.passes.pipeline import run_pipeline
 from tilewright.support import env
 from tilewright.support.errors import CompileError, RunError, TilewrightError
-from tilewright.targets.cuda.backend import PIPELINE, SCHEDULE
+from tilewright.targets.cuda.backend import PIPELINE, SCHEDULE, run_passes
 from tilewright.tools.fuzz import Worker
 from tilewright.tools.fuzz_check import Verdict, _internal
 from tilewright.tools.schedule_subjects import Subject, draw_program, legal, subject
@@ -119,7 +119,7 @@ def scheduled(program: Program, target: Target, multiprocessors: int = 2) -> Pro
     """The program after the last pass that decides anything, for a chip that is small enough for
     blocks to walk over several tiles of small grids."""
     with _small_chips(multiprocessors):
-        return run_pipeline(program, target, SCHEDULE, stage=Stage.TILE).result
+        return run_passes(program, target, SCHEDULE, Stage.TILE).result
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from tilewright.passes.choose_products import choose_products
 from tilewright.passes.choose_stages import choose_stages
 from tilewright.passes.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.passes.count_stores import count_stores
+from tilewright.passes.deal_tiles import ABOUT as TILES
+from tilewright.passes.deal_tiles import NotDealt, deal_tiles, own_tiles
 from tilewright.passes.drop_placement import drop_placement
 from tilewright.passes.hoist_views import hoist_views
 from tilewright.passes.infer_layouts import infer_layouts
@@ -85,6 +87,7 @@ SCHEDULE = (
     Pass("announce_barriers", announce_barriers, "any time: derived ones are announced"),
     Pass("use_fast_functions", use_fast_functions, "any time: it changes expressions only"),
     Pass("hoist_views", hoist_views, "before anything moves the copies of what they show"),
+    Pass("own_tiles", own_tiles, "before anything asks how many threads share a tile"),
     Pass("choose_stages", choose_stages, "before anything asks how deep loops run ahead"),
     Pass(
         "reduce_by_atomics",
@@ -186,6 +189,13 @@ SCHEDULE = (
         whole_program=True,
     ),
     Pass(
+        "deal_tiles",
+        deal_tiles,
+        "behind part_roles: a warpgroup's code is whole, and is given to several",
+        Stage.LAID_OUT,
+        whole_program=True,
+    ),
+    Pass(
         "take_turns",
         take_turns,
         "last: every product stands where it stays, with its waits and commits",
@@ -242,7 +252,7 @@ def lower(program: Program, target: Target) -> Trace:
     steps = (LABEL, *PIPELINE) if scheduled else (LABEL, *SCHEDULE, *PIPELINE)
     stage = Stage.LAID_OUT if scheduled else Stage.TILE
     try:
-        trace = run_pipeline(program, target, steps, stage=stage)
+        trace = run_passes(program, target, steps, stage)
     except TooMuchShared:
         # the text may fit where what was chosen for speed does not
         left = [(name, less) for name, less in ROOMY if target.choice(name) == "auto"]
@@ -259,6 +269,19 @@ def lower(program: Program, target: Target) -> Trace:
     for kernel in trace.result.kernels:
         check_grid(kernel)
     return trace
+
+
+def run_passes(program: Program, target: Target, steps: tuple[Pass, ...], stage: Stage) -> Trace:
+    """The program after every step; warpgroups share tiles where these cannot be dealt out."""
+    try:
+        return run_pipeline(program, target, steps, stage=stage)
+    except NotDealt as error:
+        trace = run_pipeline(
+            program, target.choosing("consumers", "cooperative"), steps, stage=stage
+        )
+        for kernel in program.kernels:
+            trace.reasons[kernel.name, TILES] = f"shared: {error}"
+        return trace
 
 
 @cache

@@ -1,0 +1,364 @@
+"""Warpgroups with tiles of their own: one stores a result while another multiplies (ping-pong).
+
+Consumers usually share a tile, and all of them store it at the same time: the tensor core rests.
+`own_tiles` has each warpgroup compute a tile whole, as a kernel of one warpgroup would; when all
+other passes are through, `deal_tiles` deals the iterations of the persistent loop out to several
+such warpgroups. One ring feeds them all, in the order of the tiles.
+
+    for tile in … {
+      if turn % 2 == group { wait order[group]; products; arrive order[next]; store } else { skip }
+      turn = turn + 1
+    }
+
+A warpgroup begins when the one before it has waited for its last slot. It keeps the tensor core to
+one of them at a time, and it must: a phase has one bit, so a wait for a slot tells the fill that it
+means from the one before it, not from earlier ones.
+
+To skip a tile is to count what its owner uses of the rings: the loops and guards around the
+counters, without the work. Tiles of shared memory that consumers fill are one per warpgroup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from tilewright.ir.buffer import Buffer, Region, Space, element, whole
+from tilewright.ir.dtype import BARRIER, INT32
+from tilewright.ir.expr import (
+    TRUE,
+    Const,
+    Expr,
+    Load,
+    Var,
+    binary,
+    cast,
+    compare,
+    const,
+    loads,
+    variables,
+)
+from tilewright.ir.op import (
+    Alloc,
+    Arrive,
+    BarrierInit,
+    Body,
+    Copy,
+    Fence,
+    Fill,
+    For,
+    Gemm,
+    Hint,
+    If,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Program,
+    Reduce,
+    Relayout,
+    Role,
+    Scan,
+    Store,
+    Sync,
+    Wait,
+    WaitGroup,
+    expressions,
+    read_buffers,
+    walk_ops,
+)
+from tilewright.ir.rewrite import fresh_name, map_kernels, map_ops, program_names, rebuild
+from tilewright.ir.simplify import simplify
+from tilewright.ir.target import Target
+from tilewright.passes.matrix_tiles import split_of
+from tilewright.passes.persist_blocks import worth_it
+from tilewright.passes.placed import is_placed
+from tilewright.passes.reasons import because
+from tilewright.passes.rings import mentioned, slots_of, slotted, touched_in, written_by
+from tilewright.passes.roles import (
+    CONSUMER,
+    DEALT,
+    GROUP,
+    NAMED,
+    PRODUCER,
+    REGISTERS,
+    WARP,
+    NoProducer,
+    Slice,
+    dealt_to,
+    why_not,
+)
+from tilewright.passes.stage_stores import planned_bytes
+
+ABOUT = "tiles of warpgroups"
+PLAIN = 40  # registers of a thread for addresses and counters
+
+
+class NotDealt(Exception):
+    """What keeps warpgroups from having tiles of their own, in words."""
+
+
+def own_tiles(kernel: Kernel, target: Target) -> Kernel:
+    """A kernel whose tiles are to be dealt out, as one of a single warpgroup."""
+    told = target.choice("consumers")
+    if told == "cooperative" or not any(isinstance(op, Gemm) for op in walk_ops(kernel)):
+        return kernel
+    count = max(2, prod(kernel.threads) // (WARP * GROUP))
+    hint = Hint(DEALT, detail=(str(count),), loc=kernel.loc)
+    dealt = replace(kernel, threads=(WARP * GROUP,), body=(hint, *kernel.body))
+    against = "as asked for" if is_placed(kernel) else why_not(kernel)
+    if against is None and told == "auto":
+        against = _not_worth(kernel, dealt, count, target)
+    if against is not None:
+        because(kernel.name, ABOUT, f"shared: {against}")
+        return kernel
+    because(kernel.name, ABOUT, f"dealt out to {count}: one multiplies while another stores")
+    return dealt
+
+
+def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str | None:
+    """What speaks against it. On an H200, products of 128×128 and 128×192 tiles gain 1 to 3 % for
+    long K, 5 to 15 % for K of 2048 and less. Single warpgroups of which two blocks share a
+    multiprocessor store under each other's products anyway; with half the slots they would lose."""
+    walks = any(isinstance(op, For) and op.kind == "persistent" for op in kernel.body)
+    if not walks and not worth_it(dealt, target)[0]:
+        return "blocks do not stay for a second tile"
+    loops = [op for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "pipelined"]
+    inside = [op for loop in loops for op in walk_ops(loop.body)]
+    if any(isinstance(op, (Map, Reduce, Scan, Relayout)) for op in inside):
+        return "threads compute between products"
+    for op in inside:
+        split = split_of(op, WARP * GROUP, target) if isinstance(op, Gemm) else None
+        if isinstance(op, Gemm) and (split is None or split.atom != "wgmma"):
+            return "one warpgroup has no instruction for a whole tile"
+    allocs = [op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)]
+    held = sum(b.bytes for b in allocs if b.space is Space.FRAGMENT and b.is_static)
+    registers, room = held // (4 * WARP * GROUP), REGISTERS[count][1] - PLAIN
+    if registers > room:
+        return f"a whole tile takes {registers} registers of a thread, {room} are free"
+    said = all(loop.stages >= 0 for loop in loops)
+    alone = prod(kernel.threads) <= WARP * GROUP and said
+    if alone and 2 * planned_bytes(kernel) <= target.chip.shared_per_sm:
+        return "two blocks share a multiprocessor"
+    return None
+
+
+def deal_tiles(program: Program, target: Target) -> Program:
+    """Kernels that `own_tiles` has chosen: their tiles dealt out."""
+    names = program_names(program)
+
+    def one(kernel: Kernel) -> Kernel:
+        count = dealt_to(kernel)
+        return kernel if count == 1 else _dealt(kernel, count, names)
+
+    return map_kernels(program, one)
+
+
+def _dealt(kernel: Kernel, count: int, names: set[str]) -> Kernel:
+    roles = {op.name: op for op in kernel.body if isinstance(op, Role)}
+    if roles.keys() != {CONSUMER, PRODUCER}:
+        raise NotDealt("no producer fills their rings")
+    consumer, producer = roles[CONSUMER], roles[PRODUCER]
+    before, loop, behind = _parts(consumer.body)
+    _check(before, loop, behind)
+    group = Var(fresh_name("group", names))
+    turn = Buffer(fresh_name(f"{loop.var.name}_turn", names), (), INT32, Space.LOCAL)
+    mine = compare("==", Load(turn, ()) % count, group)
+    order = Buffer(fresh_name("order", names), (const(count),), BARRIER, Space.BARRIER)
+    passed = Arrive(
+        element(order, (group + 1) % count), count=const(consumer.warps), by="warps", loc=loop.loc
+    )
+    began = Wait(element(order, group), (Load(turn, ()) - 1) // count % 2, loc=loop.loc)
+    tile = (began, *_passed_on(loop.body, set(_barriers(producer.body)), passed))
+    body = (
+        If(mine, tile, _skipped(kernel, before, loop, names), loc=loop.loc),
+        Store(turn, (), Load(turn, ()) + 1, loc=loop.loc),
+    )
+    dealt = (*before, Alloc(turn, const(0), loc=loop.loc), rebuild(loop, body=body), *behind)
+    own = _own_memory(consumer, producer, count)
+    moved = REGISTERS.get(count, (None, None))
+    warps = consumer.warps * count
+    each = tuple(_for_group(op, own, group) for op in dealt)
+    new = {
+        CONSUMER: replace(
+            consumer, warps=warps, body=each, instances=count, var=group, registers=moved[1]
+        ),
+        PRODUCER: replace(producer, first=warps, registers=moved[0]),
+    }
+    rest: list[Op] = [Alloc(order, loc=kernel.loc)]
+    for op in kernel.body:
+        if isinstance(op, Fence) and op.kind == "barrier_init":
+            rest.append(BarrierInit(whole(order), const(consumer.warps), loc=kernel.loc))
+        if not (isinstance(op, Hint) and op.name == DEALT):
+            rest.append(new[op.name] if isinstance(op, Role) else _widened(op, own))
+    return rebuild(kernel, threads=((warps + producer.warps) * WARP,), body=tuple(rest))
+
+
+def _passed_on(body: Body, rings: set[str], passed: Op) -> Body:
+    """`body` with `passed` behind the last statement that waits for a slot, once on every path."""
+    waits = [
+        k
+        for k, op in enumerate(body)
+        if any(isinstance(i, Wait) and i.barrier.buffer.name in rings for i in walk_ops(op))
+    ]
+    last = waits[-1] if waits else -1
+    op = body[last] if waits else None
+    if isinstance(op, If):
+        sides = (_passed_on(side, rings, passed) for side in (op.then, op.orelse))
+        then, orelse = sides
+        return (*body[:last], rebuild(op, then=then, orelse=orelse), *body[last + 1 :])
+    return (*body[: last + 1], passed, *body[last + 1 :])
+
+
+def _parts(body: Body) -> tuple[Body, For, Body]:
+    """What stands before the loop over tiles, the loop, what stands behind it."""
+    loops = [k for k, op in enumerate(body) if isinstance(op, For) and op.kind == "persistent"]
+    if len(loops) != 1:
+        raise NotDealt("every block has one tile" if not loops else "several loops walk over tiles")
+    loop = body[loops[0]]
+    assert isinstance(loop, For)
+    return body[: loops[0]], loop, body[loops[0] + 1 :]
+
+
+def _check(before: Body, loop: For, behind: Body) -> None:
+    """Tiles must be independent of each other."""
+    if not all(isinstance(op, (Alloc, Let, Hint)) for op in before):
+        raise NotDealt("something is computed before the first tile")
+    if not all(isinstance(op, WaitGroup) for op in behind):
+        raise NotDealt("something is computed behind the last tile")
+    seen = {op.buffer.name for op in walk_ops(loop.body) if isinstance(op, Alloc)}
+    seen |= {op.buffer.name for op in before if isinstance(op, Alloc) and not op.buffer.shape}
+    _begin_anew(loop.body, seen)
+
+
+def _begin_anew(body: Body, seen: set[str]) -> set[str]:
+    """Buffers that `body` has given new values, those of `seen` among them; all it uses must be."""
+    seen = set(seen)
+    for op in body:
+        if isinstance(op, If):
+            then, orelse = (_begin_anew(side, seen) for side in (op.then, op.orelse))
+            seen |= then & orelse
+            continue
+        for buffer in {buffer for buffer, _ in touched_in(op) if buffer.name not in seen}:
+            if buffer.space in (Space.FRAGMENT, Space.LOCAL) and not _begins(op, buffer.name):
+                raise NotDealt(f"{buffer.name} may keep something from tile to tile")
+            seen.add(buffer.name)
+    return seen
+
+
+def _begins(op: Op, name: str) -> bool:
+    """Whether `op` gives a buffer all its elements anew."""
+    if isinstance(op, Gemm):
+        return op.c.buffer.name == name and op.c.is_whole and op.clear is TRUE
+    if not isinstance(op, (Fill, Copy)) or name in {b.name for b in read_buffers(op)}:
+        return False
+    return op.dst.buffer.name == name and op.dst.is_whole
+
+
+def _skipped(kernel: Kernel, before: Body, loop: For, names: set[str]) -> Body:
+    """What a tile does to the scalars that outlive it, and nothing else."""
+    lasting = {op.buffer.name for op in before if isinstance(op, Alloc) and not op.buffer.shape}
+    try:
+        part = Slice(names, written_by(kernel), lambda *_: {}, None, _deciding(loop, lasting))
+        return _folded(tuple(part.body(loop.body, {})))
+    except NoProducer as error:
+        raise NotDealt(str(error)) from None
+
+
+def _deciding(loop: For, lasting: set[str]) -> set[str]:
+    """`lasting` scalars, and those that decide what is stored to them."""
+    found = set(lasting)
+    lets = {op.var: op.value for op in walk_ops(loop.body) if isinstance(op, Let)}
+    while True:
+        asked: list[Expr] = []
+        for op in walk_ops(loop.body):
+            inner = (each for each in walk_ops(op) if isinstance(each, Store))
+            if any(each.buffer.name in found for each in inner):
+                asked += [op.value] if isinstance(op, Store) else expressions(op)
+        known: set[Var] = set()
+        while asked:
+            e = asked.pop()
+            found_here = {x.buffer.name for x in loads(e) if x.buffer.space is Space.LOCAL}
+            more = (variables(e) & lets.keys()) - known
+            known |= more
+            asked += [lets[v] for v in more]
+            found |= found_here
+        if found == lasting:
+            return found
+        lasting = set(found)
+
+
+def _folded(body: Body) -> Body:
+    """Loops that only count, as one step each."""
+    return tuple(_fold(op) for op in body)
+
+
+def _fold(op: Op) -> Op:
+    if isinstance(op, If):
+        return rebuild(op, then=_folded(op.then), orelse=_folded(op.orelse))
+    if not isinstance(op, For):
+        return op
+    inner = _folded(op.body)
+    if len(inner) == 1 and isinstance(each := inner[0], Store) and not each.indices:
+        here = Load(each.buffer, ())
+        more = simplify(each.value - here)
+        if isinstance(more, Const):
+            runs = binary("max", (op.stop - op.start + op.step - 1) // op.step, 0)
+            return rebuild(each, value=here + cast(runs * more, here.dtype))
+    return rebuild(op, body=inner)
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _barrier(op: Op) -> Region | None:
+    """The barrier that an op waits for, arrives at or has others arrive at."""
+    return getattr(op, "barrier", None)
+
+
+def _barriers(body: Body) -> dict[str, Buffer]:
+    found = (_barrier(inner) for op in body for inner in walk_ops(op))
+    return {r.buffer.name: r.buffer for r in found if r is not None}
+
+
+def _own_memory(consumer: Role, producer: Role, count: int) -> dict[str, Buffer]:
+    """Shared memory and barriers that only consumers touch: one for each warpgroup."""
+    theirs, met = mentioned(producer), _barriers(producer.body)
+    own = {
+        buffer.name: slots_of(buffer, buffer.name, count)
+        for op in consumer.body
+        for buffer, _ in touched_in(op)
+        if buffer.space is Space.SHARED and buffer.name not in theirs
+    }
+    for name, barrier in _barriers(consumer.body).items():
+        if name not in met:
+            (size,) = barrier.shape
+            own[name] = replace(barrier, shape=(size * count,))
+    return own
+
+
+def _for_group(op: Op, own: dict[str, Buffer], group: Var) -> Op:
+    """`op` for one warpgroup: with its memory, and barriers of its own."""
+
+    def one(each: Op) -> Op:
+        if isinstance(each, Sync) and each.scope == "named":
+            return rebuild(each, id=const(NAMED) + group)
+        barrier = _barrier(each)
+        if barrier is None or barrier.buffer.name not in own:
+            return each
+        (size,), (start,) = barrier.buffer.shape, barrier.starts
+        moved = Region(
+            own[barrier.buffer.name], (group * size + start,), barrier.extents, barrier.cta
+        )
+        return rebuild(each, barrier=moved)
+
+    tiles = {name: buffer for name, buffer in own.items() if buffer.space is Space.SHARED}
+    return one(map_ops(slotted(op, tiles, group), one))
+
+
+def _widened(op: Op, own: dict[str, Buffer]) -> Op:
+    if isinstance(op, (Alloc, Hint)) and op.buffer is not None and op.buffer.name in own:
+        return rebuild(op, buffer=own[op.buffer.name])
+    if isinstance(op, BarrierInit) and op.barrier.buffer.name in own:
+        return rebuild(op, barrier=whole(own[op.barrier.buffer.name]))
+    return op
