@@ -11,9 +11,9 @@ import tilewright as tw
 import tilewright.language as T
 from tilewright import interp
 from tilewright.ir.buffer import Space
-from tilewright.ir.op import Copy, Fence, Hint, Map, Sync, walk_ops
+from tilewright.ir.op import Copy, Fence, Hint, Map, Role, Sync, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
-from tilewright.ir.target import Target
+from tilewright.ir.target import CHIPS, Target
 from tilewright.ir.text import parse_program
 from tilewright.passes import reuse_shared as module
 from tilewright.passes.lifetimes import lifetimes
@@ -282,3 +282,70 @@ def test_its_text_can_be_read_again():
 def test_the_pass_is_listed_behind_the_waits():
     names = [step.name for step in SCHEDULE]
     assert names.index("reuse_shared") == names.index("insert_syncs") + 1
+
+
+# ── beside a producer ────────────────────────────────────────────────────────────────────────
+
+
+def product(n: int, blocks: int = 1):
+    """A tile that is loaded once, a ring, and a result that goes through a tile of its own."""
+
+    @T.prim_func
+    def product(
+        A: T.Tensor((blocks * 128, 64), "float16"),
+        B: T.Tensor((n, 64, 64), "float16"),
+        Y: T.Tensor((blocks * 128, 64), "float16"),
+    ):
+        with T.Kernel(blocks, threads=256) as b:
+            a = T.alloc_shared((128, 64), "float16")
+            t = T.alloc_shared((64, 64), "float16")
+            y = T.alloc_shared((128, 64), "float16")
+            acc = T.alloc_fragment((128, 64), "float32")
+            T.copy(A[b * 128, 0], a)
+            T.clear(acc)
+            for k in T.Pipelined(n, num_stages=2):
+                T.copy(B[k, :, :], t)
+                T.gemm(a, t, acc)
+            T.copy(acc, y)
+            T.copy(y, Y[b * 128, 0])
+
+    return product.program
+
+
+@pytest.fixture
+def tight(monkeypatch):
+    """A chip whose blocks have room for the tile and the ring, not for the result beside them."""
+    small = dataclasses.replace(CHIPS["sm_90a"], shared=36 * 1024, multiprocessors=1)
+    monkeypatch.setitem(CHIPS, "sm_90a", small)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_result_lies_over_what_it_was_made_of(n, blocks, tight):
+    program = product(n, blocks)
+    trace = lower(program, HOPPER.choosing("roles", "on"))
+    kernel = trace.after("part_roles").kernels[0]
+    assert [op.name for op in kernel.body if isinstance(op, Role)] == ["consumer", "producer"]
+    found = places(trace.after("reuse_shared").kernels[0])
+    assert found["y"] in (found["a"], found["t"])
+    want = run(program, threads=False)
+    rng = np.random.default_rng(0)
+    given = {
+        t.name: rng.integers(-9, 9, t.static_shape).astype(t.dtype.numpy) for t in program.tensors
+    }
+    for seed in range(5):
+        args = {name: value.copy() for name, value in given.items()}
+        interp.run_threads(trace.result, args, seed=seed)
+        np.testing.assert_array_equal(args["Y"], want)
+
+
+def test_blocks_that_stay_keep_their_tiles_apart(tight):
+    """A producer is at the next tile's while this one's result leaves."""
+    trace = lower(product(3, 3), HOPPER.choosing("roles", "on"))
+    assert "persistent=off" in trace.reasons["product", "given up"]
+    pinned = HOPPER.choosing("roles", "on").choosing("persistent", "on")
+    with pytest.raises(CompileError, match="more shared memory than a block has"):
+        lower(
+            product(3, 3),
+            pinned.choosing("turning", "off").choosing("depth", "least").choosing("stage", "off"),
+        )

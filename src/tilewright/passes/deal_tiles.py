@@ -158,6 +158,8 @@ def _dealt(kernel: Kernel, count: int, names: set[str]) -> Kernel:
     roles = {op.name: op for op in kernel.body if isinstance(op, Role)}
     if roles.keys() != {CONSUMER, PRODUCER}:
         raise NotDealt("no producer fills their rings")
+    if any(isinstance(op, Hint) and op.name == "place" for op in kernel.body):
+        raise NotDealt("shared tiles lie over one another")
     consumer, producer = roles[CONSUMER], roles[PRODUCER]
     before, loop, behind = _parts(consumer.body)
     _check(before, loop, behind)

@@ -5,10 +5,12 @@ behind the other, or when fewer bytes let more blocks share a multiprocessor. Ot
 is left as it is, and `place_shared` gives every buffer its own place.
 
 Only what the whole block touches in the order of the text is laid over something else: kernels
-with roles, placements or clusters, and buffers that threads touch each for itself, keep their own
-bytes. Barriers always do. Between the last use of one buffer and the first of the next, threads
-meet; where one of them is touched by the asynchronous proxy, behind a fence (`hazards` knows who
-shares bytes, and `insert_syncs` adds what is missing).
+with roles of their own, placements or clusters, and buffers that threads touch each for itself,
+keep their own bytes. Beside a derived producer that is done only where they would not fit
+otherwise: a result may lie over the tiles that it was made of, once the last of them has been read.
+Barriers always keep their bytes. Between the last use of one buffer and the first of the next,
+threads meet; where one of them is touched by the asynchronous proxy, behind a fence (`hazards`
+knows who shares bytes, and `insert_syncs` adds what is missing).
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from tilewright.passes.place_shared import (
     with_places,
 )
 from tilewright.passes.reasons import because
+from tilewright.passes.rings import mentioned
 from tilewright.support.errors import CompileError
 
 SCRATCH = 4096  # bytes that exchanges between warps may take behind everything else
@@ -60,14 +63,14 @@ def reuse_shared(kernel: Kernel, target: Target) -> Kernel:
         return kernel
     _, apart = stacked(kernel)
     drained = _drained(kernel)
-    lives = lifetimes(drained)
+    lives = _lives(drained)
     places, together = packed(drained, lives)
     if together >= apart:
         return kernel
     chip = target.chip
     room = apart + (SCRATCH if _exchanges(kernel) else 0)
     before, after = (_blocks(kernel, chip, n) for n in (apart, together))
-    if room <= chip.shared and after <= before:
+    if room <= chip.shared and (after <= before or _producers(kernel)):
         return kernel
     if together > chip.shared:
         raise _too_much(kernel, target, lives, tiles, together)
@@ -81,11 +84,27 @@ def reuse_shared(kernel: Kernel, target: Target) -> Kernel:
 
 
 def _in_order(kernel: Kernel) -> bool:
-    """Whether all warps run the same text, and nothing has a place yet."""
+    """Whether all warps but a derived producer's run the same text, and nothing has a place yet."""
     return not any(
-        isinstance(op, Role) or (isinstance(op, Hint) and op.name in ("ws", "place"))
+        (isinstance(op, Role) and not op.derived)
+        or (isinstance(op, Hint) and op.name in ("ws", "place"))
         for op in walk_ops(kernel)
     )
+
+
+def _producers(kernel: Kernel) -> list[Role]:
+    return [op for op in kernel.body if isinstance(op, Role) and op.derived]
+
+
+def _lives(kernel: Kernel) -> Lifetimes:
+    """Lives in the consumers' text. What a producer fills lives from the beginning: it runs ahead.
+    It ends with the consumers' last use, as they wait for every fill."""
+    fills = _producers(kernel)
+    rest = tuple(op for op in kernel.body if not (isinstance(op, Role) and op.derived))
+    lives = lifetimes(rebuild(kernel, body=rest) if fills else kernel)
+    for name in {name for role in fills for name in mentioned(role)} & lives.spans.keys():
+        lives.spans[name] = (0, lives.spans[name][1])
+    return lives
 
 
 def _drained(kernel: Kernel) -> Kernel:

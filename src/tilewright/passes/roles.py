@@ -357,7 +357,7 @@ def _parted(kernel: Kernel) -> Kernel:
         common = (
             isinstance(op, BarrierInit)
             or (isinstance(op, Fence) and op.kind == "barrier_init")
-            or (isinstance(op, Hint) and op.name in (SLOTS, DEALT))
+            or (isinstance(op, Hint) and op.name in (SLOTS, DEALT, "place"))
         )
         memory = (
             isinstance(op, Alloc)
