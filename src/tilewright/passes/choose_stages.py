@@ -28,14 +28,24 @@ def choose_stages(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with a number of stages for every pipelined loop."""
 
     def rule(op: Op) -> Op | None:
-        if not isinstance(op, For) or op.stages != UNSAID:
+        if not isinstance(op, For) or op.kind != "pipelined":
             return None
-        return rebuild(op, stages=_stages(kernel, op, target))
+        stages, why = _stages(kernel, op, target)
+        if op.stages == UNSAID:
+            because(kernel.name, op, why)
+            return rebuild(op, stages=stages)
+        if 0 < op.stages < stages:
+            told = (
+                f"{op.stages} stages, as the text says: {stages} would fit, and hide more of a load"
+            )
+            because(kernel.name, op, told)
+        return None
 
     return rebuild(kernel, body=map_body(kernel.body, rule))
 
 
-def _stages(kernel: Kernel, loop: For, target: Target) -> int:
+def _stages(kernel: Kernel, loop: For, target: Target) -> tuple[int, str]:
+    """As many as are worth it, and why."""
     tiles = {
         op.dst.buffer
         for op in loop.body
@@ -47,7 +57,7 @@ def _stages(kernel: Kernel, loop: For, target: Target) -> int:
     }
     slot = sum(tile.bytes for tile in tiles)
     if not slot:
-        return 0
+        return 0, "0 stages: nothing to load ahead"
     allocs = {op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)}
     others = sum(b.bytes for b in allocs - tiles if b.space is Space.SHARED and b.is_static)
     alone = warpgroups(kernel) <= 1
@@ -68,5 +78,4 @@ def _stages(kernel: Kernel, loop: For, target: Target) -> int:
     said = f"{stages} stages: a load takes {load:.0f} cycles, an iteration {busy:.0f}"
     if fits < wanted:
         said += f"; {wanted} would hide it, {fits} of {slot} bytes fit"
-    because(kernel.name, loop, said)
-    return stages
+    return stages, said
