@@ -43,6 +43,7 @@ from tilewright.ir.rewrite import (
     rebuild,
 )
 from tilewright.ir.target import Target
+from tilewright.passes.ahead import Ahead
 from tilewright.passes.reasons import at_line, because
 from tilewright.passes.rings import leaves_early, written_by
 
@@ -58,7 +59,8 @@ def prefetch_loads(program: Program, target: Target) -> Program:
     def one(kernel: Kernel) -> Kernel:
         if any(isinstance(op, Role) for op in walk_ops(kernel)):
             return kernel
-        work = _Prefetch(kernel, names, written_by(kernel))
+        gathered = Ahead(kernel, program, target).copies
+        work = _Prefetch(kernel, names, written_by(kernel), gathered)
         return rebuild(kernel, body=map_body(kernel.body, work.loop))
 
     return map_kernels(program, one)
@@ -94,6 +96,7 @@ class _Prefetch:
     kernel: Kernel
     names: set[str]
     written: set[str]
+    gathered: set[int]  # nests that run ahead themselves
 
     def loop(self, op: Op) -> Body | None:
         if not isinstance(op, For) or op.kind != "pipelined" or op.stages < 2:
@@ -110,7 +113,7 @@ class _Prefetch:
         for each in op.body:
             if isinstance(each, Let):
                 lets[each.var] = substitute(each.value, lets)
-            if not isinstance(each, Map) or each.layout is not None:
+            if not isinstance(each, Map) or each.layout is not None or id(each) in self.gathered:
                 body.append(each)
                 continue
             nest, found = self.nest(each, op.var, lets, inner)

@@ -216,6 +216,7 @@ ROOMY = (
     ("stage", "off"),
     ("persistent", "off"),
     ("roles", "off"),
+    ("gathers", "off"),
 )
 
 
