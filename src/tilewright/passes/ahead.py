@@ -63,9 +63,10 @@ from tilewright.passes.rings import (
 class Ahead:
     """`plans` of the kernel's pipelined loops, by their ids, and the ids of the `copies` in them.
 
-    `tensors` are the program's; `viewed` the buffers that have views or are some; `written` those
-    that the kernel writes, tensors also under other names. With `tiles` also the loop over tiles of
-    a persistent kernel has slots, one of each: for what its body loads outside other loops.
+    `tensors` are the program's, `mapped` what the bulk engine can load from; `viewed` the buffers
+    that have views or are some; `written` those that the kernel writes, tensors also under other
+    names. With `tiles` also the loop over tiles of a persistent kernel has slots, one of each: for
+    what its body loads outside other loops.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Ahead:
         self.tensors = {t.name for t in program.tensors}
         views = [op for op in walk_ops(kernel) if isinstance(op, View)]
         self.viewed = {b.name for op in views for b in (op.buffer, op.source)}
+        self.mapped = _mapped(program, views)
         self.written = written_by(kernel)
         self.copies: set[int] = set()
         self.common = Common(kernel)
@@ -248,11 +250,26 @@ class Ahead:
         # a tensor that this kernel writes is not read behind the threads' back
         if copy.src.buffer.name in self.written:
             return None, 0
-        bulk = Feature.BULK_COPY in features and copy.src.buffer.name in self.tensors
+        bulk = Feature.BULK_COPY in features and copy.src.buffer.name in self.mapped
         if bulk and copy.prefer != "cp_async" and all(bulk_eligible(c, r) for c, r in places):
             return BULK, 0
         width = min(cp_async_bytes(c, r) for c, r in places)
         return (CP_ASYNC, width) if Feature.CP_ASYNC in features and width else (None, 0)
+
+
+def _mapped(program: Program, views: Iterable[View]) -> set[str]:
+    """Tensors, and views of whole ones under another shape that a launch knows."""
+    found = {t.name: t for t in program.tensors}
+    known = {d.var for d in program.dims}
+    for op in views:
+        source, new = found.get(op.source.name), op.buffer
+        if source is None or source.strides is not None or new.strides is not None:
+            continue
+        sizes = [e for e in new.shape if not isinstance(e, Const)]
+        same = op.offset is const(0) and new.dtype == source.dtype and len(sizes) < 2
+        if same and all(variables(e) <= known and not loads(e) for e in sizes):
+            found[new.name] = new
+    return set(found)
 
 
 def _is_safe(load: Load, nest: Map) -> bool:

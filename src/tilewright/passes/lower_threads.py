@@ -489,7 +489,7 @@ def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Tar
     if _has_roles(kernel) or _reads(body, low.warp):
         start.append(Intrinsic("warp_index", (linear,), low.warp, loc=kernel.loc))
     for found in low.maps.values():
-        detail = (found.name, found.swizzle, *found.box)
+        detail = found.said.detail
         start.append(Hint("tensor_map", found.tensor, detail=detail, loc=kernel.loc))
     arrays, body = settle_scratch(kernel, body, low.exchanges, target)
     start += arrays

@@ -299,7 +299,7 @@ def _access(
     if multiple_of(starts[-1], ranges) % count:
         return None
     before = low.ranges
-    low.ranges = ranges
+    low.ranges = ranges.given(wanted)
     inside = low.within(buffer, starts)
     # where rows are no whole groups, one that begins inside may end outside
     ends = (*starts[:-1], simplify(starts[-1] + (count - 1), ranges))

@@ -62,6 +62,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import OpT, fresh_name, map_exprs, rebuild
 from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor_map import MapHint, seen_sizes
 from tilewright.ir.uniform import PerThread
 from tilewright.passes.addresses import (
     fit_index,
@@ -115,10 +116,11 @@ class TensorMap:
     tensor: Buffer
     box: tuple[int, ...]
     swizzle: int
+    sizes: tuple[int, ...] = ()  # of the view of `tensor` that they are boxes of
 
     @property
-    def key(self) -> tuple[str, tuple[int, ...], int]:
-        return self.tensor.name, self.box, self.swizzle
+    def said(self) -> MapHint:
+        return MapHint(self.name, self.swizzle, self.box, self.sizes)
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,9 @@ class Lowering:
         key = (tensor.name, box, swizzle)
         if key not in self.maps:
             name = self.var(f"{tensor.name}_map").name
-            self.maps[key] = TensorMap(name, tensor, box, swizzle)
+            root, _ = self.base(tensor)
+            sizes = () if root is tensor else seen_sizes(tensor)
+            self.maps[key] = TensorMap(name, root, box, swizzle, sizes)
         return self.maps[key]
 
     def exchange(self, kind: DType, count: int, loc: Loc | None) -> tuple[Buffer, Body]:

@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from tilewright.ir.buffer import Buffer, Space, element
 from tilewright.ir.expr import Expr, Load, Var, compare, const, loads, substitute, variables
+from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -43,9 +44,9 @@ from tilewright.ir.op import (
     Role,
     Store,
     Sync,
+    View,
     Wait,
     WaitGroup,
-    View,
     While,
     bodies,
     bound,
@@ -83,7 +84,12 @@ PRODUCER, CONSUMER = "producer", "consumer"
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 # registers of a thread of (producer, consumers), by the number of consuming warpgroups
 REGISTERS = {2: (24, 240), 3: (32, 160)}
-GATHERING = {2: (40, 232), 3: (56, 152)}  # where the producer finds places of single rows
+# where the producer finds the places of single rows: more for it, as far as the consumers'
+# fragments, of so many registers at the most, leave some
+GATHERING = {
+    2: {144: (88, 208), 255: (40, 232)},
+    3: {80: (80, 144), 255: (56, 152)},
+}
 LAUNCHES = ("pdl_wait", "pdl_launch")
 NAMED = 1  # the barrier on which consumers meet
 
@@ -433,13 +439,24 @@ def _parted(kernel: Kernel) -> Kernel:
         return None
 
     body = map_body(tuple(inside), among_consumers)
-    gathers = any(isinstance(op, Map) for op in walk_ops(producer[0]))
-    moved = (GATHERING if gathers else REGISTERS).get(warps // GROUP, (None, None))
+    moved = _registers(producer[0], body, warps // GROUP)
     roles = (
         Role(CONSUMER, 0, warps, body, registers=moved[1], loc=kernel.loc),
         rebuild(producer[0], derived=False, registers=moved[0]),
     )
     return rebuild(kernel, threads=(threads + GROUP * WARP,), body=(*outside, *roles))
+
+
+def _registers(producer: Role, body: Body, groups: int) -> tuple[int | None, int | None]:
+    """Of a thread of the producer, and of one of the `groups` of consumers that run `body`."""
+    if groups not in REGISTERS or not any(isinstance(op, Map) for op in walk_ops(producer)):
+        return REGISTERS.get(groups, (None, None))
+    held = [op.buffer for op in walk_ops(body) if isinstance(op, Alloc)]
+    words = sum(
+        -(-b.layout.values * b.dtype.bits // 32) for b in held if isinstance(b.layout, Fragment)
+    )
+    choices = GATHERING[groups]
+    return next((choices[most] for most in sorted(choices) if words <= most), choices[255])
 
 
 def _asked_for(body: Iterable[Op]) -> set[Var]:
