@@ -193,8 +193,7 @@ def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
         _launch(t, agent.clocks.known, fr, strict)
         make_poison(here.mem, here.where, here.mem.dtype)
         agent.clocks.open[unit].append(t)
-        return
-        yield
+        yield from ()
 
     return run
 

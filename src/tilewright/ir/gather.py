@@ -47,7 +47,8 @@ def gather_of(op: Map) -> Gather | None:
     outer = {v for i in store.indices[: max(inner, 0)] for v in variables(i)}
     if inner < 0 or store.indices[inner:] != op.vars or outer & set(op.vars):
         return None
-    cond, value = TRUE, store.value
+    cond: Expr = TRUE
+    value = store.value
     while isinstance(value, Select):
         holds, kept = value.cond, value.a
         if _is_zero(value.a):

@@ -81,6 +81,7 @@ class Ahead:
         self.mapped = _mapped(program, views)
         self.written = written_by(kernel)
         self.copies: set[int] = set()
+        self.against: dict[int, str] = {}  # of nests that only move: why they do not run ahead
         self.common = Common(kernel)
         self.plans = self.find_plans(program)
 
@@ -151,29 +152,38 @@ class Ahead:
         """Statement `at` of `loop` as a nest of `cp.async` that may run in an earlier iteration."""
         if loop.kind != "pipelined" or loop.stages < 2 or loop.order is not None:
             return None
-        if op.layout is not None or op.atom is not None or self.target.choice("gathers") == "off":
+        nest = as_gather(op, self.names_before(loop, at)) if op.layout is op.atom is None else None
+        if nest is None:
             return None
-        nest = as_gather(op, self.names_before(loop, at))
-        if nest is None or Feature.CP_ASYNC not in self.target.features:
+        uses = self.uses_of(loop, at, op.body[-1], filled_by(nest))
+        width, against = 0, "something else uses the tile"
+        if uses is not None:
+            width, against = self.gathered(loop, nest, ranges)
+        if not width or uses is None:
+            self.against[id(op)] = against
             return None
+        return Fill(at, nest, CP_ASYNC, uses, width=width)
+
+    def gathered(self, loop: For, nest: Map, ranges: Ranges) -> tuple[int, str]:
+        """How many bytes one `cp.async` of a nest moves; 0, and why none can make it."""
         found, tile = gather_of(nest), filled_by(nest)
         assert found is not None
-        uses = self.uses_of(loop, at, op.body[-1], tile)
-        if uses is None or isinstance(tile.layout, Fragment):
-            return None
-        if not self.is_steady(loop, found.store.value, set(nest.vars)):
-            return None
-        if found.cond is not TRUE and not all(_is_safe(x, nest) for x in loads(found.store.value)):
-            return None
-        places = [
-            (substitute(found.store.value, {loop.var: value}), known)
-            for value, known in self.places(loop, ranges)
-        ]
+        value = found.store.value
+        if self.target.choice("gathers") == "off":
+            return 0, "as asked for"
+        if Feature.CP_ASYNC not in self.target.features:
+            return 0, f"{self.target.arch} has none"
+        if isinstance(tile.layout, Fragment):
+            return 0, "threads hold the tile"
+        if not self.is_steady(loop, value, set(nest.vars)):
+            return 0, "the loop decides what is moved"
+        if found.cond is not TRUE and not all(_is_safe(x, nest) for x in loads(value)):
+            return 0, "a guard decides what may be read"
+        places = [(substitute(value, {loop.var: v}), r) for v, r in self.places(loop, ranges)]
         width = min(
-            gather_bytes(rebuild(nest, body=(rebuild(found.store, value=value),)), known)
-            for value, known in places
+            gather_bytes(rebuild(nest, body=(rebuild(found.store, value=v),)), r) for v, r in places
         )
-        return Fill(at, nest, CP_ASYNC, uses, width=width) if width else None
+        return width, "fewer than 4 aligned bytes are known to lie together"
 
     def uses_of(self, loop: For, at: int, op: Op, tile: Buffer) -> list[int] | None:
         """The statements that read `tile`, which `op`, in statement `at`, fills before; None where

@@ -143,6 +143,11 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
                 against = str(error)
         for plan in work.plans.values() if against else ():
             because(kernel.name, plan.loop, f"filled by all threads: {against}")
+    for plan in work.plans.values():
+        for fill in plan.fills.values():
+            if isinstance(fill.copy, Map):
+                said = f"{fill.tile.name} gathered by cp.async, {fill.width} bytes at a time"
+                because(kernel.name, plan.loop, said)
     work.turn_tiles()
     body = work.body(numbered.body, scope.entry(numbered, program.dims), looped=False)
     body = settle_matrix_groups((*work.start(), *body), work.fills_ring)

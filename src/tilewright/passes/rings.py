@@ -193,7 +193,8 @@ def is_async_fill(op: Op) -> bool:
 
 def nest_at(nest: Map, loop: For, value: Expr, names: set[str]) -> Map:
     """`nest` in the iteration in which the loop's variable is `value`."""
-    new: Map = rename_unique(substitute_vars(nest, {loop.var: value}), names)
+    (new,) = rename_unique((substitute_vars(nest, {loop.var: value}),), names)
+    assert isinstance(new, Map)
     return new
 
 

@@ -19,7 +19,17 @@ from math import prod
 from typing import TypeAlias
 
 from tilewright.ir.buffer import Buffer, Space, element
-from tilewright.ir.expr import Expr, Load, Var, compare, const, loads, substitute, variables
+from tilewright.ir.expr import (
+    TRUE,
+    Expr,
+    Load,
+    Var,
+    compare,
+    const,
+    loads,
+    substitute,
+    variables,
+)
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
@@ -296,7 +306,9 @@ def producer_of(
         for ring, fills in rings.get(id(loop), ()):
             assert ring.full is not None and ring.free is not None
             loc = fills[0].copy.loc
-            found = places.setdefault(min(each.at for each in fills), [])
+            # what takes many instructions comes behind what takes one
+            at = min(each.at for each in fills) if ring.how == BULK else END
+            found = places.setdefault(at, [])
             slot: Expr = const(0)
             if ring.stages > 1:
                 slot = Var(fresh_name(f"{loop.var.name}_slot", names))
@@ -306,9 +318,6 @@ def producer_of(
             full = element(ring.full, slot)
             if ring.how == BULK:
                 found.append(Arrive(full, const(ring.bytes), loc=loc))
-            else:
-                for at, more in announced(ring, loop, var).items():
-                    places.setdefault(at, []).extend(more)
             for each in fills:
                 if not _known(each.copy, written, scalars):
                     raise NoProducer("what is copied depends on what the kernel writes")
@@ -329,6 +338,9 @@ def producer_of(
                 counted = full if ring.how == BULK else None
                 new = rebuild(copy, dst=dst, barrier=counted, atom=ring.how, multicast=sent)
                 found.append(new)
+            if ring.how == CP_ASYNC:
+                for at, more in announced(ring, loop, var).items():
+                    places.setdefault(at, []).extend(more)
             turned[ring.counter] = None
         for counter in turned:
             own = replace(counter, name=fresh_name(counter.name, names))
@@ -376,7 +388,7 @@ def announced(ring: Ring, loop: For, var: Var) -> Fills:
     for left in reversed(range(late)):
         ran = compare("<", loop.start + left * loop.step, loop.stop)
         found.setdefault(BEHIND, []).append(WaitGroup(CP_ASYNC, left, loc=loc))
-        found[BEHIND].append(If(ran, (*said(left + 1),), loc=loc))
+        found[BEHIND] += said(left + 1) if ran is TRUE else [If(ran, (*said(left + 1),), loc=loc)]
     return found
 
 
