@@ -97,7 +97,7 @@ REGISTERS = {2: (24, 240), 3: (32, 160)}
 # where the producer finds the places of single rows: more for it, as far as the consumers'
 # fragments, of so many registers at the most, leave some
 GATHERING = {
-    2: {144: (88, 208), 255: (40, 232)},
+    2: {144: (88, 208), 192: (56, 224), 255: (40, 232)},
     3: {80: (80, 144), 255: (56, 152)},
 }
 LAUNCHES = ("pdl_wait", "pdl_launch")
