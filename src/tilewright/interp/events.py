@@ -11,16 +11,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tilewright.interp.barriers import Cell, Meeting, find_cells, require_initialised
 from tilewright.interp.hazards import NEVER, Access, Knowledge, alive, check, check_proxy, record
-from tilewright.interp.lanes import Box, Frame, TileRegion, locate, uniform_int, write_box
+from tilewright.interp.lanes import (
+    NOTHING,
+    Box,
+    Frame,
+    TileRegion,
+    locate,
+    narrow,
+    uniform_int,
+    write_box,
+)
 from tilewright.interp.meaning import Builder, Flow, Step, meaning
 from tilewright.interp.memory import Array, Memory, make_poison
 from tilewright.interp.numbers import Value
 from tilewright.interp.ops import gemm_value, moved, require_collective, store_tile, tile_box
 from tilewright.ir.atoms import ATOMS, GROUP_UNITS, Atom
-from tilewright.ir.buffer import Space
-from tilewright.ir.op import Commit, Copy, Fence, Gemm, WaitGroup
+from tilewright.ir.buffer import Region, Space
+from tilewright.ir.expr import const
+from tilewright.ir.gather import gather_of
+from tilewright.ir.op import Commit, Copy, Fence, Gemm, Map, WaitGroup
 from tilewright.support.errors import RunError
 
 if TYPE_CHECKING:
@@ -28,7 +41,16 @@ if TYPE_CHECKING:
 
 WARPGROUP = 4  # warps
 
-__all__ = ["Cell", "Meeting", "Transfer", "agent_exits", "async_copy", "async_gemm", "complete"]
+__all__ = [
+    "Cell",
+    "Meeting",
+    "Transfer",
+    "agent_exits",
+    "async_copy",
+    "async_gemm",
+    "async_nest",
+    "complete",
+]
 
 
 @dataclass(eq=False)
@@ -37,7 +59,7 @@ class Transfer:
 
     agent: Agent
     unit: str
-    op: Copy | Gemm
+    op: Copy | Map | Gemm
     fetch: Callable[[], Array]  # reads the source
     store: Callable[[Array], None]
     accesses: list[Access] = field(default_factory=list)
@@ -124,6 +146,56 @@ def _copy_transfer(agent: Agent, op: Copy, unit: str, there: Box, here: Box) -> 
         _mark_written(here)
 
     return Transfer(agent, unit, op, lambda: moved(op, there, here), store)
+
+
+def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
+    """The meaning of a nest whose atom completes later, at all of its points: where elements come
+    from is found now, they are read and written then."""
+    found = gather_of(op)
+    if found is None or op.atom is None:
+        raise RunError(f"{op.atom} does not make what this nest does", loc=op.loc)
+    strict, atom = b.explicit, ATOMS[op.atom]
+    unit = atom.completion
+    cond = b.evaluate(found.cond)
+    indices = [b.evaluate(i, index=True) for i in found.load.indices]
+    outer = found.store.indices[: -len(op.vars)]
+    starts = (*outer, *(const(0) for _ in op.vars))
+    extents = (*(const(1) for _ in outer), *op.extents)
+    tile = b.evaluate.region(Region(found.store.buffer, starts, extents))
+    name = found.load.buffer.name
+
+    def run(fr: Frame) -> Flow:
+        agent, lanes, outside = fr.agent, fr.lanes, fr.mask
+        here, tensor = tile_box(fr, tile), fr.memory(name)
+        wanted = cond(fr)
+        valid = np.broadcast_to(wanted, lanes).copy()
+        fr.mask = narrow(None, wanted)
+        places: list[Array] = []
+        if fr.mask is not NOTHING:
+            places = [np.broadcast_to(i(fr), lanes) for i in indices]
+        fr.mask = outside
+        for place, size in zip(places, tensor.shape, strict=bool(places)):
+            valid &= (place >= 0) & (place < size)
+        where = tuple(place[valid].copy() for place in places)
+
+        def fetch() -> Array:
+            value = np.zeros(lanes, tensor.dtype.numpy)
+            if valid.any():
+                value[valid] = tensor.data[where]
+            return value.reshape(here.extents)
+
+        def store(value: Array) -> None:
+            write_box(here, value)
+            _mark_written(here)
+
+        t = Transfer(agent, unit, op, fetch, store)
+        t.accesses.append(_access(t, here, "write", (agent, unit), atom.proxy, unit))
+        _launch(t, agent.clocks.known, fr, strict)
+        make_poison(here.mem, here.where, here.mem.dtype)
+        agent.clocks.open[unit].append(t)
+        yield from ()
+
+    return run
 
 
 def _mark_written(box: Box) -> None:

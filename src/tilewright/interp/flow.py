@@ -257,7 +257,12 @@ def run_map(b: Builder, op: Map) -> Step:
     base = len(saved_axes)
     evaluate.axes = {**saved_axes, **{v: base + k for k, v in enumerate(op.vars)}}
     evaluate.varying = saved_varying | inner_vars
-    body = b.body(op.body)
+    if op.atom is None:
+        body = b.body(op.body)
+    else:
+        from tilewright.interp.events import async_nest
+
+        body = async_nest(b, op)
     evaluate.axes, evaluate.varying = saved_axes, saved_varying
     numbers = [(v.name, v.dtype.numpy) for v in op.vars]
 

@@ -32,6 +32,7 @@ from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.expr import Const
 from tilewright.ir.messages import label_kernel
 from tilewright.ir.op import Hint, Intrinsic, Kernel, Op, Program, Role, Sync, walk_ops
+from tilewright.ir.tensor_map import MapHint
 from tilewright.support.errors import RunError
 
 # what only programs at stage THREAD contain
@@ -74,8 +75,8 @@ class ThreadKernel:
         intrinsics = [op for op in walk_ops(kernel) if isinstance(op, Intrinsic)]
         for op in walk_ops(kernel):
             if isinstance(op, Hint) and op.name == "tensor_map" and op.buffer is not None:
-                name, swizzle, *box = op.detail
-                builder.maps[name] = TensorMap(op.buffer, int(swizzle), tuple(map(int, box)))
+                said = MapHint.of(op)
+                builder.maps[said.name] = TensorMap(op.buffer, said.swizzle, said.box, said.sizes)
         self.matrix = {
             a.buffer.name
             for op in intrinsics

@@ -87,9 +87,13 @@ class TensorMap:
     tensor: Buffer
     swizzle: int
     box: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
 
     def seen(self, data: Array) -> Array:
-        """The tensor as the box sees it: with one dimension more, rows lie in pieces."""
+        """The tensor as the box sees it: under the shape of a view; with one dimension more, rows
+        lie in pieces."""
+        if self.sizes:
+            data = data.reshape(self.sizes)
         if len(self.box) == data.ndim:
             return data
         return data.reshape(*data.shape[:-1], -1, self.box[-1])

@@ -169,7 +169,9 @@ class Map(Op):
     """An elementwise nest (`T.Parallel`): `body` for every point of the box, in no order.
 
     Iterations are independent: none writes what another reads or writes. `layout` is the nest's
-    thread-value layout once chosen.
+    thread-value layout once chosen. `atom` names the instruction of one that only moves elements of
+    a tensor to a shared tile (`ir.gather`): by `cp_async` they belong to the group that the next
+    `Commit` closes.
     """
 
     syntax = "map {vars} in {extents} {body}"
@@ -177,6 +179,7 @@ class Map(Op):
     extents: tuple[Expr, ...] = arg()
     body: Body = body()
     layout: AnyLayout | None = attr(default=None)
+    atom: str | None = attr(default=None)
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────

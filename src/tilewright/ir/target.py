@@ -27,6 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "fast_math": ON_OFF,  # approximate functions and division
     "bulk": ON_OFF,  # copies by the bulk engine
     "turning": ON_OFF,  # tiles that threads fill for products have several slots
+    "gathers": ON_OFF,  # nests that move rows from anywhere do so ahead, past the registers
     "depth": ("most", "least"),  # of loops whose text does not say how many stages they have
     "stage": ON_OFF,  # accumulators reach memory by way of shared memory
 }

@@ -6,6 +6,7 @@ from math import prod
 
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const
+from tilewright.ir.gather import gather_of
 from tilewright.ir.op import (
     Alloc,
     Atomic,
@@ -197,6 +198,12 @@ def _map(op: Map, context: Context) -> None:
         )
     for extent in op.extents:
         require_integer(extent, "an extent of a map", op, context)
+    if op.atom is not None and (op.atom != "cp_async" or gather_of(op) is None):
+        context.fail(
+            op,
+            f"atom {op.atom} does not serve this map",
+            expected="cp_async, for one store of a tensor's elements, or zeros, to a shared tile",
+        )
     for inner in walk_ops(op.body):
         if isinstance(inner, Map):
             context.fail(inner, "a map inside a map", fix="make it one map over all the extents")

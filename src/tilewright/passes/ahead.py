@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tilewright.ir import scope
 from tilewright.ir.atoms import Feature
 from tilewright.ir.bounds import Ranges, bounds
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import Const, Expr, Var, const, loads, substitute, variables
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.expr import (
+    TRUE,
+    Const,
+    Expr,
+    Load,
+    Var,
+    const,
+    loads,
+    substitute,
+    variables,
+)
 from tilewright.ir.fragment import Fragment
+from tilewright.ir.gather import as_gather, gather_of
 from tilewright.ir.op import (
     Alloc,
     Body,
     Copy,
     For,
     Hint,
+    If,
     Kernel,
     Let,
+    Map,
     Op,
     Program,
     View,
@@ -27,14 +42,16 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.bulk_rules import bulk_eligible, cp_async_eligible
+from tilewright.passes.bulk_rules import bulk_eligible, cp_async_bytes
 from tilewright.passes.cluster_blocks import Common, blocks_of_cluster
+from tilewright.passes.gathers import gather_bytes
 from tilewright.passes.rings import (
     BULK,
     CP_ASYNC,
     Fill,
     Plan,
     copy_at,
+    filled_by,
     leaves_early,
     mentioned,
     part_of,
@@ -46,9 +63,10 @@ from tilewright.passes.rings import (
 class Ahead:
     """`plans` of the kernel's pipelined loops, by their ids, and the ids of the `copies` in them.
 
-    `tensors` are the program's; `viewed` the buffers that have views or are some; `written` those
-    that the kernel writes, tensors also under other names. With `tiles` also the loop over tiles of
-    a persistent kernel has slots, one of each: for what its body loads outside other loops.
+    `tensors` are the program's, `mapped` what the bulk engine can load from; `viewed` the buffers
+    that have views or are some; `written` those that the kernel writes, tensors also under other
+    names. With `tiles` also the loop over tiles of a persistent kernel has slots, one of each: for
+    what its body loads outside other loops.
     """
 
     def __init__(
@@ -60,8 +78,10 @@ class Ahead:
         self.tensors = {t.name for t in program.tensors}
         views = [op for op in walk_ops(kernel) if isinstance(op, View)]
         self.viewed = {b.name for op in views for b in (op.buffer, op.source)}
+        self.mapped = _mapped(program, views)
         self.written = written_by(kernel)
         self.copies: set[int] = set()
+        self.against: dict[int, str] = {}  # of nests that only move: why they do not run ahead
         self.common = Common(kernel)
         self.plans = self.find_plans(program)
 
@@ -79,7 +99,7 @@ class Ahead:
                     for at, each in enumerate(op.body):
                         found = self.runs_ahead(plan.loop, at, each, ranges)
                         if found is not None:
-                            plan.fills[found.copy.dst.buffer.name] = found
+                            plan.fills[found.tile.name] = found
                 plans[id(op)] = plan
         # a ring holds a buffer's values only where every use stands in a loop that fills it
         outside = self.uses_outside(self.kernel.body, plans)
@@ -108,6 +128,8 @@ class Ahead:
 
     def runs_ahead(self, loop: For, at: int, op: Op, ranges: Ranges) -> Fill | None:
         """Statement `at` of `loop` as a copy that may be made in an earlier iteration."""
+        if isinstance(op, Map):
+            return self.gathers_ahead(loop, at, op, ranges)
         if not isinstance(op, Copy) or op.atom is not None or op.prefer == "sync":
             return None
         if op.multicast is not None or op.barrier is not None or op.reduce is not None:
@@ -115,20 +137,68 @@ class Ahead:
         tensor, tile = op.src.buffer, op.dst.buffer
         if tensor.space is not Space.GLOBAL or tile.space is not Space.SHARED:
             return None
-        if not op.dst.is_whole or not tile.is_static or tile.name in self.viewed:
-            return None
-        writers = [i for o in loop.body for i in walk_ops(o) if tile.name in written_in((i,))]
-        uses = [k for k, o in enumerate(loop.body) if k != at and tile.name in mentioned(o)]
-        own = [i for i in writers if not any(True for _ in bodies(i))]
-        if len(own) != 1 or own[0] is not op or not uses or min(uses) < at:
+        uses = self.uses_of(loop, at, op, tile)
+        if not op.dst.is_whole or uses is None:
             return None
         if isinstance(tile.layout, Fragment) or tensor.name in written_in(loop.body):
             return None
         copy = self.resolved(loop, at, op)
         if copy is None:
             return None
-        how = self.engine(copy, loop, ranges)
-        return None if how is None else Fill(at, copy, how, uses, self.peers(copy))
+        how, width = self.engine(copy, loop, ranges)
+        return None if how is None else Fill(at, copy, how, uses, self.peers(copy), width)
+
+    def gathers_ahead(self, loop: For, at: int, op: Map, ranges: Ranges) -> Fill | None:
+        """Statement `at` of `loop` as a nest of `cp.async` that may run in an earlier iteration."""
+        if loop.kind != "pipelined" or loop.stages < 2 or loop.order is not None:
+            return None
+        nest = as_gather(op, self.names_before(loop, at)) if op.layout is op.atom is None else None
+        if nest is None:
+            return None
+        uses = self.uses_of(loop, at, op.body[-1], filled_by(nest))
+        width, against = 0, "something else uses the tile"
+        if uses is not None:
+            width, against = self.gathered(loop, nest, ranges)
+        if not width or uses is None:
+            self.against[id(op)] = against
+            return None
+        return Fill(at, nest, CP_ASYNC, uses, width=width)
+
+    def gathered(self, loop: For, nest: Map, ranges: Ranges) -> tuple[int, str]:
+        """How many bytes one `cp.async` of a nest moves; 0, and why none can make it."""
+        found, tile = gather_of(nest), filled_by(nest)
+        assert found is not None
+        value = found.store.value
+        if self.target.choice("gathers") == "off":
+            return 0, "as asked for"
+        if Feature.CP_ASYNC not in self.target.features:
+            return 0, f"{self.target.arch} has none"
+        if isinstance(tile.layout, Fragment):
+            return 0, "threads hold the tile"
+        if not self.is_steady(loop, value, set(nest.vars)):
+            return 0, "the loop decides what is moved"
+        if found.cond is not TRUE and not all(_is_safe(x, nest) for x in loads(value)):
+            return 0, "a guard decides what may be read"
+        places = [(substitute(value, {loop.var: v}), r) for v, r in self.places(loop, ranges)]
+        width = min(
+            gather_bytes(rebuild(nest, body=(rebuild(found.store, value=v),)), r) for v, r in places
+        )
+        return width, "fewer than 4 aligned bytes are known to lie together"
+
+    def uses_of(self, loop: For, at: int, op: Op, tile: Buffer) -> list[int] | None:
+        """The statements that read `tile`, which `op`, in statement `at`, fills before; None where
+        anything else writes it, or it is seen under other names."""
+        if not tile.is_static or tile.name in self.viewed:
+            return None
+        writers = [i for o in loop.body for i in walk_ops(o) if tile.name in written_in((i,))]
+        uses = [k for k, o in enumerate(loop.body) if k != at and tile.name in mentioned(o)]
+        own = [i for i in writers if not any(True for _ in bodies(i))]
+        if isinstance(op, If):  # a value, or zero
+            sides = {id(i) for i in (*op.then, *op.orelse)}
+            own = [i for i in own if id(i) not in sides] + [op]
+        if len(own) != 1 or own[0] is not op or not uses or min(uses) < at:
+            return None
+        return uses
 
     def peers(self, copy: Copy) -> int:
         """Blocks of the cluster, where all of them need the same tile at the same time."""
@@ -141,44 +211,84 @@ class Ahead:
     def resolved(self, loop: For, at: int, op: Copy) -> Copy | None:
         """`op` in terms of the loop's variable and what holds in all iterations; None where it
         needs something that the body computes."""
-        values: dict[Var, Expr] = {}
-        for earlier in loop.body[:at]:
-            if isinstance(earlier, Let):
-                values[earlier.var] = substitute(earlier.value, values)
-        inner = {v for o in loop.body for each in walk_ops(o) for v in bound(each)}
-        changed = written_in(loop.body)
+        values = self.names_before(loop, at)
         src = Region(
             op.src.buffer,
             tuple(substitute(s, values) for s in op.src.starts),
             tuple(substitute(e, values) for e in op.src.extents),
             op.src.cta,
         )
-        for expr in (*src.starts, *src.extents):
-            if variables(expr) & inner:
-                return None
-            for load in loads(expr):
-                fixed = self.written if load.buffer.space is Space.GLOBAL else changed
-                if load.buffer.name in fixed:
-                    return None
+        if not all(self.is_steady(loop, e) for e in (*src.starts, *src.extents)):
+            return None
         return rebuild(op, src=src)
 
-    def engine(self, copy: Copy, loop: For, ranges: Ranges) -> str | None:
-        """What makes the copy wherever it ends up: before the loop, or iterations ahead in it."""
+    def names_before(self, loop: For, at: int) -> dict[Var, Expr]:
+        """What names of the body stand for at statement `at`."""
+        values: dict[Var, Expr] = {}
+        for earlier in loop.body[:at]:
+            if isinstance(earlier, Let):
+                values[earlier.var] = substitute(earlier.value, values)
+        return values
+
+    def is_steady(self, loop: For, expr: Expr, own: Iterable[Var] = ()) -> bool:
+        """Whether `expr` asks for nothing that the loop computes, but for the variables `own`."""
+        inner = {v for o in loop.body for each in walk_ops(o) for v in bound(each)}
+        if (variables(expr) & inner) - set(own):
+            return False
+        changed = written_in(loop.body)
+        return not any(
+            load.buffer.name in (self.written if load.buffer.space is Space.GLOBAL else changed)
+            for load in loads(expr)
+        )
+
+    def places(self, loop: For, ranges: Ranges) -> tuple[tuple[Expr, Ranges], ...]:
+        """What the loop's variable stands for wherever a copy ends up, before the loop or
+        iterations ahead in it; and what holds there."""
         turn = Var(" turn", loop.var.dtype)
         before = ranges.where(turn, 0, loop.stages - 1)
         ahead = scope.inside(loop, "body", ranges)
-        places = (
-            (copy_at(copy, loop, loop.start + turn * loop.step), before),
-            (copy_at(copy, loop, loop.var + loop.step * loop.stages), ahead),
-            (copy_at(copy, loop, loop.var + loop.step * (loop.stages - 1)), ahead),
+        return (
+            (loop.start + turn * loop.step, before),
+            (loop.var + loop.step * loop.stages, ahead),
+            (loop.var + loop.step * (loop.stages - 1), ahead),
         )
+
+    def engine(self, copy: Copy, loop: For, ranges: Ranges) -> tuple[str | None, int]:
+        """What makes the copy wherever it ends up, and how many bytes threads copy at a time."""
+        places = [(copy_at(copy, loop, v), known) for v, known in self.places(loop, ranges)]
         features = self.target.features
         # a tensor that this kernel writes is not read behind the threads' back
         if copy.src.buffer.name in self.written:
-            return None
-        bulk = Feature.BULK_COPY in features and copy.src.buffer.name in self.tensors
+            return None, 0
+        bulk = Feature.BULK_COPY in features and copy.src.buffer.name in self.mapped
         if bulk and copy.prefer != "cp_async" and all(bulk_eligible(c, r) for c, r in places):
-            return BULK
-        if Feature.CP_ASYNC in features and all(cp_async_eligible(c, r) for c, r in places):
-            return CP_ASYNC
-        return None
+            return BULK, 0
+        width = min(cp_async_bytes(c, r) for c, r in places)
+        return (CP_ASYNC, width) if Feature.CP_ASYNC in features and width else (None, 0)
+
+
+def _mapped(program: Program, views: Iterable[View]) -> set[str]:
+    """Tensors, and views of whole ones under another shape that a launch knows."""
+    found = {t.name: t for t in program.tensors}
+    known = {d.var for d in program.dims}
+    for op in views:
+        source, new = found.get(op.source.name), op.buffer
+        if source is None or source.strides is not None or new.strides is not None:
+            continue
+        sizes = [e for e in new.shape if not isinstance(e, Const)]
+        same = op.offset is const(0) and new.dtype == source.dtype and len(sizes) < 2
+        if same and all(variables(e) <= known and not loads(e) for e in sizes):
+            found[new.name] = new
+    return set(found)
+
+
+def _is_safe(load: Load, nest: Map) -> bool:
+    """Whether an element may be read though the nest's guard does not ask for it: tensors have
+    zeros outside, and others are read at the nest's own points."""
+    if load.buffer.space is Space.GLOBAL:
+        return True
+    extents = dict(zip(nest.vars, nest.extents, strict=True))
+    return all(
+        isinstance(i, Var) and extents.get(i) is size
+        for i, size in zip(load.indices, load.buffer.shape, strict=True)
+    )

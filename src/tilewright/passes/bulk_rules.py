@@ -79,11 +79,6 @@ def _run(tensor: Region, ranges: Ranges) -> int:
     return run
 
 
-def cp_async_eligible(copy: Copy, ranges: Ranges) -> bool:
-    """Whether threads can make this copy by `cp.async`, in words of 4, 8 or 16 bytes."""
-    return why_not_cp_async(copy, ranges) is None
-
-
 def why_not_cp_async(copy: Copy, ranges: Ranges) -> str | None:
     """What keeps `cp.async` from making this copy from a tensor to shared memory."""
     tensor, tile, reason = _sides(copy)
@@ -98,6 +93,18 @@ def why_not_cp_async(copy: Copy, ranges: Ranges) -> str | None:
     if multiple_of(tensor.buffer.shape[-1], ranges) * tensor.dtype.bits % WORD_BITS:
         return f"rows of {tensor.buffer.name} may end within 4 bytes"
     return _aligned(tensor, ranges, WORD_BITS)
+
+
+def cp_async_bytes(copy: Copy, ranges: Ranges) -> int:
+    """How many bytes one `cp.async` of this copy may move; 0 where none can make it."""
+    if why_not_cp_async(copy, ranges) is not None:
+        return 0
+    row, size = int(copy.src.extents[-1]), multiple_of(copy.src.buffer.shape[-1], ranges)
+    for unit in (128, 64):
+        whole = (row * copy.src.dtype.bits) % unit == (size * copy.src.dtype.bits) % unit == 0
+        if whole and _aligned(copy.src, ranges, unit) is None:
+            return unit // 8
+    return WORD_BITS // 8
 
 
 def _sides(copy: Copy) -> tuple[Region | None, Region | None, str | None]:

@@ -394,12 +394,13 @@ class _Walk:
             for v, e in zip(op.vars, op.extents, strict=True)
         }
         inner = {v for each in walk_ops(op.body) for v in bound(each)}
+        writes_by = _KINDS.get(op.atom or "", {}).get("writes", "threads")
         for each in walk_ops(op.body):
             found: list[tuple[Buffer, tuple[Expr, ...], str, bool]] = [
                 (x.buffer, x.indices, "threads", False) for e in expressions(each) for x in loads(e)
             ]
             if isinstance(each, Store):
-                found.append((each.buffer, each.indices, "threads", True))
+                found.append((each.buffer, each.indices, writes_by, True))
             for region in regions(each, reads=True, writes=True):
                 atomic = isinstance(each, Atomic) and region is each.dst
                 yield from self.access(
@@ -408,7 +409,8 @@ class _Walk:
             for buffer, indices, kind, writes in found:
                 box = tuple(_span(i, extents, inner) for i in indices)
                 pattern = None
-                if _is_one_to_one(op.layout) and all(i in extents for i in indices):
+                plain = kind == "threads" and all(i in extents for i in indices)
+                if _is_one_to_one(op.layout) and plain:
                     axes = tuple(op.vars.index(i) for i in indices if isinstance(i, Var))
                     pattern = ("nest", op.layout, axes, tuple(extents.values()))
                 yield from self.access(buffer, kind, writes, box, pattern, path, loops)

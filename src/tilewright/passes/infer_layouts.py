@@ -38,6 +38,7 @@ from tilewright.ir.op import (
     Op,
     Program,
     Reduce,
+    Role,
     Scan,
     Store,
     View,
@@ -58,7 +59,7 @@ from tilewright.passes.insert_conversions import (
 from tilewright.passes.lay_out_shared import lay_out_shared
 from tilewright.passes.matrix_tiles import held_operands, instruction, split_of
 from tilewright.passes.reasons import at_line, because
-from tilewright.passes.roles import by_hand
+from tilewright.passes.roles import WARP, by_hand
 from tilewright.passes.spread_tiles import WIDEST, Wish, spread, spread_in_words
 from tilewright.passes.tile_access import (
     Access,
@@ -122,6 +123,7 @@ class Problem:
     known: dict[Key, Fragment] = field(default_factory=dict)
     why: dict[Key, str] = field(default_factory=dict)
     turns: dict[int, int] = field(default_factory=dict)  # id of an op -> how often it runs, about
+    crews: dict[Key, int] = field(default_factory=dict)  # threads of a role that is not all of them
     source: dict[Key, Key] = field(default_factory=dict)
 
     def fragment(self, key: Key) -> Fragment | None:
@@ -152,17 +154,25 @@ def infer_layouts(program: Program, target: Target) -> Program:
 def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
     problem = Problem(kernel, prod(kernel.threads), target)
     ranges = {id(op): r for op, r in scope.walk_ranges(kernel, dims)}
+    crews = {
+        id(op): role.warps * WARP
+        for role in walk_ops(kernel)
+        if isinstance(role, Role)
+        for op in walk_ops(role.body)
+    }
     for position, (op, around, turns) in enumerate(_walk(kernel.body, {}, 1)):
         problem.turns[id(op)] = turns
         problem.ops.append((position, op, ranges.get(id(op), Ranges())))
         if isinstance(op, Alloc | View) and op.buffer.space is Space.FRAGMENT:
             problem.fragments[op.buffer.name] = op.buffer
+            problem.crews[op.buffer.name] = crews.get(id(op), problem.threads)
             if isinstance(op.buffer.layout, Fragment):
                 problem.known[op.buffer.name] = op.buffer.layout
                 problem.why[op.buffer.name] = "given with the program"
         if isinstance(op, Map):
             number = len(problem.nests)
             problem.numbers[id(op)] = number
+            problem.crews[number] = crews.get(id(op), problem.threads)
             problem.nests[number] = Nest(number, op, static_extents(op), accesses(op, around))
             if isinstance(op.layout, Fragment):
                 problem.known[number] = op.layout
@@ -353,11 +363,13 @@ def free_choice(problem: Problem, unknown: set[Key]) -> Proposal:
     keys += sorted(k for k in unknown if isinstance(k, int))
     key = max(keys, key=lambda k: (prod(shape(k)), -keys.index(k)))
     wish = _wish(problem, key)
-    fragment = spread(shape(key) or (1,), problem.threads, wish)
+    fragment = spread(shape(key) or (1,), problem.crews[key], wish)
     why = "free: " + spread_in_words(fragment, wish)
     if isinstance(key, int) and (missed := _missed(problem, key, fragment)):
         # the layout of a tile like it, which what it reads was made from
         for name, other in problem.known.items():
+            if other.threads != fragment.threads:
+                continue
             if other.tile == fragment.tile and _missed(problem, key, other) < missed:
                 same = name if isinstance(name, str) else f"the nest at {_line(problem, name)}"
                 return Proposal(key, other, Strength.READ, 0, f"as {same}: it reads what that made")

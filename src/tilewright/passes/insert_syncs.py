@@ -36,7 +36,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.uniform import PerThread, per_thread
 from tilewright.passes.hazards import Hazard, Looked, Path, find_hazard, open_stores
 from tilewright.passes.matrix_groups import number_gemms, settle_matrix_groups, unnumber
-from tilewright.passes.rings import turning_tiles, written_in
+from tilewright.passes.rings import is_async_fill, turning_tiles, written_in
 from tilewright.passes.roles import by_hand
 from tilewright.support.errors import CompileError, Loc
 
@@ -50,8 +50,7 @@ def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
     turning = turning_tiles(kernel)
 
     def fills_slots(op: Op) -> bool:
-        by_engine = isinstance(op, Copy) and op.atom in ("bulk_load", "cp_async")
-        return by_engine or not turning.isdisjoint(written_in((op,)))
+        return is_async_fill(op) or not turning.isdisjoint(written_in((op,)))
 
     body = number_gemms(kernel.body)
     body = settle_matrix_groups(body, fills_slots, target.choice("waits"))

@@ -45,6 +45,7 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.uniform import PerThread, per_thread
+from tilewright.passes.rings import filled_by
 
 Span = tuple[int, int]
 Chain = tuple[tuple[int, str], ...]  # the ops around, outermost first, and which body of theirs
@@ -251,6 +252,8 @@ def _engines(op: Op) -> Iterator[tuple[Buffer, str]]:
             yield op.src.buffer, "bulk"
         elif op.atom == "cp_async":
             yield op.dst.buffer, "cp_async"
+    elif isinstance(op, Map) and op.atom == "cp_async":
+        yield filled_by(op), "cp_async"
     elif isinstance(op, Gemm) and op.atom == "wgmma":
         for region in (op.a, op.b, op.c):
             yield region.buffer, "wgmma"

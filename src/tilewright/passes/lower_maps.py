@@ -48,7 +48,7 @@ PACK = {"bfloat16": "pack_bfloat16", "float16": "pack_float16"}
 
 def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
     """Every thread does the iterations of its values."""
-    fragment = _layout(op)
+    fragment = nest_layout(op)
     extents = tuple(int(e) for e in op.extents)
     if extents != fragment.tile:
         raise CompileError(
@@ -66,7 +66,7 @@ def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
     if result is None:
         result = nest.loop(_body(nest, op.body))
     low.unrolled, low.ranges = unrolled, ranges
-    low.touched = low.touched or accesses_memory(op)
+    low.touched = low.touched or accesses_memory(op, low.fixed)
     if once is TRUE:
         yield from result
         return
@@ -74,7 +74,7 @@ def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
     yield from hand_over(low, op, fragment)
 
 
-def _layout(op: Map) -> Fragment:
+def nest_layout(op: Map) -> Fragment:
     """The nest's layout: its own, or that of the fragment it writes by its own variables."""
     if isinstance(op.layout, Fragment):
         return op.layout

@@ -286,14 +286,15 @@ def _both_sides(low: Lowering, op: Copy) -> tuple[Moves, Moves, int]:
         nest = make_nest(low, fragment, names, op.loc)
         kept = names if tile else ()
         if count == 1 or (
-            count * narrowest >= WORD and all(_fits(low, nest, r, count) for r in (op.src, op.dst))
+            count * narrowest >= WORD
+            and all(fits_in(low, nest, r, count) for r in (op.src, op.dst))
         ):
             break
         count //= 2
     var = low.var("v")
     sides = []
     for region in (op.src, op.dst):
-        start, lets, within = _places(low, nest, region, kept, var, count, op)
+        start, lets, within = places_in(low, nest, region, kept, var, count, op)
         cond = _and(nest.guard(), within)
         cond = _at_group(low, cond, nest.var, var, count, nest.values // count)
         sides.append(Moves(nest, count, var, const(0), start, cond, tuple(lets)))
@@ -353,13 +354,13 @@ def _plan(low: Lowering, op: Copy, held: Region, memory: Region, store: bool) ->
     count = most
     while count >= least and (
         nest.values % count
-        or not _fits(low, nest, memory, count)
+        or not fits_in(low, nest, memory, count)
         or not _in_row(register, nest, count, held.dtype.bits)
     ):
         count //= 2
     count = count if count >= least else 1
     var = low.var("v")
-    start, lets, within = _places(low, nest, memory, kept, var, count, op)
+    start, lets, within = places_in(low, nest, memory, kept, var, count, op)
     cond = _and(nest.guard(), within)
     groups = nest.values // count
     own: Expr = TRUE
@@ -392,14 +393,14 @@ def _in_row(register: Expr, nest: Nest, count: int, bits: int) -> bool:
     return np.array_equal(table, table[:, :1] + np.arange(count)) and not begins.any()
 
 
-def _places(
+def places_in(
     low: Lowering,
     nest: Nest,
     memory: Region,
     kept: tuple[Var, ...],
     var: Var,
     count: int,
-    op: Copy,
+    op: Op,
 ) -> tuple[tuple[Expr, ...], list[Op], Expr]:
     """Where group `var` begins in `memory`, what that needs, and whether it is in the tensor."""
     inner = iter(kept)
@@ -424,7 +425,7 @@ def _places(
     return start, [], within
 
 
-def _address(low: Lowering, memory: Region, op: Copy) -> TileAddress | None:
+def _address(low: Lowering, memory: Region, op: Op) -> TileAddress | None:
     """Where the region lies, if its base and the tile inside separate."""
     if memory.buffer.name in low.shifts:
         return None
@@ -457,7 +458,7 @@ def _neighbours(table: Indices, count: int) -> bool:
     return bool(plain and (groups[idle] < 0).all() and not (first[~idle] % count).any())
 
 
-def _fits(low: Lowering, nest: Nest, memory: Region, count: int) -> bool:
+def fits_in(low: Lowering, nest: Nest, memory: Region, count: int) -> bool:
     """Whether groups of `count` values of the nest are vectors of `memory`."""
     if memory.buffer.space is Space.SHARED:
         if memory.buffer.name in low.shifts:
@@ -498,7 +499,7 @@ def _global_fits(low: Lowering, nest: Nest, memory: Region, count: int) -> bool:
 
 
 def _split_offset(
-    low: Lowering, nest: Nest, address: TileAddress, var: Var, count: int, op: Copy
+    low: Lowering, nest: Nest, address: TileAddress, var: Var, count: int, op: Op
 ) -> tuple[list[Op], Expr] | None:
     """The offset of a group as a base per thread and a constant per group; None where threads and
     values do not separate.

@@ -59,6 +59,7 @@ from tilewright.ir.op import (
     WaitGroup,
     While,
     expressions,
+    read_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import program_names, rebuild
@@ -74,8 +75,9 @@ from tilewright.passes.lower_cluster import (
 )
 from tilewright.passes.lower_copies import lower_copy
 from tilewright.passes.lower_foreign import lower_intrinsic
+from tilewright.passes.lower_gathers import lower_nest
 from tilewright.passes.lower_gemm import lower_fence, lower_gemm, written_by_threads
-from tilewright.passes.lower_maps import lower_fill, lower_map
+from tilewright.passes.lower_maps import lower_fill
 from tilewright.passes.lower_reduce import lower_reduce
 from tilewright.passes.lower_relayout import lower_relayout
 from tilewright.passes.lower_scan import lower_scan
@@ -93,6 +95,7 @@ from tilewright.passes.lowering import (
     pin,
     touches,
 )
+from tilewright.passes.rings import written_by
 from tilewright.passes.scratch import settle_scratch
 from tilewright.passes.tile_access import same_registers
 from tilewright.support.errors import CompileError
@@ -106,7 +109,7 @@ def _for(low: Lowering, op: For) -> Iterable[Op]:
     values = _trip(op) if op.kind in ("unroll", "vectorized") else None
     if values is not None:
         low.unrolled[op.var] = values
-    low.touched = low.touched or touches(op.body, low.touched, low.instance.threads)
+    low.touched = touches(op.body, low.touched, low.instance.threads, low.fixed) or low.touched
     ordered = low.ordered
     if values is not None:
         yield from before_unrolled(low, op.body)
@@ -120,7 +123,7 @@ def _for(low: Lowering, op: For) -> Iterable[Op]:
 
 def _while(low: Lowering, op: While) -> Iterable[Op]:
     op = low.plain(op)
-    low.touched = low.touched or touches(op.body, low.touched, low.instance.threads)
+    low.touched = touches(op.body, low.touched, low.instance.threads, low.fixed) or low.touched
     body = low.inside(op, "body", op.body)
     low.fenced = False
     yield rebuild(op, body=body)
@@ -473,6 +476,9 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str]) -> Lowering:
         )
     low.ranges = low.ranges.where(low.warp, 0, -(-prod(kernel.threads) // WARP) - 1)
     low.free_ids = _free_barriers(kernel)
+    read = {b for op in walk_ops(kernel) for b in read_buffers(op)}
+    tensors = {b.name for b in read if b.space is Space.GLOBAL}
+    low.fixed = frozenset(tensors - written_by(kernel))
     low.crossing = crossing_barriers(kernel)
     low.peer_fence = peer_fence(kernel)
     return low
@@ -486,7 +492,7 @@ def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Tar
     if _has_roles(kernel) or _reads(body, low.warp):
         start.append(Intrinsic("warp_index", (linear,), low.warp, loc=kernel.loc))
     for found in low.maps.values():
-        detail = (found.name, found.swizzle, *found.box)
+        detail = found.said.detail
         start.append(Hint("tensor_map", found.tensor, detail=detail, loc=kernel.loc))
     arrays, body = settle_scratch(kernel, body, low.exchanges, target)
     start += arrays
@@ -537,7 +543,7 @@ RULES: dict[type[Op], Rule] = {
     Turn: _turn,
     Copy: lower_copy,
     Gemm: lower_gemm,
-    Map: lower_map,
+    Map: lower_nest,
     Reduce: _exchanging(lower_reduce),
     Fill: lower_fill,
     Atomic: lower_atomic,

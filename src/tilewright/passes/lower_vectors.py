@@ -33,6 +33,7 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
+from tilewright.ir.gather import Gather
 from tilewright.ir.op import Alloc, Body, For, Hint, If, Intrinsic, Let, Map, Op, Store, op_loads
 from tilewright.ir.rewrite import map_exprs, substitute_vars
 from tilewright.ir.simplify import simplify
@@ -119,6 +120,41 @@ def lower_groups(nest: Nest, op: Map, lower: Callable[[Nest, Body], Body]) -> Bo
     return _emit(nest, statements, count, found, group, lower)
 
 
+def moved_together(nest: Nest, found: Gather, group: Var, count: int) -> Access | None:
+    """How a group of `count` values is read from the tensor at once; None where it is not."""
+    names: dict[Load, Var] = {}
+    indices = tuple(_named(i, names) for i in found.load.indices)
+    cond = _named(found.cond, names)
+    rows = tuple((var, load) for load, var in names.items())
+    load = found.load
+    if count > 1:
+        return _access(nest, load.buffer, (), Candidate(indices, cond, rows), group, count, 1)
+    low = nest.low
+    if not low.begins_on(load.buffer, load.dtype.bits // 8):
+        return None
+
+    def at(e: Expr) -> Expr:
+        first = group if nest.values > 1 else const(0)
+        return low.simplify(substitute(e, {nest.var: first}))
+
+    places = tuple(at(nest.index(i)) for i in indices)
+    before = low.ranges
+    low.ranges = before.where(group, 0, max(nest.values - 1, 0))
+    inside = _both(at(nest.expr(cond)), low.within(load.buffer, places))
+    low.ranges = before
+    named = tuple((var, at(nest.expr(e))) for var, e in rows)
+    return Access(load.buffer, (), places, inside, 1, 1, named)
+
+
+def _named(e: Expr, names: dict[Load, Var]) -> Expr:
+    """`e` with a name for each load in it."""
+    if isinstance(e, Load):
+        return names.setdefault(e, Var(f" row {len(names)}", e.dtype))
+    children = tuple(_named(c, names) for c in e.children)
+    same = all(a is b for a, b in zip(children, e.children, strict=True))
+    return e if same else e.rebuild(children)
+
+
 def _statements(body: Body, root: Root) -> Statements | None:
     """The body's statements, each with the condition on which it runs; None where there are others
     than plain ones."""
@@ -146,14 +182,6 @@ def _candidates(statements: Statements, root: Root) -> dict[Place, Candidate]:
     found: dict[Place, Candidate] = {}
     names: dict[Load, Var] = {}
 
-    def named(e: Expr) -> Expr:
-        """`e` with a name for each load in it."""
-        if isinstance(e, Load):
-            return names.setdefault(e, Var(f" row {len(names)}", e.dtype))
-        children = tuple(named(c) for c in e.children)
-        same = all(a is b for a, b in zip(children, e.children, strict=True))
-        return e if same else e.rebuild(children)
-
     def note(buffer: Buffer, indices: tuple[Expr, ...], cond: Expr, stores: bool = False) -> None:
         if buffer.space not in MEMORY or buffer.dtype.bits < 8:
             return
@@ -165,8 +193,8 @@ def _candidates(statements: Statements, root: Root) -> dict[Place, Candidate]:
                 )  # several conditions: what is loaded too often is not stored so
                 return
             cond = cond if cond is before.given else TRUE
-        plain = tuple(named(substitute(i, lets)) for i in indices)
-        given, cond = cond, named(substitute(cond, lets))
+        plain = tuple(_named(substitute(i, lets), names) for i in indices)
+        given, cond = cond, _named(substitute(cond, lets), names)
         used = {v for e in (*plain, cond) for v in variables(e)}
         rows = tuple((var, load) for load, var in names.items() if var in used)
         # outside a tensor there are zeros, wherever the load stands; other memory has no guard
@@ -271,7 +299,7 @@ def _access(
     if multiple_of(starts[-1], ranges) % count:
         return None
     before = low.ranges
-    low.ranges = ranges
+    low.ranges = ranges.given(wanted)
     inside = low.within(buffer, starts)
     # where rows are no whole groups, one that begins inside may end outside
     ends = (*starts[:-1], simplify(starts[-1] + (count - 1), ranges))

@@ -62,6 +62,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import OpT, fresh_name, map_exprs, rebuild
 from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor_map import MapHint, seen_sizes
 from tilewright.ir.uniform import PerThread
 from tilewright.passes.addresses import (
     fit_index,
@@ -116,10 +117,11 @@ class TensorMap:
     tensor: Buffer
     box: tuple[int, ...]
     swizzle: int
+    sizes: tuple[int, ...] = ()  # of the view of `tensor` that they are boxes of
 
     @property
-    def key(self) -> tuple[str, tuple[int, ...], int]:
-        return self.tensor.name, self.box, self.swizzle
+    def said(self) -> MapHint:
+        return MapHint(self.name, self.swizzle, self.box, self.sizes)
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ class Lowering:
     unrolled: dict[Var, range] = field(default_factory=dict)
     maps: dict[Any, TensorMap] = field(default_factory=dict)
     touched: bool = False
+    fixed: frozenset[str] = frozenset()  # tensors that the kernel does not write
     open_group: list[Buffer] = field(default_factory=list)
     committed: list[frozenset[Buffer]] = field(default_factory=list)
     fenced: bool = False
@@ -255,7 +258,9 @@ class Lowering:
         key = (tensor.name, box, swizzle)
         if key not in self.maps:
             name = self.var(f"{tensor.name}_map").name
-            self.maps[key] = TensorMap(name, tensor, box, swizzle)
+            root, _ = self.base(tensor)
+            sizes = () if root is tensor else seen_sizes(tensor)
+            self.maps[key] = TensorMap(name, root, box, swizzle, sizes)
         return self.maps[key]
 
     def exchange(self, kind: DType, count: int, loc: Loc | None) -> tuple[Buffer, Body]:
@@ -503,31 +508,38 @@ def meets(op: Sync, threads: int) -> bool:
     return op.scope in ("block", "cluster") or threads == WARP
 
 
-def touches(body: Body, before: bool, threads: int) -> bool:
-    """Whether, behind `body`, threads have accessed memory since they last met."""
+def touches(body: Body, before: bool, threads: int, fixed: frozenset[str] = frozenset()) -> bool:
+    """Whether, behind `body`, threads have accessed memory since they last met; that of tensors
+    that are `fixed` does not count."""
     state = before
     for op in body:
         if isinstance(op, Sync) and meets(op, threads):
             state = False
         elif isinstance(op, If):
-            state = touches(op.then, state, threads) or touches(op.orelse, state, threads)
+            sides = [touches(side, state, threads, fixed) for side in (op.then, op.orelse)]
+            state = any(sides)
         elif any(True for _ in bodies(op)) and not isinstance(op, Map):
             for inner in bodies(op):
-                state = touches(inner, state, threads) or state
-        elif accesses_memory(op):
+                state = touches(inner, state, threads, fixed) or state
+        elif accesses_memory(op, fixed):
             state = True
     return state
 
 
-def accesses_memory(op: Op) -> bool:
-    """Whether the threads themselves read or write shared or global memory in `op`."""
+def accesses_memory(op: Op, fixed: frozenset[str] = frozenset()) -> bool:
+    """Whether the threads themselves read or write shared or global memory in `op`, other than
+    tensors that are `fixed`. What `cp.async` gathers they see only behind their wait for it, and
+    what tells others of that orders it too."""
     if isinstance(op, (Copy, Gemm)) and op.atom in (*ENGINE_ATOMS, "wgmma"):
+        return False
+    if isinstance(op, Map) and op.atom is not None:
         return False
     for inner in walk_ops(op):
         if isinstance(inner, Store) and inner.buffer.space in MEMORY:
             return True
         if any(r.buffer.space in MEMORY for r in regions(inner, reads=True, writes=True)):
             return True
-        if any(x.buffer.space in MEMORY for e in expressions(inner) for x in loads(e)):
+        read = [x.buffer for e in expressions(inner) for x in loads(e)]
+        if any(b.space in MEMORY and b.name not in fixed for b in read):
             return True
     return False

@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from tilewright.ir import scope
+from tilewright.ir.atoms import Feature
 from tilewright.ir.bounds import Ranges, bounds, prove
 from tilewright.ir.buffer import Buffer, Space, element, whole
 from tilewright.ir.dtype import BARRIER, INT32
@@ -67,6 +68,7 @@ from tilewright.ir.target import Target
 from tilewright.passes.ahead import Ahead
 from tilewright.passes.cluster_blocks import blocks_of_cluster
 from tilewright.passes.fetched_scalars import Fetches, find_fetches, make_fetches
+from tilewright.passes.gathers import WIDE, rows_before
 from tilewright.passes.insert_syncs import settle_stores
 from tilewright.passes.loop_sections import Section, Sections, always
 from tilewright.passes.matrix_groups import (
@@ -91,14 +93,18 @@ from tilewright.passes.rings import (
     Slots,
     copy_at,
     fill_groups,
+    is_async_fill,
     mentioned,
+    nest_at,
     ring_key,
     slot_region,
     slots_of,
+    slotted,
     staged,
     written_in,
 )
 from tilewright.passes.roles import (
+    GROUP,
     NoProducer,
     consuming_warps,
     producer_of,
@@ -137,6 +143,11 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
                 against = str(error)
         for plan in work.plans.values() if against else ():
             because(kernel.name, plan.loop, f"filled by all threads: {against}")
+    for plan in work.plans.values():
+        for fill in plan.fills.values():
+            if isinstance(fill.copy, Map):
+                said = f"{fill.tile.name} gathered by cp.async, {fill.width} bytes at a time"
+                because(kernel.name, plan.loop, said)
     work.turn_tiles()
     body = work.body(numbered.body, scope.entry(numbered, program.dims), looped=False)
     body = settle_matrix_groups((*work.start(), *body), work.fills_ring)
@@ -239,7 +250,7 @@ class _Pipeliner:
         if key not in self.rings:
             slots = {}
             for fill in fills:
-                buffer = fill.copy.dst.buffer
+                buffer = fill.tile
                 used = any(buffer.name in ring.slots for ring in self.rings.values())
                 name = fresh_name(buffer.name, self.names) if used else buffer.name
                 slots[buffer.name] = slots_of(buffer, name, stages)
@@ -250,10 +261,10 @@ class _Pipeliner:
             if together not in self.turns:
                 self.turns[together] = self.counter(f"{plan.loop.var.name}_turn")
             full = free = None
-            if how == BULK:
-                full = self.barrier(f"{fills[0].copy.dst.buffer.name}_full", stages)
+            if how == BULK or self.apart:
+                full = self.barrier(f"{fills[0].tile.name}_full", stages)
             if self.apart:
-                free = self.barrier(f"{fills[0].copy.dst.buffer.name}_free", stages)
+                free = self.barrier(f"{fills[0].tile.name}_free", stages)
             # of all loops that go round the ring: each hands slots back to whoever fills them
             peers = max(fill.peers for group in self.groups_of(key) for fill in group)
             self.rings[key] = Ring(stages, how, slots, self.turns[together], full, free, peers)
@@ -291,6 +302,8 @@ class _Pipeliner:
         found += [Alloc(b, const(0), loc=loc) for b in self.counters]
         warps = consuming_warps(self.kernel)
         arrivals = {ring.free: warps * ring.peers for ring in self.rings.values()}
+        # each warp of the producer says when its `cp.async` have come
+        arrivals |= {ring.full: GROUP for ring in self.rings.values() if ring.how == CP_ASYNC}
         if self.fetches is not None:
             found.insert(0, Alloc(self.fetches.values, loc=loc))
             arrivals[self.fetches.ring.free] = warps
@@ -305,8 +318,7 @@ class _Pipeliner:
         written = written_in((op,))
         if any(written & {b.name for b in ring.slots.values()} for ring in self.turning_rings()):
             return True
-        by_engine = isinstance(op, Copy) and op.atom in (BULK, CP_ASYNC)
-        return by_engine and bool(written & self.ring_names)
+        return is_async_fill(op) and bool(written & self.ring_names)
 
     def turn_tiles(self) -> None:
         """Tiles that threads fill for products get slots, as far as there is room."""
@@ -358,6 +370,8 @@ class _Pipeliner:
             work.at(Place(tile.last), always([over]))
         refills: dict[Place, Groups] = {}
         groups = self.grouped(plan)
+        if not self.apart:
+            groups = [(ring, [self.rows_before(f, loop, found) for f in fs]) for ring, fs in groups]
         for ring, fills in groups:
             uses = work.in_time({k for f in fills for k in f.uses})
             work.rings.append(ring)
@@ -392,6 +406,14 @@ class _Pipeliner:
         runs = prove(compare("<", loop.start, loop.stop), ranges) is True
         return [*found, *work.loops(lambda body: self.single.loads(body, True), runs)]
 
+    def rows_before(self, fill: Fill, loop: For, before: list[Op]) -> Fill:
+        """`fill`, what finds its elements in every iteration loaded `before` the loop."""
+        if not isinstance(fill.copy, Map):
+            return fill
+        rows, nest = rows_before(fill.copy, loop, self.names)
+        before += rows
+        return dataclasses.replace(fill, copy=nest)
+
     # ── a producer of its own ────────────────────────────────────────────────────────────────
 
     def why_whole(self) -> str | None:
@@ -399,9 +421,11 @@ class _Pipeliner:
         fills = [fill for plan in self.plans.values() for fill in plan.fills.values()]
         if not fills:
             return "nothing runs ahead"
-        slow = [fill.copy.dst.buffer.name for fill in fills if fill.how != BULK]
+        slow = [f.tile.name for f in fills if f.how != BULK and f.width < WIDE]
         if slow:
             return f"the bulk engine cannot fill {slow[0]}"
+        if Feature.BULK_COPY not in self.target.features:
+            return f"{self.target.arch} has no bulk engine, or it is switched off"
         if blocks_of_cluster(self.kernel) > 1 and self.kernel.rank is None:
             return "it runs in clusters"
         return why_not(self.kernel)
@@ -529,6 +553,10 @@ class _Pipeliner:
                 full = element(ring.full, slot)
                 found.append(Arrive(full, const(ring.bytes), loc=fills[0].copy.loc))
             for fill in fills:
+                if isinstance(fill.copy, Map):
+                    nest = nest_at(fill.copy, loop, value, self.names)
+                    found.append(slotted(rebuild(nest, atom=ring.how), ring.slots, slot))
+                    continue
                 copy = copy_at(fill.copy, loop, value)
                 buffer = ring.slots[copy.dst.buffer.name]
                 dst = slot_region(copy.dst, buffer, slot)
@@ -581,7 +609,7 @@ def _one_slot_is_enough(plan: Plan, skew: Skew) -> Skew | str:
     for group in fill_groups(plan):
         kinds = {k in skew.late for fill in group for k in fill.uses}
         if len(kinds) > 1:
-            return f"{group[0].copy.dst.buffer.name} has one slot for two iterations"
+            return f"{group[0].tile.name} has one slot for two iterations"
         (late if kinds == {True} else early).append(min(fill.at for fill in group))
     if late and early and min(late) < max(early):
         return "its one slot of what is used late is filled first"

@@ -10,6 +10,7 @@ from tilewright.ir.op import (
     Copy,
     Hint,
     Kernel,
+    Map,
     Op,
     Role,
     Wait,
@@ -24,7 +25,7 @@ def why_placed(op: Op) -> str | None:
         return "the kernel has roles, barriers or waits of its own"
     if isinstance(op, Hint) and op.name == "ws":
         return "the kernel places statements on warps"
-    if isinstance(op, Copy) and op.atom is not None and ATOMS[op.atom].is_async:
+    if isinstance(op, (Copy, Map)) and op.atom is not None and ATOMS[op.atom].is_async:
         return "the kernel has asynchronous copies of its own"
     return None
 

@@ -43,6 +43,7 @@ from tilewright.ir.rewrite import (
     rebuild,
 )
 from tilewright.ir.target import Target
+from tilewright.passes.ahead import Ahead
 from tilewright.passes.reasons import at_line, because
 from tilewright.passes.rings import leaves_early, written_by
 
@@ -58,7 +59,7 @@ def prefetch_loads(program: Program, target: Target) -> Program:
     def one(kernel: Kernel) -> Kernel:
         if any(isinstance(op, Role) for op in walk_ops(kernel)):
             return kernel
-        work = _Prefetch(kernel, names, written_by(kernel))
+        work = _Prefetch(kernel, names, written_by(kernel), Ahead(kernel, program, target))
         return rebuild(kernel, body=map_body(kernel.body, work.loop))
 
     return map_kernels(program, one)
@@ -94,6 +95,7 @@ class _Prefetch:
     kernel: Kernel
     names: set[str]
     written: set[str]
+    ahead: Ahead
 
     def loop(self, op: Op) -> Body | None:
         if not isinstance(op, For) or op.kind != "pipelined" or op.stages < 2:
@@ -110,7 +112,8 @@ class _Prefetch:
         for each in op.body:
             if isinstance(each, Let):
                 lets[each.var] = substitute(each.value, lets)
-            if not isinstance(each, Map) or each.layout is not None:
+            runs_ahead = id(each) in self.ahead.copies
+            if not isinstance(each, Map) or each.layout is not None or runs_ahead:
                 body.append(each)
                 continue
             nest, found = self.nest(each, op.var, lets, inner)
@@ -121,6 +124,8 @@ class _Prefetch:
                 body.append(one.loaded({op.var: op.var + step}, each, self.names))
             if found:
                 said = f"loads of the nest {at_line(each.loc)} one iteration early"
+                if id(each) in self.ahead.against:
+                    said += f", not by cp.async: {self.ahead.against[id(each)]}"
                 because(self.kernel.name, op, said)
             body.append(nest)
         return (*before, rebuild(op, body=tuple(body))) if before else None

@@ -25,6 +25,7 @@ from tilewright.ir.op import (
     For,
     Hint,
     Kernel,
+    Map,
     Op,
     Reduce,
     Relayout,
@@ -114,7 +115,7 @@ def _drained(kernel: Kernel) -> Kernel:
     for op in kernel.body:
         body.append(op)
         if isinstance(op, (For, While)) and any(
-            isinstance(inner, Copy) and inner.atom == "cp_async" for inner in walk_ops(op)
+            isinstance(inner, (Copy, Map)) and inner.atom == "cp_async" for inner in walk_ops(op)
         ):
             body.append(WaitGroup("cp_async", 0, loc=op.loc))
     return rebuild(kernel, body=tuple(body)) if len(body) != len(kernel.body) else kernel

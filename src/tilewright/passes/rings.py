@@ -17,6 +17,7 @@ from tilewright.ir.expr import (
     transform,
 )
 from tilewright.ir.fragment import Fragment
+from tilewright.ir.gather import gather_of
 from tilewright.ir.layout import ComposedLayout, Layout
 from tilewright.ir.op import (
     Body,
@@ -27,6 +28,7 @@ from tilewright.ir.op import (
     Hint,
     Intrinsic,
     Kernel,
+    Map,
     Op,
     Store,
     View,
@@ -37,7 +39,7 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import map_ops, rebuild
+from tilewright.ir.rewrite import map_ops, rebuild, rename_unique, substitute_vars
 
 if TYPE_CHECKING:
     from tilewright.passes.skew import Skew
@@ -117,14 +119,21 @@ class Ring:
 
 @dataclass
 class Fill:
-    """A copy that may run ahead in a loop: statement `at` of its body, the body's names resolved.
-    `uses` are the statements that read what it brings, in order."""
+    """A copy, or a nest that gathers (`gathers`), that may run ahead in a loop: statement `at` of
+    its body, the body's names resolved. `uses` are the statements that read what it brings, in
+    order."""
 
     at: int
-    copy: Copy
+    copy: Copy | Map
     how: str
     uses: list[int]
     peers: int = 1  # blocks of a cluster that need the same, and load a part each
+    width: int = 0  # bytes that one `cp.async` moves
+
+    @property
+    def tile(self) -> Buffer:
+        """What it fills."""
+        return filled_by(self.copy)
 
 
 @dataclass(frozen=True)
@@ -165,7 +174,28 @@ def fill_groups(plan: Plan) -> list[list[Fill]]:
 
 
 def ring_key(fills: list[Fill], stages: int) -> RingKey:
-    return tuple(f.copy.dst.buffer.name for f in fills), stages, fills[0].how
+    return tuple(f.tile.name for f in fills), stages, fills[0].how
+
+
+def filled_by(op: Copy | Map) -> Buffer:
+    """The tile of a copy, or of a nest that gathers."""
+    if isinstance(op, Copy):
+        return op.dst.buffer
+    found = gather_of(op)
+    assert found is not None
+    return found.store.buffer
+
+
+def is_async_fill(op: Op) -> bool:
+    """Whether shared memory is written behind the threads' back."""
+    return isinstance(op, (Copy, Map)) and op.atom in (BULK, CP_ASYNC)
+
+
+def nest_at(nest: Map, loop: For, value: Expr, names: set[str]) -> Map:
+    """`nest` in the iteration in which the loop's variable is `value`."""
+    (new,) = rename_unique((substitute_vars(nest, {loop.var: value}),), names)
+    assert isinstance(new, Map)
+    return new
 
 
 def copy_at(copy: Copy, loop: For, value: Expr) -> Copy:

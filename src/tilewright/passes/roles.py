@@ -19,7 +19,18 @@ from math import prod
 from typing import TypeAlias
 
 from tilewright.ir.buffer import Buffer, Space, element
-from tilewright.ir.expr import Expr, Load, Var, const, loads, substitute, variables
+from tilewright.ir.expr import (
+    TRUE,
+    Expr,
+    Load,
+    Var,
+    compare,
+    const,
+    loads,
+    substitute,
+    variables,
+)
+from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -27,6 +38,7 @@ from tilewright.ir.op import (
     BarrierInit,
     Body,
     Break,
+    Commit,
     Continue,
     Fence,
     For,
@@ -36,17 +48,21 @@ from tilewright.ir.op import (
     Intrinsic,
     Kernel,
     Let,
+    Map,
     Op,
     Program,
     Role,
     Store,
     Sync,
+    View,
     Wait,
+    WaitGroup,
     While,
     bodies,
     bound,
     expressions,
     op_loads,
+    read_buffers,
     regions,
     walk_ops,
 )
@@ -60,12 +76,30 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.target import Target
 from tilewright.passes.fetched_scalars import Fetches, known_scalars
-from tilewright.passes.rings import SLOTS, Groups, Ring, copy_at, part_of, slot_region
+from tilewright.passes.gathers import rows_before
+from tilewright.passes.rings import (
+    BULK,
+    CP_ASYNC,
+    SLOTS,
+    Groups,
+    Ring,
+    copy_at,
+    nest_at,
+    part_of,
+    slot_region,
+    slotted,
+)
 
 PRODUCER, CONSUMER = "producer", "consumer"
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 # registers of a thread of (producer, consumers), by the number of consuming warpgroups
 REGISTERS = {2: (24, 240), 3: (32, 160)}
+# where the producer finds the places of single rows: more for it, as far as the consumers'
+# fragments, of so many registers at the most, leave some
+GATHERING = {
+    2: {144: (88, 208), 192: (56, 224), 255: (40, 232)},
+    3: {80: (80, 144), 255: (56, 152)},
+}
 LAUNCHES = ("pdl_wait", "pdl_launch")
 NAMED = 1  # the barrier on which consumers meet
 DEALT = "dealt"  # the hint for kernels whose tiles go to several warpgroups (`deal_tiles`)
@@ -115,7 +149,9 @@ def why_not(kernel: Kernel) -> str | None:
     return None
 
 
-Fills: TypeAlias = dict[int, list[Op]]  # by the statement that they stand for; -1: at the end
+# by the statement that they stand for, and at the end of an iteration, before the loop, behind it
+Fills: TypeAlias = dict[int, list[Op]]
+END, BEFORE, BEHIND = -1, -2, -3
 
 
 def why_not_worth(kernel: Kernel) -> str | None:
@@ -169,6 +205,8 @@ class Slice:
                 var = Var(fresh_name(op.var.name, self.names), op.var.dtype)
                 found.append(rebuild(op, var=var, value=substitute(op.value, values)))
                 values[op.var] = var
+            elif isinstance(op, View) and op.source.space is Space.GLOBAL:
+                found.append(rebuild(op, offset=substitute(op.offset, values)))
             elif isinstance(op, Hint) and op.name == "assume" and op.value is not None:
                 found.append(rebuild(op, value=substitute(op.value, values)))
             elif isinstance(op, For):
@@ -202,22 +240,28 @@ class Slice:
                 values[op.result] = result
             elif any(self.works(self.body(inner, values)) for inner in bodies(op)):
                 raise NoProducer(f"a {type(op).__name__.lower()} stands around a pipelined loop")
-        return self.pruned([*found, *filled(-1)])
+        return self.pruned([*found, *filled(END)])
 
     def loop(self, op: For, values: dict[Var, Expr]) -> list[Op]:
         var = Var(fresh_name(op.var.name, self.names), op.var.dtype)
         inner = {**values, op.var: var}
-        body = self.body(op.body, inner, self.fill(op, var))
+        fills = self.fill(op, var)
+        body = self.body(op.body, inner, fills)
         if not self.works(body):
             return []
         start, stop, step = (
             self.checked(substitute(e, values)) for e in (op.start, op.stop, op.step)
         )
         kind = "persistent" if op.kind == "persistent" else "serial"
-        return [For(var, start, stop, tuple(body), step=step, kind=kind, loc=op.loc)]
+        before, behind = (
+            substitute_vars(tuple(fills.get(at, ())), values) for at in (BEFORE, BEHIND)
+        )
+        new = For(var, start, stop, tuple(body), step=step, kind=kind, loc=op.loc)
+        self.slots |= {each.var for each in before if isinstance(each, Let)}
+        return [*before, new, *behind]
 
     def works(self, body: Iterable[Op]) -> bool:
-        return any(not isinstance(op, (Let, Hint, Alloc)) for op in body)
+        return any(not isinstance(op, (Let, Hint, Alloc, View)) for op in body)
 
     def checked(self, e: Expr) -> Expr:
         for load in loads(e):
@@ -227,10 +271,11 @@ class Slice:
         return e
 
     def pruned(self, body: list[Op]) -> list[Op]:
-        """Without names that nobody asks for, and what is assumed of them; those that stay must be
-        known here."""
+        """Without names and views that nobody asks for, and what is assumed of them; those that
+        stay must be known here."""
         kept: list[Op] = []
         needed: set[Var] = set()
+        read: set[str] = set()
         named = {op.var for op in body if isinstance(op, Let)}
         for op in reversed(body):
             asked = {v for e in expressions(op) for v in variables(e)}
@@ -240,7 +285,11 @@ class Slice:
                 if op.var not in needed:
                     continue
                 self.checked(op.value)
+            if isinstance(op, View) and op.buffer.name not in read:
+                continue
+            read |= {op.source.name} if isinstance(op, View) else set()
             for inner in walk_ops(op):
+                read |= {b.name for b in read_buffers(inner)}
                 for e in expressions(inner):
                     needed |= variables(e)
                 for r in regions(inner, reads=True, writes=True):
@@ -269,7 +318,9 @@ def producer_of(
         for ring, fills in rings.get(id(loop), ()):
             assert ring.full is not None and ring.free is not None
             loc = fills[0].copy.loc
-            found = places.setdefault(min(each.at for each in fills), [])
+            # what takes many instructions comes behind what takes one
+            at = min(each.at for each in fills) if ring.how == BULK else END
+            found = places.setdefault(at, [])
             slot: Expr = const(0)
             if ring.stages > 1:
                 slot = Var(fresh_name(f"{loop.var.name}_slot", names))
@@ -277,10 +328,17 @@ def producer_of(
             fresh = (ring.phase() + 1) % 2  # a barrier that nobody has arrived at lets it pass
             found.append(Wait(element(ring.free, slot), fresh, loc=loc))
             full = element(ring.full, slot)
-            found.append(Arrive(full, const(ring.bytes), loc=loc))
+            if ring.how == BULK:
+                found.append(Arrive(full, const(ring.bytes), loc=loc))
             for each in fills:
                 if not _known(each.copy, written, scalars):
                     raise NoProducer("what is copied depends on what the kernel writes")
+                if isinstance(each.copy, Map):
+                    rows, nest = rows_before(each.copy, loop, names)
+                    places.setdefault(BEFORE, []).extend(rows)
+                    nest = rebuild(nest_at(nest, loop, var, names), atom=ring.how)
+                    found.append(slotted(nest, ring.slots, slot))
+                    continue
                 copy = copy_at(each.copy, loop, var)
                 sent = None
                 if each.peers > 1:
@@ -289,14 +347,18 @@ def producer_of(
                     assert part is not None  # as `ahead` has seen
                     copy, sent = part, const((1 << each.peers) - 1)
                 dst = slot_region(copy.dst, ring.slots[copy.dst.buffer.name], slot)
-                new = rebuild(copy, dst=dst, barrier=full, atom=ring.how, multicast=sent)
+                counted = full if ring.how == BULK else None
+                new = rebuild(copy, dst=dst, barrier=counted, atom=ring.how, multicast=sent)
                 found.append(new)
+            if ring.how == CP_ASYNC:
+                for at, more in announced(ring, loop, var).items():
+                    places.setdefault(at, []).extend(more)
             turned[ring.counter] = None
         for counter in turned:
             own = replace(counter, name=fresh_name(counter.name, names))
             counters.setdefault(counter, own)
             turn = Store(counter, (), Load(counter, ()) + 1, loc=loop.loc)
-            places.setdefault(-1, []).append(turn)
+            places.setdefault(END, []).append(turn)
         return places
 
     part = Slice(names, written, fill, fetches, scalars).body(kernel.body, {})
@@ -313,11 +375,33 @@ def producer_of(
         op.buffer: replace(op.buffer, name=fresh_name(op.buffer.name, names))
         for each in body
         for op in walk_ops(each)
-        if isinstance(op, Alloc)
+        if isinstance(op, (Alloc, View))
     }
     copies = [replace_buffers(op, counters | own) for op in body]
     first = consuming_warps(kernel)
     return Role(PRODUCER, first, GROUP, (*starts, *copies), derived=True, loc=kernel.loc)
+
+
+def announced(ring: Ring, loop: For, var: Var) -> Fills:
+    """What tells the consumers of a slot that `cp.async` has filled it: its threads wait, as many
+    iterations later as a slot is used before it is needed again, and each warp says so."""
+    assert ring.full is not None
+    late, loc = max(ring.stages - 2, 0), loop.loc
+
+    def said(behind: int) -> list[Op]:
+        assert ring.full is not None
+        full = element(ring.full, ring.slot(ring.stages - behind) if behind else ring.slot())
+        arrived = Arrive(full, count=const(GROUP), by="warps", loc=loc)
+        return [Fence("proxy_async", loc=loc), arrived]
+
+    found: Fills = {END: [Commit(CP_ASYNC, loc=loc), WaitGroup(CP_ASYNC, late, loc=loc)]}
+    begun = compare(">=", var, loop.start + late * loop.step)
+    found[END] += [If(begun, (*said(late),), loc=loc)] if late else said(0)
+    for left in reversed(range(late)):
+        ran = compare("<", loop.start + left * loop.step, loop.stop)
+        found.setdefault(BEHIND, []).append(WaitGroup(CP_ASYNC, left, loc=loc))
+        found[BEHIND] += said(left + 1) if ran is TRUE else [If(ran, (*said(left + 1),), loc=loc)]
+    return found
 
 
 def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> list[Op]:
@@ -379,12 +463,24 @@ def _parted(kernel: Kernel) -> Kernel:
         return None
 
     body = map_body(tuple(inside), among_consumers)
-    moved = REGISTERS.get(warps // GROUP, (None, None))
+    moved = _registers(producer[0], body, warps // GROUP)
     roles = (
         Role(CONSUMER, 0, warps, body, registers=moved[1], loc=kernel.loc),
         rebuild(producer[0], derived=False, registers=moved[0]),
     )
     return rebuild(kernel, threads=(threads + GROUP * WARP,), body=(*outside, *roles))
+
+
+def _registers(producer: Role, body: Body, groups: int) -> tuple[int | None, int | None]:
+    """Of a thread of the producer, and of one of the `groups` of consumers that run `body`."""
+    if groups not in REGISTERS or not any(isinstance(op, Map) for op in walk_ops(producer)):
+        return REGISTERS.get(groups, (None, None))
+    held = [op.buffer for op in walk_ops(body) if isinstance(op, Alloc)]
+    words = sum(
+        -(-b.layout.values * b.dtype.bits // 32) for b in held if isinstance(b.layout, Fragment)
+    )
+    choices = GATHERING[groups]
+    return next((choices[most] for most in sorted(choices) if words <= most), choices[255])
 
 
 def _asked_for(body: Iterable[Op]) -> set[Var]:
@@ -408,7 +504,7 @@ def _asked(kernel: Kernel, rings: Mapping[int, Groups]) -> set[str]:
             exprs += [*op.dst.starts, *([] if op.value is None else [op.value])]
     for groups in rings.values():
         for _, fills in groups:
-            exprs += [e for f in fills for e in (*f.copy.src.starts, *f.copy.src.extents)]
+            exprs += [e for f in fills for op in walk_ops(f.copy) for e in expressions(op)]
     lets = {op.var: op.value for op in walk_ops(kernel.body) if isinstance(op, Let)}
     stores = [op for op in walk_ops(kernel.body) if isinstance(op, Store) and not op.indices]
     found: set[str] = set()
@@ -424,7 +520,7 @@ def _asked(kernel: Kernel, rings: Mapping[int, Groups]) -> set[str]:
 
 def _known(op: Op, written: set[str], scalars: set[str]) -> bool:
     """Whether a copy's own loads are of tensors that nobody writes, or of scalars known here."""
-    found = {x.buffer for x in op_loads(op)}
+    found = {x.buffer for inner in walk_ops(op) for x in op_loads(inner)}
     return all(
         b.name in scalars or (b.space is Space.GLOBAL and b.name not in written) for b in found
     )

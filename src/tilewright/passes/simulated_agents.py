@@ -44,6 +44,7 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.passes import unit_times as rates
+from tilewright.passes.rings import filled_by
 from tilewright.passes.simulated_units import Steps
 from tilewright.passes.steady_loop import Env, is_quiet, trips, value
 from tilewright.passes.unit_times import TENSOR, THREADS
@@ -223,6 +224,11 @@ class Walk:
         """With loads and stores of global memory as they stand in it."""
         points = prod(int(value(e, self.env)) for e in op.extents) / self.who.peers
         inner = list(walk_ops(op.body))
+        if op.atom == "cp_async":
+            tile = filled_by(op).dtype
+            yield self.sim.slots.run(self.sim.cost(op)[1] / self.who.peers / 8)
+            self.joins("cp_async", *self.sim.move(self.who, op, points * tile.bits / 8))
+            return
         reads = {x.buffer.name: x.dtype.bits / 8 for i in inner for x in op_loads(i)
                  if x.buffer.space is Space.GLOBAL}  # fmt: skip
         writes = {i.buffer.name: i.buffer.dtype.bits / 8 for i in inner

@@ -84,7 +84,7 @@ def find_skew(
     if loop.order is not None:
         return _pinned(loop, body)
     if not asked:
-        body.rings = [Held(fill.uses, load_cycles(fill.copy), loop.stages) for fill in fills]
+        body.rings = [Held(fill.uses, load_cycles(fill.tile), loop.stages) for fill in fills]
     products = [k for k in body.all if body.units[k] == TENSOR]
     if len(products) < 2:
         return "it has fewer than two products on the tensor core"

@@ -116,9 +116,11 @@ def split_loops(program: Program, target: Target) -> Program:
 
 
 def _guarded(op: Op) -> bool:
-    """Whether nests in `op` have conditions."""
+    """Whether nests in `op` have conditions; of those that only copy they cost nothing."""
     if not isinstance(op, Map):
         return any(_guarded(inner) for body in bodies(op) for inner in body)
+    if op.atom is not None:
+        return False
     return any(
         isinstance(inner, If)
         or any(isinstance(node, Select) for e in expressions(inner) for node in walk(e))

@@ -27,6 +27,7 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
+from tilewright.ir.gather import as_gather
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -46,6 +47,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.bulk_rules import bulk_eligible
+from tilewright.passes.rings import filled_by
 from tilewright.passes.roles import dealt_to
 
 LEAST = 64 * 64  # elements of a tile that is worth the trip
@@ -240,6 +242,8 @@ def planned_bytes(kernel: Kernel) -> int:
     for op in walk_ops(kernel):
         if isinstance(op, For) and op.kind == "pipelined":
             for inner in walk_ops(op.body):
+                if isinstance(inner, Map) and (nest := as_gather(inner, {})) is not None:
+                    stages.setdefault(filled_by(nest).name, set()).add(max(1, op.stages))
                 if not isinstance(inner, Copy) or inner.src.buffer.space is not Space.GLOBAL:
                     continue
                 if inner.dst.buffer.space is Space.SHARED:

@@ -30,12 +30,14 @@ from tilewright.ir.op import (
     Map,
     Op,
     Reduce,
+    Store,
     Sync,
     Turn,
     Wait,
     WaitGroup,
     While,
     bodies,
+    expressions,
     read_buffers,
     walk_ops,
     written_buffers,
@@ -105,7 +107,18 @@ def is_quiet(op: Op) -> bool:
 
 
 def _works(op: Op) -> bool:
-    return any(isinstance(inner, (Gemm, Map, Reduce)) for inner in walk_ops(op))
+    return any(
+        isinstance(inner, (Gemm, Reduce)) or (isinstance(inner, Map) and not _only_moves(inner))
+        for inner in walk_ops(op)
+    )
+
+
+def _only_moves(op: Map) -> bool:
+    """A nest that copies, or loads what copies ask for: who fills rings has such ones."""
+    stored = [i.value for i in walk_ops(op.body) if isinstance(i, Store)]
+    return op.atom is not None or all(
+        isinstance(e, Load) and e.buffer.space is Space.GLOBAL for e in stored
+    )
 
 
 def _asked(op: Op) -> bool:
@@ -203,6 +216,10 @@ def _share(body: Body, values: dict[Var, Any], running: int, found: dict[int, fl
         if isinstance(op, Copy) and op.src.buffer.space is Space.GLOBAL:
             starts = [np.broadcast_to(now(s), (running,)).tolist() for s in op.src.starts]
             found[id(op)] = running / max(1, len(set(zip(*starts, strict=True))))
+        elif isinstance(op, Map) and op.atom is not None:
+            asked = {v for i in walk_ops(op.body) for e in expressions(i) for v in variables(e)}
+            told = [np.broadcast_to(now(v), (running,)).tolist() for v in asked - set(op.vars)]
+            found[id(op)] = running / max(1, len(set(zip(*told, strict=True))))
         elif not isinstance(op, Map):
             for inner in bodies(op):
                 _share(inner, values, running, found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select
 from tilewright.ir.op import Copy, Fill, For, Gemm, Map, Op, Reduce, Store, bodies, expressions
 
@@ -67,9 +68,9 @@ def cycles(op: Op) -> float:
     return inner * _turns(op)
 
 
-def load_cycles(copy: Copy) -> float:
+def load_cycles(tile: Buffer) -> float:
     """From the request of a tile until it is there."""
-    return LATENCY + copy.dst.dtype.storage_bytes(prod(copy.dst.static_tile)) / BYTES_PER_CYCLE
+    return LATENCY + tile.bytes / BYTES_PER_CYCLE
 
 
 def _turns(op: Op) -> int:

@@ -22,6 +22,7 @@ OPTIONS = {
     "cluster": "blocks that share what they load: 1, 2, 4",
     "stage_stores": "accumulators reach memory by way of shared memory",
     "turning_tiles": "tiles that threads fill for products have several slots",
+    "async_gathers": "nests that move rows from anywhere do so ahead, past the registers",
     "product_waits": "for products by warpgroups, at the latest: late, iteration, each",
 }
 # options that a target is told (`ir.target.CHOICES`)
@@ -37,6 +38,7 @@ PINS = {
     "product_waits": "waits",
     "stage_stores": "stage",
     "turning_tiles": "turning",
+    "async_gathers": "gathers",
     "fast_math": "fast_math",
     "bulk_copies": "bulk",
 }

@@ -301,7 +301,10 @@ def _map(op: Map, told: Told) -> Entry:
     if isinstance(op.layout, Fragment):
         text += f": {op.layout.values} points a thread"
     layout = repr(op.layout) if op.layout is not None else ""
-    return _entry(op, text, ("layout", layout), ("why", told.why(op)), *told.moved(op))
+    how = _ENGINES[op.atom] if op.atom else ""
+    return _entry(
+        op, text, ("instruction", how), ("layout", layout), ("why", told.why(op)), *told.moved(op)
+    )
 
 
 def _reduce(op: Reduce, told: Told) -> Entry:

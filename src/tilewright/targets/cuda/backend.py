@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources as package_files
 from math import prod
@@ -13,8 +13,10 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var, const
 from tilewright.ir.op import Gemm, Hint, Intrinsic, Map, Program, Role, walk_ops
 from tilewright.ir.target import Target
+from tilewright.ir.tensor_map import seen_shape
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.announce_barriers import announce_barriers
+from tilewright.passes.bulk_rules import row_major_strides
 from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
 from tilewright.passes.choose_stages import choose_stages
@@ -226,6 +228,7 @@ ROOMY = (
     ("stage", "off"),
     ("persistent", "off"),
     ("roles", "off"),
+    ("gathers", "off"),
 )
 
 
@@ -420,6 +423,9 @@ def _param(param: Buffer | Var | MapParam, dims: set[Var]) -> Param:
     if isinstance(param, MapParam):
         tensor = param.tensor
         shape = strides = None
+        if param.sizes:
+            seen = replace(tensor, shape=seen_shape(tensor, param.sizes))
+            tensor = replace(seen, strides=row_major_strides(seen))
         if len(param.box) > tensor.rank:  # rows in pieces
             piece = param.box[-1]
             shape = (*tensor.shape[:-1], tensor.shape[-1] // piece, const(piece))

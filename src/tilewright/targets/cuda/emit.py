@@ -45,6 +45,7 @@ from tilewright.ir.op import (
     operands,
     walk_ops,
 )
+from tilewright.ir.tensor_map import MapHint
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.emit_expr import TYPES, Names, print_expr
 from tilewright.targets.cuda.emit_foreign import FOREIGN
@@ -62,6 +63,7 @@ class MapParam:
     tensor: Buffer
     box: tuple[int, ...]
     swizzle: int
+    sizes: tuple[int, ...] = ()  # of the shape that the tensor is seen under, if not its own
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,8 @@ class _Writer:
                 self.places[op.buffer.name] = int(op.detail[0])
                 self.shared_bytes = max(self.shared_bytes, int(op.detail[0]) + _bytes(op.buffer))
             if isinstance(op, Hint) and op.name == "tensor_map" and op.buffer is not None:
-                map_name, swizzle, *box = op.detail
-                self.maps.append(MapParam(map_name, op.buffer, tuple(box), swizzle))
+                said = MapHint.of(op)
+                self.maps.append(MapParam(said.name, op.buffer, said.box, said.swizzle, said.sizes))
 
     # ── the function ─────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,102 @@
+"""Nests that do nothing but move elements of a tensor to a shared tile, each from wherever an
+expression says: rows that a table names, windows of an image, with zeros where a guard says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import copysign
+
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import (
+    TRUE,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    binary,
+    logical_not,
+    select,
+    substitute,
+    variables,
+)
+from tilewright.ir.op import If, Let, Map, Store
+
+WIDTHS = (8, 16, 32, 64)  # bits of elements that are moved as they are
+
+
+@dataclass(frozen=True)
+class Gather:
+    """`tile[place] = load`, or zero where `cond` does not hold."""
+
+    store: Store
+    load: Load
+    cond: Expr
+
+
+def gather_of(op: Map) -> Gather | None:
+    """What a nest moves that is a single store to the points of a tile, or of one of its slots;
+    None where it does anything else."""
+    if len(op.body) != 1 or not isinstance(op.body[0], Store):
+        return None
+    store = op.body[0]
+    if store.buffer.space is not Space.SHARED or store.buffer.dtype.bits not in WIDTHS:
+        return None
+    inner = len(store.indices) - len(op.vars)
+    outer = {v for i in store.indices[: max(inner, 0)] for v in variables(i)}
+    if inner < 0 or store.indices[inner:] != op.vars or outer & set(op.vars):
+        return None
+    cond: Expr = TRUE
+    value = store.value
+    while isinstance(value, Select):
+        holds, kept = value.cond, value.a
+        if _is_zero(value.a):
+            holds, kept = logical_not(value.cond), value.b
+        elif not _is_zero(value.b):
+            return None
+        cond = holds if cond is TRUE else binary("and", cond, holds)
+        value = kept
+    if not isinstance(value, Load) or value.buffer.space is not Space.GLOBAL:
+        return None
+    if value.buffer.dtype != store.buffer.dtype:
+        return None
+    return Gather(store, value, cond)
+
+
+def as_gather(op: Map, values: Mapping[Var, Expr]) -> Map | None:
+    """`op` as a nest of a single store that moves elements in the order of its tile, the names in
+    it resolved, `values` those around it; None where it does anything else, or not the whole
+    tile."""
+    if not op.body:
+        return None
+    names = dict(values)
+    *lets, last = op.body
+    for each in lets:
+        if not isinstance(each, Let):
+            return None
+        names[each.var] = substitute(each.value, names)
+    if isinstance(last, If) and len(last.then) == len(last.orelse) == 1:
+        one, other = last.then[0], last.orelse[0]
+        if not (isinstance(one, Store) and isinstance(other, Store)):
+            return None
+        if one.buffer != other.buffer or one.indices != other.indices:
+            return None
+        value = select(last.cond, one.value, other.value)
+        last = Store(one.buffer, one.indices, value, loc=one.loc)
+    if not isinstance(last, Store):
+        return None
+    extents = dict(zip(op.vars, op.extents, strict=True))
+    place = tuple(i for i in last.indices if isinstance(i, Var))
+    if len(place) != len(last.indices) or set(place) != set(op.vars) or len(place) != len(op.vars):
+        return None
+    sizes = tuple(extents[v] for v in place)
+    if any(a is not b for a, b in zip(sizes, last.buffer.shape, strict=True)):
+        return None
+    store = Store(last.buffer, place, substitute(last.value, names), loc=last.loc)
+    found = Map(place, sizes, (store,), loc=op.loc)
+    return found if gather_of(found) is not None else None
+
+
+def _is_zero(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value == 0 and copysign(1.0, float(e.value)) > 0
