@@ -28,6 +28,7 @@ PROGRAMS = {
     "threads=256, stages=3)",
     "gemm_dealt": "gemm_relu(M=384, N=64, K=112, block_M=64, block_N=64, block_K=16, "
     "threads=256, stages=3)",
+    "gemm_boxes": "gemm_relu(M=64, N=64, K=640, block_M=64, block_N=64, block_K=128, stages=2)",
     "gemm_pairs": "gemm_relu(M=512, N=64, K=112, block_M=128, block_N=64, block_K=16, "
     "threads=256, stages=3)",
     "attention": "flash_attention(batch=1, heads=1, kv_heads=1, seq_q=64, seq_kv=448, dim=64)",
@@ -44,6 +45,7 @@ TARGETS = {
     "roles": "cuda -roles=on -skew=off -turns=off",
     "all": "cuda -roles=on -skew=on -turns=on -persistent=on",
     "pairs": "cuda -roles=on -cluster=2 -persistent=on",
+    "boxes": "cuda -roles=on -boxes=on",
     "dealt": "cuda -roles=on -persistent=on -consumers=pingpong",
     "sm_80": "cuda -arch=sm_80",
 }

@@ -127,6 +127,15 @@ def whole(buffer: Buffer) -> Region:
     return Region(buffer, tuple(const(0) for _ in buffer.shape), buffer.shape)
 
 
+def along(region: Region, dim: int, start: Expr, extent: int) -> Region:
+    """`extent` elements from `start` on along one of the dimensions of a region's tile."""
+    long = [i for i, e in enumerate(region.extents) if not (isinstance(e, Const) and e.value == 1)]
+    starts, extents = list(region.starts), list(region.extents)
+    starts[long[dim]] = starts[long[dim]] + start
+    extents[long[dim]] = const(extent)
+    return Region(region.buffer, tuple(starts), tuple(extents), region.cta)
+
+
 def element(buffer: Buffer, *indices: Expr | int, cta: Expr | None = None) -> Region:
     """One element of `buffer` as a region."""
     return Region(buffer, tuple(wrap(i) for i in indices), tuple(const(1) for _ in indices), cta)

@@ -19,6 +19,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "skew": ON_OFF,  # statements of several iterations side by side
     "turns": ON_OFF,  # warpgroups use the tensor core one after the other
     "consumers": ("cooperative", "pingpong"),  # warpgroups share a tile, or have one each
+    "boxes": ON_OFF,  # tiles of products are loaded and used in boxes along K
     "split": ON_OFF,  # loops cut where a guard begins or ends to hold
     "persistent": ON_OFF,  # blocks that stay, and walk over the grid's tiles
     "order": ("plain", "grouped", "hilbert", "longest"),  # of the grid's tiles

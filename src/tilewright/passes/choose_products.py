@@ -15,9 +15,9 @@ from dataclasses import replace
 from math import prod
 
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Region, Space, whole
+from tilewright.ir.buffer import Buffer, Region, Space, along, whole
 from tilewright.ir.dtype import DType, dtype
-from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Var, const, variables
+from tilewright.ir.expr import FALSE, TRUE, Var, const, variables
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.layout import Layout
 from tilewright.ir.op import (
@@ -177,11 +177,11 @@ def _mma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
     at = Var(fresh_name("kk", names))
     parts: dict[str, Region] = {}
     loads: list[Op] = []
-    for name, region, along in (
+    for name, region, deep in (
         ("a", op.a, 0 if op.transpose_a else 1),
         ("b", op.b, 1 if op.transpose_b else 0),
     ):
-        part = _along(region, along, at * step, step)
+        part = along(region, deep, at * step, step)
         if region.buffer.space is Space.FRAGMENT:
             parts[name] = part
             continue
@@ -194,16 +194,6 @@ def _mma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
         parts[name] = whole(held)
     product = rebuild(op, atom="mma", clear=FALSE, **parts)
     yield For(at, const(0), const(k // step), (*loads, product), kind="unroll", loc=op.loc)
-
-
-def _along(region: Region, dim: int, start: Expr, extent: int) -> Region:
-    """`extent` elements from `start` on of one of the region's two long dimensions."""
-    long = [i for i, e in enumerate(region.extents) if not (isinstance(e, Const) and e.value == 1)]
-    place = long[dim]
-    starts, extents = list(region.starts), list(region.extents)
-    starts[place] = starts[place] + start
-    extents[place] = const(extent)
-    return replace(region, starts=tuple(starts), extents=tuple(extents))
 
 
 def _cleared(op: Gemm) -> Iterable[Op]:

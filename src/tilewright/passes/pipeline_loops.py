@@ -514,6 +514,8 @@ class _Pipeliner:
         for k in order[here + 1 :]:
             if waits(k):
                 return Place(k, ahead=True), final, 0
+            if isinstance(body[k], NumberedGemm):  # it has work while this one is waited for
+                return Place(k), final, 0
         if ring.stages == 1 and not work.skewed:
             return Place(last), final, 0
         # where nothing stays open across iterations, slots are free at their end
@@ -529,7 +531,8 @@ class _Pipeliner:
                 return Place(k, ahead=True, lag=1), (*final, *awaited), 0
             if isinstance(op := body[k], NumberedGemm):
                 begun.append(op)
-        return Place(last, lag=1), final, 1
+        first = next(k for k in order if isinstance(body[k], NumberedGemm))
+        return Place(first, lag=1), final, int(first == last)
 
     def fills(
         self, loop: For, groups: Groups, value: Expr, ahead: Expr | int, here: Slots | None

@@ -11,6 +11,7 @@ from math import prod
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select
 from tilewright.ir.op import Copy, Fill, For, Gemm, Map, Op, Reduce, Store, bodies, expressions
+from tilewright.passes.matrix_tiles import shape_of
 
 TENSOR, THREADS = "tensor core", "threads"
 PRODUCTS_PER_CYCLE = 2048  # of 16 bits; half as many of 32, twice as many of 8
@@ -52,9 +53,7 @@ def cycles(op: Op) -> float:
     """Time of `op` on its unit, what stands in it included; loops of unknown length count once."""
     match op:
         case Gemm():
-            m, n = op.c.static_tile[-2:]
-            a = op.a.static_tile
-            k = a[-2] if op.transpose_a else a[-1]
+            m, n, k = shape_of(op)
             return m * n * k / PRODUCTS_PER_CYCLE * op.a.dtype.bits / 16
         case Map():
             points = prod(int(e) if isinstance(e, Const) else 1 for e in op.extents)

@@ -33,6 +33,7 @@ from tilewright.passes.lay_out_shared import pin_shared
 from tilewright.passes.lower_threads import lower_threads
 from tilewright.passes.order_blocks import order_blocks
 from tilewright.passes.pack_elements import pack_elements, uses_packed
+from tilewright.passes.part_boxes import part_boxes
 from tilewright.passes.persist_blocks import persist_blocks
 from tilewright.passes.pipeline import Pass, Trace, run_pipeline
 from tilewright.passes.pipeline_loops import pipeline_loops
@@ -120,6 +121,12 @@ SCHEDULE = (
         "spread_clusters",
         spread_clusters,
         "once blocks are ordered and counted: what follows sees blocks",
+        whole_program=True,
+    ),
+    Pass(
+        "part_boxes",
+        part_boxes,
+        "before products are chosen: those of boxes are products like any other",
         whole_program=True,
     ),
     Pass(
