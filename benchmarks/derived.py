@@ -79,6 +79,7 @@ PARTS = {
     "without cut loops": "-split=off",
     "without persistence": "-persistent=off",
     "without ping-pong": "-consumers=cooperative",
+    "without boxes": "-boxes=off",
     "in plain order": "-order=plain",
     "with skew": "-skew=on",
     "with skew and turns": "-skew=on -turns=on",

@@ -9,7 +9,7 @@ whole ones. The sums are made in the same order, so no bit changes.
 
 A tile is cut where it is loaded whole by one copy of a pipelined loop and only one product of that
 loop reads it, whole. What else that multiplies (a tile loaded before the loop, registers) is read
-in parts. A box is as wide as the widest swizzle, 128 bytes.
+in parts. A box is as wide as one of the widest swizzles, 128 or 64 bytes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,12 @@ from tilewright.ir.target import Target
 from tilewright.passes.matrix_tiles import shape_of
 from tilewright.passes.placed import is_placed
 from tilewright.passes.reasons import because
+from tilewright.passes.roles import why_not_worth
 
-BOX = 128  # bytes
-DEEP = 4  # slots; with more, whole tiles are fine enough
+BOXES = (128, 64)  # bytes of a box along K: spans of the widest swizzles
+# Boxes of a ring that hide a load. On an H200, tiles of 128×128, 4096³, TFLOP/s: three slots of 64
+# columns 527, in boxes of 32 664; two of 128 columns 372, in boxes of 64 725; six of 64 772
+ENOUGH = 6
 
 
 def part_boxes(program: Program, target: Target) -> Program:
@@ -52,12 +55,18 @@ def part_boxes(program: Program, target: Target) -> Program:
         return program
 
     def one(kernel: Kernel) -> Kernel:
-        if is_placed(kernel):
+        if is_placed(kernel) or (told == "auto" and _alike(kernel, target)):
             return kernel
         found = _Boxes(kernel, names, told == "on")
         return rebuild(kernel, body=map_body(kernel.body, found.rule)) if found.tiles else kernel
 
     return map_kernels(program, one)
+
+
+def _alike(kernel: Kernel, target: Target) -> bool:
+    """Whether all threads will fill the rings: what they gain they lose by waiting more often."""
+    told = target.choice("roles")
+    return told == "off" or (told == "auto" and why_not_worth(kernel) is not None)
 
 
 class _Boxes:
@@ -73,12 +82,12 @@ class _Boxes:
 
     def cut(self, loop: For, names: set[str], asked: bool) -> None:
         products = [op for op in loop.body if isinstance(op, Gemm)]
-        if not asked and (len(products) != 1 or loop.stages > DEEP):
+        if not asked and (len(products) != 1 or loop.stages >= ENOUGH):
             return
         loaded = self.loaded(loop)
         for product in products:
             cuttable = {r.buffer: dim for r, dim in _operands(product) if r.buffer.name in loaded}
-            count = _count(product)
+            count = _count(product, loop.stages)
             if not cuttable or count < 2 or id(product) in self.products:
                 continue
             if any(self.reads(loop, tile) != [(product, dim)] for tile, dim in cuttable.items()):
@@ -172,13 +181,14 @@ def _operands(op: Gemm) -> tuple[tuple[Region, int], tuple[Region, int]]:
     return (op.a, 0 if op.transpose_a else 1), (op.b, 1 if op.transpose_b else 0)
 
 
-def _count(op: Gemm) -> int:
-    """Boxes of a product's K; 1 where it is not cut."""
-    plain = op.meta is None and op.atom is None
-    if not plain or not all(_is_matrix(r) for r in (op.a, op.b)):
+def _count(op: Gemm, stages: int) -> int:
+    """Boxes of a product's K, no more than it takes; 1 where it is not cut."""
+    if op.meta is not None or op.atom is not None or not (_is_matrix(op.a) and _is_matrix(op.b)):
         return 1
-    k, wide = shape_of(op)[2], BOX * 8 // max(op.a.dtype.bits, op.b.dtype.bits)
-    return k // wide if k % wide == 0 else 1
+    k, bits = shape_of(op)[2], max(op.a.dtype.bits, op.b.dtype.bits)
+    counts = [k * bits // (8 * size) for size in BOXES if k * bits % (8 * size) == 0]
+    enough = [n for n in counts if n > 1 and stages * n >= ENOUGH]
+    return enough[0] if enough else max(counts, default=1)
 
 
 def _is_matrix(region: Region) -> bool:
