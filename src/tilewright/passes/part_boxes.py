@@ -27,6 +27,7 @@ from tilewright.ir.op import (
     Gemm,
     Hint,
     Kernel,
+    Let,
     Op,
     Program,
     View,
@@ -82,7 +83,7 @@ class _Boxes:
 
     def cut(self, loop: For, names: set[str], asked: bool) -> None:
         products = [op for op in loop.body if isinstance(op, Gemm)]
-        if not asked and (len(products) != 1 or loop.stages >= ENOUGH):
+        if not asked and (loop.stages >= ENOUGH or not _only_multiplies(loop)):
             return
         loaded = self.loaded(loop)
         for product in products:
@@ -174,6 +175,14 @@ class _Boxes:
             )
             for k in range(count)
         )
+
+
+def _only_multiplies(loop: For) -> bool:
+    """Whether a loop loads for one product and does nothing else. What threads compute runs under
+    the product before, which they would wait for half done."""
+    work = [op for op in loop.body if not isinstance(op, (Let, Hint, Alloc))]
+    loads = [op for op in work if isinstance(op, Copy) and op.src.buffer.space is Space.GLOBAL]
+    return len(work) == len(loads) + 1 and any(isinstance(op, Gemm) for op in work)
 
 
 def _operands(op: Gemm) -> tuple[tuple[Region, int], tuple[Region, int]]:
