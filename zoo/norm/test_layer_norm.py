@@ -53,6 +53,17 @@ def test_rows_together(target, columns, sizes):
         within(y, reference(x, w, b), relative=2**-8 + 2**-16, absolute=1e-4)
 
 
+def test_a_long_row(target):
+    """What the kernel chooses itself takes two rows at once, where there are clusters."""
+    x = normal(3, 20000, dtype="bfloat16")
+    w, b = (normal(20000, dtype="bfloat16", seed=s) for s in (1, 2))
+    y = np.full_like(x, np.nan)
+    kernel = layer_norm_rows(20000, target=target)
+    kernel(x, w, b, y)
+    within(y, reference(x, w, b), relative=2**-8 + 2**-16, absolute=1e-4)
+    assert target == "cpu" or "cluster=4" in kernel.ir()
+
+
 def test_parts_far_from_zero(target):
     """The parts' squares are about their means, which are joined without loss."""
     if target == "cpu":
