@@ -180,8 +180,8 @@ VARIANTS = {"rows": layer_norm_whole, "held": layer_norm_held, "pieces": layer_n
 # As a part of a copy's speed on an H200, and with a row a block: 0.96 and 0.92 at 32768 columns,
 # 0.94 and 0.91 at 65536, 0.92 and 0.87 at 131072. Clusters of 16, for longer ones, lose more.
 LONG = (
-    (32768, {"block_M": 2, "cluster": 4, "threads": 256, "vectors": 1, "together": True}),
-    (65536, {"block_M": 2, "cluster": 8, "threads": 256, "vectors": 1, "together": True}),
+    (32768, {"block_M": 2, "cluster": 4, "threads": 128, "vectors": 2, "together": True}),
+    (65536, {"block_M": 2, "cluster": 8, "threads": 128, "vectors": 2, "together": True}),
     (131072, {"block_M": 2, "cluster": 8, "threads": 512, "vectors": 1, "together": True}),
 )
 

@@ -15,7 +15,7 @@ def test_transpose_rows(target, M, N, through):
     np.testing.assert_array_equal(y, reference(x))
 
 
-@pytest.mark.parametrize("N", [40, 256, 1160])  # short rows, moved by threads, and longer ones
+@pytest.mark.parametrize("N", [40, 256, 1160])
 def test_aligned_rows(target, N):
     x = normal(136, N, dtype="bfloat16")
     y = np.zeros((N, 136), x.dtype)
