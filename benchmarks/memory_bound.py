@@ -165,7 +165,7 @@ def _layer_norm() -> Family:
         lambda x, w, b: F.layer_norm(x, (x.shape[1],), w, b, 1e-5),
         wanted,
         quack,
-        tunings=row_tunings,
+        tunings=norm_tunings,
     )
 
 
@@ -275,6 +275,19 @@ def row_tunings(n: int) -> Iterator[dict[str, Any]]:
                     }
 
 
+def norm_tunings(n: int) -> Iterator[dict[str, Any]]:
+    """Also several rows of a block at once in each of its threads."""
+    yield from row_tunings(n)
+    for cluster in (1, 2, 4, 8, 16):
+        for threads, vectors in ((128, 2), (256, 1), (256, 2), (512, 1)):
+            for rows in (2, 4):
+                part, step = n // cluster, threads * vectors * 8
+                if part % step == 0 and part * rows <= 32768:
+                    sizes = {"block_M": rows, "cluster": cluster}
+                    sizes.update({"threads": threads, "vectors": vectors})
+                    yield {"variant": "held", **sizes, "together": True}
+
+
 def loss_tunings(n: int) -> Iterator[dict[str, Any]]:
     """Rows in registers, or walked by lanes."""
     yield from (c for c in row_tunings(n) if c["variant"] == "rows")
@@ -298,7 +311,8 @@ def transpose_tunings(n: int) -> Iterator[dict[str, Any]]:
             if block_m * block_n >= 8 * threads:
                 yield {**tile, "through": "registers"}
                 yield from ({**tile, "through": "shared", "padding": p} for p in (0, 2, 8))
-                yield {**tile, "through": "shared", "padding": 0, "staged": True}
+                staged = {**tile, "through": "shared", "padding": 0, "staged": True}
+                yield from (staged, {**staged, "moved": "sync"})
 
 
 def named(choice: Mapping[str, Any]) -> str:

@@ -4,18 +4,20 @@ Blocks that come and go and hold little stream memory best: while one reduces, o
 store. Short rows are held in registers, several in a block. Longer ones, up to 64 KB of them, lie
 in shared memory, where one bulk copy puts them, so that a block needs few registers and three or
 more fit a multiprocessor; a row that is longer still is shared by the blocks of a cluster, which
-read it once and tell each other what they found. Where there are no clusters, or a row is too long
-for one, it is walked in pieces, twice.
+read it once and tell each other what they found. A kernel that reads much beside its rows may take
+two of them at once, the same columns of both in a thread. Where there are no clusters, or a row is
+too long for one, it is walked in pieces, twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
 import tilewright as tw
 import tilewright.language as T
+from tilewright.layout import Fragment, Layout
 
 ROWS = T.dynamic("m", min=1)
 VECTOR = 8  # elements of 16 bits in the widest access
@@ -35,6 +37,23 @@ def cut(columns: int, block_M: int, cluster: int, threads: int, vectors: int) ->
     return steps * width, width, steps
 
 
+def together(block_M: int, width: int, threads: int) -> Fragment:
+    """A step's tile where each thread has the same columns of all rows, a vector at a time."""
+    vectors = width // (threads * VECTOR)
+    of_thread = (VECTOR, vectors, block_M), (1, threads * VECTOR, width)
+    return Fragment((block_M, width), Layout((threads, of_thread[0]), (VECTOR, of_thread[1])))
+
+
+@T.macro
+def total(value, x, out, steps):
+    """out[i] = the sum of value(i, j) over a row, its steps added up in the tile `x` first."""
+    T.clear(x)
+    for k in T.serial(steps):
+        for i, j in T.Parallel(*x.shape):
+            x[i, j] += value(i, k * x.shape[1] + j)
+    T.reduce_sum(x, out, dim=1)
+
+
 @T.macro
 def meet(cluster):
     """All blocks of the cluster have come here, and what they told each other is known."""
@@ -52,13 +71,24 @@ def tell(value, slots, rank, cluster):
             T.copy_cluster(value, slots[rank, :], dst_block=peer)
 
 
-def choose(columns: int, clusters: bool = True, block: int = BLOCK) -> dict[str, Any]:
+Long = Sequence[tuple[int, Mapping[str, Any]]]
+
+
+def choose(
+    columns: int, clusters: bool = True, block: int = BLOCK, long: Long = ()
+) -> dict[str, Any]:
     """The variant of a row kernel and its sizes for rows of `columns` elements of 16 bits; `block`
-    of them in the registers of a block."""
+    of them in the registers of a block. `long`: sizes for rows of more than `WIDE` and up to so
+    many columns, where they leave no block of a cluster without any."""
     if columns <= SHORT:
         # a power of two: the threads of a row are then a part of a warp, or whole warps
         width = max(VECTOR, 1 << (columns - 1).bit_length())
         return {"variant": "rows", "block_M": block // width, "block_N": width, "threads": 256}
+    for most, sizes in long if clusters and columns > WIDE else ():
+        cluster = sizes["cluster"]
+        part, *_ = cut(columns, 1, cluster, sizes["threads"], sizes["vectors"])
+        if (cluster - 1) * part < columns <= most:
+            return {"variant": "held", **sizes}
     cluster = 1
     while clusters and cluster < CLUSTER and columns > cluster * PART:
         cluster *= 2
@@ -81,6 +111,7 @@ def build(
     target: str,
     choice: Mapping[str, Any],
     block: int = BLOCK,
+    long: Long = (),
     **more: Any,
 ) -> tw.JITKernel:
     """The kernel of a family for rows of `columns`, any number of them; `choice` overrides."""
@@ -91,7 +122,7 @@ def build(
         whole = columns <= 4096
         plan = {"variant": "rows" if whole else "pieces", "block_N": columns if whole else 4096}
     else:
-        plan = choose(columns, found.kind != "cuda" or "cluster" in found.features, block)
+        plan = choose(columns, found.kind != "cuda" or "cluster" in found.features, block, long)
     plan = {**plan, **choice}
     if plan["variant"] == "rows" and (plan.get("block_N") or columns) < columns:
         raise ValueError(f"{plan['block_N']} columns in a block, {columns} in a row")

@@ -118,6 +118,12 @@ def silu_normed(r: Random) -> dict[str, object]:
     return {**normed(r), "silu": r.random() < 0.5}
 
 
+def layer_normed(r: Random) -> dict[str, object]:
+    found = normed(r)
+    more = {"together": r.random() < 0.5, "vectors": r.choice([1, 1, 2])}
+    return found | more if found["variant"] == "held" else found
+
+
 def lost(r: Random) -> dict[str, object]:
     return _rows(r, "walked", [], "walked")
 
@@ -138,6 +144,9 @@ def turned(r: Random) -> dict[str, object]:
         "M": r.randint(1, 150),
         "N": r.randint(1, 150),
         "dtype": r.choice(["float16", "float32"]),
+        "padding": r.choice([0, 2]),
+        "staged": r.random() < 0.5,
+        "moved": r.choice([None, "sync"]),
     }
 
 
@@ -172,7 +181,7 @@ schedules = {
     "mla_decode": (mla, _still(decode.mla_decode)),
     "softmax": (normed, _per_row(softmax.VARIANTS)),
     "rms_norm": (silu_normed, _per_row(rms_norm.VARIANTS)),
-    "layer_norm": (normed, _per_row(layer_norm.VARIANTS)),
+    "layer_norm": (layer_normed, _per_row(layer_norm.VARIANTS)),
     "cross_entropy": (lost, _per_row(cross_entropy.VARIANTS)),
     "swiglu": (tiled, _any_rows(swiglu.swiglu)),
     "transpose": (turned, _still(transpose.transpose, True)),

@@ -16,9 +16,10 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 ROUNDED = 2**-8 + 2**-13
-# a row of one element, several rows of a block, one row of a block, clusters of 2, 8 and 16, pieces
-SHAPES = ((1, 1), (37, 100), (16, 256), (9, 5000), (5, 7168), (3, 20000), (3, 50257), (2, 200000),
-          (2, 300000), (2, 600000))  # fmt: skip
+# a row of one element, several rows of a block, one row of a block, clusters of 2 to 16, pieces;
+# LayerNorm takes two rows at once of 20000, 60000, 120000 and 131072
+SHAPES = ((1, 1), (37, 100), (16, 256), (9, 5000), (5, 7168), (3, 20000), (3, 50257), (3, 60000),
+          (5, 120000), (2, 131072), (2, 200000), (2, 300000), (2, 600000))  # fmt: skip
 PIECES = {"variant": "pieces", "block_M": 1, "block_N": 2048, "threads": 256}
 CHOICES = [(shape, {}) for shape in SHAPES] + [
     ((5, 10000), PIECES),
@@ -102,3 +103,12 @@ def test_transpose(shape, through):
     for aligned in {False, shape[0] % 8 == 0}:
         kernel = transpose.transpose_rows(shape[1], aligned, target="cuda", through=through)
         np.testing.assert_array_equal(run(kernel, x, shape=shape[::-1]), *wide(x.T))
+
+
+@pytest.mark.parametrize("shape", [(72, 40), (264, 256), (136, 1024), (264, 1160), (200, 4096)],
+                         ids=str)  # fmt: skip
+def test_transpose_of_aligned_rows(shape):
+    """Whole vectors either way: tiles moved by threads, and by bulk copies."""
+    x = normal(*shape)
+    kernel = transpose.transpose_rows(shape[1], aligned=True, target="cuda")
+    np.testing.assert_array_equal(run(kernel, x, shape=shape[::-1]), *wide(x.T))

@@ -36,12 +36,32 @@ def test_choices_cover_the_row(columns):
         assert (plan["cluster"] - 1) * part < columns <= plan["cluster"] * part  # all have some
 
 
+@pytest.mark.parametrize("columns, cluster, threads", [
+    (16384, 1, 256), (18000, 1, 512), (20000, 4, 256), (32768, 4, 256), (33000, 2, 512),
+    (50257, 2, 512), (60000, 8, 256), (65536, 8, 256), (120000, 8, 512), (131072, 8, 512),
+    (262144, 8, 512),
+])  # fmt: skip
+def test_long_rows_of_layer_norm(columns, cluster, threads):
+    """Two at once where W and B do not fit the cache, unless blocks of a cluster had no columns."""
+    plan = rows.choose(columns, long=layer_norm.LONG)
+    together = plan.pop("together", False)
+    assert together == (columns in (20000, 32768, 60000, 65536, 120000, 131072))
+    assert (plan.pop("variant"), plan["cluster"], plan["threads"]) == ("held", cluster, threads)
+    part, *_ = rows.cut(columns, **{**plan, "block_M": 1} if together else plan)
+    assert (cluster - 1) * part < columns <= cluster * part
+    assert part * plan["block_M"] <= rows.PART
+    plain = rows.choose(columns, clusters=False, long=layer_norm.LONG)
+    assert plain["variant"] == ("pieces" if columns > rows.PART else "held")
+    assert "together" not in plain
+
+
 @pytest.mark.parametrize("columns", [256, 4096, 65536, 262144])
 def test_what_is_tuned_are_sizes_that_the_kernels_have(columns, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
     tuned = importlib.import_module("memory_bound")
     tried = [
-        *((family, c) for family in FAMILIES[:3] for c in tuned.row_tunings(columns)),
+        *((family, c) for family in FAMILIES[:2] for c in tuned.row_tunings(columns)),
+        *((layer_norm, c) for c in tuned.norm_tunings(columns)),
         *((cross_entropy, c) for c in tuned.loss_tunings(columns)),
     ]
     assert len(tried) > 8

@@ -30,7 +30,7 @@ from zoo.mla.decode import mla_decode
 from zoo.norm.layer_norm import layer_norm_rows
 from zoo.norm.rms_norm import rms_norm_rows
 from zoo.softmax.softmax import online_softmax, softmax, softmax_rows
-from zoo.transpose.transpose import transpose_rows
+from zoo.transpose.transpose import transpose, transpose_rows
 
 HOPPER = Target.parse("cuda")
 TARGETS = {
@@ -78,10 +78,17 @@ KERNELS = {
     "vector_add": lambda: vector_add.on("interp")(1000),
     "rms_norm": lambda: rms_norm_rows(1000, target="interp"),
     "layer_norm": lambda: layer_norm_rows(1000, target="interp"),
+    "layer_norm_together": lambda: layer_norm_rows(
+        1100, target="interp", variant="held", block_M=2, threads=64, together=True
+    ),
     "cross_entropy": lambda: cross_entropy_rows(1000, target="interp"),
     "swiglu": lambda: swiglu_rows(1000, target="interp"),
     "transpose": lambda: transpose_rows(1000, target="interp"),
-}
+    "transpose_by_threads": lambda: transpose.on("interp")(
+        136, 72, block_M=128, block_N=128, threads=256, padding=0, staged=True, moved="sync",
+        dtype="bfloat16",
+    ),
+}  # fmt: skip
 
 
 @cache
@@ -125,6 +132,20 @@ def test_thread_code_means_the_tile_program(name: str, arch: str):
             # sums may be added in another order; results of 16 bits may then round differently
             unit = 2.0**-8 if value.dtype.itemsize == 2 else 2.0**-20
             np.testing.assert_allclose(a, b, rtol=2 * unit, atol=unit / 64, err_msg=key)
+
+
+@pytest.mark.parametrize(("columns", "cluster"), [(1024, 4), (700, 2), (1281, 8)])
+def test_rows_of_a_cluster_taken_together(columns: int, cluster: int):
+    """Blocks of equal parts, one with a tail, and one with nothing left."""
+    sizes = {"block_M": 2, "threads": 32, "cluster": cluster, "together": True}
+    given = layer_norm_rows(columns, target="interp", variant="held", **sizes).program
+    made = run_pipeline(given, HOPPER, (*SCHEDULE, *PIPELINE), stage=Stage.TILE)
+    args = arguments(given)
+    want, got = copies(args), copies(args)
+    interp.run(given, want)
+    interp.run(made.result, got, seed=1, threads=True)
+    a, b = (np.asarray(x["Y"]).astype(np.float64) for x in (got, want))
+    np.testing.assert_allclose(a, b, rtol=2.0**-7, atol=2.0**-14)
 
 
 @pytest.mark.parametrize("arch", TARGETS)

@@ -501,7 +501,7 @@ TILES["printed_fragments"] = printed_fragments.program
 # ── tiles turned over ────────────────────────────────────────────────────────────────────────
 
 
-def turning(kind, m, n, threads=128):
+def turning(kind, m, n, threads=128, staged=False):
     @T.prim_func
     def main(X: T.Tensor((m + 5, n), kind), Y: T.Tensor((n, 2 * m), kind)):
         with T.Kernel(2, threads=threads) as bx:
@@ -509,7 +509,12 @@ def turning(kind, m, n, threads=128):
             y = T.alloc_fragment((n, m), kind)
             T.copy(X[bx * m, 0], x)
             T.transpose(x, y)
-            T.copy(y, Y[0, bx * m])
+            if staged:
+                z = T.alloc_shared((n, m), kind)
+                T.copy(y, z)
+                T.copy(z, Y[0, bx * m])
+            else:
+                T.copy(y, Y[0, bx * m])
 
     return main.program
 

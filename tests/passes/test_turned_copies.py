@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import tilewright as tw
 from tests.cuda.tile_programs import turning
 from tilewright import interp
 from tilewright.ir.op import Intrinsic, walk_ops
@@ -25,9 +26,37 @@ from tilewright.targets.cuda.backend import lower
 )
 def test_turned_by_matrix_loads(kind, m, n, matrices, arch):
     found = lower(turning(kind, m, n), Target.parse(f"cuda -arch={arch}")).result
-    loads = [op for op in walk_ops(found.kernels[0]) if isinstance(op, Intrinsic)]
-    texts = [op.text for op in loads if op.name == "ldmatrix"]
-    assert texts == (["count=4 trans=1"] if matrices else [])
+    assert _texts(found, "ldmatrix") == (["count=4 trans=1"] if matrices else [])
+    _check(found, kind, m, n)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "threads", "both"),
+    [
+        (128, 64, 128, True),
+        (64, 128, 256, True),
+        (64, 64, 512, True),  # two warps along a row
+        (64, 8, 128, True),
+        (64, 24, 64, True),
+        (32, 8, 256, False),  # more warps than matrices
+    ],
+)
+def test_turned_between_shared_tiles(m, n, threads, both):
+    """Held as matrices, the tile is loaded and stored by them, and no access meets another."""
+    program = turning("bfloat16", m, n, threads, staged=True)
+    found = lower(program, Target.parse("cuda")).result
+    assert bool(_texts(found, "ldmatrix") and _texts(found, "stmatrix")) == both
+    _check(found, "bfloat16", m, n)
+    if both:
+        assert "extra wavefronts" not in tw.compile(program, target="cuda").explain()
+
+
+def _texts(found, name):
+    ops = [op for op in walk_ops(found.kernels[0]) if isinstance(op, Intrinsic)]
+    return [op.text for op in ops if op.name == name]
+
+
+def _check(found, kind, m, n):
     x = np.arange((m + 5) * n).reshape(m + 5, n).astype(kind)
     args = {"X": x, "Y": np.zeros((n, 2 * m), kind)}
     interp.run_threads(found, args)

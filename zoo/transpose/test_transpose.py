@@ -15,10 +15,11 @@ def test_transpose_rows(target, M, N, through):
     np.testing.assert_array_equal(y, reference(x))
 
 
-def test_aligned_rows(target):
-    x = normal(72, 40, dtype="bfloat16")
-    y = np.zeros((40, 72), x.dtype)
-    kernel = transpose_rows(40, aligned=True, target=target)
+@pytest.mark.parametrize("N", [40, 256, 1160])
+def test_aligned_rows(target, N):
+    x = normal(136, N, dtype="bfloat16")
+    y = np.zeros((N, 136), x.dtype)
+    kernel = transpose_rows(N, aligned=True, target=target)
     kernel(x, y)
     np.testing.assert_array_equal(y, reference(x))
     with pytest.raises(tw.LaunchError, match="multiple of 8"):

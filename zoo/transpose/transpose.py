@@ -13,12 +13,13 @@ from zoo import rows
 @tw.jit
 def transpose(
     M, N, block_M=64, block_N=64, threads=256, padding=2, through="shared", staged=False,
-    dtype="float32",
+    moved=None, dtype="float32",
 ):  # fmt: skip
     """Through shared memory a tile is written in rows and read in columns. Where neither needs
     single elements, matrix loads turn it over; otherwise the padding puts neighbours of a column
     into different banks. Through registers the compiler turns it. With `staged` it lies in rows
-    again before it is written, so that each is written at once. Blocks go down the columns of
+    again before it is written, so that each is written at once. `moved` says by what instructions
+    tiles come and go, "sync" for the threads' own loads and stores. Blocks go down the columns of
     tiles, along rows of the result: on an H200 0.96 of a copy's speed, the other way 0.88."""
 
     @T.prim_func
@@ -30,13 +31,13 @@ def transpose(
             y = T.alloc_fragment((block_N, block_M), dtype)
             if through == "shared" and padding:
                 T.annotate_padding({x: padding})
-            T.copy(X[row, column], x)
+            T.copy(X[row, column], x, prefer=moved)
             T.transpose(x, y)
             if staged:
                 z = T.alloc_shared((block_N, block_M), dtype)
-                T.annotate_layout({z: row_major((block_N, block_M))})
+                T.annotate_layout({z: None if moved else row_major((block_N, block_M))})
                 T.copy(y, z)
-                T.copy(z, Y[column, row])
+                T.copy(z, Y[column, row], prefer=moved)
             else:
                 T.copy(y, Y[column, row])
 
@@ -52,10 +53,12 @@ def transpose_rows(N, aligned=False, dtype="bfloat16", target="auto", **choice):
     With `aligned` their number is a multiple of 8, which whole vectors of the result need: its rows
     are as long as there are rows here. Tiles are then as wide as memory likes: moved in rows of 128
     bytes either way, even without turning them, tiles reach 0.87 of a copy's speed on an H200, in
-    rows of 256 bytes 0.94.
+    rows of 256 bytes 0.94. Threads move them better than the bulk engine does: 0.93 against 0.91 at
+    256 columns, 0.96 against 0.95 at 4096, 0.97 against 0.96 at 16384.
     """
     if aligned and N % rows.VECTOR == 0 and not choice:
-        choice = {"block_M": 128, "block_N": 128, "threads": 512, "padding": 0, "staged": True}
+        choice = {"block_M": 128, "block_N": 128, "threads": 256, "padding": 0}
+        choice.update(staged=True, moved="sync")
     return transpose.on(target)(ALIGNED if aligned else rows.ROWS, N, dtype=dtype, **choice)
 
 

@@ -70,7 +70,7 @@ from tilewright.passes.tile_access import (
     unrolled,
     with_units,
 )
-from tilewright.passes.turned_copies import LANES, turned
+from tilewright.passes.turned_copies import LANES, as_matrices, turned
 
 Key = str | int  # a buffer's name, or the number of a nest
 MOST_TURNS, SOME_TURNS = 64, 4  # of loops, where they weigh; some: known only at run time
@@ -362,6 +362,9 @@ def free_choice(problem: Problem, unknown: set[Key]) -> Proposal:
     keys: list[Key] = [*(n for n in names if n in unknown)]
     keys += sorted(k for k in unknown if isinstance(k, int))
     key = max(keys, key=lambda k: (prod(shape(k)), -keys.index(k)))
+    if (matrices := _matrices(problem, key)) is not None:
+        why = "turned over between shared tiles: loaded and stored as 8×8 matrices"
+        return Proposal(key, matrices, Strength.READ, 0, why)
     wish = _wish(problem, key)
     fragment = spread(shape(key) or (1,), problem.crews[key], wish)
     why = "free: " + spread_in_words(fragment, wish)
@@ -374,6 +377,26 @@ def free_choice(problem: Problem, unknown: set[Key]) -> Proposal:
                 same = name if isinstance(name, str) else f"the nest at {_line(problem, name)}"
                 return Proposal(key, other, Strength.READ, 0, f"as {same}: it reads what that made")
     return Proposal(key, fragment, Strength.READ, 0, why)
+
+
+def _matrices(problem: Problem, key: Key) -> Fragment | None:
+    """A fragment that is one tile turned over and goes to others, whose layouts are free too, as
+    the matrices that both instructions move."""
+    if not isinstance(key, str) or not {Feature.LDMATRIX, Feature.WGMMA} <= problem.target.features:
+        return None
+    onward = 0
+    for _, op, _ in problem.ops:
+        if isinstance(op, Alloc | Hint) or not _touches(problem, op, key):
+            continue
+        if isinstance(op, Copy) and op.src.buffer.name == key and op.src.is_whole:
+            onward += 1
+            if op.dst.buffer.space is not Space.SHARED or op.dst.buffer.layout is not None:
+                return None
+        elif (pair := turned(op)) is None or pair[1].name != key:
+            return None
+    if not onward:
+        return None
+    return as_matrices(problem.fragments[key].static_shape, problem.threads)
 
 
 def _missed(problem: Problem, number: int, layout: Fragment) -> int:

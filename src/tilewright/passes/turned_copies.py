@@ -1,21 +1,25 @@
 """Nests that turn a tile over: `y[j, i] = x[i, j]`, from shared memory into registers.
 
 Matrix loads transpose on the way, eight rows of 16 bytes at a time, where threads hold the result
-as four lanes along its rows: whoever lays tiles out asks for that here.
+as four lanes along its rows: whoever lays tiles out asks for that here. A result that goes on to
+shared memory is held as the matrices that matrix stores take: in swizzled tiles neither meets a
+conflict.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 
 from tilewright.ir.buffer import Buffer, Space, whole
 from tilewright.ir.expr import Const, Load
-from tilewright.ir.fragment import Fragment
+from tilewright.ir.fragment import Fragment, repeat, spatial
 from tilewright.ir.layout import AnyLayout, ComposedLayout, make_layout
 from tilewright.ir.op import Copy, Map, Op, Store, View
 
 LANES = 4  # of a warp along a row of the result
 BITS = 16  # of the elements that matrix loads transpose
+WARP, SIDE = 32, 8  # threads that hold a matrix, its rows and columns
 
 
 def turned(op: Op) -> tuple[Buffer, Buffer] | None:
@@ -32,6 +36,22 @@ def turned(op: Op) -> tuple[Buffer, Buffer] | None:
     crossed = store.value.indices == (i, j) and store.indices == (j, i)
     known = all(isinstance(e, Const) for e in op.extents)
     return (x, y) if crossed and whole_of_both and known and x.dtype.bits == BITS else None
+
+
+def as_matrices(shape: tuple[int, ...], threads: int) -> Fragment | None:
+    """A tile as whole matrices, those of a warp side by side; None where it does not divide.
+
+    >>> as_matrices((128, 64), 256)
+    frag{tile=(128,64) tv=((4,64),(2,8,2)):((2,64),(1,8,4096))}
+    """
+    rows, columns = shape
+    high = gcd(rows // SIDE, threads // WARP)
+    wide = threads // WARP // high
+    if threads % WARP or rows % SIDE or columns % (SIDE * wide):
+        return None
+    along = columns // SIDE // wide
+    matrix = spatial(SIDE, LANES) * repeat(1, 2)
+    return repeat(rows // SIDE // high, 1) * spatial(high, wide) * repeat(1, along) * matrix
 
 
 def as_copy(op: Map, x: Buffer, y: Buffer, name: str) -> tuple[View, Copy]:
