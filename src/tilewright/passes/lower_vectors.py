@@ -38,6 +38,7 @@ from tilewright.ir.op import Alloc, Body, For, Hint, If, Intrinsic, Let, Map, Op
 from tilewright.ir.rewrite import map_exprs, substitute_vars
 from tilewright.ir.simplify import simplify
 from tilewright.passes.addresses import layout_expr, shared_layout, swizzle_expr
+from tilewright.passes.gathers import holds_for_all
 from tilewright.passes.lowering import MEMORY
 from tilewright.passes.nests import Nest, used
 
@@ -260,17 +261,20 @@ def _access(
         return None
     groups = nest.values // values
     each = low.var("e")
-    ranges = low.ranges.where(group, 0, max(groups - 1, 0)).where(each, 0, values - 1)
     first: Expr = group * values if groups > 1 else const(0)
-
-    def at(e: Expr, more: Expr) -> Expr:
-        return simplify(substitute(e, {nest.var: first + more}), ranges)
-
     places = [nest.index(i) for i in candidate.indices]
     zero = const(0)
     rows = [(var, nest.expr(load)) for var, load in candidate.named]
     wanted = nest.expr(candidate.cond)
-    if any(at(e, each) is not at(e, zero) for e in (wanted, *(e for _, e in rows))):
+    # with what is known of names that these have brought along
+    ranges = low.ranges.where(group, 0, max(groups - 1, 0)).where(each, 0, values - 1)
+
+    def at(e: Expr, more: Expr) -> Expr:
+        return simplify(substitute(e, {nest.var: first + more}), ranges)
+
+    if any(at(e, each) is not at(e, zero) for _, e in rows):
+        return None
+    if not holds_for_all(wanted, at, each, values, ranges):
         return None
     named = tuple((var, at(e, zero)) for var, e in rows)
     wanted = at(wanted, zero)
