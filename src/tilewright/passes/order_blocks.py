@@ -355,9 +355,8 @@ def _loaded(op: Op) -> tuple[Buffer | None, list[Expr]]:
     found = gather_of(nest) if nest is not None else None
     if nest is None or found is None:
         return None, []
-    return found.load.buffer, sorted(
-        variables(found.store.value) - set(nest.vars), key=lambda v: v.name
-    )
+    asked = variables(found.store.value) - set(nest.vars)
+    return found.load.buffer, [*sorted(asked, key=lambda v: v.name)]
 
 
 def trend(expr: Expr, var: Var, ranges: Ranges) -> int | None:
