@@ -129,7 +129,8 @@ def moved_together(nest: Nest, found: Gather, group: Var, count: int) -> Access 
     rows = tuple((var, load) for load, var in names.items())
     load = found.load
     if count > 1:
-        return _access(nest, load.buffer, (), Candidate(indices, cond, rows), group, count, 1)
+        wanted = Candidate(indices, cond, rows)
+        return _access(nest, load.buffer, (), wanted, group, count, 1, borders=True)
     low = nest.low
     if not low.begins_on(load.buffer, load.dtype.bits // 8):
         return None
@@ -251,9 +252,11 @@ def _access(
     group: Var,
     values: int,
     share: int,
+    *,
+    borders: bool = False,
 ) -> Access | None:
     """How a group of `values` touches `buffer[indices]` at once, `share` of them one element;
-    None when it does not."""
+    None when it does not. `borders`: nothing but the access asks for what a guard says."""
     low, bits = nest.low, buffer.dtype.bits
     count = values // share  # elements
     width = min(count, WIDEST // bits)
@@ -274,7 +277,8 @@ def _access(
 
     if any(at(e, each) is not at(e, zero) for _, e in rows):
         return None
-    if not holds_for_all(wanted, at, each, values, ranges):
+    together = at(wanted, each) is at(wanted, zero)
+    if not together and not (borders and holds_for_all(wanted, at, each, values, ranges)):
         return None
     named = tuple((var, at(e, zero)) for var, e in rows)
     wanted = at(wanted, zero)
