@@ -14,8 +14,9 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.pipeline import run_pipeline
-from tilewright.support.errors import RunError, TilewrightError, VerifyError
+from tilewright.support.errors import CompileError, RunError, TilewrightError, VerifyError
 from tilewright.targets.cuda.backend import PIPELINE, CudaKernel, lower
+from tilewright.tools.schedules import draw
 
 TARGETS = {"producer": ROLES, "all threads": HOPPER, "sm_80": AMPERE}
 ROWS = 300
@@ -172,6 +173,42 @@ def test_odd_rows_move_in_smaller_pieces(K, size, target):
     assert f'text="bytes={size}"' in text
     narrow = gathers(scheduled(program, target)) == [False, False]
     assert narrow == (size < 16 or target is AMPERE)  # many instructions are for many threads
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("form", ["<", "<=", ">", ">="])
+def test_a_border_that_lies_between_vectors(name, form):
+    """The guard is asked once for 16 bytes, whichever way it is written."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((ROWS, 400), "float16"),
+        rows: T.Tensor((128,), "int32"),
+        B: T.Tensor((400, 64), "float16"),
+        C: T.Tensor((128, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=256):
+            a = T.alloc_shared((128, 64), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((128, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(4, num_stages=3):
+                limit = 200
+                for i, j in T.Parallel(128, 64):
+                    d = k * 64 + j
+                    near = {
+                        "<": d < 200,
+                        "<=": d <= 199,
+                        ">": limit > d,
+                        ">=": d >= 40,
+                    }[form]
+                    a[i, j] = T.if_then_else(near and rows[i] > 2, X[rows[i], d], 0)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C)
+
+    assert gathers(check(main.program, TARGETS[name]))
+    assert 'text="bytes=16"' in print_program(lower(main.program, TARGETS[name]).result)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -432,3 +469,14 @@ def test_it_arrives_at_the_wait():
 def test_other_nests_have_no_atom(value):
     with pytest.raises(VerifyError, match="atom cp_async does not serve this map"):
         verify(tile(value), Stage.TILE)
+
+
+def test_random_targets():
+    """Whatever else is chosen, results are what the text says."""
+    for n in range(12):
+        target = draw(n).target + (" -roles" if n % 2 and "-roles" not in draw(n).target else "")
+        program = rows_of(K=(192, 320, 100)[n % 3], stages=2 + n % 4, tiles=1 + n % 3)
+        try:
+            check(program, Target.parse(target), seeds=1, threads=n % 4 == 0)
+        except CompileError as error:
+            assert "shared memory" in error.message, target

@@ -152,7 +152,9 @@ class Ahead:
         """Statement `at` of `loop` as a nest of `cp.async` that may run in an earlier iteration."""
         if loop.kind != "pipelined" or loop.stages < 2 or loop.order is not None:
             return None
-        nest = as_gather(op, self.names_before(loop, at)) if op.layout is op.atom is None else None
+        if op.layout is not None or op.atom is not None:
+            return None
+        nest = as_gather(op, self.names_before(loop, at))
         if nest is None:
             return None
         uses = self.uses_of(loop, at, op.body[-1], filled_by(nest))

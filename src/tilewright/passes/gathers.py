@@ -13,11 +13,23 @@ the loop, and stays in registers:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from tilewright.ir.bounds import Ranges, multiple_of
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Const, Expr, Load, Var, const, loads, substitute, variables
+from tilewright.ir.expr import (
+    Bin,
+    Cmp,
+    Const,
+    Expr,
+    Load,
+    Var,
+    const,
+    loads,
+    substitute,
+    variables,
+)
 from tilewright.ir.gather import Gather, gather_of
 from tilewright.ir.op import Alloc, For, Let, Map, Op, Store
 from tilewright.ir.rewrite import fresh_name, rebuild
@@ -57,7 +69,9 @@ def _together(op: Map, found: Gather, count: int, ranges: Ranges) -> bool:
     def at(e: Expr, more: Expr) -> Expr:
         return simplify(substitute(e, {last: group * count + more}), ranges)
 
-    if any(at(e, each) is not at(e, const(0)) for e in (found.cond, *indices[:-1])):
+    if any(at(e, each) is not at(e, const(0)) for e in indices[:-1]):
+        return False
+    if not holds_for_all(found.cond, at, each, count, ranges):
         return False
     first = at(indices[-1], const(0))
     step = simplify(at(indices[-1], each) - first - each, ranges)
@@ -70,6 +84,31 @@ def _together(op: Map, found: Gather, count: int, ranges: Ranges) -> bool:
             return False
         rows += buffer.strides[:-1]
     return all(multiple_of(row, ranges) % count == 0 for row in rows)
+
+
+def holds_for_all(
+    cond: Expr, at: Callable[[Expr, Expr], Expr], each: Var, count: int, ranges: Ranges
+) -> bool:
+    """Whether `cond` is the same for a group of `count` neighbours: `at(e, each)` is what `e` is
+    for one of them, `at(e, 0)` for the first. A border that lies between groups parts none."""
+    zero = const(0)
+    if at(cond, each) is at(cond, zero):
+        return True
+    if isinstance(cond, Bin) and cond.op in ("and", "or"):
+        return all(holds_for_all(c, at, each, count, ranges) for c in cond.children)
+    if not isinstance(cond, Cmp) or cond.op not in _SHIFTS or not cond.a.dtype.is_int:
+        return False
+    # `first + each < 0` and `first - each <= 0` ask the same of all where first is a multiple
+    first, one = (at(cond.a, e) - at(cond.b, e) for e in (zero, each))
+    for sign, shift in zip((1, -1), _SHIFTS[cond.op], strict=True):
+        rest = simplify(one - first - each * sign, ranges)
+        if isinstance(rest, Const) and rest.value == 0:
+            return multiple_of(simplify(first + shift, ranges), ranges) % count == 0
+    return False
+
+
+# what is added to a difference that grows, or falls, by one from neighbour to neighbour
+_SHIFTS = {"<": (0, 1), ">=": (0, 1), "<=": (-1, 0), ">": (-1, 0)}
 
 
 def rows_before(op: Map, loop: For, names: set[str]) -> tuple[list[Op], Map]:

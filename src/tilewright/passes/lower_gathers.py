@@ -17,6 +17,7 @@ from tilewright.passes.lower_moves import fits_in, places_in
 from tilewright.passes.lower_vectors import Access, moved_together
 from tilewright.passes.lowering import Lowering
 from tilewright.passes.nests import Nest, make_nest, used
+from tilewright.passes.reasons import because
 
 
 def lower_nest(low: Lowering, op: Map) -> Iterable[Op]:
@@ -28,8 +29,10 @@ def lower_nest(low: Lowering, op: Map) -> Iterable[Op]:
     nest = make_nest(low, nest_layout(op), op.vars, op.loc)
     result = _gathered(nest, op, found)
     low.unrolled, low.ranges = unrolled, ranges
-    # threads that load and store are done sooner than they need be
-    return lower_map(low, rebuild(op, atom=None)) if result is None else result
+    if result is None:  # threads that load and store are done sooner than they need be
+        because(low.kernel.name, op, "threads load and store: no vectors fit its layout")
+        return lower_map(low, rebuild(op, atom=None))
+    return result
 
 
 def _gathered(nest: Nest, op: Map, found: Gather) -> Body | None:

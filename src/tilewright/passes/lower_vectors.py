@@ -38,6 +38,7 @@ from tilewright.ir.op import Alloc, Body, For, Hint, If, Intrinsic, Let, Map, Op
 from tilewright.ir.rewrite import map_exprs, substitute_vars
 from tilewright.ir.simplify import simplify
 from tilewright.passes.addresses import layout_expr, shared_layout, swizzle_expr
+from tilewright.passes.gathers import holds_for_all
 from tilewright.passes.lowering import MEMORY
 from tilewright.passes.nests import Nest, used
 
@@ -128,7 +129,8 @@ def moved_together(nest: Nest, found: Gather, group: Var, count: int) -> Access 
     rows = tuple((var, load) for load, var in names.items())
     load = found.load
     if count > 1:
-        return _access(nest, load.buffer, (), Candidate(indices, cond, rows), group, count, 1)
+        wanted = Candidate(indices, cond, rows)
+        return _access(nest, load.buffer, (), wanted, group, count, 1, borders=True)
     low = nest.low
     if not low.begins_on(load.buffer, load.dtype.bits // 8):
         return None
@@ -250,9 +252,11 @@ def _access(
     group: Var,
     values: int,
     share: int,
+    *,
+    borders: bool = False,
 ) -> Access | None:
     """How a group of `values` touches `buffer[indices]` at once, `share` of them one element;
-    None when it does not."""
+    None when it does not. `borders`: nothing but the access asks for what a guard says."""
     low, bits = nest.low, buffer.dtype.bits
     count = values // share  # elements
     width = min(count, WIDEST // bits)
@@ -260,17 +264,21 @@ def _access(
         return None
     groups = nest.values // values
     each = low.var("e")
-    ranges = low.ranges.where(group, 0, max(groups - 1, 0)).where(each, 0, values - 1)
     first: Expr = group * values if groups > 1 else const(0)
-
-    def at(e: Expr, more: Expr) -> Expr:
-        return simplify(substitute(e, {nest.var: first + more}), ranges)
-
     places = [nest.index(i) for i in candidate.indices]
     zero = const(0)
     rows = [(var, nest.expr(load)) for var, load in candidate.named]
     wanted = nest.expr(candidate.cond)
-    if any(at(e, each) is not at(e, zero) for e in (wanted, *(e for _, e in rows))):
+    # with what is known of names that these have brought along
+    ranges = low.ranges.where(group, 0, max(groups - 1, 0)).where(each, 0, values - 1)
+
+    def at(e: Expr, more: Expr) -> Expr:
+        return simplify(substitute(e, {nest.var: first + more}), ranges)
+
+    if any(at(e, each) is not at(e, zero) for _, e in rows):
+        return None
+    together = at(wanted, each) is at(wanted, zero)
+    if not together and not (borders and holds_for_all(wanted, at, each, values, ranges)):
         return None
     named = tuple((var, at(e, zero)) for var, e in rows)
     wanted = at(wanted, zero)

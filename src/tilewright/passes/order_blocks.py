@@ -27,7 +27,7 @@ from math import prod
 
 from tilewright.ir import scope
 from tilewright.ir.bounds import Ranges, bounds, linear
-from tilewright.ir.buffer import Space
+from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     Bin,
     Call,
@@ -43,8 +43,9 @@ from tilewright.ir.expr import (
     select,
     variables,
 )
+from tilewright.ir.gather import as_gather, gather_of
 from tilewright.ir.linear import factors
-from tilewright.ir.op import Copy, Dim, For, Hint, Kernel, Let, Op, Program, walk_ops
+from tilewright.ir.op import Copy, Dim, For, Hint, Kernel, Let, Map, Op, Program, walk_ops
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import at_line, because
@@ -334,17 +335,28 @@ def reloaded(kernel: Kernel, dims: Iterable[Dim] = ()) -> str | None:
     for op, ranges in scope.walk_ranges(kernel, dims):
         if not isinstance(op, For) or op.kind != "pipelined":
             continue
-        for copy in (o for o in op.body if isinstance(o, Copy)):
-            if copy.src.buffer.space is not Space.GLOBAL:
-                continue
-            starts = [ranges.resolve(s, op.var) for s in copy.src.starts]
+        for each in op.body:
+            tensor, places = _loaded(each)
+            starts = [ranges.resolve(s, op.var) for s in places]
             asked = {v for s in starts if s is not None for v in variables(s)}
             same = [axis for axis in (0, 1) if kernel.blocks[axis] not in asked]
-            if len(same) == 1 and None not in starts:
-                found.setdefault(same[0], copy.src.buffer.name)
+            if tensor is not None and len(same) == 1 and None not in starts:
+                found.setdefault(same[0], tensor.name)
     if len(found) < 2:
         return None
     return f"rows of blocks share tiles of {found[0]}, columns of {found[1]}"
+
+
+def _loaded(op: Op) -> tuple[Buffer | None, list[Expr]]:
+    """The tensor that a copy, or a nest that gathers, loads a tile of; what says which tile."""
+    if isinstance(op, Copy) and op.src.buffer.space is Space.GLOBAL:
+        return op.src.buffer, list(op.src.starts)
+    nest = as_gather(op, {}) if isinstance(op, Map) else None
+    found = gather_of(nest) if nest is not None else None
+    if nest is None or found is None:
+        return None, []
+    asked = variables(found.store.value) - set(nest.vars)
+    return found.load.buffer, [*sorted(asked, key=lambda v: v.name)]
 
 
 def trend(expr: Expr, var: Var, ranges: Ranges) -> int | None:
