@@ -6,15 +6,18 @@ import linecache
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
 from typing import Any
 
 import numpy as np
 
 from tilewright.ir.atoms import Feature
 from tilewright.ir.op import Program
-from tilewright.ir.target import Target
+from tilewright.ir.target import CHIPS, CHOICES, Target
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import CompileError, TilewrightError
 
@@ -35,6 +38,29 @@ THREADS = {
     "threads-sm80": _HOPPER.without(Feature.WGMMA, Feature.BULK_COPY, Feature.REGISTER_MOVE),
     "threads-roles": Target.parse("cuda -roles"),
 }
+DRAWN = "threads-drawn"  # thread code with whatever `drawn` says for a seed
+
+
+def drawn(seed: int) -> str:
+    """A target of random choices: `threads -roles=on -bulk=off`."""
+    r = Random(f"target {seed}")
+    words = ["threads"] + ["-arch=sm_80"] * (r.random() < 0.15)
+    for name, values in CHOICES.items():
+        value = r.choice(("auto", "auto", *values))
+        words += [f"-{name}={value}"] if value != "auto" else []
+    return " ".join(words)
+
+
+@contextmanager
+def small_chips(multiprocessors: int) -> Iterator[None]:
+    """Chips that are small enough for blocks to walk over several tiles of small grids."""
+    whole = dict(CHIPS)
+    for arch, chip in whole.items():
+        CHIPS[arch] = replace(chip, multiprocessors=multiprocessors)
+    try:
+        yield
+    finally:
+        CHIPS.update(whole)
 
 
 @dataclass
@@ -136,7 +162,7 @@ def against(
     unit: float,
 ) -> Verdict | None:
     try:
-        if target in THREADS:
+        if target.split()[0] in THREADS:
             return _thread_code(program, arguments, cases, target, wanted, unit)
         # "cuda-build" compiles and runs nothing, for machines without a GPU
         kernel = CompiledKernel(program, target=target.removesuffix("-build"))
@@ -149,7 +175,9 @@ def against(
                 if told:
                     return Verdict("mismatch", target, f"{name} at {dict(case)}: {told}")
     except CompileError as error:
-        return Verdict("refused", target, error.message)
+        # with a place it is a refusal; without one nobody meant to refuse
+        meant = error.loc is not None or " " not in target
+        return Verdict("refused" if meant else "crash", target, error.message)
     except TilewrightError as error:
         return Verdict("crash", target, f"{type(error).__name__}: {error.message}")
     except Exception as error:
@@ -165,18 +193,34 @@ def _thread_code(
     wanted: Sequence[dict[str, Array]],
     unit: float,
 ) -> Verdict | None:
-    """The thread code of the CUDA road, run by the interpreter: no GPU, and races show."""
+    """The thread code of the CUDA road, run by the interpreter: no GPU, and races show. With
+    choices of its own (`drawn`) the schedule, too, under two interleavings, on a small chip."""
     from tilewright import interp
-    from tilewright.targets.cuda.backend import lower
+    from tilewright.targets.cuda.backend import SCHEDULE, lower
 
-    code = lower(program, THREADS[target]).result
+    forms: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []
+    word, _, choices = target.partition(" ")
+    if choices:
+        with small_chips(2):
+            trace = lower(program, Target.parse(f"cuda {choices}"))
+        scheduled = next(s.program for s in trace if s.name == SCHEDULE[-1].name)
+        if scheduled.params == program.params:  # elements of less than a byte become bytes
+            forms += [
+                (f"schedule {n}, ", partial(interp.run, scheduled, seed=n, explicit=True))
+                for n in range(2)
+            ]
+        code = trace.result
+    else:
+        code = lower(program, THREADS[word]).result
+    forms.append(("", partial(interp.run_threads, code)))
     for case, want in zip(cases, wanted, strict=True):
-        given = arguments(**case)
-        interp.run_threads(code, given)
-        for name, array in want.items():
-            told = difference(array, given[name], unit)
-            if told:
-                return Verdict("mismatch", target, f"{name} at {dict(case)}: {told}")
+        for form, run in forms:
+            given = arguments(**case)
+            run(given)
+            for name, array in want.items():
+                told = difference(array, given[name], unit)
+                if told:
+                    return Verdict("mismatch", target, f"{form}{name} at {dict(case)}: {told}")
     return None
 
 

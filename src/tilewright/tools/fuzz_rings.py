@@ -15,7 +15,7 @@ from tilewright.tools.fuzz_values import Index
 from tilewright.tools.fuzz_workshop import BLOCKS, Block
 
 _BYTES = {"float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1,
-          "float8_e4m3fn": 1}  # fmt: skip
+          "float8_e4m3fn": 1, "float8_e5m2": 1}  # fmt: skip
 _DTYPES = {"float16": 5, "bfloat16": 2, "float32": 3, "int32": 2, "int16": 0.5, "int8": 1,
            "uint8": 0.5, "float8_e4m3fn": 1}  # fmt: skip
 _PRODUCTS = {
