@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -18,6 +18,7 @@ import numpy as np
 from tilewright.ir.atoms import Feature
 from tilewright.ir.op import Program
 from tilewright.ir.target import CHIPS, CHOICES, Target
+from tilewright.passes.pipeline import Trace
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import CompileError, TilewrightError
 
@@ -42,9 +43,11 @@ DRAWN = "threads-drawn"  # thread code with whatever `drawn` says for a seed
 
 
 def drawn(seed: int) -> str:
-    """A target of random choices: `threads -roles=on -bulk=off`."""
+    """A target of random choices, and perhaps of little shared memory, in KiB:
+    `threads -roles=on -bulk=off -shared=32`."""
     r = Random(f"target {seed}")
     words = ["threads"] + ["-arch=sm_80"] * (r.random() < 0.15)
+    words += [f"-shared={r.choice([16, 24, 32, 48, 64])}"] * (r.random() < 0.25)
     for name, values in CHOICES.items():
         value = r.choice(("auto", "auto", *values))
         words += [f"-{name}={value}"] if value != "auto" else []
@@ -52,11 +55,15 @@ def drawn(seed: int) -> str:
 
 
 @contextmanager
-def small_chips(multiprocessors: int) -> Iterator[None]:
-    """Chips that are small enough for blocks to walk over several tiles of small grids."""
+def small_chips(multiprocessors: int, shared: int = 0) -> Iterator[None]:
+    """Chips that are small enough for blocks to walk over several tiles of small grids; with
+    `shared` bytes for a block, if not 0."""
     whole = dict(CHIPS)
     for arch, chip in whole.items():
-        CHIPS[arch] = replace(chip, multiprocessors=multiprocessors)
+        chip = replace(chip, multiprocessors=multiprocessors)
+        if shared:
+            chip = replace(chip, shared=shared, shared_per_sm=2 * shared)
+        CHIPS[arch] = chip
     try:
         yield
     finally:
@@ -146,7 +153,7 @@ def check(
             continue
         started = time.perf_counter()
         verdict = against(program, arguments, cases, target, wanted, unit)
-        seconds[target] = time.perf_counter() - started
+        seconds[target.split()[0]] = time.perf_counter() - started
         if verdict is not None:
             verdict.seconds = seconds
             return verdict
@@ -185,6 +192,30 @@ def against(
     return None
 
 
+def lowered(program: Program, target: str) -> Trace:
+    """A program on its way to the thread code of one of `THREADS`, or of a target that was
+    drawn."""
+    from tilewright.targets.cuda.backend import ROOMY, lower
+
+    if target in THREADS:
+        return lower(program, THREADS[target])
+    flags = target.split()[1:]
+    shared = next((f.partition("=")[2] for f in flags if f.startswith("-shared=")), "0")
+    flags = [f for f in flags if not f.startswith("-shared=")]
+    asked = Target.parse(" ".join(["cuda", *flags]))
+    with small_chips(2, int(shared) * 1024):
+        try:
+            return lower(program, asked)
+        except CompileError as error:
+            plain = asked
+            for name, less in ROOMY:
+                plain = plain.choosing(name, less) if plain.choice(name) == "auto" else plain
+            with suppress(CompileError):
+                lower(program, plain)
+                raise AssertionError(f"refused, and yet it compiles: {error.message}") from error
+            raise
+
+
 def _thread_code(
     program: Program,
     arguments: Arguments,
@@ -196,23 +227,18 @@ def _thread_code(
     """The thread code of the CUDA road, run by the interpreter: no GPU, and races show. With
     choices of its own (`drawn`) the schedule, too, under two interleavings, on a small chip."""
     from tilewright import interp
-    from tilewright.targets.cuda.backend import SCHEDULE, lower
+    from tilewright.targets.cuda.backend import SCHEDULE
 
+    trace = lowered(program, target)
     forms: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []
-    word, _, choices = target.partition(" ")
-    if choices:
-        with small_chips(2):
-            trace = lower(program, Target.parse(f"cuda {choices}"))
-        scheduled = next(s.program for s in trace if s.name == SCHEDULE[-1].name)
-        if scheduled.params == program.params:  # elements of less than a byte become bytes
-            forms += [
-                (f"schedule {n}, ", partial(interp.run, scheduled, seed=n, explicit=True))
-                for n in range(2)
-            ]
-        code = trace.result
-    else:
-        code = lower(program, THREADS[word]).result
-    forms.append(("", partial(interp.run_threads, code)))
+    scheduled = next(s.program for s in trace if s.name == SCHEDULE[-1].name)
+    # elements of less than a byte become bytes
+    if target not in THREADS and scheduled.params == program.params:
+        forms += [
+            (f"schedule {n}, ", partial(interp.run, scheduled, seed=n, explicit=True))
+            for n in range(2)
+        ]
+    forms.append(("", partial(interp.run_threads, trace.result)))
     for case, want in zip(cases, wanted, strict=True):
         for form, run in forms:
             given = arguments(**case)

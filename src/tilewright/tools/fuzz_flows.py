@@ -214,7 +214,39 @@ class Flows(Stage):
             if self.r.random() < 0.25:
                 loops.append(chain.between())
         body += self.around(b, loops)
+        if self.r.random() < 0.5:
+            body += self.finished(b, chain.c)
         return self.launched(b, body)
+
+    def finished(self, b: Block, c: Tile) -> list[Stmt]:
+        """A product goes out by a nest, on conditions that keep what else it reads inside."""
+        r = self.r
+        m, n = c.shape
+        block = b.axes[0]
+        cut = self.size(max(1, self.v.extent(n) * r.choice([1, 2, 3]) // 4))
+        found: list[Stmt] = []
+        out = self.tensor("float16", (self.size(block.most + 1), m, n), "O")
+        points = self.points((m, n))
+        i, j = (p.name for p in points)
+        value = Ex("read", c.dtype, f"{c.name}[{i}, {j}]", name=c.name)
+        cond = r.choice([f"{j} < {cut}", f"{i} + {block.name} > 2", ""])
+        if cond.startswith(j) and r.random() < 0.8:
+            tile = self.loaded(b, found, (cut,), c.dtype, r.choice(["fragment", "shared"]))
+            name = f"{tile.name}[{j}]"
+            if r.random() < 0.3:
+                own, q = self.fresh("l"), self.fresh("q")
+                found.append(Stmt(f'{own} = T.alloc_local(({cut},), "{c.dtype}")', fixed=True))
+                fill = Stmt(f"{own}[{q}] = {q} % 3", fixed=True)
+                found.append(Stmt(f"for {q} in T.serial({cut}):", body=(fill,), fixed=True))
+                name = f"{own}[{j}]"
+            other = Ex("cap", c.dtype, name, size=3.0)
+            value = Ex("mul", c.dtype, "({0} * {1})", (value, other))
+        store = Stmt(f"{out.name}[{block.name}, {i}, {j}] = {{0}}",
+                     (self.v.cast(value, "float16"),),
+                     effect=("store", out.name, False))  # fmt: skip
+        if cond:
+            store = Stmt(f"if {cond}:", body=(store,))
+        return [Stmt("", body=(*found, Stmt(self.flat(points), body=(store,))))]
 
     # ── tiles handed out ─────────────────────────────────────────────────────────────────────
 
@@ -275,6 +307,8 @@ class Flows(Stage):
             case "memory":
                 ones_there = self.tensor(kind, (size,), "A", data=f"np.ones({sized((size,))})")
                 by = f"{ones_there.name}[1]"
+                if b.axes[0].most == 0 and r.random() < 0.5:  # nobody else writes it
+                    before.append(Stmt(f"{by} = 1"))
         ask = f"T.atomic_add({told}, {by}, return_prev=True)"
         after: list[Stmt] = []
         if b.axes[0].most == 0 and r.random() < 0.3:  # nobody else counts
@@ -283,7 +317,8 @@ class Flows(Stage):
             after.append(Stmt(f"{seen.name}[{t}] = {at}"))
         if r.random() < 0.3:
             other = self.zeros(r.choice(["int32", "int64", "float32"]), (size,))
-            after.append(Stmt(f"T.atomic_add({other.name}[1], 1)"))
+            told_too = r.choice(["", ", return_prev=True"])
+            after.append(Stmt(f"T.atomic_add({other.name}[1], 1{told_too})"))
         if whilst:
             ask_again = [*before, Stmt(f"{t} = {ask}", fixed=True)]
             begin = Stmt(f'{t} = T.alloc_var("{kind}", init=0)', fixed=True)

@@ -184,7 +184,7 @@ class Scenes(Flows):
         b.loops.append(Index(k, self.one(), reel.most + 1))
         dtype = self.kind_of()
         shape = self.ring_shape(dtype, 2) if r.random() < 0.7 else self.plane()
-        work, tile, names = self.named(b, reel, shape, dtype, k)
+        work, tile, names = self.named(b, body, reel, shape, dtype, k)
         for _ in range(r.choice([1, 2, 2])):
             work += self.through(b, body, reel, names, k)
         if r.random() < 0.3 and dtype in ("float16", "bfloat16"):
@@ -194,7 +194,7 @@ class Scenes(Flows):
         return self.launched(b, body)
 
     def named(
-        self, b: Block, reel: Reel, shape: tuple[str, ...], dtype: str, k: str
+        self, b: Block, before: list[Stmt], reel: Reel, shape: tuple[str, ...], dtype: str, k: str
     ) -> tuple[list[Stmt], Tile, list[Tile]]:
         """A tile of several names, filled by one of them, from a tensor by one of its."""
         r = self.r
@@ -213,7 +213,17 @@ class Scenes(Flows):
         else:
             tensor = self.tensor(dtype, (self.size(turns * count),), "A")
             lead = self.size(turns * self.v.extent(into.shape[0]))
-            source = self.seen(b, tensor, (lead, *into.shape[1:])).name
+            seen = self.seen(b, tensor, (lead, *into.shape[1:]))
+            source = seen.name
+            if len(into.shape) == 2 and r.random() < 0.25:  # as wide as a scalar says
+                b.tiles.remove(seen)
+                wide = self.fresh("x")
+                shape_of = f"({tensor.shape[0]} // {wide}, {wide})"
+                b.tiles.append(Tile(wide, "var", (), "int32", init="1"))
+                before += [
+                    Stmt(f"{wide} = {into.shape[1]}", fixed=True),
+                    Stmt(f'{source} = T.view({tensor.name}, {shape_of}, "{dtype}")', fixed=True),
+                ]
             place = ", ".join([f"{k} * {into.shape[0]}", *("0" for _ in into.shape[1:])])
         copy = Stmt(f"T.copy({source}[{place}], {into.name})",
                     effect=("copy", tensor.name, into.name, True))  # fmt: skip
@@ -345,10 +355,8 @@ class Scenes(Flows):
         if kind == "shared":
             where = self.cleared(b, body, (self.size(4),), wide, "shared")
             times = self.count(tile.shape) * (reel.most + 1) * 3
-            effect = ("bump", where.name, times)
-            if op != "add":
-                effect = ("store", where.name, False)  # type: ignore[assignment]
-            store = Stmt(f"T.atomic_{op}({where.name}[{bucket}], {{0}})", (value,), effect=effect)
+            grows = ("bump", where.name, times) if op == "add" else ("store", where.name, False)
+            store = Stmt(f"T.atomic_{op}({where.name}[{bucket}], {{0}})", (value,), effect=grows)
             if not self.exact:
                 return []
             found = [Stmt(self.flat(points), body=(store,))]
