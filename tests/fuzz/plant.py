@@ -127,12 +127,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="Bugs with this in their name.")
+    parser.add_argument("--kind", default="", help="Bugs that programs of this kind show.")
     parser.add_argument("--first", type=int, default=0, help="Leave so many out.")
     parser.add_argument("--target", default="threads", help="threads (the CUDA road) or cpu.")
     parser.add_argument("--source", type=Path, default=SOURCE, help="The sources to harm.")
     options = parser.parse_args()
     how = Hunt(options.count, options.seed, options.source)
     bugs = [b for b in BUGS if options.only in b.name and b.target.startswith(options.target)]
+    bugs = [b for b in bugs if options.kind in ("", b.kind)]
     bugs = bugs[options.first :]
     roads = sorted({(b.target, b.kind) for b in bugs})
     codes = {road: clean_codes(*road, how) for road in roads}
