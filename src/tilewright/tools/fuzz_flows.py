@@ -52,12 +52,16 @@ class Flows(Stage):
 
     def factor(self) -> tuple[str, str]:
         kinds = {k: w for k, w in _PRODUCTS.items() if self.exact or k[0] in ("float16", "float32")}
+        if self.fit:
+            kinds = {k: w for k, w in kinds.items() if k[1] == "float32" and k[0] != "float32"}
         return self.r.choices(list(kinds), list(kinds.values()))[0]
 
     def left_shape(self, dtype: str, b: Block) -> tuple[str, str]:
         """Rows and depth of a product."""
         r = self.r
         wide = 32 if dtype in ("int8", "float8_e4m3fn") else 16
+        if self.fit:
+            return self.size(b.count // 2), self.size(r.choice([wide, 32, 64]))
         if dtype in ("float32", "float8_e4m3fn") or b.count % 64 or r.random() < 0.15:
             return self.size(r.choice([16, 32, 24, 7])), self.size(r.choice([wide, 32, 20, 5]))
         return self.size(r.choice([64, 64, 128, 32])), self.size(r.choice([wide, 32, 64]))

@@ -54,6 +54,8 @@ class Reel:
 class Rings(Tiles):
     """Pipelined kernels."""
 
+    fit = False  # whether everything is such that the bulk engine and warpgroups can be used
+
     def statement(self, b: Block) -> list[Stmt]:
         """Any statement."""
         raise NotImplementedError
@@ -125,7 +127,7 @@ class Rings(Tiles):
         extents = [self.v.extent(s) for s in shape]
         block, turn = b.axes[0].name, "{k}"
         # rows that are no multiples of 16 bytes, seldom: threads copy those
-        tail = r.choice([0, 0, 0, unit, 2 * unit]) if r.random() < 0.93 else 1
+        tail = r.choice([0, 0, 0, unit, 2 * unit]) if self.fit or r.random() < 0.93 else 1
         along = self.v.pick(columns=3, rows=2, apart=1.5)
         sizes: list[int]
         if len(shape) == 1:
@@ -145,7 +147,7 @@ class Rings(Tiles):
             self.sizes[name] = max(self.dynamic[name])
             named = (f"${name}", *named[1:])
         tensor = self.tensor(dtype, named, r.choice("ABD"))
-        found = Stream(tensor, tile, place, r.choice(_ORDERS))
+        found = Stream(tensor, tile, place, "" if self.fit else r.choice(_ORDERS))
         reel.streams.append(found)
         b.inputs.append(tensor)
         return found

@@ -42,7 +42,7 @@ class Scenes(Flows):
         b, body = self.setting(), list[Stmt]()
         streamed = r.random() < 0.4
         shape = self.plane(r.choices([1, 2, 3], [1, 6, 1])[0])
-        cells = [c for _ in range(r.choice([1, 2, 2, 3])) for c in self.cells(b, body, shape)]
+        cells = [c for _ in range(r.choice([1, 2, 2, 3, 3])) for c in self.cells(b, body, shape)]
         b.inputs = [
             self.tensor(self.kind_of(), self.plane(2), "B") for _ in range(r.choice([0, 1]))
         ]
@@ -81,7 +81,7 @@ class Scenes(Flows):
         total = self.size(1)
         self.sizes[total[1:]] = count = self.count(shape)
         where = self.v.pick(memory=4, shared=2, fragment=2)
-        twice = r.random() < 0.35
+        twice = r.random() < 0.45
         block = b.axes[0]
         if where == "memory":
             blocks = self.size(block.most + 1)
@@ -117,31 +117,58 @@ class Scenes(Flows):
                 site.tiles.append(cell.of)
             else:
                 site.tensors.append(cell.of)
+        if self.r.random() < 0.6:
+            return Stmt(self.flat(points), body=tuple(self.plainly(site, some)))
         return Stmt(self.flat(points), body=tuple(self.branch(site, some, 2)))
+
+    def plainly(self, site: Site, cells: list[Cell]) -> list[Stmt]:
+        """Statements that vectors can take: some are taken, some stored, one or two on a
+        condition."""
+        r = self.r
+        found: list[Stmt] = []
+        for cell in r.sample(cells, r.randint(0, len(cells))):
+            found.append(self.taken(site, cell.of))
+        for at in range(r.choice([1, 2, 2])):
+            some = r.sample(cells, min(len(cells), 2))
+            stores = [self.put(site, c.of, False, cells) for c in some]
+            if at or r.random() < 0.6:
+                cond = self.asked(site, r.choice([*some, *cells]).of)
+                found.append(Stmt(f"if {cond}:", body=tuple(stores)))
+            else:
+                found += stores[:1]
+        return found
+
+    def taken(self, site: Site, cell: Tensor | Tile) -> Stmt:
+        """What the element holds now has a name from here on."""
+        name, place = self.fresh("y"), site.same[cell.name]
+        value = Ex("read", cell.dtype, f"{cell.name}[{place}]", name=cell.name)
+        site.names.append(Ex("read", cell.dtype, name, name=name))
+        return Stmt(f"{name} = {{0}}", (value,), effect=("store", name, True))
+
+    def asked(self, site: Site, cell: Tensor | Tile) -> str:
+        """A condition on the element, or on where it is."""
+        r = self.r
+        where = self.v.where(site)
+        if not self.exact or r.random() < 0.35:
+            return where
+        cond = f"{cell.name}[{site.same[cell.name]}] {r.choice(['>', '<', '==', '!=', '>='])} "
+        cond += str(r.randint(0, 1))
+        return f"{cond} {r.choice(['and', 'or'])} {where}" if r.random() < 0.15 else cond
 
     def branch(self, site: Site, cells: list[Cell], depth: int) -> list[Stmt]:
         """Statements of an iteration; what they bind holds for those that follow."""
-        r, v = self.r, self.v
+        r = self.r
         site = replace(site, names=list(site.names))
         found: list[Stmt] = []
         for _ in range(r.choice([1, 2, 2, 3])):
             kind = self.favour(store=3, take=2, when=3.5 * bool(depth), loop=0.8 * bool(depth),
                                keep=0.8)  # fmt: skip
             cell = r.choice(cells).of
-            place = site.same[cell.name]
             match kind:
-                case "take":  # what the element holds now
-                    name = self.fresh("y")
-                    value = Ex("read", cell.dtype, f"{cell.name}[{place}]", name=cell.name)
-                    found.append(Stmt(f"{name} = {{0}}", (value,), effect=("store", name, True)))
-                    site.names.append(Ex("read", cell.dtype, name, name=name))
+                case "take":
+                    found.append(self.taken(site, cell))
                 case "when":
-                    cond = v.where(site)
-                    if self.exact and r.random() < 0.65:
-                        op = r.choice([">", "<", "==", "!=", ">="])
-                        cond = f"{cell.name}[{place}] {op} {r.randint(0, 1)}"
-                        if r.random() < 0.15:
-                            cond = f"{cond} {r.choice(['and', 'or'])} {v.where(site)}"
+                    cond = self.asked(site, cell)
                     other = self.branch(site, cells, depth - 1) if r.random() < 0.4 else []
                     found.append(Stmt(f"if {cond}:", orelse=tuple(other),
                                       body=tuple(self.branch(site, cells, depth - 1))))  # fmt: skip
@@ -159,12 +186,19 @@ class Scenes(Flows):
             found.append(self.put(site, r.choice(cells).of, False))
         return found
 
-    def put(self, site: Site, cell: Tensor | Tile, keep: bool) -> Stmt:
-        """A store to the element, often of what was taken before."""
+    def put(
+        self, site: Site, cell: Tensor | Tile, keep: bool, cells: list[Cell] | None = None
+    ) -> Stmt:
+        """A store to the element, often of what was taken before, or of what one of `cells` holds
+        now."""
         r = self.r
         place = site.same[cell.name]
         value = self.v.value(cell.dtype, site, 1)
-        if site.names and r.random() < 0.5:
+        if cells and r.random() < 0.5:
+            other = r.choice(cells).of
+            text = f"{other.name}[{site.same[other.name]}]"
+            value = self.v.cast(Ex("read", other.dtype, text, name=other.name), cell.dtype)
+        elif site.names and r.random() < 0.5:
             value = self.v.cast(r.choice(site.names), cell.dtype)
             if r.random() < 0.4:
                 value = Ex("add", cell.dtype, "({0} + {1})", (value, number(1, cell.dtype)))

@@ -33,6 +33,9 @@ class Stage(Rings):
         r = self.r
         blocks = r.choice([n for n in (1, 1, 2, 3) if n <= most])
         threads = r.choices(list(_THREADS), list(_THREADS.values()))[0]
+        self.fit = r.random() < 0.5
+        if self.fit:
+            threads = r.choice(["128", "256", "256"])
         self.cases = min(self.cases, 2)
         return Block(threads, [Index(BLOCKS[0], self.one(), blocks - 1)])
 
