@@ -233,7 +233,7 @@ class Flows(Stage):
         points = self.points((m, n))
         i, j = (p.name for p in points)
         value = Ex("read", c.dtype, f"{c.name}[{i}, {j}]", name=c.name)
-        cond = r.choice([f"{j} < {cut}", f"{i} + {block.name} > 2", ""])
+        cond = r.choice([f"{j} < {cut}", f"{j} < {cut}", f"{i} + {block.name} > 2", ""])
         if cond.startswith(j) and r.random() < 0.8:
             tile = self.loaded(b, found, (cut,), c.dtype, r.choice(["fragment", "shared"]))
             name = f"{tile.name}[{j}]"
@@ -415,7 +415,7 @@ class _Chain:
         self.n = s.size(r.choice([16, 8, 20]) if small else r.choice([16, 32, 64, 64]))
         self.turned = r.random() < 0.35
         self.reel = s.reel(b)
-        self.packed = self.kind in ("float16", "bfloat16") and r.random() < 0.3
+        self.packed = self.kind in ("float16", "bfloat16") and r.random() < 0.45
         self.a = s.stream(b, self.reel, (self.m, self.k), self.kind)
         shape = (self.n, self.k) if self.turned else (self.k, self.n)
         self.b2 = s.stream(b, self.reel, shape, "int8" if self.packed else self.kind)
@@ -452,7 +452,7 @@ class _Chain:
         s, b, r = self.s, self.b, self.s.r
         kind = s.favour(
             add=3, fold=2.5, scaled=2, chained=2.5 * (self.kind != "float32"), guarded=1.5,
-            between=1.5, vector=1,
+            between=1.5 + 3 * self.packed, vector=1,
         )  # fmt: skip
         match kind:
             case "fold" | "scaled" | "vector":
@@ -487,6 +487,8 @@ class _Chain:
                 other = s.cleared(b, self.body, (self.m, self.n), self.sums, "fragment")
                 value = Ex("cap", self.kind, "({0} % 3)" if s.exact else "T.tanh({0})",
                            (s.read(self.right, "<i>, <j>"),), 3.0)  # fmt: skip
+                if self.packed and r.random() < 0.5:
+                    value = s.small(s.read(self.b2.tile, "<i>, <j>", self.kind), self.kind)
                 again = [self.product(other), s.each(b, self.right, "{0}", value)]
                 if r.random() < 0.5:
                     again = [Stmt(f"if {k} % 2 == 0:", body=tuple(again))]

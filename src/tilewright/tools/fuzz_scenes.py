@@ -110,7 +110,8 @@ class Scenes(Flows):
         """A nest over all elements."""
         points = self.points(shape)
         site = Site(points, b.axes + b.loops, [], list(b.inputs), names=list(b.names))
-        some = self.r.sample(cells, self.r.randint(1, len(cells)))
+        count = len(cells) if self.r.random() < 0.5 else self.r.randint(1, len(cells))
+        some = self.r.sample(cells, count)
         for cell in some:
             site.same[cell.of.name] = cell.at(points)
             if isinstance(cell.of, Tile):
@@ -125,15 +126,27 @@ class Scenes(Flows):
         """Statements that vectors can take: some are taken, some stored, one or two on a
         condition."""
         r = self.r
-        found: list[Stmt] = []
+        if len(cells) > 2 and r.random() < 0.4:
+            # one is only read, one only written, and the third, which decides, is written, too
+            given, asked, moved = (c.of for c in r.sample(cells, 3))
+            found = [self.taken(site, given)]
+            value = self.v.cast(site.names[-1], moved.dtype)
+            effect = ("store", moved.name, False)
+            move = Stmt(f"{moved.name}[{site.same[moved.name]}] = {{0}}", (value,), effect=effect)
+            done = Stmt(f"{asked.name}[{site.same[asked.name]}] = {{0}}",
+                        (number(r.randint(0, 1), asked.dtype),),
+                        effect=("store", asked.name, False))  # fmt: skip
+            both = (done, move) if r.random() < 0.7 else (move, done)
+            return [*found, Stmt(f"if {self.asked(site, asked)}:", body=both)]
+        found = []
         for cell in r.sample(cells, r.randint(0, len(cells))):
             found.append(self.taken(site, cell.of))
         for at in range(r.choice([1, 2, 2])):
             some = r.sample(cells, min(len(cells), 2))
-            stores = [self.put(site, c.of, False, cells) for c in some]
+            stores = tuple(self.put(site, c.of, False, cells) for c in some)
             if at or r.random() < 0.6:
                 cond = self.asked(site, r.choice([*some, *cells]).of)
-                found.append(Stmt(f"if {cond}:", body=tuple(stores)))
+                found.append(Stmt(f"if {cond}:", body=stores))
             else:
                 found += stores[:1]
         return found
