@@ -12,13 +12,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Bug:
-    """`old`, found once in `file`, becomes `new`; `target` is who would show it."""
+    """`old`, found once in `file`, becomes `new`; `target` is who would show it, in programs of a
+    `kind`."""
 
     name: str
     file: str
     old: str
     new: str
     target: str = "cpu"
+    kind: str = "any"
 
     def apply(self, root: Path) -> None:
         path = root / "tilewright" / self.file
@@ -204,4 +206,46 @@ BUGS = (
         "return tight(a.lo + b.lo, a.hi + b.hi, max(a.mod, b.mod), a.rem + b.rem)", "threads"),
     Bug("conditions of a loop's last turn taken for granted", "ir/bounds.py",
         "self.value(stop, True).hi - 1, mod", "self.value(stop, True).hi - 2, mod", "threads"),
+    # what a review by hand found once, in passes that were new
+    Bug("a condition asked again after a store changed it", "passes/lower_vectors.py",
+        "if any(root(each.buffer) in asked for each in stores[:-1]):", "if False:",
+        "threads", "branches"),
+    Bug("whole vectors stored where single elements are", "passes/lower_vectors.py",
+        "if cond is not before.given and (stores or buffer.space is not Space.GLOBAL):",
+        "if cond is not before.given and buffer.space is not Space.GLOBAL:",
+        "threads", "branches"),
+    Bug("vectors of memory that is written under another name", "passes/lower_threads.py",
+        "    low.roots[buffer.name] = low.root(source)\n", "", "threads", "branches"),
+    Bug("a tile that takes turns written under a product of its turn", "passes/turning_tiles.py",
+        "if any(_multiplies(loop.body[k], buffer) for k in writes):", "if False:",
+        "threads-drawn", "chains"),
+    Bug("products still read where another tile takes the bytes", "passes/hazards.py",
+        "return old.kind == \"matrix\" and old.buffer == new.buffer and new.buffer in self.turning",
+        "return old.kind == \"matrix\" and old.buffer in self.turning", "threads-drawn", "chains"),
+    Bug("results staged that only a condition keeps inside", "passes/stage_stores.py",
+        "cond is not TRUE and not all(_inside(x, op) for x in loads(value))", "False",
+        "threads-drawn", "chains"),
+    Bug("a counter that is looked at under another name", "passes/fetched_scalars.py",
+        "    touched |= {b.name for op in ops if isinstance(op, View) "
+        "for b in (op.buffer, op.source)}\n",
+        "", "threads-roles", "tickets"),
+    Bug("scalars that a producer's atomics ask for", "passes/roles.py",
+        "elif isinstance(op, Atomic):  # it may be a producer's",
+        "elif False and isinstance(op, Atomic):  # it may be a producer's", "threads-roles",
+        "tickets"),
+    Bug("what a producer's atomics read is not asked about", "passes/roles.py",
+        "                    self.checked(e)\n                found += self.fetches.sent",
+        "                    pass\n                found += self.fetches.sent", "threads-roles",
+        "tickets"),
+    Bug("a producer that asks for what it does not know", "passes/roles.py",
+        "    if missing:\n", "    if False:\n", "threads-roles", "tickets"),
+    Bug("a view made before the scalar that says its shape", "passes/hoist_views.py",
+        "any(variables(e) & inner or loads(e) for e in sizes)",
+        "any(variables(e) & inner for e in sizes)", "threads", "views"),
+    Bug("nothing given up for what warps exchange", "passes/scratch.py",
+        "    return TooMuchShared(\n", "    return TooMuchShared.__mro__[1](\n", "threads-drawn",
+        "chains"),
+    Bug("rings of one depth where there are two", "passes/stage_stores.py",
+        "sum(b.bytes * sum(stages.get(b.name, {1})) for b in shared)",
+        "sum(b.bytes * max(stages.get(b.name, {1})) for b in shared)", "threads-drawn", "chains"),
 )  # fmt: skip

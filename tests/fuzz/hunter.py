@@ -1,8 +1,8 @@
 """What `plant.py` runs in a process of its own, with one copy of the sources on its path.
 
-hunter.py codes TARGET FIRST COUNT          the hash of each seed's thread code
-hunter.py hunt TARGET FIRST COUNT CODES     programs whose code is not that in the file CODES,
-                                            until one fails
+hunter.py codes TARGET KIND FIRST COUNT          the hash of each seed's thread code
+hunter.py hunt TARGET KIND FIRST COUNT CODES     programs whose code is not that in the file CODES,
+                                                 until one fails
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.ir.text import print_program
-from tilewright.targets.cuda.backend import lower
 from tilewright.tools.fuzz import judge
-from tilewright.tools.fuzz_check import THREADS, Verdict, load
+from tilewright.tools.fuzz_check import DRAWN, Verdict, drawn, load, lowered
 from tilewright.tools.fuzz_programs import make
 from tilewright.tools.fuzz_recipe import render
 
 EACH = 90  # seconds a program
 
 
-def code(seed: int, target: str) -> str:
+def code(seed: int, target: str, kind: str) -> str:
     """A hash of the code that `target` runs for a seed."""
     try:
-        program = load(render(make(seed)), f"fuzz_{seed}.py")["program"].program
-        text = print_program(lower(program, THREADS[target]).result)
+        program = load(render(make(seed, kind)), f"fuzz_{seed}.py")["program"].program
+        found = lowered(program, drawn(seed) if target == DRAWN else target)
+        text = print_program(found.result)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def judged(seed: int, target: str) -> Verdict:
+def judged(seed: int, target: str, kind: str) -> Verdict:
     def late(*_: Any) -> None:
         raise TimeoutError("did not end in time")
 
     signal.signal(signal.SIGALRM, late)
     signal.alarm(EACH)
     try:
-        return judge(seed, ["interp", target])
+        return judge(seed, ["interp", target], kind)
     except TimeoutError as error:
         return Verdict("crash", target, str(error))
     finally:
@@ -50,18 +50,18 @@ def judged(seed: int, target: str) -> Verdict:
 
 
 def main() -> None:
-    word, target, first, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    word, target, kind, first, count = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
     seeds = range(first, first + count)
     if word == "codes":
-        print(json.dumps({seed: code(seed, target) for seed in seeds}))
+        print(json.dumps({seed: code(seed, target, kind) for seed in seeds}))
         return
-    known = json.loads(Path(sys.argv[5]).read_text()) if len(sys.argv) > 5 else {}
+    known = json.loads(Path(sys.argv[6]).read_text()) if len(sys.argv) > 6 else {}
     changed = 0
     for done, seed in enumerate(seeds):
-        if str(seed) in known and code(seed, target) == known[str(seed)]:
+        if str(seed) in known and code(seed, target, kind) == known[str(seed)]:
             continue
         changed += 1
-        verdict = judged(seed, target)
+        verdict = judged(seed, target, kind)
         # a target that refuses is not wrong; the CPU takes every legal program
         if verdict.found and not (verdict.kind == "refused" and target != "cpu"):
             print(json.dumps({"seed": seed, "done": done + 1, "changed": changed,

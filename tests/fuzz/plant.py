@@ -72,14 +72,14 @@ def _hunter(source: Path, *words: object) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def clean_codes(target: str, how: Hunt) -> dict[str, str]:
+def clean_codes(target: str, kind: str, how: Hunt) -> dict[str, str]:
     """The hashes of the thread code of every program, without a bug."""
     if not target.startswith("threads"):
         return {}
     half = how.count // 2
     parts = [(how.seed, half), (how.seed + half, how.count - half)]
     with ThreadPoolExecutor(2) as pool:
-        found = pool.map(lambda p: _hunter(how.source, "codes", target, *p), parts)
+        found = pool.map(lambda p: _hunter(how.source, "codes", target, kind, *p), parts)
         return {seed: code for part in found for seed, code in part.items()}
 
 
@@ -94,13 +94,16 @@ def hunt(bug: Bug, how: Hunt, codes: Mapping[str, str]) -> Outcome:
         seed, stop = how.seed, how.seed + how.count
         done, changed, seconds = 0, 0, 0.0
         while seed < stop:
-            found = _hunter(harmed, "hunt", bug.target, seed, stop - seed, known)
+            found = _hunter(harmed, "hunt", bug.target, bug.kind, seed, stop - seed, known)
             done, changed = done + found["done"], changed + found["changed"]
             seconds += found["cpu"]
             at, words = found["seed"], found["words"]
             if at is None:
                 break
-            if at < 0 or _hunter(how.source, "hunt", bug.target, at, 1)["seed"] is None:
+            if at < 0:
+                return Outcome(bug, at, done, changed, seconds, words)
+            again = _hunter(how.source, "hunt", bug.target, bug.kind, at, 1)
+            if again["seed"] is None:
                 return Outcome(bug, at, done, changed, seconds, words)
             print(f"       seed {at} fails without the bug: {words}", flush=True)
             seed = at + 1
@@ -124,16 +127,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="Bugs with this in their name.")
+    parser.add_argument("--kind", default="", help="Bugs that programs of this kind show.")
     parser.add_argument("--first", type=int, default=0, help="Leave so many out.")
     parser.add_argument("--target", default="threads", help="threads (the CUDA road) or cpu.")
     parser.add_argument("--source", type=Path, default=SOURCE, help="The sources to harm.")
     options = parser.parse_args()
     how = Hunt(options.count, options.seed, options.source)
     bugs = [b for b in BUGS if options.only in b.name and b.target.startswith(options.target)]
+    bugs = [b for b in bugs if options.kind in ("", b.kind)]
     bugs = bugs[options.first :]
-    codes = {target: clean_codes(target, how) for target in sorted({b.target for b in bugs})}
+    roads = sorted({(b.target, b.kind) for b in bugs})
+    codes = {road: clean_codes(*road, how) for road in roads}
     with ThreadPoolExecutor(options.jobs) as pool:
-        found, total = table(pool.map(lambda bug: hunt(bug, how, codes[bug.target]), bugs))
+        found, total = table(
+            pool.map(lambda bug: hunt(bug, how, codes[bug.target, bug.kind]), bugs)
+        )
     print(f"{found} of {total} planted bugs found")
     return 0 if found >= 0.9 * total else 1
 

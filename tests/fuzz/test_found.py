@@ -59,3 +59,22 @@ def test_one_element_of_a_view_of_a_fragment():
     a, o = np.arange(99, dtype=np.float32).reshape(33, 3), np.zeros((1, 1), np.float32)
     interp.run_threads(lower(main.program, THREADS["threads"]).result, {"A": a, "O": o})
     assert o[0, 0] == 98
+
+
+def test_what_threads_read_of_their_own_on_a_condition_is_no_race():
+    @T.prim_func
+    def main(A: T.Tensor((2, 64), "float32"), O: T.Tensor((2, 64), "float32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((64,), "float32")
+            for k in T.serial(2):
+                for j in T.Parallel(64):
+                    s[j] = A[k, j]
+                for j in T.Parallel(64):
+                    if j + k > 63:
+                        O[k, j] = s[j]
+
+    trace = lower(main.program, THREADS["threads"])
+    scheduled = next(s.program for s in trace if s.name == "take_turns")
+    a, o = np.arange(128, dtype=np.float32).reshape(2, 64), np.zeros((2, 64), np.float32)
+    interp.run(scheduled, {"A": a, "O": o}, explicit=True)
+    assert o[1, 63] == 127 and o.sum() == 127

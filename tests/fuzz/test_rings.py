@@ -13,7 +13,7 @@ from tilewright.tools.fuzz_recipe import render
 
 @pytest.mark.parametrize("seed", range(500, 516))
 def test_rings(seed: int):
-    source = render(make(seed, rings=1.0))
+    source = render(make(seed, "rings"))
     verdict = check_source(
         source, ["interp", "threads", "threads-sm80", "threads-roles"], f"r{seed}.py"
     )
@@ -22,7 +22,7 @@ def test_rings(seed: int):
 
 def test_most_of_them_have_rings():
     """Bulk copies on Hopper, `cp.async` elsewhere, and what consumes them."""
-    texts = {seed: render(make(seed, rings=1.0)) for seed in range(500, 515)}
+    texts = {seed: render(make(seed, "rings")) for seed in range(500, 515)}
     kinds = {"bulk": 0, "cp_async": 0, "gemm": 0}
     for seed, text in texts.items():
         program = load(text, f"r{seed}.py")["program"].program
@@ -35,7 +35,7 @@ def test_most_of_them_have_rings():
 
 
 def test_they_have_stages_counts_and_tails_of_all_kinds():
-    text = "".join(render(make(seed, rings=1.0)) for seed in range(200))
+    text = "".join(render(make(seed, "rings")) for seed in range(200))
     for piece in (
         "num_stages=1", "num_stages=2", "num_stages=3", "num_stages=4", "T.Pipelined(0,",
         "T.Pipelined(1,", "T.Pipelined(3,", "T.Pipelined(n0", "T.Pipelined(1, 1 + ",

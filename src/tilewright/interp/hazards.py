@@ -87,7 +87,7 @@ class Access:
     """Elements of some storage touched at one time."""
 
     __slots__ = ("agent", "box", "clock", "entity", "fence", "kind", "loc", "mask", "mem",
-                 "nest", "op", "owners", "proxy", "threads", "unit")  # fmt: skip
+                 "nest", "op", "owners", "proxy", "span", "threads", "unit")  # fmt: skip
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class Access:
         loc: Loc | None = None,
         threads: Any = None,
         nest: Any = None,
+        span: Where | None = None,
     ) -> None:
         self.agent = agent
         self.mem = mem
@@ -121,9 +122,12 @@ class Access:
         self.mask: Array | None = None
         self.owners: Array | None = None
         self.box: tuple[tuple[int, int], ...] | None = None
+        # what all iterations of a nest would touch; the box, where it is all of it
+        self.span: tuple[tuple[int, int], ...] | None
         if all(isinstance(w, (int, np.integer, slice)) for w in where):
-            self.box = tuple(_span(w) for w in where)
+            self.box = self.span = tuple(_span(w) for w in where)
         else:
+            self.span = None if span is None else tuple(_span(w) for w in span)
             self.mask = np.zeros(mem.storage.units, np.bool_)
             mem.window(self.mask)[where] = True
             if owners is not None and mem.ratio == 1:
@@ -182,8 +186,8 @@ def _same_threads(old: Access, new: Access) -> bool:
     return (
         old.threads is not None
         and old.threads == new.threads
-        and old.box is not None
-        and old.box == new.box
+        and old.span is not None
+        and old.span == new.span
         and old.mem is new.mem
     )
 
@@ -328,6 +332,7 @@ class HazardWatch(Watch):
             loc=loc,
             threads=_pattern(fr),
             nest=self.nest,
+            span=fr.pattern[1] if fr.pattern else None,
         )
         check(new, clocks.known, self.strict)
         if space is not Space.SHARED:
@@ -340,7 +345,7 @@ class HazardWatch(Watch):
 def _pattern(fr: Frame) -> Any:
     """Equal for accesses of the same elements that take each of them to the same one thread."""
     if fr.layout is not None and fr.pattern:
-        return fr.layout, fr.pattern
+        return fr.layout, fr.pattern[0]
     if isinstance(fr.op, Copy) and fr.op.atom == "threads":
         for side in (fr.op.src, fr.op.dst):
             layout = side.buffer.layout

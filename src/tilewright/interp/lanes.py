@@ -43,7 +43,8 @@ class Frame:
         self.grid = open_grid(lanes)
         self.in_map = False
         self.layout: Any = None  # of the nest that is running
-        self.pattern: Any = None  # which nest axes index the buffer being accessed, in order
+        # which nest axes index the buffer being accessed, in order, and the box that they span
+        self.pattern: tuple[tuple[int, ...], Where] | None = None
         self.op: Op | None = None
         self.stop: Any = None  # lanes that left the current iteration: None, True or an array
         self.broke: Any = None  # lanes that left the current loop
@@ -342,11 +343,14 @@ def gather_box(fr: Frame, mem: Memory, spec: BoxSpec, node: Load) -> Value:
     found = (
         None if mem.lead or (fr.watch is not None and fr.watch.exact) else _box_where(fr, mem, spec)
     )
+    if found is not None and fr.watch is not None:
+        fr.pattern = tuple(axis for axis, _ in spec), found[0]
     if found is None or (fr.mask is not None and fr.watch is not None):
-        return gather(fr, mem, _generic(fr, spec), node)
+        value = gather(fr, mem, _generic(fr, spec), node)
+        fr.pattern = None
+        return value
     where, axes = found
     if fr.watch is not None:
-        fr.pattern = tuple(axis for axis, _ in spec)
         fr.watch.read(fr, mem, where, None, fr.loc(node))
         fr.pattern = None
     value = mem.data[where]
@@ -362,19 +366,19 @@ def gather_box(fr: Frame, mem: Memory, spec: BoxSpec, node: Load) -> Value:
 def scatter_box(fr: Frame, mem: Memory, spec: BoxSpec, value: Value) -> None:
     """`scatter` where each index is a nest variable plus something uniform."""
     found = (
-        None
-        if mem.lead or fr.mask is not None or (fr.watch is not None and fr.watch.exact)
-        else _box_where(fr, mem, spec)
+        None if mem.lead or (fr.watch is not None and fr.watch.exact) else _box_where(fr, mem, spec)
     )
+    if found is not None and fr.watch is not None:
+        fr.pattern = tuple(axis for axis, _ in spec), found[0]
     covered = {axis for axis, _ in spec}
-    if found is None or any(
+    if found is None or fr.mask is not None or any(
         n > 1 and k not in covered and value.ndim for k, n in enumerate(fr.lanes)
-    ):
+    ):  # fmt: skip
         scatter(fr, mem, _generic(fr, spec), value)
+        fr.pattern = None
         return
     where, axes = found
     if fr.watch is not None:
-        fr.pattern = tuple(axis for axis, _ in spec)
         fr.watch.write(fr, mem, where, None, fr.loc())
         fr.pattern = None
     data = mem.data

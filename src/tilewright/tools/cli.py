@@ -186,6 +186,7 @@ def bench(
 @click.option("--each", type=float, default=60.0, show_default=True, help="Seconds a program.")
 @click.option("--shrink", type=float, default=40.0, show_default=True, help="Seconds a finding.")
 @click.option("--findings", type=int, default=20, show_default=True, help="Then the run ends.")
+@click.option("--kind", default="any", show_default=True, help="Of programs: rings, gathers …")
 @click.option("--refusals", is_flag=True, help="Shrink and print what a target refuses, too.")
 @click.option("--out", type=click.Path(file_okay=False), help="Write failing kernels here.")
 def fuzz(
@@ -197,6 +198,7 @@ def fuzz(
     each: float,
     shrink: float,
     findings: int,
+    kind: str,
     refusals: bool,
     out: str | None,
 ) -> None:
@@ -205,10 +207,14 @@ def fuzz(
     Programs that differ, crash or hang are shrunk and printed as kernels.
     """
     from tilewright.tools.fuzz import Plan, run_command
+    from tilewright.tools.fuzz_programs import KINDS
+
+    if kind not in KINDS:
+        raise click.BadParameter(f"one of {', '.join(KINDS)}", param_hint="--kind")
 
     plan = Plan(
         count, seed, tuple(targets.split(",")), seconds, jobs, each, shrink, out or "", findings,
-        refusals=refusals,
+        refusals=refusals, kind=kind,
     )  # fmt: skip
     sys.exit(run_command(plan))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.support import env
-from tilewright.tools.fuzz_check import Verdict, check_source
+from tilewright.tools.fuzz_check import DRAWN, Verdict, check_source, drawn
 from tilewright.tools.fuzz_programs import make
 from tilewright.tools.fuzz_recipe import Recipe, render
 from tilewright.tools.fuzz_shrink import shrink
@@ -42,6 +42,7 @@ class Plan:
     out: str = ""
     findings: int = 20  # so many are shrunk; then the run ends
     refusals: bool = False  # whether refused programs are shrunk and printed
+    kind: str = "any"  # of programs
 
 
 @dataclass
@@ -79,14 +80,17 @@ class Report:
 # ── a worker ─────────────────────────────────────────────────────────────────────────────────
 
 
-def judge(seed: int, targets: Sequence[str]) -> Verdict:
+def judge(seed: int, targets: Sequence[str], kind: str = "any") -> Verdict:
     """Make and check the program of a seed."""
-    return check_source(render(make(seed)), targets, f"fuzz_{seed}.py")
+    targets = [drawn(seed) if target == DRAWN else target for target in targets]
+    return check_source(render(make(seed, kind)), targets, f"fuzz_{seed}.py")
 
 
-def reduce_program(seed: int, verdict: Verdict, targets: Sequence[str], seconds: float) -> str:
+def reduce_program(
+    seed: int, verdict: Verdict, targets: Sequence[str], seconds: float, kind: str = "any"
+) -> str:
     """The text of the smallest program found that fails as that of the seed does."""
-    recipe = make(seed)
+    recipe = make(seed, kind)
 
     def fails(candidate: Recipe) -> bool:
         try:
@@ -206,12 +210,13 @@ class _Run:
             seed, verdict = self.reductions.pop(0)
             seconds = max(5.0, min(plan.shrinking, left))
             targets = ("interp", verdict.target)
-            worker.give("reduce", (seed, verdict, targets, seconds), seconds + plan.each)
+            given = (seed, verdict, targets, seconds, plan.kind)
+            worker.give("reduce", given, seconds + plan.each)
             return
         enough = len(self.report.findings) >= plan.findings
         if left > 0 and not enough:
             for seed in self.seeds:
-                worker.give("judge", (seed, plan.targets), plan.each)
+                worker.give("judge", (seed, plan.targets, plan.kind), plan.each)
                 return
 
     def take(self, worker: Worker, answer: Any) -> None:
@@ -247,7 +252,7 @@ class _Run:
         if self.plan.shrinking and not many:
             self.reductions.append((seed, verdict))
         else:
-            self.add(seed, verdict, "" if many else render(make(seed)))
+            self.add(seed, verdict, "" if many else self.text(seed))
 
     def lost(self, worker: Worker, why: str) -> None:
         assert worker.task
@@ -256,13 +261,16 @@ class _Run:
         worker.task = None
         seed = args[0]
         if name == "reduce":  # what failed is kept, if not small
-            self.add(seed, args[1], render(make(seed)))
+            self.add(seed, args[1], self.text(seed))
             return
         self.report.done += 1
         self.report.kinds["crash"] += 1
         verdict = Verdict("crash", " ".join(self.plan.targets), why)
         self.note(f"seed {seed}: {why}")
-        self.add(seed, verdict, render(make(seed), f"Seed {seed}: {why}."))
+        self.add(seed, verdict, self.text(seed, f"Seed {seed}: {why}."))
+
+    def text(self, seed: int, title: str = "") -> str:
+        return render(make(seed, self.plan.kind), title)
 
     def add(self, seed: int, verdict: Verdict, text: str) -> None:
         self.report.findings.append((seed, verdict, text))

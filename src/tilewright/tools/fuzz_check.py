@@ -6,15 +6,19 @@ import linecache
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
 from typing import Any
 
 import numpy as np
 
 from tilewright.ir.atoms import Feature
 from tilewright.ir.op import Program
-from tilewright.ir.target import Target
+from tilewright.ir.target import CHIPS, CHOICES, Target
+from tilewright.passes.pipeline import Trace
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import CompileError, TilewrightError
 
@@ -35,6 +39,35 @@ THREADS = {
     "threads-sm80": _HOPPER.without(Feature.WGMMA, Feature.BULK_COPY, Feature.REGISTER_MOVE),
     "threads-roles": Target.parse("cuda -roles"),
 }
+DRAWN = "threads-drawn"  # thread code with whatever `drawn` says for a seed
+
+
+def drawn(seed: int) -> str:
+    """A target of random choices, and perhaps of little shared memory, in KiB:
+    `threads -roles=on -bulk=off -shared=32`."""
+    r = Random(f"target {seed}")
+    words = ["threads"] + ["-arch=sm_80"] * (r.random() < 0.15)
+    words += [f"-shared={r.choice([16, 24, 32, 48, 64])}"] * (r.random() < 0.25)
+    for name, values in CHOICES.items():
+        value = r.choice(("auto", "auto", *values))
+        words += [f"-{name}={value}"] if value != "auto" else []
+    return " ".join(words)
+
+
+@contextmanager
+def small_chips(multiprocessors: int, shared: int = 0) -> Iterator[None]:
+    """Chips that are small enough for blocks to walk over several tiles of small grids; with
+    `shared` bytes for a block, if not 0."""
+    whole = dict(CHIPS)
+    for arch, chip in whole.items():
+        chip = replace(chip, multiprocessors=multiprocessors)
+        if shared:
+            chip = replace(chip, shared=shared, shared_per_sm=2 * shared)
+        CHIPS[arch] = chip
+    try:
+        yield
+    finally:
+        CHIPS.update(whole)
 
 
 @dataclass
@@ -120,7 +153,7 @@ def check(
             continue
         started = time.perf_counter()
         verdict = against(program, arguments, cases, target, wanted, unit)
-        seconds[target] = time.perf_counter() - started
+        seconds[target.split()[0]] = time.perf_counter() - started
         if verdict is not None:
             verdict.seconds = seconds
             return verdict
@@ -136,7 +169,7 @@ def against(
     unit: float,
 ) -> Verdict | None:
     try:
-        if target in THREADS:
+        if target.split()[0] in THREADS:
             return _thread_code(program, arguments, cases, target, wanted, unit)
         # "cuda-build" compiles and runs nothing, for machines without a GPU
         kernel = CompiledKernel(program, target=target.removesuffix("-build"))
@@ -149,12 +182,38 @@ def against(
                 if told:
                     return Verdict("mismatch", target, f"{name} at {dict(case)}: {told}")
     except CompileError as error:
-        return Verdict("refused", target, error.message)
+        # with a place it is a refusal; without one nobody meant to refuse
+        meant = error.loc is not None or " " not in target
+        return Verdict("refused" if meant else "crash", target, error.message)
     except TilewrightError as error:
         return Verdict("crash", target, f"{type(error).__name__}: {error.message}")
     except Exception as error:
         return Verdict("crash", target, _internal(error))
     return None
+
+
+def lowered(program: Program, target: str) -> Trace:
+    """A program on its way to the thread code of one of `THREADS`, or of a target that was
+    drawn."""
+    from tilewright.targets.cuda.backend import ROOMY, lower
+
+    if target in THREADS:
+        return lower(program, THREADS[target])
+    flags = target.split()[1:]
+    shared = next((f.partition("=")[2] for f in flags if f.startswith("-shared=")), "0")
+    flags = [f for f in flags if not f.startswith("-shared=")]
+    asked = Target.parse(" ".join(["cuda", *flags]))
+    with small_chips(2, int(shared) * 1024):
+        try:
+            return lower(program, asked)
+        except CompileError as error:
+            plain = asked
+            for name, less in ROOMY:
+                plain = plain.choosing(name, less) if plain.choice(name) == "auto" else plain
+            with suppress(CompileError):
+                lower(program, plain)
+                raise AssertionError(f"refused, and yet it compiles: {error.message}") from error
+            raise
 
 
 def _thread_code(
@@ -165,18 +224,29 @@ def _thread_code(
     wanted: Sequence[dict[str, Array]],
     unit: float,
 ) -> Verdict | None:
-    """The thread code of the CUDA road, run by the interpreter: no GPU, and races show."""
+    """The thread code of the CUDA road, run by the interpreter: no GPU, and races show. With
+    choices of its own (`drawn`) the schedule, too, under two interleavings, on a small chip."""
     from tilewright import interp
-    from tilewright.targets.cuda.backend import lower
+    from tilewright.targets.cuda.backend import SCHEDULE
 
-    code = lower(program, THREADS[target]).result
+    trace = lowered(program, target)
+    forms: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []
+    scheduled = next(s.program for s in trace if s.name == SCHEDULE[-1].name)
+    # elements of less than a byte become bytes
+    if target not in THREADS and scheduled.params == program.params:
+        forms += [
+            (f"schedule {n}, ", partial(interp.run, scheduled, seed=n, explicit=True))
+            for n in range(2)
+        ]
+    forms.append(("", partial(interp.run_threads, trace.result)))
     for case, want in zip(cases, wanted, strict=True):
-        given = arguments(**case)
-        interp.run_threads(code, given)
-        for name, array in want.items():
-            told = difference(array, given[name], unit)
-            if told:
-                return Verdict("mismatch", target, f"{name} at {dict(case)}: {told}")
+        for form, run in forms:
+            given = arguments(**case)
+            run(given)
+            for name, array in want.items():
+                told = difference(array, given[name], unit)
+                if told:
+                    return Verdict("mismatch", target, f"{form}{name} at {dict(case)}: {told}")
     return None
 
 

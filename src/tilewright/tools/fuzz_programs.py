@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from random import Random
 from typing import Any
 
 from tilewright.tools.fuzz_recipe import (
@@ -21,21 +22,27 @@ from tilewright.tools.fuzz_recipe import (
     Tile,
     map_body,
 )
-from tilewright.tools.fuzz_rings import Rings
+from tilewright.tools.fuzz_scenes import SCENES, Scenes
 from tilewright.tools.fuzz_values import Index, number
 from tilewright.tools.fuzz_workshop import BLOCKS, LARGEST_TILE, PRODUCTS, THREADS, Block, Part
 
-RINGS = 0.25  # of all programs are pipelines of aligned copies
+# The kinds of programs, and how many are pipelines of aligned copies; the rest of `any` draws from
+# the whole language.
+RINGS = {"any": 0.25, "rings": 1.0, "tiles": 0.0}
+SHARE = 0.3  # of `any` are scenes
+KINDS = (*RINGS, *SCENES)
 
 
-class Maker(Rings):
+class Maker(Scenes):
     """Writes one program from a seed."""
 
     # ── the program ──────────────────────────────────────────────────────────────────────────
 
-    def program(self, rings: float = RINGS) -> Recipe:
+    def program(self, kind: str) -> Recipe:
         r = self.r
-        if r.random() < rings:
+        if kind in SCENES:
+            launches = [self.scene(kind)]
+        elif r.random() < RINGS[kind]:
             launches = [self.ring_launch()]
         else:
             inputs = [self.input() for _ in range(r.randint(1, 3))]
@@ -366,6 +373,9 @@ def tidy(recipe: Recipe) -> Recipe:
     )
 
 
-def make(seed: int, rings: float = RINGS) -> Recipe:
-    """The program of a seed, with this probability one whose copies run ahead."""
-    return Maker(seed).program(rings)
+def make(seed: int, kind: str = "any") -> Recipe:
+    """The program of a seed, of a kind of `KINDS`."""
+    if kind == "any":
+        r = Random(f"kind {seed}")
+        kind = r.choice(list(SCENES)) if r.random() < SHARE else "any"
+    return Maker(seed).program(kind)

@@ -84,13 +84,15 @@ class Stmt:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter, or scratch between kernels; `high` bounds its random data."""
+    """A parameter, or scratch between kernels; `high` bounds its random data, or `data`, an
+    expression, says what it holds."""
 
     name: str
     shape: tuple[str, ...]
     dtype: str
     high: int = 3
     scratch: bool = False
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,8 @@ def _data(tensor: Tensor, exact: bool) -> str:
     shape = "(" + "".join(f"{s}, " for s in tensor.shape).rstrip() + ")"
     special = tensor.dtype.startswith(("bfloat", "float8"))
     dtype = f"ml_dtypes.{tensor.dtype}" if special else f'"{tensor.dtype}"'
+    if tensor.data:
+        return f"{tensor.data}.astype({dtype})"
     if not exact and is_float(tensor.dtype):
         return f"rng.standard_normal({shape}).astype({dtype})"
     low = 0 if tensor.dtype.startswith(("uint", "bool")) else -tensor.high

@@ -15,7 +15,7 @@ from tilewright.tools.fuzz_values import Index
 from tilewright.tools.fuzz_workshop import BLOCKS, Block
 
 _BYTES = {"float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1,
-          "float8_e4m3fn": 1}  # fmt: skip
+          "float8_e4m3fn": 1, "float8_e5m2": 1}  # fmt: skip
 _DTYPES = {"float16": 5, "bfloat16": 2, "float32": 3, "int32": 2, "int16": 0.5, "int8": 1,
            "uint8": 0.5, "float8_e4m3fn": 1}  # fmt: skip
 _PRODUCTS = {
@@ -53,6 +53,8 @@ class Reel:
 
 class Rings(Tiles):
     """Pipelined kernels."""
+
+    fit = False  # whether everything is such that the bulk engine and warpgroups can be used
 
     def statement(self, b: Block) -> list[Stmt]:
         """Any statement."""
@@ -125,7 +127,7 @@ class Rings(Tiles):
         extents = [self.v.extent(s) for s in shape]
         block, turn = b.axes[0].name, "{k}"
         # rows that are no multiples of 16 bytes, seldom: threads copy those
-        tail = r.choice([0, 0, 0, unit, 2 * unit]) if r.random() < 0.93 else 1
+        tail = r.choice([0, 0, 0, unit, 2 * unit]) if self.fit or r.random() < 0.93 else 1
         along = self.v.pick(columns=3, rows=2, apart=1.5)
         sizes: list[int]
         if len(shape) == 1:
@@ -145,7 +147,7 @@ class Rings(Tiles):
             self.sizes[name] = max(self.dynamic[name])
             named = (f"${name}", *named[1:])
         tensor = self.tensor(dtype, named, r.choice("ABD"))
-        found = Stream(tensor, tile, place, r.choice(_ORDERS))
+        found = Stream(tensor, tile, place, "" if self.fit else r.choice(_ORDERS))
         reel.streams.append(found)
         b.inputs.append(tensor)
         return found

@@ -1,6 +1,6 @@
 """The programs that schedules are derived for, named by a text that makes them again.
 
-`rings(seed=7)` and `tiles(seed=7)` are random ones (`fuzz_programs`); other names are those of a
+`rings(seed=7)` and other kinds of `fuzz_programs.KINDS` are random ones; other names are those of a
 file's dict `schedules`, e.g. `gemm_relu(M=65, N=8, K=64)`.
 """
 
@@ -24,12 +24,11 @@ from tilewright.ir.expr import Var
 from tilewright.ir.op import Program
 from tilewright.support.errors import CompileError, TilewrightError
 from tilewright.tools.fuzz_check import _UNITS, difference, load
-from tilewright.tools.fuzz_programs import make
+from tilewright.tools.fuzz_programs import KINDS, make
 from tilewright.tools.fuzz_recipe import render
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Args = dict[str, Any]
-FUZZED = {"rings": 1.0, "tiles": 0.0}  # how many of the programs are pipelines
 _SHARE = {"rings": 0.5, "tiles": 0.1}  # of all programs; those of files have the rest
 _NEAR = {2: 2.0**-8, 4: 2.0**-20, 8: 2.0**-40}  # of the kernels of files, by size of the result
 
@@ -114,12 +113,12 @@ def subject(name: str, file: str = "") -> Subject:
             f"{name!r} names no program", expected="a name and literals, as in rings(seed=7)"
         ) from error
     word = call.func.id
-    if word in FUZZED:
-        return _fuzzed(name, make(int(given["seed"]), FUZZED[word]))
+    if word in KINDS:
+        return _fuzzed(name, make(int(given["seed"]), word))
     known = kernels(file) if file else {}
     if word not in known:
         raise CompileError(
-            f"unknown program {word!r}", expected=", ".join([*FUZZED, *known]),
+            f"unknown program {word!r}", expected=", ".join([*KINDS, *known]),
             fix="" if file else "name the file that has it",
         )  # fmt: skip
     function, sizes, exact = known[word][1](**given)

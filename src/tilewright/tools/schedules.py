@@ -13,8 +13,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from random import Random
 from typing import Any
@@ -22,14 +21,14 @@ from typing import Any
 from tilewright import interp
 from tilewright.ir.atoms import Feature
 from tilewright.ir.op import Program
-from tilewright.ir.target import ARCHITECTURES, CHIPS, CHOICES, Target
+from tilewright.ir.target import ARCHITECTURES, CHOICES, Target
 from tilewright.ir.verify import Stage
 from tilewright.passes.pipeline import run_pipeline
 from tilewright.support import env
 from tilewright.support.errors import CompileError, RunError, TilewrightError
 from tilewright.targets.cuda.backend import PIPELINE, SCHEDULE, run_passes
 from tilewright.tools.fuzz import Worker
-from tilewright.tools.fuzz_check import Verdict, _internal
+from tilewright.tools.fuzz_check import Verdict, _internal, small_chips
 from tilewright.tools.schedule_subjects import Subject, draw_program, legal, subject
 
 RUNS = 2  # interleavings of a schedule, at least: one for each launch of its program
@@ -118,19 +117,8 @@ def judge(recipe: Recipe) -> Outcome:
 def scheduled(program: Program, target: Target, multiprocessors: int = 2) -> Program:
     """The program after the last pass that decides anything, for a chip that is small enough for
     blocks to walk over several tiles of small grids."""
-    with _small_chips(multiprocessors):
+    with small_chips(multiprocessors):
         return run_passes(program, target, SCHEDULE, Stage.TILE).result
-
-
-@contextmanager
-def _small_chips(multiprocessors: int) -> Iterator[None]:
-    whole = dict(CHIPS)
-    for arch, chip in whole.items():
-        CHIPS[arch] = replace(chip, multiprocessors=multiprocessors)
-    try:
-        yield
-    finally:
-        CHIPS.update(whole)
 
 
 def _judged(recipe: Recipe, outcome: Outcome, seconds: dict[str, float]) -> Verdict:

@@ -1,0 +1,49 @@
+"""Random kernels about one thing each, and the schedules drawn for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewright.ir.target import CHOICES, Target
+from tilewright.tools.fuzz import judge
+from tilewright.tools.fuzz_check import DRAWN, drawn
+from tilewright.tools.fuzz_programs import make
+from tilewright.tools.fuzz_recipe import render
+from tilewright.tools.fuzz_scenes import SCENES
+
+# What programs of a kind have that those of the others seldom do.
+PIECES = {
+    "branches": ("else:", "if D", "T.view(", "T.serial("),
+    "views": ("T.view(", "T.Pipelined(", "T.gemm("),
+    "counters": ("return_prev=True", "T.atomic_max(", "T.atomic_min(", "use_tma=True"),
+    "gathers": (">> ", "rng.permutation(", "T.if_then_else(", "T.gemm(", "// 3"),
+    "chains": ("clear_accum=True", "num_stages=5", "T.alloc_local(", "T.Pipelined(0"),
+    "tickets": ("T.Persistent(", "while t", "return_prev=True", "int64"),
+    "rows": ("clear=False", "T.reduce_sum(", "T.cummax(", "T.exp2(", "dim=0"),
+}
+
+
+@pytest.mark.parametrize("kind", SCENES)
+def test_a_short_run_finds_nothing(kind):
+    for seed in range(700, 702):
+        verdict = judge(seed, ["interp", "cpu", DRAWN] if seed == 700 else ["interp", "cpu"], kind)
+        assert verdict.kind in ("ok", "refused"), f"{verdict}\n{render(make(seed, kind))}"
+
+
+@pytest.mark.parametrize("kind", SCENES)
+def test_they_are_about_what_they_say(kind):
+    text = "".join(render(make(seed, kind)) for seed in range(120))
+    assert [piece for piece in PIECES[kind] if piece not in text] == []
+    if kind != "counters":  # small types have no atomics
+        kinds = ("bfloat16", "float8_e4m3fn", "int8")
+        assert [name for name in kinds if f'"{name}"' not in text] == []
+
+
+def test_every_choice_is_drawn():
+    targets = [drawn(seed) for seed in range(300)]
+    for name, values in CHOICES.items():
+        assert [v for v in values if not any(f"-{name}={v}" in t for t in targets)] == []
+    assert any("-shared=" in t for t in targets) and any("-arch=sm_80" in t for t in targets)
+    for text in targets:
+        flags = [f for f in text.split()[1:] if not f.startswith("-shared=")]
+        Target.parse(" ".join(["cuda", *flags]))
