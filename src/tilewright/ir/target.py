@@ -27,6 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "bulk": ON_OFF,  # copies by the bulk engine
     "turning": ON_OFF,  # tiles that threads fill for products have several slots
     "depth": ("most", "least"),  # of loops whose text does not say how many stages they have
+    "inline": ON_OFF,  # rows of numbers are loaded by the nests that need them
     "stage": ON_OFF,  # accumulators reach memory by way of shared memory
 }
 ARCHITECTURES: dict[str, dict[str, frozenset[Feature]]] = {

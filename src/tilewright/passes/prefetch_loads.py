@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.ir.bounds import Ranges
 from tilewright.ir.buffer import Buffer, Space, whole
 from tilewright.ir.expr import Const, Expr, Load, Select, Var, loads, substitute, variables
 from tilewright.ir.op import (
@@ -32,6 +33,7 @@ from tilewright.ir.op import (
     Role,
     Store,
     bound,
+    expressions,
     walk_ops,
 )
 from tilewright.ir.rewrite import (
@@ -42,6 +44,8 @@ from tilewright.ir.rewrite import (
     program_names,
     rebuild,
 )
+from tilewright.ir.scope import counted
+from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import at_line, because
 from tilewright.passes.rings import leaves_early, written_by
@@ -89,6 +93,19 @@ class _Early:
         return Store(self.now, (), Load(self.early, ()), loc=op.loc)
 
 
+def _needed(body: list[Op]) -> Body:
+    """`body` without names of loads that nobody asks for any more."""
+    kept: list[Op] = []
+    asked: set[Var] = set()
+    for op in reversed(body):
+        if isinstance(op, Let) and op.var not in asked and loads(op.value):
+            continue
+        for inner in walk_ops(op):
+            asked |= {v for e in expressions(inner) for v in variables(e)}
+        kept.append(op)
+    return tuple(reversed(kept))
+
+
 @dataclass
 class _Prefetch:
     kernel: Kernel
@@ -123,7 +140,7 @@ class _Prefetch:
                 said = f"loads of the nest {at_line(each.loc)} one iteration early"
                 because(self.kernel.name, op, said)
             body.append(nest)
-        return (*before, rebuild(op, body=tuple(body))) if before else None
+        return (*before, rebuild(op, body=_needed(body))) if before else None
 
     def nest(
         self, op: Map, turn: Var, outer: dict[Var, Expr], inner: set[Var]
@@ -176,8 +193,15 @@ class _Prefetch:
             one = found[e]
             return Load(one.now, one.vars)
 
+        points = Ranges()
+        for var, extent in zip(op.vars, op.extents, strict=True):
+            points = counted(points, var, extent)
+
         def swap(e: Expr) -> Expr:
             resolved = substitute(e, lets)
+            if isinstance(resolved, (Load, Select)):
+                # (b * 128 + j) // 128 is the same for all j < 128: a number, not a row of them
+                resolved = simplify(resolved, points)
             new = early(resolved) if is_ready(resolved) else None
             if new is not None:
                 return new

@@ -21,6 +21,7 @@ OPTIONS = {
     "cluster": "blocks that share what they load: 1, 2, 4",
     "stage_stores": "accumulators reach memory by way of shared memory",
     "turning_tiles": "tiles that threads fill for products have several slots",
+    "inline_rows": "rows of numbers are loaded by the nests that need them",
     "product_waits": "for products by warpgroups, at the latest: late, iteration, each",
 }
 # options that a target is told (`ir.target.CHOICES`)
@@ -35,6 +36,7 @@ PINS = {
     "product_waits": "waits",
     "stage_stores": "stage",
     "turning_tiles": "turning",
+    "inline_rows": "inline",
     "fast_math": "fast_math",
     "bulk_copies": "bulk",
 }

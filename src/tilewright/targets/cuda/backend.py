@@ -23,6 +23,7 @@ from tilewright.passes.count_stores import count_stores
 from tilewright.passes.drop_placement import drop_placement
 from tilewright.passes.hoist_views import hoist_views
 from tilewright.passes.infer_layouts import infer_layouts
+from tilewright.passes.inline_rows import inline_rows
 from tilewright.passes.insert_syncs import insert_syncs
 from tilewright.passes.label_prints import LABEL
 from tilewright.passes.lay_out_shared import pin_shared
@@ -127,6 +128,12 @@ SCHEDULE = (
         "stage_stores",
         stage_stores,
         "before copies become asynchronous: staged stores are among them",
+        whole_program=True,
+    ),
+    Pass(
+        "inline_rows",
+        inline_rows,
+        "before prefetch_loads, which makes its loads early",
         whole_program=True,
     ),
     Pass(
