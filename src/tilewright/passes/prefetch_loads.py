@@ -14,7 +14,7 @@ Behind the last iteration it reads what is not needed, or zeros outside the tens
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.ir.bounds import Ranges
@@ -52,7 +52,8 @@ from tilewright.passes.rings import leaves_early, written_by
 
 MOST = 20  # registers of a thread for what a nest loads early
 ROWS = 256  # elements of a vector that several threads hold,
-SHARED_BY = 16  # about as many as share one
+SHARED_BY = 16  # about as many as share one,
+COLUMNS = 4  # and if it goes along a nest's rows: a thread of a product's tile has so many
 
 
 def prefetch_loads(program: Program, target: Target) -> Program:
@@ -111,6 +112,8 @@ class _Prefetch:
     kernel: Kernel
     names: set[str]
     written: set[str]
+    # what nests of the same loop have early, by its value over points that are only counted
+    known: dict[tuple[Expr, tuple[Expr, ...]], _Early] = field(default_factory=dict)
 
     def loop(self, op: Op) -> Body | None:
         if not isinstance(op, For) or op.kind != "pipelined" or op.stages < 2:
@@ -124,6 +127,7 @@ class _Prefetch:
         body: list[Op] = []
         lets: dict[Var, Expr] = {}
         inner = {v for each in walk_ops(op.body) for v in bound(each)}
+        self.known = {}
         for each in op.body:
             if isinstance(each, Let):
                 lets[each.var] = substitute(each.value, lets)
@@ -175,10 +179,16 @@ class _Prefetch:
                 extents = tuple(op.extents[op.vars.index(v)] for v in own)
                 if not all(isinstance(x, Const) for x in extents):
                     return None
+                point = {v: Var(f" {n}", v.dtype) for n, v in enumerate(own)}
+                key = substitute(e, dict(point)), extents
+                if key in self.known:
+                    return Load(self.known[key].now, own)
                 size = prod(int(x) for x in extents)
                 words = size * e.dtype.bits // 32
                 if own == op.vars:
                     words = -(-words // prod(self.kernel.threads))
+                elif own == op.vars[-1:]:
+                    words = -(-words // COLUMNS)
                 elif size <= ROWS:
                     words = -(-words // SHARED_BY)
                 if words > left:
@@ -189,7 +199,7 @@ class _Prefetch:
                     Buffer(fresh_name(name, self.names), extents, e.dtype, space)
                     for name in ("early", "now")
                 ]
-                found[e] = _Early(e, own, extents, *held)
+                found[e] = self.known[key] = _Early(e, own, extents, *held)
             one = found[e]
             return Load(one.now, one.vars)
 

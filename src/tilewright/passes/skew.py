@@ -109,7 +109,7 @@ def find_skew(
     if not asked and prod(kernel.threads) > WARPGROUP:
         return "other warpgroups compute meanwhile"
     plain = body.interval(body.all, frozenset())
-    needed, room = registers(kernel), _room(kernel)
+    needed, room = registers(kernel), fragment_room(kernel)
     beside = [body.following(p) for p in products] if len(products) > 1 else []
     found = _best(body, beside, plain, copies=False)
     wanted = None
@@ -118,7 +118,7 @@ def find_skew(
         behind = [body.following(p) - {p} for p in products if body.renews(p)]
         wanted = _best(body, behind, plain, copies=True)
         if wanted is not None and (found is None or wanted.interval < found.interval):
-            more = needed + sum(_registers(b, kernel) for b in wanted.copies)
+            more = needed + sum(registers_of(b, kernel) for b in wanted.copies)
             if more <= room and (wanted.interval <= GAIN * plain or asked):
                 return wanted
     if found is None or (found.interval > GAIN * plain and not asked):
@@ -208,17 +208,18 @@ def _pinned(loop: For, body: _Statements) -> Skew | str:
 def registers(kernel: Kernel) -> int:
     """Of a thread, for all fragments of `kernel` at once, were they spread evenly."""
     return sum(
-        _registers(op.buffer, kernel)
+        registers_of(op.buffer, kernel)
         for op in walk_ops(kernel)
         if isinstance(op, Alloc) and op.buffer.space is Space.FRAGMENT and op.buffer.is_static
     )
 
 
-def _registers(tile: Buffer, kernel: Kernel) -> int:
+def registers_of(tile: Buffer, kernel: Kernel) -> int:
+    """Of a thread, for one fragment that is spread evenly."""
     return -(-tile.bytes // (4 * prod(kernel.threads)))
 
 
-def _room(kernel: Kernel) -> int:
+def fragment_room(kernel: Kernel) -> int:
     """Registers that fragments may fill where a producer has given up some of its own."""
     moved = MOVED.get(prod(kernel.threads) // WARPGROUP)
     return REGISTERS if moved is None else min(REGISTERS, moved[1] - SPARE)

@@ -22,6 +22,7 @@ OPTIONS = {
     "stage_stores": "accumulators reach memory by way of shared memory",
     "turning_tiles": "tiles that threads fill for products have several slots",
     "inline_rows": "rows of numbers are loaded by the nests that need them",
+    "cut_products": "products that leave too few registers are made in pieces",
     "product_waits": "for products by warpgroups, at the latest: late, iteration, each",
 }
 # options that a target is told (`ir.target.CHOICES`)
@@ -37,6 +38,7 @@ PINS = {
     "stage_stores": "stage",
     "turning_tiles": "turning",
     "inline_rows": "inline",
+    "cut_products": "pieces",
     "fast_math": "fast_math",
     "bulk_copies": "bulk",
 }

@@ -20,6 +20,7 @@ from tilewright.passes.choose_products import choose_products
 from tilewright.passes.choose_stages import choose_stages
 from tilewright.passes.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.passes.count_stores import count_stores
+from tilewright.passes.cut_products import cut_products
 from tilewright.passes.drop_placement import drop_placement
 from tilewright.passes.hoist_views import hoist_views
 from tilewright.passes.infer_layouts import infer_layouts
@@ -134,6 +135,12 @@ SCHEDULE = (
         "inline_rows",
         inline_rows,
         "before prefetch_loads, which makes its loads early",
+        whole_program=True,
+    ),
+    Pass(
+        "cut_products",
+        cut_products,
+        "before prefetch_loads: what differs between columns is one number in a piece of them",
         whole_program=True,
     ),
     Pass(
