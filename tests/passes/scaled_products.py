@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 import tilewright as tw
 import tilewright.language as T
+from tests.passes.overlap import numbers
+from tilewright import interp
 
 WAYS = ("by the nest", "through shared memory", "a column", "by the engine", "in place", "cleared")
 
 
 @tw.jit
 def scaled_product(
-    steps, way="by the nest", block=(128, 64, 64), threads=256, stages=3, dtype="float16", tiles=2
+    steps, way="by the nest", block=(128, 64, 64), threads=256, stages=3, tiles=2, known=False
 ):
-    """The sum over k of A[k] · B[k], scaled by rows and as a whole; `way`: how scales get there."""
+    """The sum over k of A[k] · B[k], scaled by rows and as a whole; `way`: how scales get there;
+    `known`: how many there are, before a launch."""
+    dtype = "float16"
     M, N, K = block
     kinds = (steps, M) if way == "by the engine" else (M, steps)
 
@@ -33,7 +39,7 @@ def scaled_product(
             c = T.alloc_fragment((M, N), "float32")
             for n in T.serial(tiles):
                 T.clear(c)
-                for k in T.Pipelined(count, num_stages=stages):
+                for k in T.Pipelined(steps if known else count, num_stages=stages):
                     T.copy(A[0, k * K], a)
                     T.copy(B[n, 0, k * K], b)
                     if way == "by the engine":
@@ -64,3 +70,27 @@ def scaled_product(
                 T.copy(c, C[n, 0, 0])
 
     return main
+
+
+def arguments(program, count):
+    """Small integers: sums of products of them are exact."""
+    found = {}
+    for tensor in program.tensors:
+        shape = tuple(int(s.value) for s in tensor.shape)
+        found[tensor.name] = numbers(*shape, dtype=tensor.dtype.numpy)
+    return {**found, "count": count}
+
+
+def results(program, given, *, threads=False, **kw):
+    """What a program leaves in C; with `threads` as thread code."""
+    args = {n: a.copy() if isinstance(a, np.ndarray) else a for n, a in given.items()}
+    (interp.run_threads if threads else interp.run)(program, args, **kw)
+    return args["C"]
+
+
+def stage(trace, name="take_turns"):
+    return next(s.program for s in trace if s.name == name)
+
+
+def said(trace):
+    return " ".join(trace.reasons.values())

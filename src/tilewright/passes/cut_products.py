@@ -151,7 +151,9 @@ class _Cut:
         vars = tuple(own if v is old else v for v in op.vars)
 
         def node(e: Expr) -> Expr | None:
-            return Load(small, vars, e.loc) if isinstance(e, Load) and e.buffer == self.tile else None
+            return (
+                Load(small, vars, e.loc) if isinstance(e, Load) and e.buffer == self.tile else None
+            )
 
         def rule(each: Op) -> Op | None:
             each = map_exprs(each, lambda e: transform(e, node))
@@ -203,7 +205,9 @@ def _users(kernel: Kernel, loop: For, at: int) -> list[int]:
     product = loop.body[at]
     assert isinstance(product, Gemm)
     tile = product.c.buffer
-    views = {b.name for op in walk_ops(kernel) if isinstance(op, View) for b in (op.buffer, op.source)}
+    views = {
+        b.name for op in walk_ops(kernel) if isinstance(op, View) for b in (op.buffer, op.source)
+    }
     hints = {op.buffer.name for op in walk_ops(kernel) if isinstance(op, Hint) and op.buffer}
     if tile.name in used_outside(kernel.body, loop.var) | views | hints:
         return []
@@ -242,9 +246,9 @@ def _by_element(op: Op, tile: Buffer, name: str | None = None) -> bool:
         return False
     name = tile.name if name is None else name
     places = [x.indices for i in walk_ops(op) for x in op_loads(i) if x.buffer.name == name]
-    places += [
-        i.indices for i in walk_ops(op) if isinstance(i, Store) and i.buffer.name == name
+    places += [i.indices for i in walk_ops(op) if isinstance(i, Store) and i.buffer.name == name]
+    others = [
+        i for i in walk_ops(op.body) if not isinstance(i, Store) and name in dict(_written(i))
     ]
-    others = [i for i in walk_ops(op.body) if not isinstance(i, Store) and name in dict(_written(i))]
     others = [i for i in others if name not in {x.buffer.name for x in op_loads(i)}]
     return not others and all(place == op.vars for place in places)
