@@ -40,6 +40,19 @@ def test_the_same_numbers(way):
             np.testing.assert_array_equal(results(trace.result, args, threads=True), want)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 5, 6])
+def test_with_pieces(steps):
+    """The second piece's product is late, and reads what the first one, which is not, has read."""
+    program = scaled_product.prim_func(steps, known=True, block=(128, 128, 32)).program
+    trace = lower(program, SKEWED.choosing("pieces", "on"))
+    assert "product at" in said(trace) and "late: " in said(trace)
+    args = arguments(program, steps)
+    want = results(program, args)
+    for seed in range(3):
+        got = results(stage(trace), args, seed=seed, explicit=True)
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("stages", [2, 3])
 def test_known_trip_counts(steps, stages):
@@ -123,6 +136,12 @@ def test_as_far_as_registers_go(block, threads, fits):
              if isinstance(op, Alloc) and op.buffer.name.startswith("part")]  # fmt: skip
     assert tiles == (["part", "part_1"] if fits else ["part"])
     assert fits or "two of part would take" in said(kernel.trace)
+
+
+def test_one_slot_is_not_enough():
+    program = scaled_product.prim_func(4, stages=1).program
+    trace = lower(program, SKEWED)
+    assert "nothing late: it has fewer than two products" in said(trace)
 
 
 def test_nobody_gets_it_unasked_where_others_compute():

@@ -491,7 +491,7 @@ class _Pipeliner:
 
         final, order = (latest.number,), work.order
         here = order.index(last)
-        if latest.c.buffer in work.copies.tiles:
+        if latest.c.buffer in work.copies.tiles and last not in work.late:
             # what waits for it is late, and meets the product of the iteration before
             at = next((k for k in order if k in work.late and waits(k)), order[-1])
             return Place(at, ahead=at in work.late, lag=1), final, 0

@@ -98,7 +98,8 @@ def find_skew(
     views = {op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)}
     others = {fill.at for fill in fills} | set(names)
     body = _Statements(loop.body, set(range(len(loop.body))) - others, views)
-    body.renewed = {b.name: b for b in _renewed(kernel, loop, body.all, views)}
+    if loop.stages > 1:  # a product reads its slot while the next one's is filled
+        body.renewed = {b.name: b for b in _renewed(kernel, loop, body.all, views)}
     if loop.order is not None:
         return _pinned(loop, body)
     if not asked:
