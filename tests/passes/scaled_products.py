@@ -9,7 +9,15 @@ import tilewright.language as T
 from tests.passes.overlap import numbers
 from tilewright import interp
 
-WAYS = ("by the nest", "through shared memory", "a column", "by the engine", "in place", "cleared")
+WAYS = (
+    "by the nest",
+    "through shared memory",
+    "a column",
+    "by the engine",
+    "in place",
+    "cleared",
+    "cleared behind",
+)
 
 
 @tw.jit
@@ -39,6 +47,8 @@ def scaled_product(
             c = T.alloc_fragment((M, N), "float32")
             for n in T.serial(tiles):
                 T.clear(c)
+                if way == "cleared behind":
+                    T.clear(part)
                 for k in T.Pipelined(steps if known else count, num_stages=stages):
                     T.copy(A[0, k * K], a)
                     T.copy(B[n, 0, k * K], b)
@@ -52,15 +62,17 @@ def scaled_product(
                             s[i] = S[i, k] * both
                     if way == "cleared":
                         T.clear(part)
-                    T.gemm(a, b, part, transpose_B=True, clear_accum=way != "cleared")
+                    T.gemm(a, b, part, transpose_B=True, clear_accum="cleared" not in way)
                     if way == "in place":
                         for i, j in T.Parallel(M, N):
                             part[i, j] = T.max(part[i, j], 0) * S[i, k]
                         for i, j in T.Parallel(M, N):
                             c[i, j] = c[i, j] * 0.5 + part[i, j]
-                    elif way in ("by the nest", "cleared"):
+                    elif way in ("by the nest", "cleared", "cleared behind"):
                         for i, j in T.Parallel(M, N):
                             c[i, j] += part[i, j] * (S[i, k] * t[n, (k * N + j) // N])
+                        if way == "cleared behind":
+                            T.clear(part)
                     elif way == "through shared memory":
                         for i, j in T.Parallel(M, N):
                             c[i, j] += part[i, j] * s[i]

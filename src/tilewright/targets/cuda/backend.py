@@ -15,6 +15,7 @@ from tilewright.ir.op import Gemm, Hint, Intrinsic, Map, Program, Role, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.announce_barriers import announce_barriers
+from tilewright.passes.begin_products import begin_products
 from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
 from tilewright.passes.choose_stages import choose_stages
@@ -130,6 +131,11 @@ SCHEDULE = (
         stage_stores,
         "before copies become asynchronous: staged stores are among them",
         whole_program=True,
+    ),
+    Pass(
+        "begin_products",
+        begin_products,
+        "before whatever asks which products begin anew",
     ),
     Pass(
         "inline_rows",
