@@ -121,6 +121,11 @@ SCHEDULE = (
         whole_program=True,
     ),
     Pass(
+        "begin_products",
+        begin_products,
+        "before choose_products, which clears tiles for instructions that cannot begin anew",
+    ),
+    Pass(
         "choose_products",
         choose_products,
         "products prescribe layouts, and say which copies are asynchronous",
@@ -131,11 +136,6 @@ SCHEDULE = (
         stage_stores,
         "before copies become asynchronous: staged stores are among them",
         whole_program=True,
-    ),
-    Pass(
-        "begin_products",
-        begin_products,
-        "before whatever asks which products begin anew",
     ),
     Pass(
         "inline_rows",
