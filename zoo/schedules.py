@@ -14,7 +14,7 @@ from random import Random
 from zoo import rows
 from zoo.attention import backward, flash
 from zoo.elementwise import swiglu, vector_add
-from zoo.gemm import gemm
+from zoo.gemm import gemm, scaled
 from zoo.loss import cross_entropy
 from zoo.mla import decode
 from zoo.norm import layer_norm, rms_norm
@@ -53,6 +53,19 @@ def gemm_relu(r: Random) -> dict[str, object]:
 
 def gemm_transposed(r: Random) -> dict[str, object]:
     return {**_product(r), "transpose_A": r.random() < 0.4, "transpose_B": r.random() < 0.6}
+
+
+def gemm_scaled(r: Random) -> dict[str, object]:
+    group, threads = r.choice([32, 64]), r.choice([128, 256, 256])
+    block_M = r.choice([64, 128]) * (threads // 128)
+    block_N = r.choice([64, 128, 128, 256])
+    return {
+        "M": _sizes(r, block_M, 2),
+        "N": -(-_sizes(r, block_N, 2) // 8) * 8,
+        "K": group * r.randint(1, 6) - r.choice([0, 0, 0, 16]),
+        **{"block_M": block_M, "block_N": block_N, "group": group, "threads": threads},
+        **{"stages": r.randint(1, 4), "dtype": "float16", "out": "float32"},
+    }
 
 
 def attention(r: Random) -> dict[str, object]:
@@ -175,6 +188,7 @@ def _any_rows(factory):
 schedules = {
     "gemm_relu": (gemm_relu, _still(gemm.gemm_relu, True)),
     "gemm_transposed": (gemm_transposed, _still(gemm.gemm_transposed, True)),
+    "gemm_scaled": (gemm_scaled, _still(scaled.gemm_scaled, True)),
     "flash_attention": (attention, _still(flash.flash_attention)),
     "keys_gradient": (lambda r: gradient(r, "block_N"), _still(backward.keys_gradient)),
     "queries_gradient": (lambda r: gradient(r, "block_M"), _still(backward.queries_gradient)),

@@ -4,30 +4,82 @@ Without late statements it is one loop. With them (`skew`) it has three sections
 iteration begins with, the loop over the rest, in which the late statements belong to the iteration
 before, and what is left of the last. Whatever belongs to a statement (the wait for a slot's bytes,
 the release of a slot) is said once and appears in every section that has the statement.
+
+Where two iterations have a tile each (`Copies`), registers take constant indices: the loop runs two
+iterations at a time, and what is left of the last is one of two sections, by the number of
+iterations. No product is left running where the loop begins again: which tile's it is, the
+assembler could not tell (C7514).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tilewright.ir.buffer import Buffer, element
-from tilewright.ir.expr import Expr, Load, Var, compare, const, substitute
-from tilewright.ir.op import Arrive, Body, For, If, Let, Op, Store, Wait
-from tilewright.ir.rewrite import fresh_name, rebuild, rename_unique, substitute_vars
-from tilewright.passes.matrix_groups import Release
+from tilewright.ir.expr import Const, Expr, Load, Var, compare, const, substitute
+from tilewright.ir.op import Arrive, Body, For, If, Kernel, Let, Op, Store, Wait, walk_ops
+from tilewright.ir.rewrite import (
+    fresh_name,
+    map_body,
+    rebuild,
+    rename_unique,
+    replace_buffers,
+    substitute_vars,
+)
+from tilewright.passes.matrix_groups import NumberedGemm, Release
 from tilewright.passes.rings import Place, Ring, mentioned, slotted
 from tilewright.passes.skew import Skew
 
 
-class Section:
-    """Code of one section: the statements whose `shifts` it has, and the slots they use."""
+@dataclass
+class Copies:
+    """Tiles that every other iteration has instead of others, and the numbers of the products into
+    them."""
 
-    def __init__(self, work: Sections, name: str, shifts: tuple[int, ...]) -> None:
+    tiles: dict[Buffer, Buffer] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
+
+    def swapped(self, ops: Sequence[Op], turn: int) -> list[Op]:
+        """`ops` of the iteration `turn`, by its own tiles."""
+        if not self.tiles or turn % 2 == 0:
+            return list(ops)
+
+        def number(op: Op) -> Op | None:
+            if isinstance(op, NumberedGemm):
+                return rebuild(op, number=self.numbers.get(op.number, op.number))
+            if isinstance(op, Release):
+                return rebuild(op, numbers=tuple(self.numbers.get(n, n) for n in op.numbers))
+            return None
+
+        return list(map_body(replace_buffers(tuple(ops), self.tiles), number))
+
+    @property
+    def all_numbers(self) -> tuple[int, ...]:
+        return (*self.numbers, *self.numbers.values())
+
+
+def copies_of(tiles: Iterable[Buffer], kernel: Kernel, names: set[str]) -> Copies:
+    """A second tile for each of `tiles`, and numbers for the products into it."""
+    found = Copies({t: dataclasses.replace(t, name=fresh_name(t.name, names)) for t in tiles})
+    products = [op for op in walk_ops(kernel) if isinstance(op, NumberedGemm)]
+    most = max((op.number for op in products), default=0)
+    copied = [op.number for op in products if op.c.buffer in found.tiles]
+    found.numbers.update((number, number + most) for number in copied)
+    return found
+
+
+class Section:
+    """Code of one section: the statements whose `shifts` it has, and the slots they use. `turn`:
+    its iteration is an even or an odd one."""
+
+    def __init__(self, work: Sections, name: str, shifts: tuple[int, ...], turn: int = 0) -> None:
         self.work = work
         self.name = name
         self.shifts = shifts
+        self.turn = turn
         self.head: list[Op] = []
         self._slots: dict[tuple[Buffer, int], Expr] = {}
 
@@ -75,6 +127,8 @@ class Sections:
         self._ends: list[Mark] = []
         self.after: list[Op] = []  # behind the loop, if it ran at all
         self.values: dict[Var, Expr] = {}
+        self.copies = Copies()
+        self.settled = True  # no product into a copy runs where the loop begins again
         if skew:  # names stand for their values: statements of two iterations use them
             for op in loop.body:
                 if isinstance(op, Let):
@@ -127,7 +181,7 @@ class Sections:
             if section.name == WHOLE and behind:
                 guarded = If(compare(">", loop.var, loop.start), tuple(found), loc=loop.loc)
                 return [*free, guarded]
-            return [*free, *found]
+            return [*self.copies.swapped(free, section.turn - behind), *found]
 
         self.at(place, mark)
 
@@ -140,7 +194,7 @@ class Sections:
             return mark(section)
 
         self._ends.append(end)
-        if place.lag and again:
+        if place.lag > self.shift(place.at) and again:
             behind_all = Section(self, LAST, ())
             back = arrive(behind_all.slot(ring, behind))
             latest = [rebuild(op, lag=0) if isinstance(op, Release) else op for op in free]
@@ -164,14 +218,40 @@ class Sections:
             return [rebuild(plain, body=body), *(guarded(self.after) if self.after else ())]
         turns = (loop.stop - loop.start - 1) // loop.step
         end = Var(fresh_name(f"{loop.var.name}_last", self.names), loop.var.dtype)
+
+        def rest(turn: int, value: Expr) -> Body:
+            section = Section(self, REST, (0, 1), turn)
+            return finish(self.code(section, value, value - loop.step))
+
+        def last(turn: int) -> Body:
+            return finish(self.code(Section(self, LAST, (1,), turn), end, end))
+
+        def again(body: Body) -> Body:
+            return rename_unique(body, self.names)
+
         first = finish(self.code(Section(self, FIRST, (0,)), loop.start))
-        rest = finish(self.code(Section(self, REST, (0, 1)), loop.var, loop.var - loop.step))
-        last = finish(self.code(Section(self, LAST, (1,)), end, end))
+        body = rest(1, loop.var)
+        stop, step = loop.stop, loop.step
+        if not self.copies.tiles:
+            left = last(0)
+            first, left = again(first), again(left)
+        else:
+            body = (*body, *again(rest(0, loop.var + loop.step)))
+            if self.settled:
+                body = (*body, Release(self.copies.all_numbers, loc=loop.loc))
+            stop, step = loop.stop - loop.step, loop.step * 2
+            even, odd = again(last(1)), (*again(rest(1, end)), *again(last(0)))
+            is_odd = compare("!=", turns % 2, 0)
+            if isinstance(is_odd, Const):
+                left = odd if is_odd.value else even
+            else:
+                left = (If(is_odd, odd, even, loc=loop.loc),)
+            first = again(first)
         sections = (
-            *rename_unique(first, self.names),
-            rebuild(plain, start=loop.start + loop.step, body=rest),
+            *first,
+            rebuild(plain, start=loop.start + loop.step, stop=stop, step=step, body=body),
             Let(end, loop.start + turns * loop.step, loc=loop.loc),
-            *rename_unique(last, self.names),
+            *left,
             *self.after,
         )
         return guarded(sections)
@@ -208,4 +288,4 @@ class Sections:
         values = {name: substitute(e, own) for name, e in self.values.items()}
         if value is not self.loop.var or values:
             found = substitute_vars(found, {**values, **own})
-        return found
+        return tuple(self.copies.swapped(found, section.turn - self.shift(k)))

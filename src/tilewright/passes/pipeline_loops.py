@@ -70,7 +70,7 @@ from tilewright.passes.cluster_blocks import blocks_of_cluster
 from tilewright.passes.fetched_scalars import Fetches, find_fetches, make_fetches
 from tilewright.passes.gathers import WIDE, rows_before
 from tilewright.passes.insert_syncs import settle_stores
-from tilewright.passes.loop_sections import Section, Sections, always
+from tilewright.passes.loop_sections import Section, Sections, always, copies_of
 from tilewright.passes.matrix_groups import (
     NumberedGemm,
     Release,
@@ -364,6 +364,10 @@ class _Pipeliner:
         for fill in plan.fills.values():
             parts[fill.at] = []
         work = Sections(plan.skew, loop, parts, self.names)
+        if plan.skew and plan.skew.copies:
+            work.copies = copies_of(plan.skew.copies, self.kernel, self.names)
+            work.settled = self.target.choice("waits") != "late"
+            found += [Alloc(twin, loc=loop.loc) for twin in work.copies.tiles.values()]
         for ring, tile in turning:
             work.rings.append(ring)
             over = Release(tile.numbers, tile.slots - 2, loc=loop.loc)
@@ -511,6 +515,10 @@ class _Pipeliner:
 
         final, order = (latest.number,), work.order
         here = order.index(last)
+        if latest.c.buffer in work.copies.tiles and last not in work.late:
+            # what waits for it is late, and meets the product of the iteration before
+            at = next((k for k in order if k in work.late and waits(k)), order[-1])
+            return Place(at, ahead=at in work.late, lag=1), final, 0
         for k in order[here + 1 :]:
             if waits(k):
                 return Place(k, ahead=True), final, 0

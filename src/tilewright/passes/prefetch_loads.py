@@ -14,9 +14,10 @@ Behind the last iteration it reads what is not needed, or zeros outside the tens
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
+from tilewright.ir.bounds import Ranges
 from tilewright.ir.buffer import Buffer, Space, whole
 from tilewright.ir.expr import Const, Expr, Load, Select, Var, loads, substitute, variables
 from tilewright.ir.op import (
@@ -32,6 +33,7 @@ from tilewright.ir.op import (
     Role,
     Store,
     bound,
+    expressions,
     walk_ops,
 )
 from tilewright.ir.rewrite import (
@@ -42,6 +44,8 @@ from tilewright.ir.rewrite import (
     program_names,
     rebuild,
 )
+from tilewright.ir.scope import counted
+from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.ahead import Ahead
 from tilewright.passes.reasons import at_line, because
@@ -49,7 +53,8 @@ from tilewright.passes.rings import leaves_early, written_by
 
 MOST = 20  # registers of a thread for what a nest loads early
 ROWS = 256  # elements of a vector that several threads hold,
-SHARED_BY = 16  # about as many as share one
+SHARED_BY = 16  # about as many as share one,
+COLUMNS = 4  # and if it goes along a nest's rows: a thread of a product's tile has so many
 
 
 def prefetch_loads(program: Program, target: Target) -> Program:
@@ -90,12 +95,27 @@ class _Early:
         return Store(self.now, (), Load(self.early, ()), loc=op.loc)
 
 
+def _needed(body: list[Op]) -> Body:
+    """`body` without names of loads that nobody asks for any more."""
+    kept: list[Op] = []
+    asked: set[Var] = set()
+    for op in reversed(body):
+        if isinstance(op, Let) and op.var not in asked and loads(op.value):
+            continue
+        for inner in walk_ops(op):
+            asked |= {v for e in expressions(inner) for v in variables(e)}
+        kept.append(op)
+    return tuple(reversed(kept))
+
+
 @dataclass
 class _Prefetch:
     kernel: Kernel
     names: set[str]
     written: set[str]
     ahead: Ahead
+    # what nests of the same loop have early, by its value over points that are only counted
+    known: dict[tuple[Expr, tuple[Expr, ...]], _Early] = field(default_factory=dict)
 
     def loop(self, op: Op) -> Body | None:
         if not isinstance(op, For) or op.kind != "pipelined" or op.stages < 2:
@@ -109,6 +129,7 @@ class _Prefetch:
         body: list[Op] = []
         lets: dict[Var, Expr] = {}
         inner = {v for each in walk_ops(op.body) for v in bound(each)}
+        self.known = {}
         for each in op.body:
             if isinstance(each, Let):
                 lets[each.var] = substitute(each.value, lets)
@@ -128,7 +149,7 @@ class _Prefetch:
                     said += f", not by cp.async: {self.ahead.against[id(each)]}"
                 because(self.kernel.name, op, said)
             body.append(nest)
-        return (*before, rebuild(op, body=tuple(body))) if before else None
+        return (*before, rebuild(op, body=_needed(body))) if before else None
 
     def nest(
         self, op: Map, turn: Var, outer: dict[Var, Expr], inner: set[Var]
@@ -163,10 +184,16 @@ class _Prefetch:
                 extents = tuple(op.extents[op.vars.index(v)] for v in own)
                 if not all(isinstance(x, Const) for x in extents):
                     return None
+                point = {v: Var(f" {n}", v.dtype) for n, v in enumerate(own)}
+                key = substitute(e, dict(point)), extents
+                if key in self.known:
+                    return Load(self.known[key].now, own)
                 size = prod(int(x) for x in extents)
                 words = size * e.dtype.bits // 32
                 if own == op.vars:
                     words = -(-words // prod(self.kernel.threads))
+                elif own == op.vars[-1:]:
+                    words = -(-words // COLUMNS)
                 elif size <= ROWS:
                     words = -(-words // SHARED_BY)
                 if words > left:
@@ -177,12 +204,19 @@ class _Prefetch:
                     Buffer(fresh_name(name, self.names), extents, e.dtype, space)
                     for name in ("early", "now")
                 ]
-                found[e] = _Early(e, own, extents, *held)
+                found[e] = self.known[key] = _Early(e, own, extents, *held)
             one = found[e]
             return Load(one.now, one.vars)
 
+        points = Ranges()
+        for var, extent in zip(op.vars, op.extents, strict=True):
+            points = counted(points, var, extent)
+
         def swap(e: Expr) -> Expr:
             resolved = substitute(e, lets)
+            if isinstance(resolved, (Load, Select)):
+                # (b * 128 + j) // 128 is the same for all j < 128: a number, not a row of them
+                resolved = simplify(resolved, points)
             new = early(resolved) if is_ready(resolved) else None
             if new is not None:
                 return new

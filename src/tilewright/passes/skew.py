@@ -15,6 +15,16 @@ is copied and the meaning stays. `find_skew` tries every product, with what must
 late part; puts the statements of each in order (products as early as they may be, the one that
 more waits for first); and takes the one whose modelled interval is shortest.
 
+A product that begins anew in every iteration, and whose result threads then fold into something
+else, has nothing beside it but itself. There, what follows it is late, and two iterations have a
+tile each for the result (`copies`), as far as registers go:
+
+    for k { T = A[k]·B[k]; C += T * s[k] }
+
+    T = A[0]·B[0]
+    for k from 1 by 2 { U = A[k]·B[k]; C += T * s[k - 1]; T = A[k + 1]·B[k + 1]; C += U * s[k] }
+    C += T * s[last]  (or U, and one more product)
+
 It is for a warpgroup that computes alone, or for those who ask (`-skew`). Several that a producer
 feeds fall out of step, and each one's threads compute under another's products: on an H200
 attention runs 0 to 2 % slower skewed (head 128 707 → 691, causal the same; head 64 528 → 515, 501 →
@@ -23,17 +33,18 @@ attention runs 0 to 2 % slower skewed (head 128 707 → 691, causal the same; he
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import loads
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import TRUE, loads
 from tilewright.ir.op import (
     Alloc,
     Atomic,
     Body,
+    Fill,
     For,
     Gemm,
     Hint,
@@ -45,7 +56,10 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.passes.reasons import at_line
-from tilewright.passes.rings import Fill, leaves_early, touched_in
+from tilewright.passes.rings import Fill as RingFill
+from tilewright.passes.rings import leaves_early, touched_in
+from tilewright.passes.roles import REGISTERS as MOVED
+from tilewright.passes.turning_tiles import used_outside
 from tilewright.passes.unit_times import TENSOR, cycles, load_cycles, unit_of
 from tilewright.support.errors import CompileError
 
@@ -53,21 +67,24 @@ GAIN = 0.95  # of the interval: less is not worth the code
 ROUNDS = 6  # iterations that are simulated
 WARPGROUP = 128
 REGISTERS = 208  # of a thread that fragments may fill; the rest is addresses and the like
+SPARE = 32  # that rest
 
 
 @dataclass(frozen=True)
 class Skew:
     """`order`: the loop's statements as an iteration runs them; `late`: those of the iteration
-    before. `interval`: modelled cycles of an iteration, `plain` without."""
+    before. `interval`: modelled cycles of an iteration, `plain` without. `copies`: tiles that an
+    iteration fills anew while the one before still reads its own."""
 
     order: tuple[int, ...]
     late: frozenset[int]
     interval: float
     plain: float
+    copies: tuple[Buffer, ...] = ()
 
 
 def find_skew(
-    kernel: Kernel, loop: For, fills: Sequence[Fill], *, asked: bool = False
+    kernel: Kernel, loop: For, fills: Sequence[RingFill], *, asked: bool = False
 ) -> Skew | str:
     """How the statements of `loop` but the copies of `fills`, which a producer makes, best lie side
     by side; or why they do not. `asked`: they shall, worth it or not."""
@@ -81,30 +98,78 @@ def find_skew(
     views = {op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)}
     others = {fill.at for fill in fills} | set(names)
     body = _Statements(loop.body, set(range(len(loop.body))) - others, views)
+    if loop.stages > 1:  # a product reads its slot while the next one's is filled
+        body.renewed = {b.name: b for b in _renewed(kernel, loop, body.all, views)}
     if loop.order is not None:
         return _pinned(loop, body)
     if not asked:
         body.rings = [Held(fill.uses, load_cycles(fill.tile), loop.stages) for fill in fills]
     products = [k for k in body.all if body.units[k] == TENSOR]
-    if len(products) < 2:
+    if len(products) < 2 and not body.renewed:
         return "it has fewer than two products on the tensor core"
     if not asked and prod(kernel.threads) > WARPGROUP:
         return "other warpgroups compute meanwhile"
     plain = body.interval(body.all, frozenset())
-    found = []
-    for product in products:
-        late = body.following(product)
-        if len(late) < len(body.all):
-            order = body.ordered(late)
-            if order is not None:
-                found.append(Skew(tuple(order), late, body.interval(order, late), plain))
-    best = min(found, key=lambda skew: (skew.interval, skew.order), default=None)
-    if best is None or (best.interval > GAIN * plain and not asked):
+    needed, room = registers(kernel), fragment_room(kernel)
+    beside = [body.following(p) for p in products] if len(products) > 1 else []
+    found = _best(body, beside, plain, copies=False)
+    wanted = None
+    if found is None or found.interval > GAIN * plain:
+        # copies take registers: only where nothing else helps
+        behind = [body.following(p) - {p} for p in products if body.renews(p)]
+        wanted = _best(body, behind, plain, copies=True)
+        if wanted is not None and (found is None or wanted.interval < found.interval):
+            more = needed + sum(registers_of(b, kernel) for b in wanted.copies)
+            if more <= room and (wanted.interval <= GAIN * plain or asked):
+                return wanted
+    if found is None or (found.interval > GAIN * plain and not asked):
+        if wanted is not None and wanted.interval <= GAIN * plain:
+            twice = " and ".join(b.name for b in wanted.copies)
+            return f"two of {twice} would take {more} registers of a thread"
         return f"no order of its statements is shorter than {plain:.0f} cycles"
-    needed = registers(kernel)
     if needed > REGISTERS and not asked:
         return f"its fragments take {needed} registers of a thread"
-    return best
+    return found
+
+
+def _best(
+    body: _Statements, parts: Iterable[frozenset[int]], plain: float, *, copies: bool
+) -> Skew | None:
+    """Of some late parts the one whose iteration is shortest."""
+    found = []
+    for late in parts:
+        order = body.ordered(late, copies) if 0 < len(late) < len(body.all) else None
+        if order is not None:
+            twice = body.copies(order, late) if copies else ()
+            interval = body.interval(order, late, frozenset(b.name for b in twice))
+            found.append(Skew(tuple(order), late, interval, plain, twice))
+    return min(found, key=lambda skew: (skew.interval, skew.order), default=None)
+
+
+def _renewed(
+    kernel: Kernel, loop: For, statements: Sequence[int], views: Mapping[str, str]
+) -> list[Buffer]:
+    """Results of products that every iteration of `loop` begins anew, and nobody uses elsewhere:
+    iterations may have one each."""
+    outside = used_outside(kernel.body, loop.var) | set(views) | set(views.values())
+    results = {op.c.buffer for k in statements if isinstance(op := loop.body[k], Gemm)}
+    found = []
+    for tile in sorted(results, key=lambda b: b.name):
+        if tile.space is not Space.FRAGMENT or not tile.is_static or tile.name in outside:
+            continue
+        first = next(op for op in loop.body if tile.name in {b.name for b, _ in touched_in(op)})
+        if _begins(first, tile):
+            found.append(tile)
+    return found
+
+
+def _begins(op: Op, tile: Buffer) -> bool:
+    """Whether a statement writes every element of the tile, and reads none."""
+    if isinstance(op, Fill):
+        return op.dst.is_whole
+    if not isinstance(op, Gemm):
+        return False
+    return op.clear is TRUE and op.c.is_whole and tile not in (op.a.buffer, op.b.buffer)
 
 
 def _pinned(loop: For, body: _Statements) -> Skew | str:
@@ -121,7 +186,7 @@ def _pinned(loop: For, body: _Statements) -> Skew | str:
         return f"stages {', '.join(map(str, kinds))} are more than two that follow each other"
     late = frozenset(k for k in body.all if len(kinds) == 2 and stages[k] == kinds[1])
     chosen = sorted(body.all, key=lambda k: (places[k], k))
-    before = body.before(late)
+    before = body.before(late, copies=True)
     for at, k in enumerate(chosen):
         missing = before[k] - set(chosen[:at])
         if missing:
@@ -136,17 +201,29 @@ def _pinned(loop: For, body: _Statements) -> Skew | str:
     if not late:
         return "order and stage put it in one stage"
     plain = body.interval(body.all, frozenset())
-    return Skew(tuple(chosen), late, body.interval(chosen, late), plain)
+    twice = body.copies(chosen, late)
+    interval = body.interval(chosen, late, frozenset(b.name for b in twice))
+    return Skew(tuple(chosen), late, interval, plain, twice)
 
 
 def registers(kernel: Kernel) -> int:
     """Of a thread, for all fragments of `kernel` at once, were they spread evenly."""
-    threads = prod(kernel.threads)
     return sum(
-        -(-op.buffer.bytes // (4 * threads))
+        registers_of(op.buffer, kernel)
         for op in walk_ops(kernel)
         if isinstance(op, Alloc) and op.buffer.space is Space.FRAGMENT and op.buffer.is_static
     )
+
+
+def registers_of(tile: Buffer, kernel: Kernel) -> int:
+    """Of a thread, for one fragment that is spread evenly."""
+    return -(-tile.bytes // (4 * prod(kernel.threads)))
+
+
+def fragment_room(kernel: Kernel) -> int:
+    """Registers that fragments may fill where a producer has given up some of its own."""
+    moved = MOVED.get(prod(kernel.threads) // WARPGROUP)
+    return REGISTERS if moved is None else min(REGISTERS, moved[1] - SPARE)
 
 
 class Held(NamedTuple):
@@ -165,9 +242,10 @@ class _Statements:
     def __init__(self, body: Body, which: Iterable[int], views: Mapping[str, str]) -> None:
         self.all = sorted(which)
         self.rings: Sequence[Held] = ()
+        self.renewed: Mapping[str, Buffer] = {}
         self.units = {k: unit_of(body[k]) for k in self.all}
         self.cycles = {k: cycles(body[k]) for k in self.all}
-        touched = {k: _touched(body[k], views) for k in self.all}
+        self.touched = touched = {k: _touched(body[k], views) for k in self.all}
         self.conflicts = {
             a: {b for b in self.all if a != b and _conflict(touched[a], touched[b])}
             for a in self.all
@@ -185,20 +263,40 @@ class _Statements:
                 late.add(k)
         return frozenset(late)
 
-    def before(self, late: frozenset[int]) -> dict[int, set[int]]:
+    def renews(self, product: int) -> bool:
+        return any(writes and n in self.renewed for n, writes in self.touched[product].items())
+
+    def apart(self, a: int, b: int, copies: Collection[str]) -> bool:
+        """Whether two statements touch nothing in common where iterations have `copies`."""
+        one, other = ({n: w for n, w in self.touched[k].items() if n not in copies} for k in (a, b))
+        return not _conflict(one, other)
+
+    def before(self, late: frozenset[int], copies: bool = False) -> dict[int, set[int]]:
         """What each statement has to follow in an iteration that runs the `late` ones of the
-        iteration before: its own kind in the order of the text, and these come first."""
+        iteration before: its own kind in the order of the text, and these come first. With
+        `copies` two iterations need not share what each begins anew."""
         return {
             b: {
                 a
                 for a in self.conflicts[b]
-                if (a in late and b not in late) or ((a in late) == (b in late) and a < b)
+                if (a in late and b not in late and not (copies and self.apart(a, b, self.renewed)))
+                or ((a in late) == (b in late) and a < b)
             }
             for b in self.all
         }
 
-    def ordered(self, late: frozenset[int]) -> list[int] | None:
-        before = self.before(late)
+    def copies(self, order: Sequence[int], late: frozenset[int]) -> tuple[Buffer, ...]:
+        """What an iteration begins anew in this order before the one before has used its own."""
+        found = []
+        for name, tile in self.renewed.items():
+            users = [k for k in order if name in self.touched[k]]
+            first = next((at for at, k in enumerate(users) if k not in late), len(users))
+            if any(k in late for k in users[first:]):
+                found.append(tile)
+        return tuple(found)
+
+    def ordered(self, late: frozenset[int], copies: bool = False) -> list[int] | None:
+        before = self.before(late, copies)
         tails: dict[int, float] = {}
 
         def tail(k: int) -> float:
@@ -218,7 +316,9 @@ class _Statements:
             order.append(max(products, key=lambda k: (tail(k), -k)) if products else ready[0])
         return order
 
-    def interval(self, order: Sequence[int], late: frozenset[int]) -> float:
+    def interval(
+        self, order: Sequence[int], late: frozenset[int], copies: frozenset[str] = frozenset()
+    ) -> float:
         """Cycles from one iteration to the next: threads issue products and go on until they need
         one's result, or what it still reads. Nor do slots come round faster than they are loaded
         and used."""
@@ -233,7 +333,9 @@ class _Statements:
                 own = turn - (k in late)
                 if own < 0:
                     continue
-                now = max((now, *(over.get(p, 0.0) for p in self.waits[k])))
+                for p in self.waits[k]:
+                    own_result = bool(copies) and self.apart(k, p, copies)
+                    now = max(now, (ended.get((p, own), 0.0) if own_result else over.get(p, 0.0)))
                 began[k, own] = now
                 if self.units[k] == TENSOR:
                     tensor = over[k] = max(now, tensor) + self.cycles[k]

@@ -13,9 +13,10 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir.bounds import Ranges, linear
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Const, Expr, Load, Var, loads, substitute, variables
-from tilewright.ir.fragment import Fragment, row_of
+from tilewright.ir.fragment import Fragment, repeat, row_of
 from tilewright.ir.layout import Indices, LayoutError
 from tilewright.ir.op import For, If, Let, Map, Op, Store, While, bodies, expressions
 from tilewright.passes.addresses import evaluate
@@ -29,7 +30,8 @@ class Access:
     """`buffer[indices]` in a nest. `points[p, r]`: the element (row-major; -1 outside) at point p
     for the r-th values of the loop variables inside the nest or unrolled around it; None when an
     index is known only at run time. `dims`: the nest's dimensions that are the indices, in order,
-    when that is all they are; `extents` those of the nest."""
+    when that is all they are; `extents` those of the nest. `grid`: how many boxes like the nest's
+    make up the buffer, where the access is one of them."""
 
     buffer: Buffer
     indices: tuple[Expr, ...]
@@ -38,6 +40,7 @@ class Access:
     dims: tuple[int, ...] | None
     extents: tuple[int, ...]
     loc: Loc | None
+    grid: tuple[int, ...] | None = None
 
     def needed(self, nest: Fragment) -> Indices:
         """[threads, k] elements that each thread touches, -1 for none."""
@@ -144,7 +147,21 @@ def _access(
         points = _points(load.buffer, indices, domain, loops)
     else:
         points = plain_points(shape, extents, load.buffer.static_shape)
-    return Access(load.buffer, load.indices, writes, points, shape, extents, loc)
+    grid = _grid(op, indices, load.buffer.static_shape) if shape is None else None
+    return Access(load.buffer, load.indices, writes, points, shape, extents, loc, grid)
+
+
+def _grid(op: Map, indices: tuple[Expr, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """How many boxes like the nest's make up a buffer of that shape, where the indices are the
+    nest's variables, in order, from the start of one of these on."""
+    extents = static_extents(op)
+    if len(indices) != len(extents):
+        return None
+    for var, index, extent, size in zip(op.vars, indices, extents, shape, strict=True):
+        form = linear(index, Ranges())
+        if form is None or dict(form.terms) != {var: 1} or size % extent or form.const % extent:
+            return None
+    return tuple(size // extent for size, extent in zip(shape, extents, strict=True))
 
 
 def _points(
@@ -197,6 +214,8 @@ def buffer_from_nest(access: Access, nest: Fragment) -> Fragment | None:
             return _dropped(access.dims, nest, shape)
         except LayoutError:
             pass  # modes that cross the tile's dimensions, as views have: by its table, then
+    if access.grid is not None and nest.cover == nest.tile:
+        return repeat(*access.grid) * nest  # the other boxes are held as this one is
     if access.points is None:
         return None
     needed = access.needed(nest)

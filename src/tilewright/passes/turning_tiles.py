@@ -59,7 +59,7 @@ def find_turning(kernel: Kernel, loop: For, others: set[str], room: int) -> list
     found: list[Turning] = []
     if loop.kind != "pipelined" or loop.stages < 2 or leaves_early(loop.body):
         return found
-    outside = _outside(kernel.body, loop.var)
+    outside = used_outside(kernel.body, loop.var)
     allocated = {op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)}
     for buffer in sorted(allocated, key=lambda b: b.name):
         if buffer.space is not Space.SHARED or not buffer.is_static:
@@ -85,7 +85,7 @@ def find_turning(kernel: Kernel, loop: For, others: set[str], room: int) -> list
     return found
 
 
-def _outside(body: Body, var: Var) -> set[str]:
+def used_outside(body: Body, var: Var) -> set[str]:
     """Buffers that are used elsewhere than in the loop over `var`."""
     found: set[str] = set()
     for op in body:
@@ -93,7 +93,7 @@ def _outside(body: Body, var: Var) -> set[str]:
             continue
         found |= {b.name for b in (*read_buffers(op), *written_buffers(op))}
         for inner in bodies(op):
-            found |= _outside(inner, var)
+            found |= used_outside(inner, var)
     return found
 
 

@@ -24,6 +24,8 @@ OPTIONS = {
     "stage_stores": "accumulators reach memory by way of shared memory",
     "turning_tiles": "tiles that threads fill for products have several slots",
     "async_gathers": "nests that move rows from anywhere do so ahead, past the registers",
+    "inline_rows": "rows of numbers are loaded by the nests that need them",
+    "cut_products": "products that leave too few registers are made in pieces",
     "product_waits": "for products by warpgroups, at the latest: late, iteration, each",
 }
 # options that a target is told (`ir.target.CHOICES`)
@@ -41,6 +43,8 @@ PINS = {
     "stage_stores": "stage",
     "turning_tiles": "turning",
     "async_gathers": "gathers",
+    "inline_rows": "inline",
+    "cut_products": "pieces",
     "fast_math": "fast_math",
     "bulk_copies": "bulk",
 }

@@ -16,17 +16,20 @@ from tilewright.ir.target import Target
 from tilewright.ir.tensor_map import seen_shape
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.announce_barriers import announce_barriers
+from tilewright.passes.begin_products import begin_products
 from tilewright.passes.bulk_rules import row_major_strides
 from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
 from tilewright.passes.choose_stages import choose_stages
 from tilewright.passes.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.passes.count_stores import count_stores
+from tilewright.passes.cut_products import cut_products
 from tilewright.passes.deal_tiles import ABOUT as TILES
 from tilewright.passes.deal_tiles import NotDealt, deal_tiles, own_tiles
 from tilewright.passes.drop_placement import drop_placement
 from tilewright.passes.hoist_views import hoist_views
 from tilewright.passes.infer_layouts import infer_layouts
+from tilewright.passes.inline_rows import inline_rows
 from tilewright.passes.insert_syncs import insert_syncs
 from tilewright.passes.label_prints import LABEL
 from tilewright.passes.lay_out_shared import pin_shared
@@ -124,6 +127,11 @@ SCHEDULE = (
         whole_program=True,
     ),
     Pass(
+        "begin_products",
+        begin_products,
+        "before choose_products, which clears tiles for instructions that cannot begin anew",
+    ),
+    Pass(
         "part_boxes",
         part_boxes,
         "before products are chosen: those of boxes are products like any other",
@@ -139,6 +147,18 @@ SCHEDULE = (
         "stage_stores",
         stage_stores,
         "before copies become asynchronous: staged stores are among them",
+        whole_program=True,
+    ),
+    Pass(
+        "inline_rows",
+        inline_rows,
+        "before prefetch_loads, which makes its loads early",
+        whole_program=True,
+    ),
+    Pass(
+        "cut_products",
+        cut_products,
+        "before prefetch_loads: what differs between columns is one number in a piece of them",
         whole_program=True,
     ),
     Pass(

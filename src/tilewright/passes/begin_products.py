@@ -1,0 +1,161 @@
+"""Products into tiles that were just cleared, as products that begin anew.
+
+A matrix instruction can ignore what its accumulator holds. Where a tile is zero whenever a product
+comes to it, clearing it is work for nothing, and other passes do not see that iterations have
+nothing to do with each other.
+
+    for k { fill T = 0; T += A[k]·B[k]; … }
+    fill T = 0; for k { T += A[k]·B[k]; …; fill T = 0 }
+
+    for k { T = A[k]·B[k]; … }
+
+In the second form nobody else may have to do with the tile: behind the loop it would not be zero.
+"""
+
+from __future__ import annotations
+
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import FALSE, TRUE, Const
+from tilewright.ir.op import (
+    Alloc,
+    Body,
+    Fill,
+    For,
+    Gemm,
+    Hint,
+    Kernel,
+    Op,
+    View,
+    bodies,
+    marked,
+    walk_ops,
+)
+from tilewright.ir.rewrite import map_body, rebuild
+from tilewright.ir.target import Target
+from tilewright.passes.reasons import because
+from tilewright.passes.rings import leaves_early, mentioned
+
+
+def begin_products(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel` without clearing tiles for products that begin there."""
+    views = [op for op in walk_ops(kernel) if isinstance(op, View)]
+    shown = {b.name for op in views for b in (op.buffer, op.source)}
+    alone = _once_filled(kernel, shown)
+
+    def body(ops: Body) -> Body:
+        found: list[Op] = []
+        if not any(isinstance(op, (Fill, For)) for op in ops):
+            return ops
+        for at, op in enumerate(ops):
+            new = op
+            if isinstance(op, For):
+                for tile in _rotated(op, alone):
+                    found = [each for each in found if not _clears(each, tile)]
+                    assert isinstance(new, For)
+                    new = _begun(kernel, new, tile)
+            elif isinstance(op, Gemm) and _adds(op) and op.c.buffer.name not in shown:
+                tile = op.c.buffer
+                last = next((k for k in range(at - 1, -1, -1) if _touches(ops[k], tile)), None)
+                if last is not None and _clears(ops[last], tile):
+                    found = [each for each in found if each is not ops[last]]
+                    new = _anew(kernel, op)
+            found.append(new)
+        return tuple(found)
+
+    def rule(op: Op) -> Op | None:
+        fields = marked(op, "body")
+        return (
+            rebuild(op, **{f.name: body(getattr(op, f.name)) for f in fields}) if fields else None
+        )
+
+    return rebuild(kernel, body=body(map_body(kernel.body, rule)))
+
+
+def _adds(op: Gemm) -> bool:
+    """Whether a product adds to a whole tile of registers that it does not read otherwise."""
+    tile = op.c.buffer
+    own = tile.name in (op.a.buffer.name, op.b.buffer.name)
+    return op.clear is FALSE and tile.space is Space.FRAGMENT and op.c.is_whole and not own
+
+
+def _clears(op: Op, tile: Buffer) -> bool:
+    return (
+        isinstance(op, Fill)
+        and op.dst.buffer == tile
+        and op.dst.is_whole
+        and isinstance(op.value, Const)
+        and op.value.value == 0
+    )
+
+
+def _touches(op: Op, tile: Buffer) -> bool:
+    return tile.name in mentioned(op) and not isinstance(op, Alloc)
+
+
+def _once_filled(kernel: Kernel, shown: set[str]) -> set[str]:
+    """Tiles that one loop uses, and that are cleared once outside, in the body around it."""
+    found: set[str] = set()
+
+    def visit(body: Body) -> None:
+        for at, op in enumerate(body):
+            if isinstance(op, For):
+                for name in mentioned(op) - shown:
+                    users = [k for k, each in enumerate(body) if name in mentioned(each)]
+                    users = [k for k in users if not isinstance(body[k], Alloc)]
+                    first = body[users[0]]
+                    cleared = isinstance(first, Fill) and _clears(first, first.dst.buffer)
+                    if (
+                        cleared
+                        and users == [users[0], at]
+                        and _uses(kernel, name) == _uses_in((first, op), name)
+                    ):
+                        found.add(name)
+            for inner in bodies(op):
+                visit(inner)
+
+    visit(kernel.body)
+    return found
+
+
+def _uses(kernel: Kernel, name: str) -> int:
+    return _uses_in(kernel.body, name)
+
+
+def _uses_in(body: Body, name: str) -> int:
+    """How many ops without bodies, and hints, have to do with a tile."""
+    count = 0
+    for op in walk_ops(body):
+        if isinstance(op, Alloc):
+            continue
+        hinted = isinstance(op, Hint) and op.buffer is not None and op.buffer.name == name
+        count += hinted or (not any(True for _ in bodies(op)) and name in mentioned(op))
+    return count
+
+
+def _rotated(loop: For, alone: set[str]) -> list[Buffer]:
+    """Tiles that a loop finds cleared, adds to, and leaves cleared."""
+    found = []
+    if leaves_early(loop.body):
+        return []
+    for op in loop.body:
+        if isinstance(op, Gemm) and _adds(op) and op.c.buffer.name in alone:
+            users = [each for each in loop.body if _touches(each, op.c.buffer)]
+            if users[0] is op and _clears(users[-1], op.c.buffer):
+                found.append(op.c.buffer)
+    return found
+
+
+def _begun(kernel: Kernel, loop: For, tile: Buffer) -> For:
+    users = [k for k, each in enumerate(loop.body) if _touches(each, tile)]
+    body = list(loop.body)
+    product = body[users[0]]
+    assert isinstance(product, Gemm)
+    body[users[0]] = _anew(kernel, product)
+    del body[users[-1]]
+    return rebuild(loop, body=tuple(body))
+
+
+def _anew(kernel: Kernel, op: Gemm) -> Gemm:
+    found = rebuild(op, clear=TRUE)
+    because(kernel.name, found, "begins anew: its tile was just cleared")
+    return found

@@ -1,0 +1,84 @@
+"""Products into tiles that were just cleared: they begin anew, unless the zeros would be missed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.passes.overlap import ROLES, numbers, program, run
+from tests.passes.scaled_products import arguments, results, said, scaled_product, stage
+from tilewright.ir.expr import TRUE
+from tilewright.ir.op import Fill, Gemm, walk_ops
+from tilewright.ir.rewrite import map_kernels
+from tilewright.passes.begin_products import begin_products
+from tilewright.targets.cuda.backend import lower
+
+TEXT = """
+program p {{
+  param A: float16[64, 256] global
+  param B: float16[256, 64] global
+  param C: float32[64, 64] global
+  param steps: int32
+  kernel k grid bx in 1 threads tx in 128 {{
+    alloc a: float16[64, 64] shared
+    alloc b: float16[64, 64] shared
+    alloc t: float32[64, 64] fragment
+    alloc c: float32[64, 64] fragment
+    fill c = 0.0
+    {before}
+    for i in 0 .. steps kind=pipelined stages=2 {{
+      copy A[:, i * 64:+64] -> a
+      copy B[i * 64:+64, :] -> b
+      {ahead}
+      gemm a, b -> t
+      map (x, y) in (64, 64) {{ c[x, y] = c[x, y] * 2.0 + t[x, y] }}
+      {behind}
+    }}
+    {after}
+    copy c -> C
+  }}
+}}
+"""
+CLEAR, ADD = "fill t = 0.0", "map (x, y) in (64, 64) { c[x, y] = c[x, y] + t[x, y] }"
+
+
+def made(before="", ahead="", behind="", after=""):
+    return program(TEXT.format(before=before, ahead=ahead, behind=behind, after=after))
+
+
+@pytest.mark.parametrize(
+    "more, anew",
+    [
+        ({"ahead": CLEAR}, True),
+        ({"before": CLEAR, "behind": CLEAR}, True),
+        ({"before": CLEAR}, False),  # it goes on adding
+        ({"before": CLEAR, "behind": CLEAR, "after": ADD}, False),  # the zeros are needed
+        ({"before": "fill t = 1.0", "behind": CLEAR}, False),
+        ({"ahead": "fill t = 1.0"}, False),
+        ({"ahead": f"{CLEAR}\n{ADD}"}, False),
+        ({"before": CLEAR, "behind": f"if i < 2 {{ {CLEAR} }}"}, False),
+        ({"before": CLEAR, "ahead": ADD, "behind": CLEAR}, False),
+    ],
+)
+def test_which_begin_anew(more, anew):
+    given = made(**more)
+    found = map_kernels(given, lambda kernel: begin_products(kernel, ROLES))
+    ops = list(walk_ops(found.kernels[0]))
+    assert [op.clear is TRUE for op in ops if isinstance(op, Gemm)] == [anew]
+    fills = sum(isinstance(op, Fill) for op in ops)
+    assert fills == (1 if anew else sum(isinstance(op, Fill) for op in walk_ops(given.kernels[0])))
+    for steps in (0, 1, 4):
+        args = {"A": numbers(64, 256), "B": numbers(256, 64, seed=1)}
+        args |= {"C": np.zeros((64, 64), np.float32), "steps": steps}
+        assert run(found, args)["C"].tobytes() == run(given, args)["C"].tobytes()
+
+
+@pytest.mark.parametrize("way", ["cleared", "cleared behind"])
+def test_then_it_is_like_any_other(way):
+    given = scaled_product.prim_func(4, way).program
+    trace = lower(given, ROLES.choosing("skew", "on"))
+    assert "begins anew" in said(trace) and "late: " in said(trace)
+    for count in (0, 1, 4):
+        args = arguments(given, count)
+        want = results(given, args)
+        np.testing.assert_array_equal(results(stage(trace), args, explicit=True), want)
