@@ -355,6 +355,10 @@ def _barrier_init(low: Lowering, op: BarrierInit) -> Iterable[Op]:
 
 
 def _arrive(low: Lowering, op: Arrive) -> Iterable[Op]:
+    if low.differs is not None and id(op) in low.differs.controls:
+        # under a guard of threads those that come here arrive, each for itself: `count` is how many
+        yield rebuild(op, count=const(0 if op.count is const(0) else 1))
+        return
     if op.by == "warps" and low.instance.solo:
         op = rebuild(op, by="instance")  # one thread does it all, and arrives for all
     if op.by == "warps":
@@ -469,7 +473,7 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str]) -> Lowering:
             written=written_by_threads(kernel.body),
         )
     low.ranges = low.ranges.where(low.warp, 0, -(-prod(kernel.threads) // WARP) - 1)
-    low.free_ids = _free_barriers(kernel)
+    low.free_ids = free_barriers(kernel)
     low.crossing = crossing_barriers(kernel)
     low.peer_fence = peer_fence(kernel)
     return low
@@ -503,7 +507,7 @@ def _reads(body: Body, var: Var) -> bool:
     return any(var in variables(e) for op in walk_ops(body) for e in expressions(op))
 
 
-def _free_barriers(kernel: Kernel) -> list[int]:
+def free_barriers(kernel: Kernel) -> list[int]:
     """Named barriers that `kernel` does not use; 0 is the whole block's."""
     ids = [op.id for op in walk_ops(kernel) if isinstance(op, Sync) and op.id is not None]
     used = {0, *(int(i.value) for i in ids if isinstance(i, Const))}

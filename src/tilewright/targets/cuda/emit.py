@@ -464,13 +464,13 @@ def _barrier_init(w: _Writer, op: BarrierInit) -> None:
 def _arrive(w: _Writer, op: Arrive) -> None:
     remote = "_remote" if op.barrier.cta is not None else ""
     name = w.operand(op.barrier)
+    times = int(op.count.value) if isinstance(op.count, Const) else None
     if op.bytes is not None:
-        w.line(f"tw::arrive_expect{remote}({name}, {w.expr(op.bytes)});", op.loc)
-        if isinstance(op.count, Const) and op.count.value == 1:
-            return
-        raise CompileError("an arrival that expects bytes counts once", loc=op.loc)
-    one = isinstance(op.count, Const) and op.count.value == 1
-    count = "" if one else f", {w.expr(op.count)}"
+        verb = "arrive_expect" if times == 1 else "expect"
+        w.line(f"tw::{verb}{remote}({name}, {w.expr(op.bytes)});", op.loc)
+    if times == 0 or (op.bytes is not None and times == 1):
+        return
+    count = "" if times == 1 else f", {w.expr(op.count)}"
     w.line(f"tw::arrive{remote}({name}{count});", op.loc)
 
 
