@@ -7,7 +7,6 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tests.roads import on_gpu, on_threads
-from tilewright.ir.target import Target
 
 HOPPER = [p for p in (*on_threads(), *on_gpu()) if "sm_90a" in p.id]
 ROLES = ("interp", "interp -sanitize", *HOPPER)  # bulk copies and their barriers
@@ -396,8 +395,8 @@ def test_fragments_are_passed_on(target):
 
 def test_explain_says_where_things_run():
     told = str(tw.compile(passed_on(), target="cuda").explain())
-    assert "warpgroup 0; warpgroups 1, 2" in told
-    assert "in shared memory: warpgroup 0 and warpgroups 1, 2 touch it" in told
+    assert "placement: warpgroup 0; warpgroups 1, 2: all warps meet at" in told
+    assert "in shared memory, because several touch them: f, m" in told
 
 
 # ── machine code ──
@@ -420,7 +419,7 @@ def test_machine_code_without_spills(program):
     assert found["spill_bytes"] == 0 and found["local_bytes"] == 0
 
 
-def test_targets_without_bulk_copies_say_so():
-    with pytest.raises(tw.CompileError, match="bulk") as caught:
-        tw.compile(producer_consumer(128, 128, 128, 0), target=Target.parse("cuda -arch=sm_80"))
-    assert "T.copy" in str(caught.value)
+def test_chips_without_such_barriers_say_so():
+    with pytest.raises(tw.CompileError, match="not compiled for sm_80") as caught:
+        tw.compile(producer_consumer(128, 128, 128, 0), target="cuda -arch=sm_80")
+    assert caught.value.loc.line and "T.ws alone" in str(caught.value)

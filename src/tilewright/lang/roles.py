@@ -140,8 +140,8 @@ def _is_named(op: Op) -> bool:
 def place(ops: Body, kernel: KernelState) -> Body:
     """Placements as roles when the kernel's own barriers order them, as hints otherwise.
 
-    A branch on the thread index that takes whole warps, with tile ops or named barriers inside, is
-    a placement too where barriers are used.
+    A branch on the thread index that takes whole warps, with tile ops inside or named barriers that
+    others come to as well, is a placement too where barriers are used.
     """
     if any(_orders(op) for op in walk_ops(ops)):
         ops = _place_branches(ops, kernel)
@@ -163,14 +163,27 @@ def _place_branches(ops: Body, kernel: KernelState) -> Body:
     found: list[Op] = []
     for op in ops:
         placed = None
-        if isinstance(op, If) and any(
-            isinstance(o, _TILE_OPS) or _is_named(o) for o in walk_ops(op)
+        if isinstance(op, If) and (
+            any(isinstance(o, _TILE_OPS) for o in walk_ops(op)) or _meets_others(op, kernel)
         ):
             placed = _place_branch(op, kernel, range(kernel.num_threads))
         if placed is None:
             placed = [_inside(op, lambda inner: _place_branches(inner, kernel))]
         found += placed
     return tuple(found)
+
+
+def _meets_others(op: If, kernel: KernelState) -> bool:
+    """Whether a branch has a named barrier of other threads than those that take it."""
+    named = [[o for o in walk_ops(side) if _is_named(o)] for side in (op.then, op.orelse)]
+    if not any(named) or not _on_threads([op.cond], kernel):
+        return False
+    taken = len(_threads_where([op.cond], kernel))
+    return any(
+        isinstance(o, Sync) and (o.arrive or (o.threads or 0) > count)
+        for side, count in zip(named, (taken, kernel.num_threads - taken), strict=True)
+        for o in side
+    )
 
 
 def _place_branch(op: If, kernel: KernelState, threads: range) -> list[Op] | None:

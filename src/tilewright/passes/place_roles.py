@@ -78,7 +78,7 @@ def place_roles(kernel: Kernel, target: Target) -> Kernel:
         for b in (*written_buffers(op), *_foreign(op))
     }
     body = _Order(work, written).body(kernel.body, set())
-    _say(kernel, body)
+    _say(kernel, body, work.crossing)
     return rebuild(kernel, body=work.merged(body))
 
 
@@ -143,6 +143,7 @@ class _Placer:
         self.whole = whole
         self.roots = roots
         self.owners: Owners = {}
+        self.crossing: list[str] = []  # fragments that have become shared
 
     def root(self, name: str) -> str:
         while name in self.roots:
@@ -229,9 +230,6 @@ class _Placer:
         for op in walk_ops(kernel):
             if isinstance(op, (Alloc, View)) and self.root(op.buffer.name) in crossing:
                 changes[op.buffer] = replace(op.buffer, space=Space.SHARED, layout=None)
-                others = sorted(self.owners[self.root(op.buffer.name)])
-                words = " and ".join(w.words() for w in others)
-                because(kernel.name, op.buffer.name, f"in shared memory: {words} touch it")
             pinned = isinstance(op, Hint) and op.name == "layout" and op.buffer is not None
             if pinned and self.root(op.buffer.name) in crossing:  # type: ignore[union-attr, attr-defined]
                 raise CompileError(
@@ -240,6 +238,7 @@ class _Placer:
                     loc=op.loc,
                     fix="place these statements on the same warpgroups, or leave the layout out",
                 )
+        self.crossing = sorted(crossing)
         return replace_buffers(kernel, changes)
 
 
@@ -361,12 +360,15 @@ def _conflict(old: Access, new: Access) -> bool:
     return old.buffer == new.buffer and old.who != new.who and (old.writes or new.writes)
 
 
-def _say(kernel: Kernel, body: Body) -> None:
+def _say(kernel: Kernel, body: Body, crossing: list[str]) -> None:
     syncs = sum(isinstance(op, Sync) and op.scope == "block" for op in walk_ops(body))
     syncs -= sum(isinstance(op, Sync) and op.scope == "block" for op in walk_ops(kernel))
     places = sorted({warps_of(op) for op in walk_ops(body) if isinstance(op, Role)})
-    words = "; ".join(w.words() for w in places)
-    because(kernel.name, "placement", f"{words}: all warps meet at {syncs} places")
+    said = "; ".join(w.words() for w in places)
+    said += f": all warps meet at {syncs} place{'s' * (syncs != 1)}"
+    if crossing:
+        said += f"; in shared memory, because several touch them: {', '.join(crossing)}"
+    because(kernel.name, "placement", said)
 
 
 __all__ = ["place_roles"]

@@ -226,7 +226,8 @@ def _lines(lives: Lifetimes, name: str) -> tuple[int | None, int | None]:
     return tuple(loc.line if loc is not None else None for loc in ends)  # type: ignore[return-value]
 
 
-GRID = ("block order", "persistent blocks", "given up")  # what passes say of a kernel's blocks
+# what passes say of a kernel's blocks and warps
+GRID = ("block order", "persistent blocks", "given up", "placement", "registers of roles")
 
 # ── text ─────────────────────────────────────────────────────────────────────────────────────
 
