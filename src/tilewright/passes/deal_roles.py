@@ -4,15 +4,15 @@ Such a kernel has roles among ordinary statements: in loops, one behind the othe
 together. Its barriers say what happens when; layouts, instructions and what orders the threads of
 one role among themselves are derived here.
 
-1. The block's warps are cut into *crews* wherever a role begins or ends. What no role places runs in
-   every crew: loops, guards and scalars are theirs too. A role over several crews is *joint*: its
-   threads meet before it and behind it.
-2. A crew's code is a kernel of its own, of as many threads (`_Dealer.view`): the passes that choose
-   products, spread fragments, choose copies and order threads see nothing else. So a fragment belongs
-   to the threads of the warps that use it, and to no others.
+1. The block's warps are cut into *crews* wherever a role begins or ends. What no role places runs
+   in every crew: loops, guards and scalars are theirs too. A role over several crews is *joint*:
+   its threads meet before it and behind it.
+2. A crew's code is a kernel of its own, of as many threads (`Crews.view`): the passes that choose
+   products, spread fragments, choose copies and order threads see nothing else. So a fragment
+   belongs to the threads of the warps that use it, and to no others.
 3. Shared tiles get their layouts from all crews at once.
-4. Behind what a crew gives away (`_releases`) nothing of it is under way: products that read shared
-   memory are over, and ordinary writes are visible to the engines.
+4. Where a crew tells others that it is so far (`role_releases`) nothing of it is under way: its
+   products and copies are over, and ordinary writes are visible to the engines.
 5. The crews' codes become roles. A loop around a joint role stays one loop, with roles in it; any
    other goes into each role that has something to do there.
 """
@@ -20,44 +20,33 @@ one role among themselves are derived here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
-from typing import TypeAlias
 
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Expr, Var, const, loads, variables
 from tilewright.ir.op import (
     Alloc,
-    Arrive,
     Atomic,
     BarrierInit,
     Body,
-    Commit,
     Copy,
     Fence,
-    Fill,
     For,
     Gemm,
     Hint,
-    If,
     Kernel,
     Let,
     Map,
     Op,
     Program,
-    Reduce,
-    Relayout,
     Role,
-    Scan,
     Store,
     Sync,
     View,
-    While,
-    bodies,
     bound,
     expressions,
-    marked,
     read_buffers,
     walk_ops,
     written_buffers,
@@ -77,20 +66,28 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
+from tilewright.passes.crews import (
+    BLOCK,
+    GROUP,
+    WARP,
+    Crews,
+    Frame,
+    Item,
+    Joint,
+    Warps,
+    acts,
+    matters,
+    warps_of,
+)
 from tilewright.passes.infer_layouts import spread_fragments
 from tilewright.passes.insert_syncs import insert_syncs
 from tilewright.passes.lay_out_shared import lay_out_shared
 from tilewright.passes.lower_threads import free_barriers
-from tilewright.passes.matrix_groups import NumberedGemm, Release, number_gemms
 from tilewright.passes.reasons import because
+from tilewright.passes.role_copies import RoleCopies
+from tilewright.passes.role_releases import released, releases, seen_by_engines
 from tilewright.passes.roles import by_hand
 from tilewright.support.errors import CompileError
-
-WARP, GROUP = 32, 4
-PART = "part"  # the hint that stands where a joint role or a common loop begins and ends
-BLOCK = const(0)  # the id of a barrier of the whole block, in the code of a crew
-_TILE_OPS = (Copy, Fill, Gemm, Reduce, Scan, Relayout, Map)
-_BULK = ("bulk_load", "bulk_store")
 
 
 def deal_roles(program: Program, target: Target) -> Program:
@@ -113,100 +110,43 @@ def _is_laid_out(kernel: Kernel) -> bool:
         if isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.FRAGMENT):
             if op.buffer.layout is None:
                 return False
-        elif isinstance(op, (Copy, Gemm)) and op.atom is None:
-            return False
-        elif isinstance(op, Map) and op.layout is None:
+        elif (isinstance(op, (Copy, Gemm)) and op.atom is None) or (
+            isinstance(op, Map) and op.layout is None
+        ):
             return False
     return True
 
 
-@dataclass(frozen=True, order=True)
-class Warps:
-    """A range of the block's warps."""
-
-    first: int
-    count: int
-
-    @property
-    def threads(self) -> int:
-        return self.count * WARP
-
-    @property
-    def name(self) -> str:
-        return f"warps{self.first}"
-
-    def within(self, other: Warps) -> bool:
-        return other.first <= self.first and self.first + self.count <= other.first + other.count
-
-    def words(self) -> str:
-        groups = range(self.first // GROUP, -(-(self.first + self.count) // GROUP))
-        if self.first % GROUP or self.count % GROUP:
-            return f"warps {self.first} to {self.first + self.count - 1}"
-        several = len(groups) > 1
-        return f"warpgroup{'s' * several} {', '.join(map(str, groups))}"
-
-
-def warps_of(role: Role) -> Warps:
-    return Warps(role.first, role.warps)
-
-
-@dataclass
-class Together:
-    """Statements of the common text without a joint role: each crew has its part of them."""
-
-    ops: list[Op] = field(default_factory=list)
-
-
-@dataclass
-class Joint:
-    """A role over several crews."""
-
-    number: int
-    role: Role
-
-
-@dataclass
-class Frame:
-    """A loop or branch around a joint role, which stays one; `parts` by the body's field. Names of
-    values, too, where there are joint roles: without parts."""
-
-    number: int
-    op: Op
-    parts: dict[str, list[Item]]
-
-
-Item: TypeAlias = Together | Joint | Frame
-
-
 class _Dealer:
     def __init__(self, kernel: Kernel, program: Program, target: Target, names: set[str]) -> None:
-        self.kernel = kernel
+        self.kernel = rebuild(kernel, body=_one_by_one(kernel.body))
         self.program = program
         self.target = target
         self.names = names
-        self.total = Warps(0, -(-prod(kernel.threads) // WARP))
-        self.roles = [op for op in walk_ops(kernel) if isinstance(op, Role)]
-        edges = {0, self.total.count}
-        for role in self.roles:
-            edges |= {role.first, role.first + role.warps}
-        at = sorted(edges)
-        self.crews = [Warps(a, b - a) for a, b in zip(at, at[1:], strict=False)]
-        self.is_joint = any(warps_of(r) not in self.crews for r in self.roles)
-        self.numbers = 0
+        self.crews = Crews(self.kernel)
+        self.roles = self.crews.roles
         self.thread = Var(fresh_name("thread", names))
 
     # ── the whole ────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> Kernel:
-        self.check_scalars()
+        if prod(self.kernel.threads) % WARP:
+            raise CompileError(
+                "statements are placed on whole warps",
+                loc=self.roles[0].loc,
+                got=f"{prod(self.kernel.threads)} threads",
+                fix="make threads a multiple of 128",
+            )
+        self.check_products()
+        self.check_fetches()
         common, rest = self.common(self.kernel.body)
-        items = self.items(rest)
+        items = self.crews.items(rest)
         self.outside = {op.buffer.name for op in common if isinstance(op, (Alloc, View))}
         self.outside |= {v.name for op in common for v in bound(op)}
         views = {}
-        for warps in self.units():
-            body = self.view(items, warps)
-            if any(_acts(op) for op in walk_ops(body)):
+        for warps in (*self.crews.each, *self.crews.joint):
+            body = self.crews.view(items, warps)
+            if any(acts(op) for op in walk_ops(body)):
                 views[warps] = self.own_threads(body, warps)
         owners = self.owners(views)
         held = [op for op in common if _is_fragment(op)]
@@ -215,26 +155,40 @@ class _Dealer:
             warps: (*(op for op in held if owners.get(_root(op, held)) == warps), *body)
             for warps, body in views.items()
         }
+        copies = RoleCopies(self.kernel, self.program, self.target, self.names, releases)
         program = self.as_program(common, views)
-        program = choose_products(program, self.target)
+        kernels = [copies.engaged(kernel) for kernel in program.kernels]
+        common += copies.made
+        self.outside |= {op.buffer.name for op in copies.made if isinstance(op, Alloc)}
+        kernels = [rebuild(k, body=(*copies.made, *k.body)) for k in kernels]
+        program = choose_products(replace(program, kernels=tuple(kernels)), self.able)
         kernels = [
             spread_fragments(kernel, self.program.dims, self.target, self.names)
             for kernel in program.kernels
         ]
         common, kernels = self.lay_out_shared(common, kernels)
         program = choose_copies(replace(program, kernels=tuple(kernels)), self.target)
-        engines = _seen_by_engines(program.kernels)
+        engines = seen_by_engines(program.kernels)
         ids = iter(free_barriers(self.kernel))
         done: dict[Warps, Body] = {}
         registers: list[Op] = []
         for warps, kernel in zip(views, program.kernels, strict=True):
-            body = _released(kernel.body, warps, engines, self.target)
+            body = released(kernel.body, warps, engines, self.target)
             kernel = insert_syncs(rebuild(kernel, body=body), self.target)
             registers += [op for op in kernel.body if self.is_common(op) and _is_fragment(op)]
             body = tuple(op for op in kernel.body if not self.is_common(op))
             done[warps] = self.block_threads(self.meeting(body, warps, ids), warps)
-        self.registers = self.moved_registers(items)
-        merged = self.merge(items, done, top=True)
+        moved = self.moved_registers(items)
+
+        def role(warps: Warps, ops: list[Op], top: bool) -> Iterator[Op]:
+            if any(matters(op) for op in walk_ops(tuple(ops))):
+                count = moved.pop(warps, None) if top else None
+                loc = next((op.loc for op in ops if op.loc is not None), self.kernel.loc)
+                yield Role(
+                    warps.name, warps.first, warps.count, tuple(ops), registers=count, loc=loc
+                )
+
+        merged = self.crews.merge(items, done, role)
         body = tuple(self.start([*common, *registers], merged))
         return rebuild(self.kernel, body=self.named_apart(body))
 
@@ -262,11 +216,6 @@ class _Dealer:
             for warps, body in views.items()
         )
         return replace(self.program, kernels=kernels)
-
-    def units(self) -> list[Warps]:
-        """Crews, and the warps of joint roles."""
-        joint = {warps_of(r) for r in self.roles} - set(self.crews)
-        return [*self.crews, *sorted(joint)]
 
     def lay_out_shared(
         self, common: list[Op], kernels: list[Kernel]
@@ -316,18 +265,16 @@ class _Dealer:
         """What stands outside roles wherever it is said (memory, barriers and what they are, names
         that only depend on indices), and the rest."""
         found: list[Op] = []
-        known: set[Var] = {*self.kernel.blocks, *self.kernel.thread_vars}
+        known = set(self.kernel.blocks)
         known |= {d.var for d in self.program.dims} | set(self.program.scalars)
         if self.kernel.rank is not None:
             known.add(self.kernel.rank)
         rest: list[Op] = []
         for op in body:
             if isinstance(op, Let) and not loads(op.value) and variables(op.value) <= known:
-                if not variables(op.value) & set(self.kernel.thread_vars):
-                    known.add(op.var)
-                    found.append(op)
-                    continue
-            if isinstance(op, (Alloc, View)) and self.is_shared(op, known):
+                known.add(op.var)
+                found.append(op)
+            elif isinstance(op, (Alloc, View)) and self.is_shared(op, known):
                 found.append(rebuild(op, init=None) if isinstance(op, Alloc) else op)
                 if isinstance(op, Alloc) and op.init is not None:
                     rest.append(Store(op.buffer, (), op.init, loc=op.loc))
@@ -351,72 +298,10 @@ class _Dealer:
             return variables(op.offset) <= known
         if op.buffer.space is Space.LOCAL:
             # of each thread, whatever code it runs
-            return self.is_joint or op.init is None
+            return bool(self.crews.joint) or op.init is None
         return True
 
-    def items(self, body: Body) -> list[Item]:
-        found: list[Item] = []
-        for op in body:
-            if isinstance(op, Role) and warps_of(op) not in self.crews:
-                self.numbers += 1
-                found.append(Joint(self.numbers, op))
-                continue
-            inner = [o for o in walk_ops(op) if isinstance(o, Role)]
-            named = isinstance(op, Let) and self.is_joint  # roles that follow may ask for it
-            if named or any(warps_of(o) not in self.crews for o in inner):
-                self.numbers += 1
-                number = self.numbers
-                parts = {f.name: self.items(getattr(op, f.name)) for f in marked(op, "body")}
-                found.append(Frame(number, op, parts))
-                continue
-            if not found or not isinstance(found[-1], Together):
-                found.append(Together())
-            last = found[-1]
-            assert isinstance(last, Together)
-            last.ops.append(op)
-        return found
-
     # ── views ────────────────────────────────────────────────────────────────────────────────
-
-    def view(self, items: Iterable[Item], warps: Warps) -> Body:
-        """The code of `warps` alone; hints stand where it will be cut."""
-        found: list[Op] = []
-        for item in items:
-            if isinstance(item, Together):
-                if warps in self.crews:
-                    found += self.part(tuple(item.ops), warps)
-                continue
-            inside: list[Op] = []
-            if isinstance(item, Frame):
-                parts = {name: self.view(inner, warps) for name, inner in item.parts.items()}
-                inside.append(rebuild(item.op, **parts))
-                meets = False
-            else:
-                own = warps_of(item.role)
-                meets = warps.within(own)
-                if warps == own:
-                    met = Sync("block", loc=item.role.loc)
-                    inside += [met, *_own_syncs(item.role.body), met]
-            detail = (item.number, meets)
-            found += [Hint(PART, detail=detail), *inside, Hint(PART, detail=detail)]
-        return tuple(found)
-
-    def part(self, body: Body, warps: Warps) -> Iterator[Op]:
-        """What a crew does of statements that each has its own part of."""
-        for op in body:
-            if isinstance(op, Role):
-                if warps.within(warps_of(op)):
-                    yield from _own_syncs(op.body)
-            elif isinstance(op, Hint):
-                if op.buffer is None or op.buffer.space is Space.FRAGMENT:
-                    yield op
-            elif isinstance(op, (For, If, While)):
-                inner = {f.name: tuple(self.part(getattr(op, f.name), warps))
-                         for f in marked(op, "body")}  # fmt: skip
-                if any(_matters(o) for part in inner.values() for o in walk_ops(part)):
-                    yield rebuild(op, **inner)
-            else:
-                yield from _own_syncs((op,))
 
     def own_threads(self, body: Body, warps: Warps) -> Body:
         """`body` with threads counted from the first of `warps`."""
@@ -446,8 +331,11 @@ class _Dealer:
         def rule(op: Op) -> Op | None:
             if not isinstance(op, Sync) or op.scope != "block":
                 return None
-            if op.id is BLOCK or warps == self.total:
+            if warps == self.crews.total:
                 return Sync("block", loc=op.loc)
+            if op.id is BLOCK:
+                # `__syncthreads` is for threads that run the same code
+                return Sync("named", BLOCK, self.crews.total.threads, loc=op.loc)
             if warps.threads == WARP:
                 return Sync("warp", loc=op.loc)
             if not own:
@@ -472,7 +360,7 @@ class _Dealer:
         """Registers that crews ask for; not where all warps run the same code afterwards."""
         found: dict[Warps, int] = {}
         for role in self.roles:
-            if role.registers is not None and warps_of(role) in self.crews:
+            if role.registers is not None and warps_of(role) in self.crews.each:
                 found.setdefault(warps_of(role), role.registers)
         if not found:
             return found
@@ -484,40 +372,37 @@ class _Dealer:
             return {}
         return found
 
-    def merge(self, items: list[Item], views: dict[Warps, Body], *, top: bool) -> list[Op]:
-        """One body of what the crews do: roles, and what stays common between them."""
-        found: list[Op] = []
-        cut = {warps: _cut(body) for warps, body in views.items()}
-        for item in (None, *items):
-            number = getattr(item, "number", None)
-            if isinstance(item, Frame):
-                inner: dict[str, list[Op]] = {}
-                frames = {w: _frame(parts[number][0], item.op) for w, parts in cut.items()}
-                for w, (before, _, _) in frames.items():
-                    found += self.role(w, before, top=False)
-                for name, parts_of in item.parts.items():
-                    mine = {w: getattr(op, name) for w, (_, op, _) in frames.items()}
-                    inner[name] = self.merge(parts_of, mine, top=False)
-                found.append(rebuild(item.op, **{n: tuple(b) for n, b in inner.items()}))
-                for w, (_, _, after) in frames.items():
-                    found += self.role(w, after, top=False)
-            elif isinstance(item, Joint):
-                for w, parts in cut.items():
-                    found += self.role(w, parts[number][0], top=False)
-            elif item is not None:
-                continue
-            for w, parts in cut.items():
-                found += self.role(w, parts[number][1], top=top)
-        return found
-
-    def role(self, warps: Warps, ops: list[Op], *, top: bool) -> Iterator[Op]:
-        if not any(_matters(op) for op in walk_ops(tuple(ops))):
-            return
-        registers = self.registers.pop(warps, None) if top else None
-        loc = next((op.loc for op in ops if op.loc is not None), self.kernel.loc)
-        yield Role(warps.name, *_range(warps), tuple(ops), registers=registers, loc=loc)
-
     # ── what is refused ──────────────────────────────────────────────────────────────────────
+
+    def check_products(self) -> None:
+        """Products of warpgroups are for warps that are some."""
+        self.able = self.target
+        for role in self.roles:
+            if role.first % GROUP == 0 and role.warps % GROUP == 0:
+                continue
+            for op in walk_ops(role.body):
+                if isinstance(op, Gemm) and op.atom == "wgmma":
+                    raise CompileError(
+                        "T.wgmma_gemm is for whole warpgroups",
+                        loc=op.loc,
+                        expected="threads from a multiple of 128 on, and as many",
+                        got=f"{role.warps} warps from warp {role.first} on",
+                        fix="use T.gemm, or other threads: T.ws(i)",
+                    )
+                if isinstance(op, Gemm):
+                    self.able = self.target.without(Feature.WGMMA)
+
+    def check_fetches(self) -> None:
+        """What is done once for all threads cannot be done by each crew."""
+        inside = {id(op) for role in self.roles for op in walk_ops(role)}
+        for op in walk_ops(self.kernel):
+            if isinstance(op, Atomic) and op.result is not None and id(op) not in inside:
+                raise CompileError(
+                    "an atomic whose result is used stands outside T.ws: each warpgroup runs its "
+                    "own code, and would do it again",
+                    loc=op.loc,
+                    fix="place it on one warpgroup, and pass the result on in shared memory",
+                )
 
     def owners(self, views: dict[Warps, Body]) -> dict[str, Warps]:
         """Whose each fragment is: it belongs to the threads of one range of warps."""
@@ -542,32 +427,16 @@ class _Dealer:
                         )
         return {name: warps for name, (warps, _) in owner.items()}
 
-    def check_scalars(self) -> None:
-        """A variable of all threads is set by all of them."""
-        inside = {id(op): r for r in self.roles for op in walk_ops(r.body)}
-        own = {
-            op.buffer.name: role
-            for role in self.roles
-            for op in walk_ops(role.body)
-            if isinstance(op, Alloc)
-        }
-        for op in walk_ops(self.kernel):
-            if not isinstance(op, Store) or op.buffer.space is not Space.LOCAL:
-                continue
-            role = inside.get(id(op))
-            if role is None or op.buffer.name in own:
-                continue
-            for other in walk_ops(self.kernel):
-                where = inside.get(id(other))
-                asks = op.buffer in read_buffers(other)
-                if asks and (where is None or warps_of(where) != warps_of(role)):
-                    raise CompileError(
-                        f"{op.buffer.name} is set on {warps_of(role).words()} alone, and read "
-                        "elsewhere: each thread has its own",
-                        loc=op.loc,
-                        notes=(f"it is read at {other.loc}",) if other.loc is not None else (),
-                        fix="set it outside T.ws, or pass it on through shared memory",
-                    )
+
+def _one_by_one(body: Body) -> Body:
+    """`body` with loops that run nothing ahead: their author says what is under way."""
+
+    def rule(op: Op) -> Op | None:
+        if isinstance(op, For) and op.kind == "pipelined":
+            return rebuild(op, kind="serial", stages=0, order=None, stage=None)
+        return None
+
+    return map_body(body, rule)
 
 
 def _is_fragment(op: Op) -> bool:
@@ -584,146 +453,9 @@ def _root(what: Op | Buffer, held: Iterable[Op]) -> str:
     return name
 
 
-def _range(warps: Warps) -> tuple[int, int]:
-    return warps.first, warps.count
-
-
 def _begins(role: Role) -> tuple[int, int]:
     return (role.loc.line, role.loc.column) if role.loc is not None else (0, 0)
 
 
-def _own_syncs(body: Body) -> Body:
-    """`body` with its author's barriers of the block marked: the crew's own are another thing."""
-
-    def rule(op: Op) -> Op | None:
-        if isinstance(op, Sync) and op.scope == "block":
-            return rebuild(op, id=BLOCK)
-        return None
-
-    return map_body(body, rule)
-
-
 def _simple(body: Body) -> Body:
     return map_body(body, lambda op: map_exprs(op, simplify))
-
-
-def _matters(op: Op) -> bool:
-    """Whether a crew must run `op`, if it does anything at all."""
-    if isinstance(op, Alloc):
-        return op.init is not None
-    return not isinstance(op, (Let, View, Hint, For, If, While))
-
-
-def _acts(op: Op) -> bool:
-    """Whether anybody but the thread itself can tell that it ran `op`."""
-    local = isinstance(op, Store) and op.buffer.space is Space.LOCAL
-    return _matters(op) and not local and not isinstance(op, Alloc)
-
-
-def _cut(body: Body) -> dict[int | None, tuple[list[Op], list[Op]]]:
-    """By number of a part: what stands inside, and what stands behind it up to the next; None:
-    before the first."""
-    found: dict[int | None, tuple[list[Op], list[Op]]] = {None: ([], [])}
-    number: int | None = None
-    inside = False
-    for op in body:
-        if isinstance(op, Hint) and op.name == PART:
-            inside = not inside
-            if inside:
-                number = int(op.detail[0])
-                found[number] = ([], [])
-            continue
-        found[number][0 if inside else 1].append(op)
-    return found
-
-
-def _frame(ops: list[Op], like: Op) -> tuple[list[Op], Op, list[Op]]:
-    """What passes have put before a common loop or branch, itself, and what behind."""
-    for k, op in enumerate(ops):
-        same = type(op) is type(like)
-        if same and bound(op) == bound(like):
-            return ops[:k], op, ops[k + 1 :]
-    raise CompileError(
-        "what a warpgroup computes here is still under way when all warps go on together",
-        loc=like.loc,
-        fix="place the statements of this loop that are on all warps on one warpgroup: T.ws(0)",
-    )
-
-
-# ── what a crew gives away ───────────────────────────────────────────────────────────────────
-
-
-def _seen_by_engines(kernels: Iterable[Kernel]) -> set[str]:
-    """Shared tiles that matrix instructions or bulk copies touch, under all their names."""
-    found: set[str] = set()
-    roots: dict[str, str] = {}
-    for kernel in kernels:
-        for op in walk_ops(kernel):
-            if isinstance(op, View):
-                roots[op.buffer.name] = op.source.name
-            if (isinstance(op, Gemm) and op.atom == "wgmma") or (
-                isinstance(op, Copy) and op.atom in _BULK
-            ):
-                found |= {b.name for b in (*read_buffers(op), *written_buffers(op))}
-    more = {n for n, source in roots.items() if source in found or n in found}
-    return found | more | {roots[n] for n in more}
-
-
-def _released(body: Body, warps: Warps, engines: set[str], target: Target) -> Body:
-    """`body` with what has to be over before others are told: products, and ordinary writes of
-    what engines touch. Each warpgroup waits for its own products: several have to meet then."""
-    body = number_gemms(body)
-    numbers = tuple(_own_products(body))
-    several = warps.count > GROUP and any(isinstance(op, NumberedGemm) for op in walk_ops(body))
-    writes = Feature.WGMMA in target.features and any(
-        isinstance(op, (Store, Fill, Copy, Reduce, Scan, Atomic))
-        and not (isinstance(op, Copy) and op.atom in _BULK)
-        and any(b.space is Space.SHARED and b.name in engines for b in written_buffers(op))
-        for op in walk_ops(body)
-    )
-    inside = False
-
-    def each(body: Body) -> Body:
-        nonlocal inside
-        found: list[Op] = []
-        for op in body:
-            gives = _releases(op)
-            if isinstance(op, Hint) and op.name == PART:
-                inside = not inside
-                gives = inside and bool(op.detail[1])
-            if gives:
-                if numbers:
-                    found.append(Release(numbers, loc=op.loc))
-                if writes:
-                    found.append(Fence("proxy_async", loc=op.loc))
-                if several and isinstance(op, Arrive):
-                    found.append(Sync("block", loc=op.loc))
-            if isinstance(op, (For, If, While)):
-                outer, inside = inside, False
-                op = rebuild(op, **{f.name: each(getattr(op, f.name)) for f in marked(op, "body")})
-                inside = outer
-            found.append(op)
-        return tuple(found)
-
-    return each(body)
-
-
-def _releases(op: Op) -> bool:
-    """Whether others may learn from `op` that what stands before it is over."""
-    if isinstance(op, Arrive):
-        return op.count is not const(0)
-    return isinstance(op, Sync) and (op.scope in ("named", "cluster") or op.id is BLOCK)
-
-
-def _own_products(body: Body) -> Iterator[int]:
-    """Products whose author has not said when they are waited for."""
-    for k, op in enumerate(body):
-        if isinstance(op, NumberedGemm):
-            after = body[k + 1] if k + 1 < len(body) else None
-            if not (isinstance(after, Commit) and after.unit == "wgmma"):
-                yield op.number
-        for inner in bodies(op):
-            yield from _own_products(inner)
-
-
-__all__ = ["Warps", "deal_roles", "warps_of"]

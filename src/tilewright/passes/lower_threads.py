@@ -59,6 +59,7 @@ from tilewright.ir.op import (
     WaitGroup,
     While,
     expressions,
+    read_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import program_names, rebuild
@@ -175,6 +176,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
     thread, let_thread = low.let("thread", low.simplify(thread_value), op.loc)
     leader = low.var("leader", BOOL)
     solo = op.instances == 1 and all(_one_thread_does(inner, op) for inner in walk_ops(op.body))
+    solo = solo and not _tells_others(low.kernel, op)
     turn_id = _turn_barriers(low, op)
     sync_id = _own_barrier(low, op)
     outer, outer_ranges = low.instance, low.ranges
@@ -269,6 +271,23 @@ def _one_thread_does(op: Op, role: Role) -> bool:
         return op.result is not None and not op.dst.tile and role.warps > 1
     return not isinstance(
         op, (Sync, Turn, Fence, Gemm, Map, Reduce, Scan, Relayout, Fill, Intrinsic)
+    )
+
+
+def _tells_others(kernel: Kernel, role: Role) -> bool:
+    """Whether a variable that `role` sets is read outside it: all its threads must set theirs."""
+    inside = {id(op) for op in walk_ops(role)}
+    own = {op.buffer.name for op in walk_ops(role) if isinstance(op, Alloc)}
+    found = {
+        op.buffer.name
+        for op in walk_ops(role)
+        if isinstance(op, Store) and op.buffer.space is Space.LOCAL
+    }
+    return any(
+        b.name in found - own
+        for op in (walk_ops(kernel) if found - own else ())
+        if id(op) not in inside
+        for b in read_buffers(op)
     )
 
 

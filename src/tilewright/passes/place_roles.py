@@ -20,6 +20,7 @@ from math import prod
 from typing import TypeAlias
 
 from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import const
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -41,6 +42,7 @@ from tilewright.ir.op import (
     Relayout,
     Role,
     Scan,
+    Store,
     Sync,
     View,
     While,
@@ -49,13 +51,13 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import rebuild, replace_buffers
+from tilewright.ir.rewrite import map_body, rebuild, replace_buffers
 from tilewright.ir.target import Target
-from tilewright.passes.deal_roles import WARP, Warps, warps_of
+from tilewright.passes.crews import GROUP, WARP, Warps, warps_of
+from tilewright.passes.lower_threads import free_barriers
 from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError
 
-GROUP = 4
 _TILE_OPS = (Copy, Fill, Gemm, Reduce, Scan, Relayout, Map)
 Owners: TypeAlias = dict[str, set[Warps]]  # by name of a fragment: the warps that touch it
 
@@ -69,13 +71,12 @@ def place_roles(kernel: Kernel, target: Target) -> Kernel:
     roots = {op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)}
     if not any(isinstance(op, Role) for op in walk_ops(body)):
         return rebuild(kernel, body=body)  # everything on all warps
+    _check_scalars(body)
     work = _Placer(kernel, whole, roots)
-    body = work.settle(body)
+    body = work.own_syncs(work.settle(body))
     kernel = work.shared_fragments(rebuild(kernel, body=body))
     written = {
-        work.root(b.name)
-        for op in walk_ops(kernel)
-        for b in (*written_buffers(op), *_foreign(op))
+        work.root(b.name) for op in walk_ops(kernel) for b in (*written_buffers(op), *_foreign(op))
     }
     body = _Order(work, written).body(kernel.body, set())
     _say(kernel, body, work.crossing)
@@ -121,7 +122,7 @@ def _is_collective(op: Op) -> bool:
 
 def _foreign(op: Op) -> list[Buffer]:
     """Buffers that foreign code may write."""
-    return [b for b in read_buffers(op)] if isinstance(op, Intrinsic) else []
+    return list(read_buffers(op)) if isinstance(op, Intrinsic) else []
 
 
 def _touched(op: Op) -> list[Buffer]:
@@ -218,6 +219,27 @@ class _Placer:
                 found.append(op)
         return tuple(found)
 
+    def own_syncs(self, body: Body) -> Body:
+        """`body` with barriers of a role's own threads for its author's: others do not come."""
+        ids = iter(free_barriers(self.kernel))
+        own: dict[Warps, int] = {}
+
+        def rule(op: Op) -> Op | None:
+            if not isinstance(op, Role) or warps_of(op) == self.whole:
+                return None
+            warps = warps_of(op)
+
+            def met(inner: Op) -> Op | None:
+                if not isinstance(inner, Sync) or inner.scope != "block":
+                    return None
+                if warps not in own:
+                    own[warps] = next(ids)
+                return Sync("named", const(own[warps]), warps.threads, loc=inner.loc)
+
+            return rebuild(op, body=map_body(op.body, met))
+
+        return map_body(body, rule)
+
     # ── fragments of several ─────────────────────────────────────────────────────────────────
 
     def shared_fragments(self, kernel: Kernel) -> Kernel:
@@ -230,11 +252,12 @@ class _Placer:
         for op in walk_ops(kernel):
             if isinstance(op, (Alloc, View)) and self.root(op.buffer.name) in crossing:
                 changes[op.buffer] = replace(op.buffer, space=Space.SHARED, layout=None)
-            pinned = isinstance(op, Hint) and op.name == "layout" and op.buffer is not None
-            if pinned and self.root(op.buffer.name) in crossing:  # type: ignore[union-attr, attr-defined]
+            if not isinstance(op, Hint) or op.name != "layout" or op.buffer is None:
+                continue
+            if self.root(op.buffer.name) in crossing:
                 raise CompileError(
-                    f"{op.buffer.name} has a layout over threads, but "  # type: ignore[union-attr, attr-defined]
-                    "statements on different warpgroups touch it",
+                    f"{op.buffer.name} has a layout over threads, but statements on different "
+                    "warpgroups touch it",
                     loc=op.loc,
                     fix="place these statements on the same warpgroups, or leave the layout out",
                 )
@@ -245,6 +268,27 @@ class _Placer:
 def _role(warps: Warps, body: Body) -> Role:
     loc = next((op.loc for op in body if op.loc is not None), None)
     return Role(warps.name, warps.first, warps.count, body, loc=loc)
+
+
+def _check_scalars(body: Body) -> None:
+    """A variable that is set on some warps alone is theirs: others would read what was before."""
+    roles = [op for op in walk_ops(body) if isinstance(op, Role)]
+    inside = {id(op): warps_of(r) for r in roles for op in walk_ops(r.body)}
+    own = {op.buffer.name for r in roles for op in walk_ops(r.body) if isinstance(op, Alloc)}
+    for op in walk_ops(body):
+        if not isinstance(op, Store) or op.buffer.space is not Space.LOCAL:
+            continue
+        home = inside.get(id(op))
+        if home is None or op.buffer.name in own:
+            continue
+        for other in walk_ops(body):
+            if op.buffer in read_buffers(other) and inside.get(id(other)) != home:
+                raise CompileError(
+                    f"{op.buffer.name} is set on {home.words()} alone, and read elsewhere",
+                    loc=op.loc,
+                    notes=(f"it is read at {other.loc}",) if other.loc is not None else (),
+                    fix="set it outside T.ws, or pass it on in shared memory",
+                )
 
 
 # ── who waits for whom ───────────────────────────────────────────────────────────────────────
@@ -271,7 +315,9 @@ class _Order:
 
     work: _Placer
     written: set[str]
-    jumps: list[Pending] = field(default_factory=list)  # of the loops around, innermost last
+    # the loops around, innermost last, and what is pending where they are left or begin again
+    loops: list[For | While] = field(default_factory=list)
+    jumps: list[Pending] = field(default_factory=list)
 
     def body(self, body: Body, pending: Pending) -> Body:
         """`body` with barriers; `pending` becomes what is so behind it."""
@@ -292,6 +338,9 @@ class _Order:
             pending.clear()  # its threads meet before it and behind it
             return (op,)
         if isinstance(op, (Break, Continue)) and self.jumps:
+            loop = self.loops[-1]
+            if isinstance(op, Continue) and isinstance(loop, While):
+                self.touch(loop, (loop,), None, pending, found)  # its condition is next
             self.jumps[-1] |= {replace(access, at=-1) for access in pending}
             return (op,)
         if isinstance(op, Role):
@@ -300,8 +349,7 @@ class _Order:
         if not isinstance(op, (For, While, If)):
             self.touch(op, walk_ops(op), None, pending, found)
             return (op,)
-        if not isinstance(op, While):
-            self.touch(op, (op,), None, pending, found)
+        self.touch(op, (op,), None, pending, found)
         outer = set(pending)
         inside = {replace(access, at=-1) for access in pending}
         if isinstance(op, If):
@@ -321,15 +369,16 @@ class _Order:
     def loop(self, op: For | While, pending: Pending) -> For | While:
         while True:
             inner = set(pending)
-            head: list[Op] = []
-            if isinstance(op, While):
-                self.touch(op, (op,), None, inner, head)
-                inner = {replace(access, at=-1) for access in inner}
             self.jumps.append(set())
-            body = (*head, *self.body(op.body, inner))
+            self.loops.append(op)
+            body = [*self.body(op.body, inner)]
+            self.loops.pop()
+            if isinstance(op, While):
+                self.touch(op, (op,), None, inner, body)
+                inner = {replace(access, at=-1) for access in inner}
             inner |= self.jumps.pop()
             if inner <= pending:
-                return rebuild(op, body=body)
+                return rebuild(op, body=tuple(body))
             pending |= inner
 
     def touch(
@@ -369,6 +418,3 @@ def _say(kernel: Kernel, body: Body, crossing: list[str]) -> None:
     if crossing:
         said += f"; in shared memory, because several touch them: {', '.join(crossing)}"
     because(kernel.name, "placement", said)
-
-
-__all__ = ["place_roles"]

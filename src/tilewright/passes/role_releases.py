@@ -1,0 +1,113 @@
+"""What has to be over before a crew tells others that it is so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tilewright.ir.atoms import Feature
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import const
+from tilewright.ir.op import (
+    Arrive,
+    Body,
+    Commit,
+    Copy,
+    Fence,
+    For,
+    Gemm,
+    If,
+    Intrinsic,
+    Kernel,
+    Op,
+    Sync,
+    View,
+    While,
+    bodies,
+    marked,
+    read_buffers,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.rewrite import rebuild
+from tilewright.ir.target import Target
+from tilewright.passes.crews import GROUP, Warps
+from tilewright.passes.matrix_groups import NumberedGemm, Release, number_gemms
+
+_BULK = ("bulk_load", "bulk_store")
+
+
+def seen_by_engines(kernels: Iterable[Kernel]) -> set[str]:
+    """Shared tiles that matrix instructions or bulk copies touch, under all their names."""
+    ops = [op for kernel in kernels for op in walk_ops(kernel)]
+    sources = {op.buffer.name: op.source.name for op in ops if isinstance(op, View)}
+
+    def root(name: str) -> str:
+        while name in sources:
+            name = sources[name]
+        return name
+
+    found = {
+        root(b.name)
+        for op in ops
+        if isinstance(op, (Gemm, Copy)) and op.atom in ("wgmma", *_BULK)
+        for b in (*read_buffers(op), *written_buffers(op))
+    }
+    return found | {name for name in sources if root(name) in found}
+
+
+def released(body: Body, warps: Warps, engines: set[str], target: Target) -> Body:
+    """`body` with what has to be over before others are told: products, and ordinary writes of
+    what engines touch. Each warpgroup waits for its own products: several have to meet then."""
+    body = number_gemms(body)
+    numbers = tuple(_own_products(body))
+    several = warps.count > GROUP and any(isinstance(op, NumberedGemm) for op in walk_ops(body))
+    engaged = Feature.WGMMA in target.features or Feature.BULK_COPY in target.features
+
+    def writes(op: Op) -> bool:
+        """Whether ordinary code writes what engines touch."""
+        return engaged and any(
+            b.space is Space.SHARED and b.name in engines
+            for o in walk_ops(op)
+            if not (isinstance(o, Copy) and o.atom in _BULK)
+            for b in (*written_buffers(o), *(read_buffers(o) if isinstance(o, Intrinsic) else ()))
+        )
+
+    any_writes = any(writes(op) for op in body)
+
+    def each(body: Body) -> Body:
+        found: list[Op] = []
+        dirty = any_writes
+        for op in body:
+            if releases(op):
+                if numbers:
+                    found.append(Release(numbers, loc=op.loc))
+                if dirty:
+                    found.append(Fence("proxy_async", loc=op.loc))
+                    dirty = False
+                if several and isinstance(op, Arrive):
+                    found.append(Sync("block", loc=op.loc))
+            if isinstance(op, (For, If, While)):
+                op = rebuild(op, **{f.name: each(getattr(op, f.name)) for f in marked(op, "body")})
+            dirty = dirty or writes(op)
+            found.append(op)
+        return tuple(found)
+
+    return each(body)
+
+
+def releases(op: Op) -> bool:
+    """Whether others may learn from `op` that what stands before it is over."""
+    if isinstance(op, Arrive):
+        return op.count is not const(0)
+    return isinstance(op, Sync) and (op.scope in ("named", "cluster") or op.id is not None)
+
+
+def _own_products(body: Body) -> Iterator[int]:
+    """Products whose author has not said when they are waited for."""
+    for k, op in enumerate(body):
+        if isinstance(op, NumberedGemm):
+            after = body[k + 1] if k + 1 < len(body) else None
+            if not (isinstance(after, Commit) and after.unit == "wgmma"):
+                yield op.number
+        for inner in bodies(op):
+            yield from _own_products(inner)
