@@ -109,6 +109,12 @@ def ws(*warpgroups: int) -> Placement:
     """Place statements on warpgroups. Their meaning stays sequential; with explicit barriers
     inside, each placement runs on its own and control is yours.
 
+    A fragment belongs to the threads of the warpgroups that use it. Without barriers, one that
+    several use lives in shared memory, and the compiler lets warpgroups meet where one needs what
+    another did; what is not placed runs where its fragments are, in loops on the warpgroup that is
+    placed there first, elsewhere on all. With barriers, what is not placed runs on all warpgroups
+    together, and they meet before and behind it.
+
     Example:
         with T.Kernel(1, threads=256):
             tile = T.alloc_shared((64, 64), "float32")
