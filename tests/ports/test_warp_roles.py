@@ -308,6 +308,17 @@ def test_all_warps_between_roles(target, where):
     check(taking_turns(3, where), target, (x,), 2 * x.sum(2), 2 * x.sum(1))
 
 
+def test_no_warp_passes_over_a_role_of_its_own():
+    """Roles in a row are branches of one chain only where no warp has two of them."""
+    source = tw.compile(taking_turns(3, "inside"), target="cuda").get_kernel_source()
+    heads = [line.strip() for line in source.splitlines() if "// role" in line]
+    assert heads == [
+        "if (warp < 8) {  // role warps0",
+        "if (warp < 4) {  // role warps0",
+        "} else if (warp >= 4 && warp < 8) {  // role warps4",
+    ]
+
+
 # ── placement without barriers ──
 
 
@@ -417,6 +428,7 @@ def test_explain_says_where_things_run():
 def test_machine_code_without_spills(program):
     found = compiles(program())
     assert found["spill_bytes"] == 0 and found["local_bytes"] == 0
+    assert found["registers"] > 32  # there is code
 
 
 def test_chips_without_such_barriers_say_so():

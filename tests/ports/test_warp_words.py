@@ -134,6 +134,37 @@ def test_some_threads_arrive(target):
     runs(body, target, of=lambda x: np.broadcast_to(x[7, ::-1], x.shape))
 
 
+@with_roles
+@pytest.mark.parametrize("threads", [256, 384])
+def test_one_thread_arrives_for_its_warpgroups(target, threads):
+    """What all its threads did before counts: products, ordinary reads and writes."""
+
+    def body(X, Y):
+        x = T.alloc_shared((64, 64), "float16")
+        y = T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        f = T.alloc_fragment((64, 64), "float16")
+        full, free = T.alloc_barrier(1), T.alloc_barrier(1)
+        t = T.get_thread_binding()
+        for k in T.serial(3):
+            with T.ws(0):
+                T.barrier_wait(free, (k + 1) % 2)
+                T.copy(X, f)
+                T.copy(f, x)
+                T.fill(y, k + 1)
+                if t == 65:
+                    T.barrier_arrive(full)
+            with T.ws(*range(1, threads // 128)):
+                T.barrier_wait(full, k % 2)
+                T.gemm(x, y, c, clear_accum=k == 0)
+                if t == 128:
+                    T.mbarrier_arrive(free)
+        with T.ws(*range(1, threads // 128)):
+            T.copy(c, Y)
+
+    runs(body, target, threads, of=lambda x: np.repeat(6 * x.sum(1, keepdims=True), 64, 1))
+
+
 # ── named barriers ──
 
 

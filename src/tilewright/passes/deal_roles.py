@@ -173,8 +173,8 @@ class _Dealer:
         done: dict[Warps, Body] = {}
         registers: list[Op] = []
         for warps, kernel in zip(views, program.kernels, strict=True):
-            body = released(kernel.body, warps, engines, self.target)
-            kernel = insert_syncs(rebuild(kernel, body=body), self.target)
+            kernel = released(kernel, warps, engines, self.target)
+            kernel = insert_syncs(kernel, self.target)
             registers += [op for op in kernel.body if self.is_common(op) and _is_fragment(op)]
             body = tuple(op for op in kernel.body if not self.is_common(op))
             done[warps] = self.block_threads(self.meeting(body, warps, ids), warps)

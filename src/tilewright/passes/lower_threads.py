@@ -176,7 +176,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
     thread, let_thread = low.let("thread", low.simplify(thread_value), op.loc)
     leader = low.var("leader", BOOL)
     solo = op.instances == 1 and all(_one_thread_does(inner, op) for inner in walk_ops(op.body))
-    solo = solo and not _tells_others(low.kernel, op)
+    solo = solo and not _is_relied_on(low.kernel, op)
     turn_id = _turn_barriers(low, op)
     sync_id = _own_barrier(low, op)
     outer, outer_ranges = low.instance, low.ranges
@@ -274,21 +274,26 @@ def _one_thread_does(op: Op, role: Role) -> bool:
     )
 
 
-def _tells_others(kernel: Kernel, role: Role) -> bool:
-    """Whether a variable that `role` sets is read outside it: all its threads must set theirs."""
+def _is_relied_on(kernel: Kernel, role: Role) -> bool:
+    """Whether other code of the role's threads needs all of them to have run it: code that reads a
+    variable which the role sets, or that comes behind what the role waits for."""
     inside = {id(op) for op in walk_ops(role)}
+    outside = [op for op in walk_ops(kernel) if id(op) not in inside]
+    waits = any(isinstance(op, (Wait, WaitGroup)) for op in walk_ops(role))
+    if waits and any(
+        isinstance(op, Role)
+        and op.first < role.first + role.warps
+        and role.first < op.first + op.warps
+        for op in outside
+    ):
+        return True
     own = {op.buffer.name for op in walk_ops(role) if isinstance(op, Alloc)}
-    found = {
+    told = {
         op.buffer.name
         for op in walk_ops(role)
-        if isinstance(op, Store) and op.buffer.space is Space.LOCAL
+        if isinstance(op, Store) and op.buffer.space is Space.LOCAL and op.buffer.name not in own
     }
-    return any(
-        b.name in found - own
-        for op in (walk_ops(kernel) if found - own else ())
-        if id(op) not in inside
-        for b in read_buffers(op)
-    )
+    return any(b.name in told for op in (outside if told else ()) for b in read_buffers(op))
 
 
 # ── memory and synchronisation ───────────────────────────────────────────────────────────────

@@ -30,6 +30,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
+from tilewright.ir.uniform import per_thread
 from tilewright.passes.crews import GROUP, Warps
 from tilewright.passes.matrix_groups import NumberedGemm, Release, number_gemms
 
@@ -55,10 +56,12 @@ def seen_by_engines(kernels: Iterable[Kernel]) -> set[str]:
     return found | {name for name in sources if root(name) in found}
 
 
-def released(body: Body, warps: Warps, engines: set[str], target: Target) -> Body:
-    """`body` with what has to be over before others are told: products, and ordinary writes of
-    what engines touch. Each warpgroup waits for its own products: several have to meet then."""
-    body = number_gemms(body)
+def released(kernel: Kernel, warps: Warps, engines: set[str], target: Target) -> Kernel:
+    """`kernel`, the code of one crew, with what has to be over before others are told: products,
+    and ordinary writes of what engines touch. Each warpgroup waits for its own products, so several
+    have to meet then; and all threads where only some of them tell."""
+    found = per_thread(kernel)
+    body = number_gemms(kernel.body)
     numbers = tuple(_own_products(body))
     several = warps.count > GROUP and any(isinstance(op, NumberedGemm) for op in walk_ops(body))
     engaged = Feature.WGMMA in target.features or Feature.BULK_COPY in target.features
@@ -74,25 +77,33 @@ def released(body: Body, warps: Warps, engines: set[str], target: Target) -> Bod
 
     any_writes = any(writes(op) for op in body)
 
-    def each(body: Body) -> Body:
-        found: list[Op] = []
-        dirty = any_writes
+    def each(body: Body, dirty: bool, apart: bool = False) -> Body:
+        """`dirty`: there may be writes before it that no fence follows; `apart`: some threads run
+        it, and all have met before."""
+        result: list[Op] = []
         for op in body:
-            if releases(op):
-                if numbers:
-                    found.append(Release(numbers, loc=op.loc))
+            some = isinstance(op, If) and not apart and found.source(op.cond) is not None
+            tells = some and any(releases(inner) for inner in walk_ops(op))
+            if tells or releases(op):
+                if numbers and not apart:
+                    result.append(Release(numbers, loc=op.loc))
                 if dirty:
-                    found.append(Fence("proxy_async", loc=op.loc))
+                    result.append(Fence("proxy_async", loc=op.loc))
                     dirty = False
-                if several and isinstance(op, Arrive):
-                    found.append(Sync("block", loc=op.loc))
+                if tells or (several and not apart and isinstance(op, Arrive)):
+                    result.append(Sync("block", loc=op.loc))
             if isinstance(op, (For, If, While)):
-                op = rebuild(op, **{f.name: each(getattr(op, f.name)) for f in marked(op, "body")})
+                start = dirty if isinstance(op, If) else any_writes
+                inner = {
+                    f.name: each(getattr(op, f.name), start, apart or some)
+                    for f in marked(op, "body")
+                }
+                op = rebuild(op, **inner)
             dirty = dirty or writes(op)
-            found.append(op)
-        return tuple(found)
+            result.append(op)
+        return tuple(result)
 
-    return each(body)
+    return rebuild(kernel, body=each(body, False))
 
 
 def releases(op: Op) -> bool:

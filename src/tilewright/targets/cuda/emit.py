@@ -243,7 +243,9 @@ class _Writer:
                 roles = [op]
                 while index + len(roles) < len(body):
                     following = body[index + len(roles)]
-                    if not isinstance(following, Role):
+                    if not isinstance(following, Role) or any(
+                        _overlap(following, r) for r in roles
+                    ):
                         break
                     roles.append(following)
                 self.roles(roles)
@@ -332,7 +334,7 @@ class _Writer:
     # ── structure ────────────────────────────────────────────────────────────────────────────
 
     def roles(self, roles: list[Role]) -> None:
-        """One chain over the warp's number."""
+        """One chain over the warp's number, of roles that no warp has two of."""
         at_entry = REGISTERS // prod(self.kernel.threads) // 8 * 8
         for number, role in enumerate(roles):
             first, last = role.first, role.first + role.warps
@@ -445,6 +447,10 @@ def _alloc(w: _Writer, op: Alloc) -> None:
         align = "alignas(16) " if buffer.dtype.bits < 32 else ""
         count = max(1, prod(buffer.static_shape))  # C++ has no arrays of nothing
         w.line(f"{align}{kind} {name}[{count}];", op.loc)
+
+
+def _overlap(a: Role, b: Role) -> bool:
+    return a.first < b.first + b.warps and b.first < a.first + a.warps
 
 
 def _store(w: _Writer, op: Store) -> None:
