@@ -6,7 +6,12 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
+from tests.mutants import sync_ops, without
+from tests.roads import HOPPER as CHIP
 from tests.roads import on_gpu, on_threads
+from tilewright import interp
+from tilewright.ir.text import print_op
+from tilewright.targets.cuda.backend import lower
 
 HOPPER = [p for p in (*on_threads(), *on_gpu()) if "sm_90a" in p.id]
 ROLES = ("interp", "interp -sanitize", *HOPPER)  # bulk copies and their barriers
@@ -435,3 +440,41 @@ def test_chips_without_such_barriers_say_so():
     with pytest.raises(tw.CompileError, match="not compiled for sm_80") as caught:
         tw.compile(producer_consumer(128, 128, 128, 0), target="cuda -arch=sm_80")
     assert caught.value.loc.line and "T.ws alone" in str(caught.value)
+
+
+# ── what is derived is needed ──
+
+
+@pytest.mark.parametrize(
+    ("program", "inputs", "outputs"),
+    [
+        pytest.param(
+            lambda: ring(128, 128, 192, 2, "copy"),
+            [(128, 192), (128, 192)],
+            [(128, 128)],
+            id="ring",
+        ),
+        pytest.param(lambda: taking_turns(3, "nowhere"), [(3, 64, 64)], [(3, 64)] * 2, id="turns"),
+    ],
+)
+def test_every_dropped_synchronisation_shows(program, inputs, outputs):
+    lowered = lower(program().program, CHIP).result
+    kinds = [p.dtype.numpy for p in lowered.tensors]
+    names = [p.name for p in lowered.tensors]
+    given = [numbers(*s, dtype=k) for s, k in zip(inputs, kinds, strict=False)]
+    taken = [np.zeros(s, k) for s, k in zip(outputs, kinds[len(inputs) :], strict=True)]
+
+    def run(program):
+        args = {n: a.copy() for n, a in zip(names, [*given, *taken], strict=True)}
+        interp.run_threads(program, args, seed=1)
+        return [args[n] for n in names[len(inputs) :]]
+
+    want, survivors = run(lowered), []
+    for index, op in enumerate(sync_ops(lowered)):
+        try:
+            if not all(map(np.array_equal, run(without(lowered, index)), want)):
+                continue
+        except tw.TilewrightError:
+            continue
+        survivors.append(print_op(op).strip())
+    assert survivors == []
