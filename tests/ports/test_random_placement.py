@@ -91,7 +91,7 @@ def program(seed):
 
 
 @pytest.mark.parametrize("target", on_threads())
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(6), 118, 131])  # the last two once did not compile
 def test_random_placement(seed, target):
     made = program(seed)
     x = np.random.default_rng(seed).integers(-4, 5, (4, SIZE, SIZE)).astype(np.float32)

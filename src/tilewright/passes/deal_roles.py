@@ -19,6 +19,7 @@ one role among themselves are derived here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import prod
@@ -159,7 +160,8 @@ class _Dealer:
         program = self.as_program(common, views)
         kernels = [copies.engaged(kernel) for kernel in program.kernels]
         common += copies.made
-        self.outside |= {op.buffer.name for op in copies.made if isinstance(op, Alloc)}
+        own = {op.buffer.name for op in copies.made if isinstance(op, Alloc)}
+        self.outside |= own
         kernels = [rebuild(k, body=(*copies.made, *k.body)) for k in kernels]
         program = choose_products(replace(program, kernels=tuple(kernels)), self.able)
         kernels = [
@@ -173,7 +175,7 @@ class _Dealer:
         done: dict[Warps, Body] = {}
         registers: list[Op] = []
         for warps, kernel in zip(views, program.kernels, strict=True):
-            kernel = released(kernel, warps, engines, self.target)
+            kernel = released(kernel, warps, engines, own, self.target)
             kernel = insert_syncs(kernel, self.target)
             registers += [op for op in kernel.body if self.is_common(op) and _is_fragment(op)]
             body = tuple(op for op in kernel.body if not self.is_common(op))
@@ -187,6 +189,8 @@ class _Dealer:
                 yield Role(
                     warps.name, warps.first, warps.count, tuple(ops), registers=count, loc=loc
                 )
+            else:
+                registers.extend(op for op in ops if isinstance(op, Alloc))
 
         merged = self.crews.merge(items, done, role)
         body = tuple(self.start([*common, *registers], merged))
@@ -242,11 +246,21 @@ class _Dealer:
 
     def start(self, common: list[Op], merged: list[Op]) -> Iterator[Op]:
         """Memory and barriers, which every warp knows of first, and then what they do. Passes may
-        have asked for more memory in roles."""
+        have asked for more memory in roles, and for registers that several roles use."""
         inside: list[Op] = []
+        roles = [op for op in walk_ops(tuple(merged)) if isinstance(op, Role)]
+        used = Counter(
+            name
+            for role in roles
+            for name in {
+                b.name for op in walk_ops(role) for b in (*read_buffers(op), *written_buffers(op))
+            }
+        )
 
         def rule(op: Op) -> Op | Body | None:
-            if isinstance(op, Alloc) and op.buffer.space is Space.SHARED:
+            if not isinstance(op, Alloc) or op.init is not None:
+                return None
+            if op.buffer.space is Space.SHARED or used[op.buffer.name] > 1:
                 inside.append(op)
                 return ()
             return None

@@ -56,10 +56,13 @@ def seen_by_engines(kernels: Iterable[Kernel]) -> set[str]:
     return found | {name for name in sources if root(name) in found}
 
 
-def released(kernel: Kernel, warps: Warps, engines: set[str], target: Target) -> Kernel:
+def released(
+    kernel: Kernel, warps: Warps, engines: set[str], own: set[str], target: Target
+) -> Kernel:
     """`kernel`, the code of one crew, with what has to be over before others are told: products,
     and ordinary writes of what engines touch. Each warpgroup waits for its own products, so several
-    have to meet then; and all threads where only some of them tell."""
+    have to meet then; and all threads where only some of them tell. `own`: barriers that nobody
+    else waits at."""
     found = per_thread(kernel)
     body = number_gemms(kernel.body)
     numbers = tuple(_own_products(body))
@@ -75,6 +78,9 @@ def released(kernel: Kernel, warps: Warps, engines: set[str], target: Target) ->
             for b in (*written_buffers(o), *(read_buffers(o) if isinstance(o, Intrinsic) else ()))
         )
 
+    def told(op: Op) -> bool:
+        return releases(op) and not (isinstance(op, Arrive) and op.barrier.buffer.name in own)
+
     any_writes = any(writes(op) for op in body)
 
     def each(body: Body, dirty: bool, apart: bool = False) -> Body:
@@ -83,8 +89,8 @@ def released(kernel: Kernel, warps: Warps, engines: set[str], target: Target) ->
         result: list[Op] = []
         for op in body:
             some = isinstance(op, If) and not apart and found.source(op.cond) is not None
-            tells = some and any(releases(inner) for inner in walk_ops(op))
-            if tells or releases(op):
+            tells = some and any(told(inner) for inner in walk_ops(op))
+            if tells or told(op):
                 if numbers and not apart:
                     result.append(Release(numbers, loc=op.loc))
                 if dirty:
