@@ -86,8 +86,8 @@ def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
         hazard = find_hazard(kernel, found, only=only, looked=looked)
         if hazard is None:
             break
-        ends = tuple(id(_chain(kernel, p)[-1]) for p in (hazard.path, hazard.old.path))
-        key = (hazard.missing, *ends)
+        new, old = (id(_chain(kernel, p)[-1]) for p in (hazard.path, hazard.old.path))
+        key = (hazard.missing, new, old)
         # a fence in a loop makes of what stands before the loop something to meet behind the fence
         kernel, added = _mend(kernel, hazard, found, close=key in again)
         again.add(key)
