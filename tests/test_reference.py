@@ -107,12 +107,13 @@ def test_example(page, name, capsys):
     check(page, name, "interp -sanitize", capsys)
 
 
-# What a target refuses, as the pages say: barriers and clusters on the CPU, placements that
-# barriers order on CUDA. One that is no longer refused belongs out of here.
+# What a target refuses, as the pages say: barriers and clusters on the CPU. One that is no longer
+# refused belongs out of here.
 REFUSED = {
     "cpu": "alloc_barrier barrier_arrive barrier_wait mbarrier_arrive mbarrier_wait_parity "
-    "set_max_nreg inc_max_nreg dec_max_nreg cluster_sync copy_cluster block_rank_in_cluster",
-    "cuda": "set_max_nreg inc_max_nreg dec_max_nreg",
+    "mbarrier_expect_tx named_barrier_arrive set_max_nreg inc_max_nreg dec_max_nreg cluster_sync "
+    "copy_cluster block_rank_in_cluster",
+    "cuda": "",
 }
 FRAMED = [
     (name, example.code)

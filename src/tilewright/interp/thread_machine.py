@@ -86,7 +86,7 @@ class ThreadKernel:
         }
         self.grid = [self.evaluate(g) for g in kernel.grid]
         self.body: Run = builder.body(kernel.body)
-        self.crews = find_crews(kernel, True, _parts)
+        self.crews = find_crews(kernel, False, _parts)
         # blocks in linear order where results may depend on it, as for tiles
         self.in_order = any(
             op.name.startswith("atomic") or (op.name == "bulk_store" and "reduce=" in op.text)

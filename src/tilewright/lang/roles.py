@@ -21,6 +21,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.op import (
     Arrive,
+    Atomic,
     Body,
     Copy,
     Fence,
@@ -108,6 +109,12 @@ def ws(*warpgroups: int) -> Placement:
     """Place statements on warpgroups. Their meaning stays sequential; with explicit barriers
     inside, each placement runs on its own and control is yours.
 
+    A fragment belongs to the threads of the warpgroups that use it. Without barriers, one that
+    several use lives in shared memory, and the compiler lets warpgroups meet where one needs what
+    another did; what is not placed runs where its fragments are, in loops on the warpgroup that is
+    placed there first, elsewhere on all. With barriers, what is not placed runs on all warpgroups
+    together, and they meet before and behind it.
+
     Example:
         with T.Kernel(1, threads=256):
             tile = T.alloc_shared((64, 64), "float32")
@@ -125,20 +132,27 @@ def ws(*warpgroups: int) -> Placement:
 WarpSpecialize = ws
 
 _TILE_OPS = (Copy, Fill, Gemm, Reduce, Scan, Relayout, Map)
-_EXPLICIT = (Arrive, Wait)
+
+
+def _orders(op: Op) -> bool:
+    """Whether `op` is a barrier by which some threads wait for others."""
+    return isinstance(op, (Arrive, Wait)) or _is_named(op)
+
+
+def _is_named(op: Op) -> bool:
+    return isinstance(op, Sync) and op.scope == "named"
 
 
 def place(ops: Body, kernel: KernelState) -> Body:
     """Placements as roles when the kernel's own barriers order them, as hints otherwise.
 
-    A branch on the thread index that takes whole warps, with tile ops inside, is a placement too
-    where barriers are used.
+    A branch on the thread index that takes whole warps, with tile ops inside or named barriers that
+    others come to as well, is a placement too where barriers are used.
     """
-    explicit = any(isinstance(op, _EXPLICIT) for op in walk_ops(ops))
-    if explicit:
+    if any(_orders(op) for op in walk_ops(ops)):
         ops = _place_branches(ops, kernel)
     placements = [op for op in walk_ops(ops) if isinstance(op, Placed)]
-    if any(isinstance(o, _EXPLICIT) for p in placements for o in walk_ops(p.body)):
+    if any(_orders(o) for p in placements for o in walk_ops(p.body)):
         return _as_roles(ops, kernel)
     return _as_hints(ops) if placements else ops
 
@@ -155,12 +169,27 @@ def _place_branches(ops: Body, kernel: KernelState) -> Body:
     found: list[Op] = []
     for op in ops:
         placed = None
-        if isinstance(op, If) and any(isinstance(o, _TILE_OPS) for o in walk_ops(op)):
+        if isinstance(op, If) and (
+            any(isinstance(o, _TILE_OPS) for o in walk_ops(op)) or _meets_others(op, kernel)
+        ):
             placed = _place_branch(op, kernel, range(kernel.num_threads))
         if placed is None:
             placed = [_inside(op, lambda inner: _place_branches(inner, kernel))]
         found += placed
     return tuple(found)
+
+
+def _meets_others(op: If, kernel: KernelState) -> bool:
+    """Whether a branch has a named barrier of other threads than those that take it."""
+    named = [[o for o in walk_ops(side) if _is_named(o)] for side in (op.then, op.orelse)]
+    if not any(named) or not _on_threads([op.cond], kernel):
+        return False
+    taken = len(_threads_where([op.cond], kernel))
+    return any(
+        isinstance(o, Sync) and (o.arrive or (o.threads or 0) > count)
+        for side, count in zip(named, (taken, kernel.num_threads - taken), strict=True)
+        for o in side
+    )
 
 
 def _place_branch(op: If, kernel: KernelState, threads: range) -> list[Op] | None:
@@ -207,7 +236,7 @@ def _as_roles(ops: Body, kernel: KernelState) -> Body:
             found.append(_role(op))
         elif any(isinstance(o, Placed) for o in walk_ops(op)):
             found.append(_inside(op, lambda inner: _as_roles(inner, kernel)))
-        elif any(isinstance(o, (*_TILE_OPS, Arrive)) for o in walk_ops(op)):
+        elif any(_is_collective(o) for o in walk_ops(op)):
             # all warps together
             warps = -(-kernel.num_threads // WARP)
             last = found[-1] if found else None
@@ -218,6 +247,13 @@ def _as_roles(ops: Body, kernel: KernelState) -> Body:
         else:
             found.append(op)
     return tuple(found)
+
+
+def _is_collective(op: Op) -> bool:
+    """Whether `op` outside placements is one deed of all threads, not one of each."""
+    if isinstance(op, (Atomic, Intrinsic)):
+        return op.result is None
+    return isinstance(op, (*_TILE_OPS, Arrive))
 
 
 def _role(op: Placed) -> Role:
@@ -289,6 +325,17 @@ def _arrivals(kernel: KernelState) -> int:
             fix="test the thread index in an `if` of its own",
         )
     return sum(t in threads for t in _threads_where(guards, kernel))
+
+
+def _require_once(kernel: KernelState, word: str) -> None:
+    """Bytes are expected by all threads together or by one: others would each expect them again."""
+    names = set(kernel.thread_vars)
+    if any(variables(g) & names for g in kernel.guards) and (count := _arrivals(kernel)) != 1:
+        raise CompileError(
+            f"T.{word} under a condition that {count} threads pass",
+            expected="one thread, or all that run this place together",
+            fix="test for one thread: if tx == 0, or leave the condition out",
+        )
 
 
 def barrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
@@ -380,17 +427,19 @@ def mbarrier_wait_parity(mbarrier: Any, parity: Any = 0) -> None:
 def mbarrier_expect_tx(mbarrier: Any, tx: Any) -> None:
     """The barrier's phase also waits for `tx` bytes of bulk copies.
 
-    `T.tma_copy` with a barrier expects its own bytes; this is for copies of foreign code. On
-    CUDA it goes together with an arrival: `T.mbarrier_arrive_expect_tx`.
+    `T.tma_copy` with a barrier expects its own bytes; this is for copies of foreign code. It counts
+    once: on all threads together, or under an `if` that a single one of them passes.
 
-    Example, traced only:
+    Example:
         full = T.alloc_barrier(128)
         T.mbarrier_expect_tx(full, 0)
         T.mbarrier_arrive(full)
         T.mbarrier_wait_parity(full, 0)
+        T.copy(X, Y)
+        # Y[0]: 0 1 2
     """
     builder = current("mbarrier_expect_tx")
-    builder.require_block("mbarrier_expect_tx")
+    _require_once(builder.require_block("mbarrier_expect_tx"), "mbarrier_expect_tx")
     bar = barrier_region(mbarrier, "mbarrier_expect_tx")
     builder.emit(Arrive(bar, bytes=cast(wrap(tx), INT32), count=const(0)))
 
@@ -407,6 +456,7 @@ def mbarrier_arrive_expect_tx(mbarrier: Any, tx: Any) -> None:
     """
     builder = current("mbarrier_arrive_expect_tx")
     kernel = builder.require_block("mbarrier_arrive_expect_tx")
+    _require_once(kernel, "mbarrier_arrive_expect_tx")
     bar = barrier_region(mbarrier, "mbarrier_arrive_expect_tx")
     builder.emit(Arrive(bar, bytes=cast(wrap(tx), INT32), count=const(_arrivals(kernel))))
 

@@ -191,7 +191,9 @@ def sync_threads(barrier_id: Any = None, arrive_count: int | None = None) -> Non
 def named_barrier_arrive(barrier_id: Any, thread_count: int) -> None:
     """Arrive on a named barrier without waiting.
 
-    Example, compiled for CUDA:
+    A branch on the thread index with such a barrier is taken by whole warps.
+
+    Example:
         with T.Kernel(1, threads=256):
             t = T.get_thread_binding()
             tile = T.alloc_shared((128,), "int32")
@@ -202,6 +204,7 @@ def named_barrier_arrive(barrier_id: Any, thread_count: int) -> None:
                 T.sync_threads(1, 256)
                 if t < 192:
                     M[t - 128] = tile[255 - t]
+        # M: 127 126 125
     """
     builder = current("named_barrier_arrive")
     builder.require_block("named_barrier_arrive")

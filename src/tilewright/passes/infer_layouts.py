@@ -138,14 +138,19 @@ def infer_layouts(program: Program, target: Target) -> Program:
     def one(kernel: Kernel) -> Kernel:
         if by_hand(kernel):
             return kernel
-        problem = collect(kernel, program.dims, target)
-        solve(problem)
-        say(problem)
-        laid = lay(problem)
-        laid = insert_conversions(laid, target, names)
-        return lay_out_shared(laid, target)
+        return lay_out_shared(spread_fragments(kernel, program.dims, target, names), target)
 
     return map_kernels(program, one)
+
+
+def spread_fragments(
+    kernel: Kernel, dims: tuple[Dim, ...], target: Target, names: set[str]
+) -> Kernel:
+    """`kernel` with a layout for every fragment and nest."""
+    problem = collect(kernel, dims, target)
+    solve(problem)
+    say(problem)
+    return insert_conversions(lay(problem), target, names)
 
 
 # ── the graph ────────────────────────────────────────────────────────────────────────────────

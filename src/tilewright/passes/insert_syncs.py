@@ -79,12 +79,17 @@ def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
         # it names ops by identity, which insertions around them change
         return per_thread(kernel) if known.controls else known
 
+    again: set[tuple[str, int, int]] = set()
     for _ in range(MOST_INSERTED):
         found = found_in(kernel)
         hazard = find_hazard(kernel, found, only=only, looked=looked)
         if hazard is None:
             break
-        kernel, added = _mend(kernel, hazard, found)
+        new, old = (id(_chain(kernel, p)[-1]) for p in (hazard.path, hazard.old.path))
+        key = (hazard.missing, new, old)
+        # a fence in a loop makes of what stands before the loop something to meet behind the fence
+        kernel, added = _mend(kernel, hazard, found, close=key in again)
+        again.add(key)
         inserted += added
     else:
         raise CompileError("the order of threads did not settle", loc=kernel.loc)
@@ -122,7 +127,10 @@ def _without(kernel: Kernel, victim: Op) -> Kernel:
 # ── mending ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _mend(kernel: Kernel, hazard: Hazard, found: PerThread) -> tuple[Kernel, list[Op]]:
+def _mend(
+    kernel: Kernel, hazard: Hazard, found: PerThread, *, close: bool = False
+) -> tuple[Kernel, list[Op]]:
+    """`close`: right before the later op; a place before the loop around it was not enough."""
     chain = _chain(kernel, hazard.path)
     loc = chain[-1].loc
     met = _meeting_between(kernel, hazard)
@@ -144,7 +152,7 @@ def _mend(kernel: Kernel, hazard: Hazard, found: PerThread) -> tuple[Kernel, lis
     # read by the condition of a loop around: that comes between the turns
     common += hazard.old.path == (*hazard.path[:common], (hazard.path[common][0], ""))
     depth = len(chain) - 1
-    for d in range(common, len(chain) - 1):
+    for d in range(common, 0 if close else len(chain) - 1):
         if isinstance(chain[d], (For, While)):
             depth = d
             break

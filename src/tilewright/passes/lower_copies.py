@@ -24,6 +24,9 @@ from tilewright.passes.lower_moves import copy_between, copy_memory, store_remot
 from tilewright.passes.lowering import Lowering
 from tilewright.support.errors import CompileError
 
+# what the engine can be told about the L2 cache; the L1 cache (`no_allocate`) it passes by anyway
+POLICIES = ("evict_first", "evict_last")
+
 
 def lower_copy(low: Lowering, op: Copy) -> Iterable[Op]:
     rule = COPIES.get(op.atom or "")
@@ -148,7 +151,7 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
     starts = tensor.starts
     if len(boxes.box) > len(starts):
         starts = (*starts[:-1], starts[-1] // boxes.box[-1], const(0))
-    if op.cache:
+    if op.cache in POLICIES:
         words["cache"] = op.cache
     if op.reduce:
         words["reduce"] = op.reduce

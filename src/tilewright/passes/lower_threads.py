@@ -178,6 +178,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
     thread, let_thread = low.let("thread", low.simplify(thread_value), op.loc)
     leader = low.var("leader", BOOL)
     solo = op.instances == 1 and all(_one_thread_does(inner, op) for inner in walk_ops(op.body))
+    solo = solo and not _is_relied_on(low.kernel, op)
     turn_id = _turn_barriers(low, op)
     sync_id = _own_barrier(low, op)
     outer, outer_ranges = low.instance, low.ranges
@@ -278,6 +279,28 @@ def _one_thread_does(op: Op, role: Role) -> bool:
     )
 
 
+def _is_relied_on(kernel: Kernel, role: Role) -> bool:
+    """Whether other code of the role's threads needs all of them to have run it: code that reads a
+    variable which the role sets, or that comes behind what the role waits for."""
+    inside = {id(op) for op in walk_ops(role)}
+    outside = [op for op in walk_ops(kernel) if id(op) not in inside]
+    waits = any(isinstance(op, (Wait, WaitGroup)) for op in walk_ops(role))
+    if waits and any(
+        isinstance(op, Role)
+        and op.first < role.first + role.warps
+        and role.first < op.first + op.warps
+        for op in outside
+    ):
+        return True
+    own = {op.buffer.name for op in walk_ops(role) if isinstance(op, Alloc)}
+    told = {
+        op.buffer.name
+        for op in walk_ops(role)
+        if isinstance(op, Store) and op.buffer.space is Space.LOCAL and op.buffer.name not in own
+    }
+    return any(b.name in told for op in (outside if told else ()) for b in read_buffers(op))
+
+
 # ── memory and synchronisation ───────────────────────────────────────────────────────────────
 
 
@@ -361,6 +384,10 @@ def _barrier_init(low: Lowering, op: BarrierInit) -> Iterable[Op]:
 
 
 def _arrive(low: Lowering, op: Arrive) -> Iterable[Op]:
+    if low.differs is not None and id(op) in low.differs.controls:
+        # under a guard of threads those that come here arrive, each for itself: `count` is how many
+        yield rebuild(op, count=const(0 if op.count is const(0) else 1))
+        return
     if op.by == "warps" and low.instance.solo:
         op = rebuild(op, by="instance")  # one thread does it all, and arrives for all
     if op.by == "warps":
@@ -475,7 +502,7 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str]) -> Lowering:
             written=written_by_threads(kernel.body),
         )
     low.ranges = low.ranges.where(low.warp, 0, -(-prod(kernel.threads) // WARP) - 1)
-    low.free_ids = _free_barriers(kernel)
+    low.free_ids = free_barriers(kernel)
     read = {b for op in walk_ops(kernel) for b in read_buffers(op)}
     tensors = {b.name for b in read if b.space is Space.GLOBAL}
     low.fixed = frozenset(tensors - written_by(kernel))
@@ -512,7 +539,7 @@ def _reads(body: Body, var: Var) -> bool:
     return any(var in variables(e) for op in walk_ops(body) for e in expressions(op))
 
 
-def _free_barriers(kernel: Kernel) -> list[int]:
+def free_barriers(kernel: Kernel) -> list[int]:
     """Named barriers that `kernel` does not use; 0 is the whole block's."""
     ids = [op.id for op in walk_ops(kernel) if isinstance(op, Sync) and op.id is not None]
     used = {0, *(int(i.value) for i in ids if isinstance(i, Const))}

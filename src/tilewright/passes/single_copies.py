@@ -33,7 +33,8 @@ from tilewright.passes.rings import BULK, leaves_early, mentioned
 
 
 class SingleCopies:
-    """`found` says which copies run ahead; `barrier` and `counter` make the kernel new ones."""
+    """`found` says which copies run ahead; `barrier` and `counter` make the kernel new ones;
+    `gives`: ops before which all loads must be over, because others learn of them there."""
 
     def __init__(
         self,
@@ -42,12 +43,14 @@ class SingleCopies:
         found: Ahead,
         barrier: Callable[[str, int], Buffer],
         counter: Callable[[str], Buffer],
+        gives: Callable[[Op], bool] = lambda op: False,
     ) -> None:
         self.kernel = kernel
         self.target = target
         self.found = found
         self.barrier = barrier
         self.counter = counter
+        self.gives = gives
 
     def engaged(self, op: Copy, ranges: Ranges) -> Copy:
         """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
@@ -122,7 +125,8 @@ class SingleCopies:
             used = mentioned(op)
             if not load or used & {c.dst.buffer.name for c in run}:
                 issue()
-            settle(None if leaves_early((op,)) else used)
+            everything = leaves_early((op,)) or any(self.gives(o) for o in walk_ops(op))
+            settle(None if everything else used)
             if isinstance(op, Copy) and load:
                 run.append(op)
             else:

@@ -226,8 +226,11 @@ def _lines(lives: Lifetimes, name: str) -> tuple[int | None, int | None]:
     return tuple(loc.line if loc is not None else None for loc in ends)  # type: ignore[return-value]
 
 
-# what passes say of a kernel's blocks
-GRID = ("block order", "persistent blocks", "tiles of warpgroups", "given up")
+# what passes say of a kernel's blocks and warps
+GRID = (
+    "block order", "persistent blocks", "tiles of warpgroups", "given up", "placement",
+    "registers of roles",
+)  # fmt: skip
 
 # ── text ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -24,9 +24,9 @@ from tilewright.passes.choose_stages import choose_stages
 from tilewright.passes.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.passes.count_stores import count_stores
 from tilewright.passes.cut_products import cut_products
+from tilewright.passes.deal_roles import deal_roles
 from tilewright.passes.deal_tiles import ABOUT as TILES
 from tilewright.passes.deal_tiles import NotDealt, deal_tiles, own_tiles
-from tilewright.passes.drop_placement import drop_placement
 from tilewright.passes.hoist_views import hoist_views
 from tilewright.passes.infer_layouts import infer_layouts
 from tilewright.passes.inline_rows import inline_rows
@@ -40,6 +40,7 @@ from tilewright.passes.part_boxes import part_boxes
 from tilewright.passes.persist_blocks import persist_blocks
 from tilewright.passes.pipeline import Pass, Trace, run_pipeline
 from tilewright.passes.pipeline_loops import pipeline_loops
+from tilewright.passes.place_roles import place_roles
 from tilewright.passes.place_shared import TooMuchShared, place_shared
 from tilewright.passes.prefetch_loads import prefetch_loads
 from tilewright.passes.reasons import key_of
@@ -86,9 +87,9 @@ REMEDIES = {
 # From tiles to the scheduled form. Kernels with roles have it already, and pass unchanged.
 SCHEDULE = (
     Pass(
-        "drop_placement",
-        drop_placement,
-        "first: no pass derives different code for different warpgroups yet",
+        "place_roles",
+        place_roles,
+        "first: what is placed has its own time, which passes that derive one leave alone",
     ),
     Pass("announce_barriers", announce_barriers, "any time: derived ones are announced"),
     Pass("use_fast_functions", use_fast_functions, "any time: it changes expressions only"),
@@ -177,6 +178,12 @@ SCHEDULE = (
         "count_stores",
         count_stores,
         "after pipeline_loops, which leaves kernels with barriers alone",
+        whole_program=True,
+    ),
+    Pass(
+        "deal_roles",
+        deal_roles,
+        "the last that sees placed statements: what follows leaves kernels with roles alone",
         whole_program=True,
     ),
     Pass(

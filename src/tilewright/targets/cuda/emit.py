@@ -245,7 +245,9 @@ class _Writer:
                 roles = [op]
                 while index + len(roles) < len(body):
                     following = body[index + len(roles)]
-                    if not isinstance(following, Role):
+                    if not isinstance(following, Role) or any(
+                        _overlap(following, r) for r in roles
+                    ):
                         break
                     roles.append(following)
                 self.roles(roles)
@@ -334,7 +336,7 @@ class _Writer:
     # ── structure ────────────────────────────────────────────────────────────────────────────
 
     def roles(self, roles: list[Role]) -> None:
-        """One chain over the warp's number."""
+        """One chain over the warp's number, of roles that no warp has two of."""
         at_entry = REGISTERS // prod(self.kernel.threads) // 8 * 8
         for number, role in enumerate(roles):
             first, last = role.first, role.first + role.warps
@@ -449,6 +451,10 @@ def _alloc(w: _Writer, op: Alloc) -> None:
         w.line(f"{align}{kind} {name}[{count}];", op.loc)
 
 
+def _overlap(a: Role, b: Role) -> bool:
+    return a.first < b.first + b.warps and b.first < a.first + a.warps
+
+
 def _store(w: _Writer, op: Store) -> None:
     w.line(f"{w.element(op.buffer, op.indices)} = {w.expr(op.value)};", op.loc)
 
@@ -466,13 +472,13 @@ def _barrier_init(w: _Writer, op: BarrierInit) -> None:
 def _arrive(w: _Writer, op: Arrive) -> None:
     remote = "_remote" if op.barrier.cta is not None else ""
     name = w.operand(op.barrier)
+    times = int(op.count.value) if isinstance(op.count, Const) else None
     if op.bytes is not None:
-        w.line(f"tw::arrive_expect{remote}({name}, {w.expr(op.bytes)});", op.loc)
-        if isinstance(op.count, Const) and op.count.value == 1:
-            return
-        raise CompileError("an arrival that expects bytes counts once", loc=op.loc)
-    one = isinstance(op.count, Const) and op.count.value == 1
-    count = "" if one else f", {w.expr(op.count)}"
+        verb = "arrive_expect" if times == 1 else "expect"
+        w.line(f"tw::{verb}{remote}({name}, {w.expr(op.bytes)});", op.loc)
+    if times == 0 or (op.bytes is not None and times == 1):
+        return
+    count = "" if times == 1 else f", {w.expr(op.count)}"
     w.line(f"tw::arrive{remote}({name}{count});", op.loc)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.ir.atoms import ATOMS, Feature
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const
-from tilewright.ir.op import Alloc, Kernel, Program, walk_ops
-from tilewright.ir.target import CHIPS, Target
+from tilewright.ir.op import Alloc, BarrierInit, Copy, Gemm, Kernel, Program, walk_ops
+from tilewright.ir.target import ARCHITECTURES, CHIPS, Target
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.nvrtc import Resources
 
@@ -45,6 +46,10 @@ def check_tiles(program: Program, target: Target, scheduled: bool = False) -> No
         threads = prod(kernel.threads)
         _check_cluster(kernel, target)
         for op in walk_ops(kernel):
+            if isinstance(op, (Copy, Gemm)) and op.atom is not None:
+                _check_atom(op, target)
+            if isinstance(op, BarrierInit):
+                _check_barrier(op, target)
             if isinstance(op, Alloc) and not (scheduled and op.buffer.space is Space.FRAGMENT):
                 _check_tile(op, threads, target)
 
@@ -70,6 +75,34 @@ def _check_cluster(kernel: Kernel, target: Target) -> None:
                 fix=f"use T.ceildiv(n, block * {together}) * {together} blocks, and a guard",
                 code="cluster",
             )
+
+
+def _check_atom(op: Copy | Gemm, target: Target) -> None:
+    """Instructions that a kernel asks for by name are the chip's, whatever is switched off."""
+    needs = ATOMS[op.atom or ""].needs
+    if needs <= ARCHITECTURES["cuda"][target.arch]:
+        return
+    instead = "T.gemm" if isinstance(op, Gemm) else "T.copy, without a barrier"
+    raise CompileError(
+        f"{target.arch} has no {op.atom}, which this asks for",
+        loc=op.loc,
+        expected=f"a chip with {', '.join(sorted(f.value for f in needs))}",
+        got=target.arch,
+        fix=f"use {instead}: it takes what the chip has",
+        code="target",
+    )
+
+
+def _check_barrier(op: BarrierInit, target: Target) -> None:
+    if Feature.BULK_COPY not in ARCHITECTURES["cuda"][target.arch]:
+        raise CompileError(
+            f"barriers of a kernel's own are not compiled for {target.arch}",
+            loc=op.loc,
+            expected="sm_90a",
+            got=target.arch,
+            fix="leave them out: T.ws alone keeps the order of the text",
+            code="target",
+        )
 
 
 def _check_tile(op: Alloc, threads: int, target: Target) -> None:

@@ -549,6 +549,10 @@ TW_DEVICE void arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+TW_DEVICE void expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
 TW_DEVICE void arrive_remote(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier)
                : "memory");
@@ -561,6 +565,11 @@ TW_DEVICE void arrive_remote(uint32_t barrier, int count) {
 TW_DEVICE void arrive_expect_remote(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
                    barrier),
+               "r"(bytes)
+               : "memory");
+}
+TW_DEVICE void expect_remote(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%0], %1;" ::"r"(barrier),
                "r"(bytes)
                : "memory");
 }
