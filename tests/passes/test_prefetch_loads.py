@@ -118,7 +118,14 @@ def test_a_vector_and_a_number_are_early():
     loop = next(op for op in walk_ops(found.kernels[0]) if isinstance(op, For))
     kinds = [type(op).__name__ for op in loop.body]
     assert kinds == [
-        "Copy", "Copy", "Gemm", "Copy", "Map", "Store", "Store", "Map",
+        "Copy",
+        "Copy",
+        "Gemm",
+        "Copy",
+        "Map",
+        "Store",
+        "Store",
+        "Map",
     ]  # fmt: skip  (the name of what is early is gone)
     text = print_program(found)
     assert "early[i_2] = S[i_2, k + 1]" in text
