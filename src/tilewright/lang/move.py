@@ -82,9 +82,9 @@ def copy(
 
     `A[i, j]` is a tile's corner and the other side gives the extent; `A[i0:i1, :]` is a region.
     Outside a tensor reads give zero and stores do nothing. `cache="evict_first"` or
-    `"evict_last"` is a hint to the L2 cache, `"no_allocate"` one that bulk copies need not be told; `prefer="tma"`, `"cp_async"` or `"sync"` says which
-    instruction; `multicast` sends a tile to several blocks of a cluster. `coalesced_width` and
-    `loop_layout` are accepted for porting.
+    `"evict_last"` is a hint to the L2 cache, `"no_allocate"` one that bulk copies need not be told;
+    `prefer="tma"`, `"cp_async"` or `"sync"` says which instruction; `multicast` sends a tile to
+    several blocks of a cluster. `coalesced_width` and `loop_layout` are accepted for porting.
 
     Example:
         tile = T.alloc_shared((16, 16), "float16")
@@ -178,8 +178,8 @@ def tma_copy(
 ) -> None:
     """A bulk copy. Into shared memory with a `barrier`: it completes there, control is yours.
 
-    Its bytes are expected on the barrier with the copy; arriving is another thing. Without a barrier
-    it is `T.copy(..., prefer="tma")`.
+    Its bytes are expected on the barrier with the copy; arriving is another thing. Without a
+    barrier it is `T.copy(..., prefer="tma")`.
 
     Example:
         tile = T.alloc_shared((64, 64), "float32")

@@ -66,7 +66,7 @@ def inline_rows(program: Program, target: Target) -> Program:
         written = written_by(kernel)
         ahead = Ahead(kernel, program, target)
         kept = {
-            fill.copy.dst.buffer.name
+            fill.tile.name
             for plan in ahead.plans.values()
             for fill in plan.fills.values()
             if fill.how == BULK

@@ -59,6 +59,7 @@ from tilewright.passes.reasons import at_line
 from tilewright.passes.rings import Fill as RingFill
 from tilewright.passes.rings import leaves_early, touched_in
 from tilewright.passes.roles import REGISTERS as MOVED
+from tilewright.passes.roles import warpgroups
 from tilewright.passes.turning_tiles import used_outside
 from tilewright.passes.unit_times import TENSOR, cycles, load_cycles, unit_of
 from tilewright.support.errors import CompileError
@@ -107,7 +108,7 @@ def find_skew(
     products = [k for k in body.all if body.units[k] == TENSOR]
     if len(products) < 2 and not body.renewed:
         return "it has fewer than two products on the tensor core"
-    if not asked and prod(kernel.threads) > WARPGROUP:
+    if not asked and warpgroups(kernel) > 1:
         return "other warpgroups compute meanwhile"
     plain = body.interval(body.all, frozenset())
     needed, room = registers(kernel), fragment_room(kernel)
@@ -222,7 +223,7 @@ def registers_of(tile: Buffer, kernel: Kernel) -> int:
 
 def fragment_room(kernel: Kernel) -> int:
     """Registers that fragments may fill where a producer has given up some of its own."""
-    moved = MOVED.get(prod(kernel.threads) // WARPGROUP)
+    moved = MOVED.get(warpgroups(kernel))
     return REGISTERS if moved is None else min(REGISTERS, moved[1] - SPARE)
 
 
