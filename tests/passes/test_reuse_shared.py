@@ -312,6 +312,9 @@ def product(n: int, blocks: int = 1):
     return product.program
 
 
+ROLES = HOPPER.choosing("roles", "on").choosing("boxes", "off")
+
+
 @pytest.fixture
 def tight(monkeypatch):
     """A chip whose blocks have room for the tile and the ring, not for the result beside them."""
@@ -323,7 +326,7 @@ def tight(monkeypatch):
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_a_result_lies_over_what_it_was_made_of(n, blocks, tight):
     program = product(n, blocks)
-    trace = lower(program, HOPPER.choosing("roles", "on"))
+    trace = lower(program, ROLES)
     kernel = trace.after("part_roles").kernels[0]
     assert [op.name for op in kernel.body if isinstance(op, Role)] == ["consumer", "producer"]
     found = places(trace.after("reuse_shared").kernels[0])
@@ -341,9 +344,9 @@ def test_a_result_lies_over_what_it_was_made_of(n, blocks, tight):
 
 def test_blocks_that_stay_keep_their_tiles_apart(tight):
     """A producer is at the next tile's while this one's result leaves."""
-    trace = lower(product(3, 3), HOPPER.choosing("roles", "on"))
+    trace = lower(product(3, 3), ROLES)
     assert "persistent=off" in trace.reasons["product", "given up"]
-    pinned = HOPPER.choosing("roles", "on").choosing("persistent", "on")
+    pinned = ROLES.choosing("persistent", "on")
     with pytest.raises(CompileError, match="more shared memory than a block has"):
         lower(
             product(3, 3),
