@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
+from functools import cached_property
+from math import inf, prod
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
@@ -108,6 +109,15 @@ class Access:
         new.__dict__.update(self.__dict__, path=path)
         new.__dict__.pop("_hash", None)
         return new
+
+    @cached_property
+    def first(self) -> tuple[float, float]:
+        """Where in the first dimension of its buffer, as far as that is a number."""
+        part = self.box[0] if self.box else None
+        if part is None or not isinstance(part[0], Const) or self.root != self.buffer:
+            return -inf, inf
+        start = int(part[0].value)
+        return start, start + part[1]
 
     @property
     def anywhere(self) -> Access:
@@ -370,7 +380,15 @@ class Walk:
         for missing, group in watched:
             if self.only and missing not in self.only:
                 continue
-            hits = [old for old in group if old.root == new.root and self.conflict(old, new)]
+            low, high = new.first
+            hits = [
+                old
+                for old in group
+                if old.root == new.root
+                and old.first[0] < high
+                and low < old.first[1]
+                and self.conflict(old, new)
+            ]
             # slots that take turns are free where they are written; their bytes are not
             hits = [old for old in hits if not self.takes_turns(old, new)]
             if missing == "fence":
