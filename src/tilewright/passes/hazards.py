@@ -1,8 +1,9 @@
 """Accesses of memory that threads of a block must not make out of order, and where they do.
 
-`find_hazard` walks a kernel the way it runs, loops to a fixed point, and keeps what has been
-accessed since the threads last met. An access that conflicts with one of those is a hazard: the
-place, and what is missing there. The walk only looks; `insert_syncs` adds what it asks for.
+`Walk` walks a kernel the way it runs, loops to a fixed point, and keeps what has been accessed
+since the threads last met. An access that conflicts with one of those is a hazard, which it raises
+as `Found`: the place, and what is missing there. It only looks; `insert_syncs` adds what it asks
+for.
 
 Who touches memory, and when that is over:
 
@@ -61,7 +62,7 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.simplify import simplify
-from tilewright.ir.uniform import PerThread, per_thread
+from tilewright.ir.uniform import PerThread
 from tilewright.passes.place_shared import sharing
 from tilewright.passes.rings import turning_tiles
 
@@ -202,29 +203,10 @@ class State:
 Looked: TypeAlias = dict[tuple[int, tuple[Var, ...]], tuple[Op, tuple[Access, ...]]]
 
 
-def find_hazard(
-    kernel: Kernel,
-    found: PerThread | None = None,
-    *,
-    only: tuple[str, ...] = (),
-    looked: Looked | None = None,
-) -> Hazard | None:
-    """The first hazard of `kernel`, in the order in which things happen; None when it has none.
-    `only`: of those that miss this. `looked` keeps what ops access, for who asks again with the
-    same `found` of the same kernel less or more barriers, fences and waits."""
-    try:
-        Walk(kernel, found or per_thread(kernel), only, looked).run()
-    except Found as found_one:
-        return found_one.hazard
-    return None
-
-
-def open_stores(kernel: Kernel) -> bool:
-    """Whether bulk stores may still read shared memory at the kernel's end."""
-    return bool(Walk(kernel, per_thread(kernel), ("nothing",)).run().bulk)
-
-
 class Walk:
+    """`only`: hazards that miss this, all when empty. `looked` keeps what ops access, for other
+    walks with the same `found` of the same kernel less or more barriers, fences and waits."""
+
     def __init__(
         self,
         kernel: Kernel,
@@ -640,4 +622,4 @@ def _walks(access: Access) -> bool:
     return bool(access.loops)
 
 
-__all__ = ["Access", "Found", "Hazard", "Path", "State", "Walk", "find_hazard", "open_stores"]
+__all__ = ["Access", "Found", "Hazard", "Path", "State", "Walk", "goes_into"]

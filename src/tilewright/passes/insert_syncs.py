@@ -1,6 +1,6 @@
 """Barriers, fences and waits between the threads of a block, in kernels without roles.
 
-Every hazard that `hazards.find_hazard` reports gets what is missing: `sync block` before the later
+Every hazard that a walk (`hazards.Walk`) finds gets what is missing: `sync block` before the later
 op, `fence proxy_async` before that sync where ordinary writes meet the asynchronous proxy, a wait
 for bulk stores before their staging is overwritten. Where the two ops stand in different loops the
 sync goes before the loop that only the later one is in. At the end, each op that was inserted and
@@ -37,7 +37,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import OpRule, map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.uniform import PerThread, per_thread
-from tilewright.passes.hazards import Found, Hazard, OpT, Path, State, Walk, goes_into, open_stores
+from tilewright.passes.hazards import Found, Hazard, OpT, Path, State, Walk, goes_into
 from tilewright.passes.matrix_groups import number_gemms, settle_matrix_groups, unnumber
 from tilewright.passes.rings import turning_tiles, written_in
 from tilewright.passes.roles import by_hand
@@ -67,9 +67,16 @@ def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
 def settle_stores(kernel: Kernel) -> Kernel:
     """`kernel` with its bulk stores in groups that are waited for before their staging is
     overwritten, and before the kernel ends."""
-    kernel = mended(rebuild(kernel, body=_commit_stores(kernel.body)), ("bulk", "done"))
-    if open_stores(kernel):
-        last = [op for op in walk_ops(kernel) if isinstance(op, Copy) and op.atom == "bulk_store"]
+    last = [op for op in walk_ops(kernel) if isinstance(op, Copy) and op.atom == "bulk_store"]
+    if not last:
+        return kernel
+    walk = _Mending(rebuild(kernel, body=_commit_stores(kernel.body)), ("bulk", "done"))
+    left = walk.run().bulk
+    kernel = walk.kernel
+    if walk.inserted:
+        kernel = _Superfluous(walk).removed()
+        left = Walk(kernel, walk.found, ("nothing",), walk.looked).run().bulk
+    if left:
         done = WaitGroup("bulk", 0, read=True, loc=last[-1].loc)
         kernel = rebuild(kernel, body=(*kernel.body, done))
     return kernel
@@ -85,9 +92,9 @@ def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
 class _Mending(Walk):
     """A walk that inserts what is missing and goes on from there.
 
-    While the loops around are in their first round, nothing behind a place has been seen yet: to go
-    on from the state that was kept there is to begin anew, for less. A hazard of a later round sends
-    the walk back to the loop's beginning. States are kept before ops with bodies, and before
+    While the loops around are in their first round, nothing behind a place has been seen yet: to
+    go on from the state that was kept there is to begin anew, for less. A hazard of a later round
+    sends the walk back to the loop's beginning. States are kept before ops with bodies, and before
     barriers, where fences may have to go.
     """
 
