@@ -60,12 +60,12 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.target import Target
 from tilewright.passes.fetched_scalars import Fetches, known_scalars
+from tilewright.passes.register_shares import handed_over
 from tilewright.passes.rings import SLOTS, Groups, Ring, copy_at, part_of, slot_region
 
 PRODUCER, CONSUMER = "producer", "consumer"
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
-# registers of a thread of (producer, consumers), by the number of consuming warpgroups
-REGISTERS = {2: (24, 240), 3: (32, 160)}
+MOST_CONSUMERS = 3  # warpgroups
 LAUNCHES = ("pdl_wait", "pdl_launch")
 NAMED = 1  # the barrier on which consumers meet
 
@@ -88,7 +88,7 @@ def why_not(kernel: Kernel) -> str | None:
     threads = prod(kernel.threads)
     if len(kernel.threads) > 1:
         return "its threads have several indices"
-    if threads % (WARP * GROUP) or threads // (WARP * GROUP) not in (1, *REGISTERS):
+    if threads % (WARP * GROUP) or not 0 < threads // (WARP * GROUP) <= MOST_CONSUMERS:
         return f"{threads} threads are not one to three warpgroups"
     own = set(kernel.thread_vars)
     for op in walk_ops(kernel.body):
@@ -330,10 +330,10 @@ def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> li
 
 def part_roles(program: Program, target: Target) -> Program:
     """Kernels with a derived producer: everything else becomes the consumers' role."""
-    return map_kernels(program, _parted)
+    return map_kernels(program, lambda kernel: _parted(kernel, target.chip.registers))
 
 
-def _parted(kernel: Kernel) -> Kernel:
+def _parted(kernel: Kernel, registers: int) -> Kernel:
     producer = [op for op in kernel.body if isinstance(op, Role) and op.derived]
     if not producer:
         return kernel
@@ -367,10 +367,10 @@ def _parted(kernel: Kernel) -> Kernel:
         return None
 
     body = map_body(tuple(inside), among_consumers)
-    moved = REGISTERS.get(warps // GROUP, (None, None))
+    kept, taken = handed_over(warps // GROUP, registers)
     roles = (
-        Role(CONSUMER, 0, warps, body, registers=moved[1], loc=kernel.loc),
-        rebuild(producer[0], derived=False, registers=moved[0]),
+        Role(CONSUMER, 0, warps, body, registers=taken, loc=kernel.loc),
+        rebuild(producer[0], derived=False, registers=kept),
     )
     return rebuild(kernel, threads=(threads + GROUP * WARP,), body=(*outside, *roles))
 

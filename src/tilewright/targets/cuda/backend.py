@@ -21,6 +21,7 @@ from tilewright.passes.choose_stages import choose_stages
 from tilewright.passes.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.passes.count_stores import count_stores
 from tilewright.passes.drop_placement import drop_placement
+from tilewright.passes.fit_registers import TooManyRegisters, fit_registers
 from tilewright.passes.hoist_views import hoist_views
 from tilewright.passes.infer_layouts import infer_layouts
 from tilewright.passes.insert_syncs import insert_syncs
@@ -188,7 +189,13 @@ SCHEDULE = (
     Pass(
         "take_turns",
         take_turns,
-        "last: every product stands where it stays, with its waits and commits",
+        "when every product stands where it stays, with its waits and commits",
+        Stage.LAID_OUT,
+    ),
+    Pass(
+        "fit_registers",
+        fit_registers,
+        "last: what roles there are, and what they hold, has been settled",
         Stage.LAID_OUT,
     ),
 )
@@ -243,6 +250,11 @@ def lower(program: Program, target: Target) -> Trace:
     stage = Stage.LAID_OUT if scheduled else Stage.TILE
     try:
         trace = run_pipeline(program, target, steps, stage=stage)
+    except TooManyRegisters as error:
+        # the assembler would say the same, after a minute of trying
+        trace = lower(program, target.without(Feature.WGMMA))
+        blame_products(trace, program, f"not wgmma: {error.message}")
+        return trace
     except TooMuchShared:
         # the text may fit where what was chosen for speed does not
         left = [(name, less) for name, less in ROOMY if target.choice(name) == "auto"]
@@ -332,11 +344,16 @@ def remedied(program: Program, target: Target, error: Serialized) -> Trace:
         for name, value in choices.items():
             target = target.choosing(name, value)
         trace = lower(program, target)
+    blame_products(trace, program, f"{said}: {error.message}")
+    return trace
+
+
+def blame_products(trace: Trace, program: Program, why: str) -> None:
+    """Say of every product why it is what it is."""
     for kernel in program.kernels:
         for op in walk_ops(kernel):
             if isinstance(op, Gemm):
-                trace.reasons[kernel.name, key_of(op)] = f"{said}: {error.message}"
-    return trace
+                trace.reasons[kernel.name, key_of(op)] = why
 
 
 def _compiled(
