@@ -5,7 +5,7 @@ from __future__ import annotations
 UNIT = 8  # registers change hands by as many
 MOST = 240  # that a thread is given; it can use 255
 KEPT = (24, 32, 40)  # by a producer's thread
-WARPGROUP = 128
+WARP, WARPGROUP = 32, 128
 
 
 def handed_over(consumers: int, registers: int) -> tuple[int | None, int | None]:

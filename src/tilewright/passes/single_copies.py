@@ -33,6 +33,11 @@ from tilewright.passes.bulk_rules import bulk_eligible
 from tilewright.passes.rings import BULK, leaves_early, mentioned
 
 
+def _stores(op: Op, tensor: Buffer) -> bool:
+    """Whether the engine can make this, a store of `tensor`."""
+    return isinstance(op, Copy) and op.dst.buffer == tensor and bulk_eligible(op, Ranges())
+
+
 class SingleCopies:
     """`found` says which copies run ahead; `barrier` and `counter` make the kernel new ones."""
 
@@ -93,8 +98,7 @@ class SingleCopies:
         found: dict[Buffer, list[Op]] = {}
         for op in walk_ops(self.kernel.body):
             for buffer in {*read_buffers(op), *written_buffers(op)}:
-                stores = isinstance(op, Copy) and op.dst.buffer == buffer
-                if not (stores and bulk_eligible(op, Ranges())):
+                if not _stores(op, buffer):
                     found.setdefault(buffer, []).append(op)
         return found
 
