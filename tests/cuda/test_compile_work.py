@@ -56,14 +56,14 @@ def test_ops_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hazards are mended one by one; what ops access is found once for all of these walks."""
     found: Counter[Any] = Counter()
     kept: list[Any] = []
-    find = hazards._Walk.find_accesses
+    find = hazards.Walk.find_accesses
 
     def counted(self: Any, op: Any, path: Any, loops: Any) -> Any:
         found[id(self.looked), id(op), loops] += 1
         kept.append((self.looked, op))  # ids stay theirs
         return find(self, op, path, loops)
 
-    monkeypatch.setattr(hazards._Walk, "find_accesses", counted)
+    monkeypatch.setattr(hazards.Walk, "find_accesses", counted)
     backend.lower(attention(1024), ROLES)
     assert len(found) > 100 and max(found.values()) == 1
 

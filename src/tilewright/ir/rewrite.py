@@ -185,16 +185,27 @@ def program_names(program: Program) -> set[str]:
     """Every name that `program` uses."""
     names = {p.name for p in program.params} | {b.name for b in program.scratch}
     names |= {dim.var.name for dim in program.dims}
-    return names.union(*(defined_names(kernel) for kernel in program.kernels))
+    return Names(names.union(*(defined_names(kernel) for kernel in program.kernels)))
+
+
+class Names(set[str]):
+    """Names that are taken, none of which is given up. `last`: by name, its last `name_N`."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__(names)
+        self.last: dict[str, int] = {}
 
 
 def fresh_name(name: str, taken: set[str]) -> str:
     """`name`, or the first `name_N` that is free; it is taken from then on."""
-    found, n = name, 0
+    last = taken.last if isinstance(taken, Names) else {}
+    n = last.get(name, 0)
+    found = f"{name}_{n}" if n else name
     while found in taken:
         n += 1
         found = f"{name}_{n}"
     taken.add(found)
+    last[name] = n
     return found
 
 

@@ -9,7 +9,7 @@ from tilewright.ir import scope
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Body, Copy, Kernel, Map, Op, Program, marked
-from tilewright.ir.rewrite import map_kernels, program_names, rebuild
+from tilewright.ir.rewrite import Names, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.lower_matrices import lower_ldmatrix, lower_stmatrix
 from tilewright.passes.lower_threads import lowering_of
@@ -28,7 +28,7 @@ def choose_copies(program: Program, target: Target) -> Program:
     def one(kernel: Kernel) -> Kernel:
         if by_hand(kernel):
             return kernel
-        low = lowering_of(kernel, program, set(names))
+        low = lowering_of(kernel, program, Names(names))
         return rebuild(kernel, body=_body(kernel.body, low, target))
 
     return map_kernels(program, one)

@@ -74,6 +74,7 @@ from tilewright.passes.matrix_tiles import split_of
 from tilewright.passes.persist_blocks import worth_it
 from tilewright.passes.placed import is_placed
 from tilewright.passes.reasons import because
+from tilewright.passes.register_shares import handed_over
 from tilewright.passes.rings import mentioned, slots_of, slotted, touched_in, written_by
 from tilewright.passes.roles import (
     CONSUMER,
@@ -81,11 +82,11 @@ from tilewright.passes.roles import (
     GROUP,
     NAMED,
     PRODUCER,
-    REGISTERS,
     WARP,
     NoProducer,
     Slice,
     dealt_to,
+    registers_of,
     why_not,
 )
 from tilewright.passes.stage_stores import planned_bytes
@@ -133,7 +134,8 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
             return "one warpgroup has no instruction for a whole tile"
     allocs = [op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)]
     held = sum(b.bytes for b in allocs if b.space is Space.FRAGMENT and b.is_static)
-    registers, room = held // (4 * WARP * GROUP), REGISTERS[count][1] - PLAIN
+    _, taken = handed_over(count, target.chip.registers)
+    registers, room = held // (4 * WARP * GROUP), (taken or 0) - PLAIN
     if registers > room:
         return f"a whole tile takes {registers} registers of a thread, {room} are free"
     said = all(loop.stages >= 0 for loop in loops)
@@ -149,12 +151,12 @@ def deal_tiles(program: Program, target: Target) -> Program:
 
     def one(kernel: Kernel) -> Kernel:
         count = dealt_to(kernel)
-        return kernel if count == 1 else _dealt(kernel, count, names)
+        return kernel if count == 1 else _dealt(kernel, count, names, target.chip.registers)
 
     return map_kernels(program, one)
 
 
-def _dealt(kernel: Kernel, count: int, names: set[str]) -> Kernel:
+def _dealt(kernel: Kernel, count: int, names: set[str], registers: int) -> Kernel:
     roles = {op.name: op for op in kernel.body if isinstance(op, Role)}
     if roles.keys() != {CONSUMER, PRODUCER}:
         raise NotDealt("no producer fills their rings")
@@ -178,14 +180,14 @@ def _dealt(kernel: Kernel, count: int, names: set[str]) -> Kernel:
     )
     dealt = (*before, Alloc(turn, const(0), loc=loop.loc), rebuild(loop, body=body), *behind)
     own = _own_memory(consumer, producer, count)
-    moved = REGISTERS.get(count, (None, None))
+    kept, taken = registers_of(producer, consumer.body, count, registers)
     warps = consumer.warps * count
     each = tuple(_for_group(op, own, group) for op in dealt)
     new = {
         CONSUMER: replace(
-            consumer, warps=warps, body=each, instances=count, var=group, registers=moved[1]
+            consumer, warps=warps, body=each, instances=count, var=group, registers=taken
         ),
-        PRODUCER: replace(producer, first=warps, registers=moved[0]),
+        PRODUCER: replace(producer, first=warps, registers=kept),
     }
     rest: list[Op] = [Alloc(order, loc=kernel.loc)]
     for op in kernel.body:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeAlias
 
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Expr, Load, Var
@@ -25,6 +26,7 @@ from tilewright.ir.rewrite import map_ops, rebuild, substitute_vars
 from tilewright.ir.target import Target
 
 Place = tuple[Expr, ...]
+Places: TypeAlias = tuple[dict[str, set[Place]], dict[str, set[Place]]]  # read, written
 
 
 def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
@@ -34,11 +36,12 @@ def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
     def fuse(body: Body) -> Body:
         done: list[Op] = []
         last: int | None = None  # the nest that the next one may join
+        places: Places = {}, {}  # what it touches, found once as it grows
         for op in body:
             if isinstance(op, Map) and last is not None:
                 first = done[last]
                 assert isinstance(first, Map)
-                joined = _join(first, op, viewed)
+                joined = _join(first, op, places, viewed)
                 if joined is not None:
                     # what stood between only brings memory into being
                     done.pop(last)
@@ -47,7 +50,10 @@ def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
                     continue
             done.append(op)
             if isinstance(op, Map):
-                last = len(done) - 1
+                if any(isinstance(inner, Intrinsic) for inner in walk_ops(op)):
+                    last = None
+                else:
+                    last, places = len(done) - 1, _accesses(op.body)
             elif not isinstance(op, Hint) and not (isinstance(op, Alloc) and op.init is None):
                 last = None
         return tuple(done) if len(done) != len(body) else body
@@ -71,19 +77,24 @@ def viewed_buffers(kernel: Kernel) -> set[str]:
     }
 
 
-def _join(first: Map, second: Map, viewed: set[str]) -> Map | None:
+def _join(first: Map, second: Map, places: Places, viewed: set[str]) -> Map | None:
+    """Both as one nest; `places`, what `first` touches, grows with it."""
     if first.extents != second.extents:
         return None
-    if any(isinstance(op, Intrinsic) for op in walk_ops((first, second))):
+    if any(isinstance(op, Intrinsic) for op in walk_ops(second)):
         return None
     names: dict[Var, Expr] = dict(zip(second.vars, first.vars, strict=True))
     moved = substitute_vars(second.body, names)
-    if not _meet(_accesses(first.body), _accesses(moved), viewed):
+    more = _accesses(moved)
+    if not _meet(places, more, viewed):
         return None
+    for mine, its in zip(places, more, strict=True):
+        for name, touched in its.items():
+            mine.setdefault(name, set()).update(touched)
     return replace(first, body=first.body + moved, layout=None)
 
 
-def _accesses(body: Body) -> tuple[dict[str, set[Place]], dict[str, set[Place]]]:
+def _accesses(body: Body) -> Places:
     """(reads, writes): the places touched, per buffer that others can see."""
     reads: dict[str, set[Place]] = {}
     writes: dict[str, set[Place]] = {}
@@ -103,8 +114,8 @@ def _accesses(body: Body) -> tuple[dict[str, set[Place]], dict[str, set[Place]]]
 
 
 def _meet(
-    a: tuple[dict[str, set[Place]], dict[str, set[Place]]],
-    b: tuple[dict[str, set[Place]], dict[str, set[Place]]],
+    a: Places,
+    b: Places,
     viewed: set[str],
 ) -> bool:
     """Wherever one side writes what the other touches, both do so at one and the same place."""

@@ -1,8 +1,9 @@
 """Accesses of memory that threads of a block must not make out of order, and where they do.
 
-`find_hazard` walks a kernel the way it runs, loops to a fixed point, and keeps what has been
-accessed since the threads last met. An access that conflicts with one of those is a hazard: the
-place, and what is missing there. The walk only looks; `insert_syncs` adds what it asks for.
+`Walk` walks a kernel the way it runs, loops to a fixed point, and keeps what has been accessed
+since the threads last met. An access that conflicts with one of those is a hazard, which it raises
+as `Found`: the place, and what is missing there. It only looks; `insert_syncs` adds what it asks
+for.
 
 Who touches memory, and when that is over:
 
@@ -23,8 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
-from typing import Any, TypeAlias
+from functools import cached_property
+from math import inf, prod
+from typing import Any, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from tilewright.ir.bounds import Ranges, stride_of
 from tilewright.ir.buffer import Buffer, Region, Space
@@ -59,7 +62,7 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.simplify import simplify
-from tilewright.ir.uniform import PerThread, per_thread
+from tilewright.ir.uniform import PerThread
 from tilewright.passes.place_shared import sharing
 from tilewright.passes.rings import turning_tiles
 
@@ -68,6 +71,7 @@ ASYNC = ("matrix", "bulk_read", "bulk_write")
 OLDEST = 3  # groups of bulk stores are told apart up to this age
 AGAIN = Var(" again")  # what a `while` counts, as far as accesses go
 Path: TypeAlias = tuple[tuple[int, str], ...]
+OpT = TypeVar("OpT", bound=Op)
 # per dimension a first index and a number of them; None: anywhere
 Box: TypeAlias = tuple[tuple[Expr, int] | None, ...]
 
@@ -92,6 +96,42 @@ class Access:
     fresh: bool = False
     age: int = -1
 
+    def __hash__(self) -> int:
+        # of what tells most apart, kept: accesses go in and out of sets all the time
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = hash((self.buffer, self.kind, self.writes, self.path, self.box, self.age))
+            self.__dict__["_hash"] = found
+        return found
+
+    def at(self, path: Path) -> Access:
+        """The same, at another place."""
+        new = object.__new__(Access)
+        new.__dict__.update(self.__dict__, path=path)
+        new.__dict__.pop("_hash", None)
+        return new
+
+    @cached_property
+    def first(self) -> tuple[float, float]:
+        """Where in the first dimension of its buffer, as far as that is a number."""
+        part = self.box[0] if self.box else None
+        if part is None or not isinstance(part[0], Const) or self.root != self.buffer:
+            return -inf, inf
+        start = int(part[0].value)
+        return start, start + part[1]
+
+    @property
+    def anywhere(self) -> Access:
+        """The same, at no place: one for all that are alike."""
+        found: Access | None = self.__dict__.get("_anywhere")
+        if found is None:
+            found = self.at(())
+            found = self.__dict__["_anywhere"] = _ANYWHERE.setdefault(found, found)
+        return found
+
+
+_ANYWHERE: WeakValueDictionary[Access, Access] = WeakValueDictionary()
+
 
 @dataclass(frozen=True)
 class Hazard:
@@ -103,13 +143,17 @@ class Hazard:
     old: Access
 
 
-class _Found(Exception):
+class Found(Exception):
+    """A hazard; `where` something goes against it, and what, once somebody has asked."""
+
     def __init__(self, missing: str, path: Path, old: Access) -> None:
         self.hazard = Hazard(missing, path, old)
+        self.where: Path | None = None
+        self.new: list[Op] = []
 
 
 @dataclass
-class _State:
+class State:
     """Accesses that may still be out of order: by threads; unfenced ordinary writes; fenced ones
     that no barrier follows yet; and those of groups under way."""
 
@@ -126,11 +170,16 @@ class _State:
             self.pending, self.raw, self.fenced, self.cp_async, self.matrix, self.bulk, self.puts,
         )  # fmt: skip
 
-    def copy(self) -> _State:
-        return _State(*(set(p) for p in self.parts()))
+    def copy(self) -> State:
+        return State(*(set(p) for p in self.parts()))
 
-    def in_shared_memory(self) -> _State:
-        return _State(*({a for a in p if a.shared} for p in self.parts()))
+    def become(self, other: State) -> None:
+        for mine, its in zip(self.parts(), other.parts(), strict=True):
+            mine.clear()
+            mine |= its
+
+    def in_shared_memory(self) -> State:
+        return State(*({a for a in p if a.shared} for p in self.parts()))
 
     def stale(self, scalar: Buffer | None = None) -> None:
         """Another iteration has begun, or `scalar` has changed."""
@@ -145,7 +194,7 @@ class _State:
             part.clear()
             part.update(changed)
 
-    def join(self, other: _State) -> None:
+    def join(self, other: State) -> None:
         for mine, more in zip(self.parts(), other.parts(), strict=True):
             mine |= more
 
@@ -154,29 +203,10 @@ class _State:
 Looked: TypeAlias = dict[tuple[int, tuple[Var, ...]], tuple[Op, tuple[Access, ...]]]
 
 
-def find_hazard(
-    kernel: Kernel,
-    found: PerThread | None = None,
-    *,
-    only: tuple[str, ...] = (),
-    looked: Looked | None = None,
-) -> Hazard | None:
-    """The first hazard of `kernel`, in the order in which things happen; None when it has none.
-    `only`: of those that miss this. `looked` keeps what ops access, for who asks again with the
-    same `found` of the same kernel less or more barriers, fences and waits."""
-    try:
-        _Walk(kernel, found or per_thread(kernel), only, looked).run()
-    except _Found as found_one:
-        return found_one.hazard
-    return None
+class Walk:
+    """`only`: hazards that miss this, all when empty. `looked` keeps what ops access, for other
+    walks with the same `found` of the same kernel less or more barriers, fences and waits."""
 
-
-def open_stores(kernel: Kernel) -> bool:
-    """Whether bulk stores may still read shared memory at the kernel's end."""
-    return bool(_Walk(kernel, per_thread(kernel), ("nothing",)).run().bulk)
-
-
-class _Walk:
     def __init__(
         self,
         kernel: Kernel,
@@ -198,26 +228,34 @@ class _Walk:
             self.root(b.name) for op in walk_ops(kernel.body) for b in written_buffers(op)
         }
         self.groups = prod(kernel.threads) > WARPGROUP
-        self.jumps: list[_State] = []
+        self.jumps: list[State] = []
         self.accesses: dict[int, tuple[Op, Path, tuple[Access, ...]]] = {}
+        self.conflicts: dict[tuple[int, int, bool], tuple[bool, Access, Access]] = {}
+        self.gone: set[int] = set()  # ids of ops that are passed over
+        self.later = 0  # loops around that are not in their first round
 
     def root(self, name: str) -> str:
         while name in self.roots:
             name = self.roots[name]
         return name
 
-    def run(self) -> _State:
-        state = _State()
+    def run(self) -> State:
+        state = State()
         self.body(self.kernel.body, (), (), state)
         return state
 
     # ── control ──────────────────────────────────────────────────────────────────────────────
 
-    def body(self, body: Body, at: Path, loops: tuple[Var, ...], state: _State) -> None:
+    def body(self, body: Body, at: Path, loops: tuple[Var, ...], state: State) -> None:
         for k, op in enumerate(body):
-            self.op(op, (*at, (k, "")), loops, state)
+            if id(op) not in self.gone:
+                self.op(op, (*at, (k, "")), loops, state)
 
-    def op(self, op: Op, path: Path, loops: tuple[Var, ...], state: _State) -> None:
+    def current(self, op: OpT, path: Path) -> OpT:
+        """The op at `path` as it is by now."""
+        return op
+
+    def op(self, op: Op, path: Path, loops: tuple[Var, ...], state: State) -> None:
         if isinstance(op, While):
             self.loop(op, path, (*loops, AGAIN), state)
             return
@@ -232,19 +270,26 @@ class _Walk:
         elif isinstance(op, (Break, Continue)):
             if self.jumps:
                 self.jumps[-1].join(state)
-        elif not isinstance(op, (Map, Role)):  # a producer is ordered by its barriers
+        elif goes_into(op):
             for f in marked(op, "body"):
                 self.body(getattr(op, f.name), _into(path, f.name), loops, state)
 
-    def loop(self, op: For | While, path: Path, loops: tuple[Var, ...], state: _State) -> None:
+    def loop(self, op: For | While, path: Path, loops: tuple[Var, ...], state: State) -> None:
+        again = 0
         while True:
             if isinstance(op, While):
                 self.touch(op, path, loops, state)
             before = state.copy()
             inner = state.copy()
-            self.jumps.append(_State())
-            self.body(op.body, _into(path, "body"), loops, inner)
-            inner.join(self.jumps.pop())
+            self.jumps.append(State())
+            self.later += again
+            try:
+                self.body(op.body, _into(path, "body"), loops, inner)
+            finally:
+                self.later -= again
+                jumped = self.jumps.pop()
+            again, op = 1, self.current(op, path)
+            inner.join(jumped)
             inner.stale()
             # tiles might as well be other blocks': none waits for what another does to tensors
             apart = isinstance(op, For) and op.kind == "persistent"
@@ -255,7 +300,7 @@ class _Walk:
 
     # ── ops ──────────────────────────────────────────────────────────────────────────────────
 
-    def touch(self, op: Op, path: Path, loops: tuple[Var, ...], state: _State) -> None:
+    def touch(self, op: Op, path: Path, loops: tuple[Var, ...], state: State) -> None:
         match op:
             case Sync():
                 if not op.arrive and self.is_block_wide(op):
@@ -292,7 +337,7 @@ class _Walk:
             return op.threads == prod(self.kernel.threads)
         return op.scope in ("block", "cluster")
 
-    def wait(self, op: WaitGroup, path: Path, state: _State) -> None:
+    def wait(self, op: WaitGroup, path: Path, state: State) -> None:
         group = {"cp_async": state.cp_async, "wgmma": state.matrix, "bulk": state.bulk}[op.unit]
         if op.unit == "bulk":
             group = {access for access in state.bulk if access.age >= op.pending}
@@ -300,7 +345,7 @@ class _Walk:
             if not op.read and not op.pending:
                 state.puts.clear()
         # as if it happened here: a barrier before this wait orders nothing
-        ended = {replace(access, path=path) for access in group}
+        ended = {access.at(path) for access in group}
         if op.unit != "wgmma" or self.groups:
             state.pending |= ended
         if op.unit == "cp_async":
@@ -308,7 +353,7 @@ class _Walk:
         if op.pending == 0:
             group.clear()
 
-    def check(self, new: Access, state: _State) -> None:
+    def check(self, new: Access, state: State) -> None:
         watched = [("bulk", state.bulk), ("sync", state.pending)]
         if new.kind == "bulk_put":
             watched = [("done", state.puts)]
@@ -317,20 +362,39 @@ class _Walk:
         for missing, group in watched:
             if self.only and missing not in self.only:
                 continue
-            hits = [old for old in group if old.root == new.root and _conflict(old, new)]
+            low, high = new.first
+            hits = [
+                old
+                for old in group
+                if old.root == new.root
+                and old.first[0] < high
+                and low < old.first[1]
+                and self.conflict(old, new)
+            ]
             # slots that take turns are free where they are written; their bytes are not
             hits = [old for old in hits if not self.takes_turns(old, new)]
             if missing == "fence":
                 # reads matter only where the bytes become another buffer's
                 hits = [old for old in hits if old.writes or old.buffer != new.buffer]
             if hits:
-                first = min(hits, key=lambda a: (a.age, a.path, a.buffer, a.kind, a.writes))
-                raise _Found(missing, new.path, first)
+                order = sorted(hits, key=lambda a: (a.age, a.path, a.buffer, a.kind, a.writes))
+                # one fence behind the last write in front serves all of them
+                before = [old for old in order if missing == "fence" and old.path < new.path]
+                raise Found(missing, new.path, before[-1] if before else order[0])
+
+    def conflict(self, old: Access, new: Access) -> bool:
+        """`_conflict`, asked once of all that are alike; it asks of places whether they are one."""
+        one, other = old.anywhere, new.anywhere
+        key = id(one), id(other), old.path == new.path
+        found = self.conflicts.get(key)
+        if found is None:
+            found = self.conflicts[key] = (_conflict(old, new), one, other)  # ids stay theirs
+        return found[0]
 
     def takes_turns(self, old: Access, new: Access) -> bool:
         return old.kind == "matrix" and old.buffer == new.buffer and new.buffer in self.turning
 
-    def record(self, new: Access, state: _State) -> None:
+    def record(self, new: Access, state: State) -> None:
         if new.kind == "bulk_write":
             return  # its barrier orders it
         if new.kind == "cp_async":
@@ -355,7 +419,7 @@ class _Walk:
             if anywhere is None:
                 found = tuple(dict.fromkeys(self.find_accesses(op, (), loops)))
                 anywhere = self.looked[id(op), loops] = (op, found)
-            here = tuple(replace(access, path=path) for access in anywhere[1])
+            here = tuple(access.at(path) for access in anywhere[1])
             known = self.accesses[id(op)] = (op, path, here)
         return known[2]
 
@@ -451,6 +515,11 @@ _KINDS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+def goes_into(op: Op) -> bool:
+    """Whether ops inside are looked at one by one. A producer is ordered by its barriers."""
+    return not isinstance(op, (Map, Role)) and bool(marked(op, "body"))
+
+
 def _into(path: Path, name: str) -> Path:
     return (*path[:-1], (path[-1][0], name))
 
@@ -515,9 +584,14 @@ def _apart(a: Box, b: Box, fresh: bool) -> bool:
         if x is None or y is None:
             continue
         (start, size), (other, extent) = x, y
-        if not fresh and not (isinstance(start, Const) and isinstance(other, Const)):
+        if isinstance(start, Const) and isinstance(other, Const):
+            distance: Expr = other
+            if start.value:
+                distance = const(int(other.value) - int(start.value))
+        elif fresh:
+            distance = simplify(other - start, Ranges())
+        else:
             continue
-        distance = simplify(other - start, Ranges())
         if isinstance(distance, Const) and not -extent < int(distance.value) < size:
             return True
     return False
@@ -550,4 +624,4 @@ def _walks(access: Access) -> bool:
     return bool(access.loops)
 
 
-__all__ = ["Access", "Hazard", "Path", "find_hazard", "open_stores"]
+__all__ = ["Access", "Found", "Hazard", "Path", "State", "Walk", "goes_into"]

@@ -12,9 +12,10 @@ Where an op cannot live with what was chosen, `insert_conversions` gives it a co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -129,6 +130,34 @@ class Problem:
     def fragment(self, key: Key) -> Fragment | None:
         return self.known.get(key)
 
+    @cached_property
+    def touching(self) -> Mapping[str, list[tuple[Op, Ranges]]]:
+        """By fragment, the ops that work on its registers."""
+        found: dict[str, list[tuple[Op, Ranges]]] = {}
+        for _, op, ranges in self.ops:
+            for name in touched(self, op):
+                found.setdefault(name, []).append((op, ranges))
+        return found
+
+    @cached_property
+    def viewed(self) -> set[str]:
+        """Fragments that are seen under several shapes, which idle slots do not allow."""
+        views = [op for _, op, _ in self.ops if isinstance(op, View)]
+        return {b.name for op in views for b in (op.buffer, op.source)}
+
+    @cached_property
+    def turned(self) -> set[str]:
+        """Tiles that nests turn over."""
+        return {pair[1].name for nest in self.nests.values() if (pair := turned(nest.op))}
+
+
+def touched(problem: Problem, op: Op) -> set[str]:
+    """The fragments on whose registers an op works."""
+    if isinstance(op, Map):
+        return {a.buffer.name for a in problem.nests[problem.numbers[id(op)]].accesses}
+    found = [r.buffer for r in regions(op, reads=True, writes=True)]
+    return {buffer.name for buffer in found if buffer.space is Space.FRAGMENT}
+
 
 def infer_layouts(program: Program, target: Target) -> Program:
     """`program` with a layout for every fragment, nest and shared tile. Kernels with roles are
@@ -215,18 +244,65 @@ def solve(problem: Problem) -> None:
     """Fill `known`."""
     unknown: set[Key] = {*problem.fragments, *problem.nests}
     unknown -= set(problem.known)
+    asking: dict[Key, list[int]] = {}  # the ops whose rules ask for a key, as numbers in `ops`
+    for number, (_, op, _) in enumerate(problem.ops):
+        for key in _keys(problem, op):
+            asking.setdefault(key, []).append(number)
+    said: dict[int, list[Proposal]] = {}  # by op, what it says about unknowns
+
+    def ask(number: int) -> None:
+        position, op, _ = problem.ops[number]
+        found = [p for p in _RULES[type(op)](problem, position, op) if p.key in unknown]
+        if found:
+            said[number] = found
+        else:
+            said.pop(number, None)
+
+    def settle(choice: Proposal) -> None:
+        take(problem, choice)
+        unknown.discard(choice.key)
+        changed.update(asking.get(choice.key, ()))
+
+    changed = {number for numbers in asking.values() for number in numbers}
+    free = iter(_by_size(problem))
     while unknown:
-        found = [p for p in proposals(problem) if p.key in unknown]
+        for number in changed:
+            ask(number)
+        changed.clear()
+        found = [p for number in sorted(said) for p in said[number]]
         if found:
             strength = min(p.strength for p in found)
             for p in sorted(found, key=lambda p: p.order):
                 if p.strength == strength and p.key in unknown:
-                    take(problem, p)
-                    unknown.discard(p.key)
+                    settle(p)
             continue
-        choice = free_choice(problem, unknown)
-        take(problem, choice)
-        unknown.discard(choice.key)
+        settle(free_choice(problem, next(key for key in free if key in unknown)))
+
+
+def _keys(problem: Problem, op: Op) -> Iterable[Key]:
+    """What the rule of an op asks for, and speaks of."""
+    if type(op) not in _RULES:
+        return ()
+    found: set[Key] = {*touched(problem, op)}
+    if isinstance(op, Map):
+        found.add(problem.numbers[id(op)])
+    if isinstance(op, View):
+        found |= {op.buffer.name, op.source.name}
+    if isinstance(op, Hint) and op.buffer is not None:
+        found.add(op.buffer.name)
+    return found
+
+
+def _by_size(problem: Problem) -> list[Key]:
+    """The largest first; the first in the text of equals, fragments before nests."""
+    keys: list[Key] = [*problem.fragments, *sorted(problem.nests)]
+    return sorted(keys, key=lambda key: -prod(_shape(problem, key)))
+
+
+def _shape(problem: Problem, key: Key) -> tuple[int, ...]:
+    if isinstance(key, str):
+        return problem.fragments[key].static_shape
+    return problem.nests[key].extents
 
 
 def take(problem: Problem, p: Proposal) -> None:
@@ -234,14 +310,6 @@ def take(problem: Problem, p: Proposal) -> None:
     problem.why[p.key] = p.why
     if p.source is not None:
         problem.source[p.key] = p.source
-
-
-def proposals(problem: Problem) -> Iterator[Proposal]:
-    """Whatever the ops say about unknowns, given what is known."""
-    for position, op, _ in problem.ops:
-        rule = _RULES.get(type(op))
-        if rule is not None:
-            yield from rule(problem, position, op)
 
 
 def _hint(problem: Problem, position: int, op: Hint) -> Iterator[Proposal]:
@@ -354,24 +422,13 @@ _RULES: dict[type[Op], Any] = {
 # ── the free choice ──────────────────────────────────────────────────────────────────────────
 
 
-def free_choice(problem: Problem, unknown: set[Key]) -> Proposal:
-    """The spread of the largest tile that nothing has prescribed; the first in the text of equals,
-    fragments before nests."""
-
-    def shape(key: Key) -> tuple[int, ...]:
-        if isinstance(key, str):
-            return problem.fragments[key].static_shape
-        return problem.nests[key].extents
-
-    names = list(problem.fragments)
-    keys: list[Key] = [*(n for n in names if n in unknown)]
-    keys += sorted(k for k in unknown if isinstance(k, int))
-    key = max(keys, key=lambda k: (prod(shape(k)), -keys.index(k)))
+def free_choice(problem: Problem, key: Key) -> Proposal:
+    """A spread of a tile that nothing has prescribed."""
     if (matrices := _matrices(problem, key)) is not None:
         why = "turned over between shared tiles: loaded and stored as 8×8 matrices"
         return Proposal(key, matrices, Strength.READ, 0, why)
     wish = _wish(problem, key)
-    fragment = spread(shape(key) or (1,), problem.crews[key], wish)
+    fragment = spread(_shape(problem, key) or (1,), problem.crews[key], wish)
     why = "free: " + spread_in_words(fragment, wish)
     if isinstance(key, int) and (missed := _missed(problem, key, fragment)):
         # the layout of a tile like it, which what it reads was made from
@@ -390,8 +447,8 @@ def _matrices(problem: Problem, key: Key) -> Fragment | None:
     if not isinstance(key, str) or not {Feature.LDMATRIX, Feature.WGMMA} <= problem.target.features:
         return None
     onward = 0
-    for _, op, _ in problem.ops:
-        if isinstance(op, Alloc | Hint) or not _touches(problem, op, key):
+    for op, _ in problem.touching.get(key, ()):
+        if isinstance(op, Alloc | Hint):
             continue
         if isinstance(op, Copy) and op.src.buffer.name == key and op.src.is_whole:
             onward += 1
@@ -435,7 +492,8 @@ def _wish(problem: Problem, key: Key) -> Wish:
     reduced: dict[int, int] = {}
     if isinstance(key, str):
         buffer = problem.fragments[key]
-        for _, op, ranges in problem.ops:
+        nests: list[Map] = []
+        for op, ranges in problem.touching.get(key, ()):
             if isinstance(op, Copy):
                 for held, memory in ((op.src, op.dst), (op.dst, op.src)):
                     if held.buffer.name == key and memory.buffer.space is Space.GLOBAL:
@@ -444,14 +502,11 @@ def _wish(problem: Problem, key: Key) -> Wish:
             elif isinstance(op, Reduce) and op.src.buffer.name == key:
                 dim = reduced_dim(op)
                 reduced[dim] = reduced.get(dim, 0) + problem.turns[id(op)]
-            if _touches(problem, op, key):
-                uses += problem.turns[id(op)]
-        nests = [
-            nest.op
-            for nest in problem.nests.values()
-            for a in nest.accesses
-            if a.buffer.name == key and a.indices[-1:] == nest.op.vars[-1:]
-        ]
+            elif isinstance(op, Map):
+                nest = problem.nests[problem.numbers[id(op)]]
+                own = [a for a in nest.accesses if a.buffer.name == key]
+                nests += [op for a in own if a.indices[-1:] == op.vars[-1:]]
+            uses += problem.turns[id(op)]
         for space in (Space.GLOBAL, Space.SHARED):
             if not vectors:
                 found = [pair for nest in nests for pair in _widths(nest, (space,))]
@@ -463,19 +518,10 @@ def _wish(problem: Problem, key: Key) -> Wish:
         for width, element in _widths(problem.nests[key].op, (Space.GLOBAL, Space.SHARED)):
             vectors.append(width)
             size = element
-    exact = isinstance(key, str) and key in _viewed(problem)
+    exact = isinstance(key, str) and key in problem.viewed
     pairs = tuple(sorted(reduced.items()))
-    tiles = [pair[1].name for nest in problem.nests.values() if (pair := turned(nest.op))]
-    lanes = LANES if key in tiles and Feature.LDMATRIX in problem.target.features else 0
+    lanes = LANES if key in problem.turned and Feature.LDMATRIX in problem.target.features else 0
     return Wish(max(vectors, default=1), size, pairs, exact, max(uses, 1), lanes)
-
-
-def _touches(problem: Problem, op: Op, fragment: str) -> bool:
-    """Whether an op works on the fragment's registers."""
-    if isinstance(op, Map):
-        nest = problem.nests[problem.numbers[id(op)]]
-        return any(a.buffer.name == fragment for a in nest.accesses)
-    return any(r.buffer.name == fragment for r in regions(op, reads=True, writes=True))
 
 
 def _widths(nest: Map, spaces: tuple[Space, ...]) -> Iterator[tuple[int, int]]:
@@ -489,12 +535,6 @@ def _widths(nest: Map, spaces: tuple[Space, ...]) -> Iterator[tuple[int, int]]:
                 width = element_width(place, nest)
                 if width:
                     yield width, max(1, place.buffer.dtype.bits // 8)
-
-
-def _viewed(problem: Problem) -> set[str]:
-    """Fragments that are seen under several shapes, which idle slots do not allow."""
-    views = [op for _, op, _ in problem.ops if isinstance(op, View)]
-    return {b.name for op in views for b in (op.buffer, op.source)}
 
 
 def vector_width(memory: Region, ranges: Ranges) -> int:

@@ -1,6 +1,6 @@
 """Barriers, fences and waits between the threads of a block, in kernels without roles.
 
-Every hazard that `hazards.find_hazard` reports gets what is missing: `sync block` before the later
+Every hazard that a walk (`hazards.Walk`) finds gets what is missing: `sync block` before the later
 op, `fence proxy_async` before that sync where ordinary writes meet the asynchronous proxy, a wait
 for bulk stores before their staging is overwritten. Where the two ops stand in different loops the
 sync goes before the loop that only the later one is in. At the end, each op that was inserted and
@@ -12,7 +12,10 @@ Commits, waits and fences of matrix instructions are completed too (`matrix_grou
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Var
 from tilewright.ir.op import (
     Arrive,
     Body,
@@ -31,16 +34,18 @@ from tilewright.ir.op import (
     op_loads,
     walk_ops,
 )
-from tilewright.ir.rewrite import map_body, rebuild
+from tilewright.ir.rewrite import OpRule, map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.uniform import PerThread, per_thread
-from tilewright.passes.hazards import Hazard, Looked, Path, find_hazard, open_stores
+from tilewright.passes.hazards import Found, Hazard, OpT, Path, State, Walk, goes_into
 from tilewright.passes.matrix_groups import number_gemms, settle_matrix_groups, unnumber
 from tilewright.passes.rings import is_async_fill, turning_tiles, written_in
 from tilewright.passes.roles import by_hand
 from tilewright.support.errors import CompileError, Loc
 
-MOST_INSERTED = 500
+MOST_INSERTED = 500  # and some for each op
+# by id of an op: where it is, the loops around, the state in front of it
+Before: TypeAlias = dict[int, tuple[Path, tuple[Var, ...], State]]
 
 
 def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
@@ -61,9 +66,16 @@ def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
 def settle_stores(kernel: Kernel) -> Kernel:
     """`kernel` with its bulk stores in groups that are waited for before their staging is
     overwritten, and before the kernel ends."""
-    kernel = mended(rebuild(kernel, body=_commit_stores(kernel.body)), ("bulk", "done"))
-    if open_stores(kernel):
-        last = [op for op in walk_ops(kernel) if isinstance(op, Copy) and op.atom == "bulk_store"]
+    last = [op for op in walk_ops(kernel) if isinstance(op, Copy) and op.atom == "bulk_store"]
+    if not last:
+        return kernel
+    walk = _Mending(rebuild(kernel, body=_commit_stores(kernel.body)), ("bulk", "done"))
+    left = walk.run().bulk
+    kernel = walk.kernel
+    if walk.inserted:
+        kernel = _Superfluous(walk).removed()
+        left = Walk(kernel, walk.found, ("nothing",), walk.looked).run().bulk
+    if left:
         done = WaitGroup("bulk", 0, read=True, loc=last[-1].loc)
         kernel = rebuild(kernel, body=(*kernel.body, done))
     return kernel
@@ -71,33 +83,157 @@ def settle_stores(kernel: Kernel) -> Kernel:
 
 def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
     """`kernel` with what is missing, and nothing that another insertion makes superfluous."""
-    inserted: list[Op] = []
-    known = per_thread(kernel)
-    looked: Looked | None = None if known.controls else {}
+    walk = _Mending(kernel, only)
+    walk.run()
+    return _Superfluous(walk).removed() if walk.inserted else walk.kernel
 
-    def found_in(kernel: Kernel) -> PerThread:
-        # it names ops by identity, which insertions around them change
-        return per_thread(kernel) if known.controls else known
 
-    again: set[tuple[str, int, int]] = set()
-    for _ in range(MOST_INSERTED):
-        found = found_in(kernel)
-        hazard = find_hazard(kernel, found, only=only, looked=looked)
-        if hazard is None:
-            break
-        new, old = (id(_chain(kernel, p)[-1]) for p in (hazard.path, hazard.old.path))
-        key = (hazard.missing, new, old)
+class _Mending(Walk):
+    """A walk that inserts what is missing and goes on from there.
+
+    While the loops around are in their first round, nothing behind a place has been seen yet: to
+    go on from the state that was kept there is to begin anew, for less. A hazard of a later round
+    sends the walk back to the loop's beginning. States are kept before ops with bodies, and before
+    barriers, where fences may have to go.
+    """
+
+    def __init__(self, kernel: Kernel, only: tuple[str, ...]) -> None:
+        super().__init__(kernel, per_thread(kernel), only)
+        self.inserted: list[Op] = []
+        self.again: set[tuple[str, int, int]] = set()  # what was missing, between which ops
+        self.most = MOST_INSERTED + 4 * sum(1 for _ in walk_ops(kernel))
+
+    def current(self, op: OpT, path: Path) -> OpT:
+        found: Any = _chain(self.kernel, path)[-1]
+        return found  # type: ignore[no-any-return]
+
+    def body(self, body: Body, at: Path, loops: tuple[Var, ...], state: State) -> None:
+        if self.later:
+            super().body(body, at, loops, state)
+            return
+        kept: dict[int, tuple[State, State | None]] = {}
+        if not at:
+            kept[0] = (state.copy(), None)
+        k = 0
+        while k < len(body):
+            op = body[k]
+            if goes_into(op) or isinstance(op, Sync):
+                kept[k] = self.snapshot(state)
+            try:
+                self.op(op, (*at, (k, "")), loops, state)
+            except Found as found:
+                if found.where is None:
+                    found.where, found.new = self.place(found.hazard)
+                index = found.where[len(at)][0] if found.where[: len(at)] == at else -1
+                if index < 0 or (index not in kept and index != k and at):
+                    raise  # to go on from a place around
+                if index in kept or index != k:
+                    # of an op without bodies, nothing has been noted when it is found to be one
+                    k = index if index in kept else 0
+                    self.restore(state, kept[k])
+                kept = {i: known for i, known in kept.items() if i < k or (i == k == 0 and not at)}
+                self.insert(found.where, found.new)
+                body = _body_at(self.kernel, at)
+            else:
+                k += 1
+
+    def place(self, hazard: Hazard) -> tuple[Path, list[Op]]:
         # a fence in a loop makes of what stands before the loop something to meet behind the fence
-        kernel, added = _mend(kernel, hazard, found, close=key in again)
-        again.add(key)
-        inserted += added
-    else:
-        raise CompileError("the order of threads did not settle", loc=kernel.loc)
-    for op in inserted:
-        fewer = _without(kernel, op)
-        if find_hazard(fewer, found_in(fewer), only=only, looked=looked) is None:
-            kernel = fewer
-    return kernel
+        new, old = (id(_chain(self.kernel, p)[-1]) for p in (hazard.path, hazard.old.path))
+        key = hazard.missing, new, old
+        close = key in self.again
+        self.again.add(key)
+        return _mend(self.kernel, hazard, self.found, close=close)
+
+    def snapshot(self, state: State) -> tuple[State, State | None]:
+        return state.copy(), self.jumps[-1].copy() if self.jumps else None
+
+    def restore(self, state: State, kept: tuple[State, State | None]) -> None:
+        before, jumped = kept
+        state.become(before)
+        if jumped is not None:
+            self.jumps[-1].become(jumped)
+
+    def insert(self, where: Path, new: list[Op]) -> None:
+        if len(self.inserted) > self.most:
+            raise CompileError("the order of threads did not settle", loc=self.kernel.loc)
+        self.kernel = _insert(self.kernel, where, new)
+        self.inserted += new
+        if self.found.controls:
+            # it names ops by identity, which insertions around them change
+            self.found = per_thread(self.kernel)
+            self.looked.clear()
+            self.accesses.clear()
+
+
+class _Superfluous(Walk):
+    """Takes out each of the insertions, in turn, without which there is no hazard either.
+
+    `before` is the state before each of them, in the first round of the loops around. Whether one
+    is missed is looked for in the ops behind it: there a hazard mostly is, and where none is, both
+    ways often come to the same.
+    """
+
+    def __init__(self, mending: _Mending) -> None:
+        super().__init__(mending.kernel, mending.found, mending.only, mending.looked)
+        self.inserted = mending.inserted
+        self.asked = {id(op) for op in mending.inserted}
+        self.before: Before = {}
+        self.recording = False
+
+    def op(self, op: Op, path: Path, loops: tuple[Var, ...], state: State) -> None:
+        if self.recording and id(op) in self.asked and not self.later:
+            self.before[id(op)] = path, loops, state.copy()
+        super().op(op, path, loops, state)
+
+    def look_again(self) -> None:
+        self.recording = True
+        self.run()
+        self.recording = False
+
+    def removed(self) -> Kernel:
+        self.look_again()
+        for op in self.inserted:
+            self.gone.add(id(op))
+            try:
+                changed = self.go_without(op)
+            except Found:
+                self.gone.remove(id(op))
+                continue
+            self.asked.remove(id(op))
+            if changed is None:
+                self.look_again()
+            else:
+                self.before.update(changed)
+        rule: OpRule = lambda op: () if id(op) in self.gone else None  # noqa: E731
+        return rebuild(self.kernel, body=map_body(self.kernel.body, rule))
+
+    def go_without(self, op: Op) -> Before | None:
+        """What that changes of `before`, None: who knows."""
+        path, loops, state = self.before[id(op)]
+        *around, (index, _) = path
+        at = tuple(around)
+        body = _body_at(self.kernel, at)
+        state, reference = state.copy(), state.copy()
+        self.touch(op, path, loops, reference)
+        changed: Before | None = {}
+        for k in range(index + 1, len(body)):
+            each, here = body[k], (*at, (k, ""))
+            if id(each) in self.gone:
+                continue
+            if not at and state == reference:
+                return changed
+            if goes_into(each):
+                changed = None
+            elif changed is not None and id(each) in self.asked:
+                changed[id(each)] = here, loops, state.copy()
+            self.op(each, here, loops, state)
+            if not at:
+                self.op(each, here, loops, reference)
+        if not at:
+            return changed
+        self.run()
+        return None
 
 
 def _is_placement(op: Op) -> bool:
@@ -120,30 +256,25 @@ def _commit_stores(body: Body) -> Body:
     return body if same else tuple(found)
 
 
-def _without(kernel: Kernel, victim: Op) -> Kernel:
-    return rebuild(kernel, body=map_body(kernel.body, lambda op: () if op is victim else None))
-
-
 # ── mending ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _mend(
-    kernel: Kernel, hazard: Hazard, found: PerThread, *, close: bool = False
-) -> tuple[Kernel, list[Op]]:
-    """`close`: right before the later op; a place before the loop around it was not enough."""
+    kernel: Kernel, hazard: Hazard, found: PerThread, *, close: bool
+) -> tuple[Path, list[Op]]:
+    """Where something goes, and what. `close`: right before the later op; a place before the loop
+    around it was not enough."""
     chain = _chain(kernel, hazard.path)
     loc = chain[-1].loc
     met = _meeting_between(kernel, hazard)
     if hazard.missing == "fence" and met is not None:
         fence: list[Op] = [Fence("proxy_async", loc=loc)]
-        return _insert(kernel, met, fence), fence
+        return met, fence
     last = chain[-1]
     inside = hazard.old.path[: len(hazard.path)]
     if isinstance(last, While) and inside == (*hazard.path[:-1], (hazard.path[-1][0], "body")):
         # its condition is read again behind the body
-        where = (*inside, (len(last.body), ""))
-        new = _missing(hazard, loc)
-        return _insert(kernel, where, new), new
+        return (*inside, (len(last.body), "")), _missing(hazard, loc)
     common = 0
     for mine, other in zip(hazard.path[:-1], hazard.old.path[:-1], strict=False):
         if mine != other:
@@ -162,8 +293,7 @@ def _mend(
     where = (*where[:-1], (where[-1][0], ""))
     if depth == len(chain) - 1:
         where = _before_issue(kernel, where, chain)
-    new = _missing(hazard, loc)
-    return _insert(kernel, where, new), new
+    return where, _missing(hazard, loc)
 
 
 def _meeting_between(kernel: Kernel, hazard: Hazard) -> Path | None:
@@ -199,6 +329,11 @@ def _chain(kernel: Kernel, path: Path) -> list[Op]:
         found.append(body[index])
         if name:
             body = getattr(body[index], name)
+    return found
+
+
+def _body_at(kernel: Kernel, at: Path) -> Body:
+    found: Body = getattr(_chain(kernel, at)[-1], at[-1][1]) if at else kernel.body
     return found
 
 

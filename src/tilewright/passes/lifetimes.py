@@ -69,13 +69,18 @@ class Lifetimes:
 
     def peak(self, sizes: Mapping[str, int]) -> tuple[int, list[str]]:
         """The op at which the buffers of `sizes` that live are largest together, and those."""
-        best, at, names = -1, 0, list[str]()
-        for position in sorted({s[0] for n, s in self.spans.items() if n in sizes}):
-            live = [n for n in sizes if self.lives(n, position)]
-            total = sum(sizes[n] for n in live)
-            if total > best:
-                best, at, names = total, position, live
-        return at, names
+        change: dict[int, int] = {}
+        spans = {n: self.spans[n] for n in sizes if n in self.spans}
+        for name, (first, last) in spans.items():
+            change[first] = change.get(first, 0) + sizes[name]
+            change[last + 1] = change.get(last + 1, 0) - sizes[name]
+        best, at, total = -1, 0, 0
+        starts = {first for first, _ in spans.values()}
+        for position in sorted(change):
+            total += change[position]
+            if position in starts and total > best:
+                best, at = total, position
+        return at, [n for n in spans if self.lives(n, at)]
 
     def lives(self, name: str, position: int) -> bool:
         span = self.spans.get(name)

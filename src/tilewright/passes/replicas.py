@@ -20,7 +20,6 @@ from tilewright.ir.op import (
     Map,
     Op,
     Store,
-    View,
     op_loads,
     regions,
     walk_ops,
@@ -31,7 +30,7 @@ from tilewright.support.errors import CompileError
 
 def runs_once(low: Lowering, op: Map) -> bool:
     """Whether an iteration must not be run by several threads."""
-    roots = {v.buffer.name: v.source.name for v in walk_ops(low.kernel) if isinstance(v, View)}
+    roots = low.sources
 
     def root(buffer: Buffer) -> str:
         name = buffer.name

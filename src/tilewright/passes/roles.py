@@ -77,6 +77,7 @@ from tilewright.ir.rewrite import (
 from tilewright.ir.target import Target
 from tilewright.passes.fetched_scalars import Fetches, known_scalars
 from tilewright.passes.gathers import rows_before
+from tilewright.passes.register_shares import gathering, handed_over
 from tilewright.passes.rings import (
     BULK,
     CP_ASYNC,
@@ -92,14 +93,7 @@ from tilewright.passes.rings import (
 
 PRODUCER, CONSUMER = "producer", "consumer"
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
-# registers of a thread of (producer, consumers), by the number of consuming warpgroups
-REGISTERS = {2: (24, 240), 3: (32, 160)}
-# where the producer finds the places of single rows: more for it, as far as the consumers'
-# fragments, of so many registers at the most, leave some
-GATHERING = {
-    2: {144: (88, 208), 192: (56, 224), 255: (40, 232)},
-    3: {80: (80, 144), 255: (56, 152)},
-}
+MOST_CONSUMERS = 3  # warpgroups
 LAUNCHES = ("pdl_wait", "pdl_launch")
 NAMED = 1  # the barrier on which consumers meet
 DEALT = "dealt"  # the hint for kernels whose tiles go to several warpgroups (`deal_tiles`)
@@ -134,7 +128,7 @@ def why_not(kernel: Kernel) -> str | None:
     threads = prod(kernel.threads)
     if len(kernel.threads) > 1:
         return "its threads have several indices"
-    if threads % (WARP * GROUP) or threads // (WARP * GROUP) not in (1, *REGISTERS):
+    if threads % (WARP * GROUP) or not 0 < threads // (WARP * GROUP) <= MOST_CONSUMERS:
         return f"{threads} threads are not one to three warpgroups"
     own = set(kernel.thread_vars)
     for op in walk_ops(kernel.body):
@@ -426,10 +420,10 @@ def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> li
 
 def part_roles(program: Program, target: Target) -> Program:
     """Kernels with a derived producer: everything else becomes the consumers' role."""
-    return map_kernels(program, _parted)
+    return map_kernels(program, lambda kernel: _parted(kernel, target.chip.registers))
 
 
-def _parted(kernel: Kernel) -> Kernel:
+def _parted(kernel: Kernel, registers: int) -> Kernel:
     producer = [op for op in kernel.body if isinstance(op, Role) and op.derived]
     if not producer:
         return kernel
@@ -463,24 +457,25 @@ def _parted(kernel: Kernel) -> Kernel:
         return None
 
     body = map_body(tuple(inside), among_consumers)
-    moved = _registers(producer[0], body, warps // GROUP)
+    kept, taken = registers_of(producer[0], body, warps // GROUP, registers)
     roles = (
-        Role(CONSUMER, 0, warps, body, registers=moved[1], loc=kernel.loc),
-        rebuild(producer[0], derived=False, registers=moved[0]),
+        Role(CONSUMER, 0, warps, body, registers=taken, loc=kernel.loc),
+        rebuild(producer[0], derived=False, registers=kept),
     )
     return rebuild(kernel, threads=(threads + GROUP * WARP,), body=(*outside, *roles))
 
 
-def _registers(producer: Role, body: Body, groups: int) -> tuple[int | None, int | None]:
+def registers_of(
+    producer: Role, body: Body, groups: int, registers: int
+) -> tuple[int | None, int | None]:
     """Of a thread of the producer, and of one of the `groups` of consumers that run `body`."""
-    if groups not in REGISTERS or not any(isinstance(op, Map) for op in walk_ops(producer)):
-        return REGISTERS.get(groups, (None, None))
+    if not any(isinstance(op, Map) for op in walk_ops(producer)):
+        return handed_over(groups, registers)
     held = [op.buffer for op in walk_ops(body) if isinstance(op, Alloc)]
     words = sum(
         -(-b.layout.values * b.dtype.bits // 32) for b in held if isinstance(b.layout, Fragment)
     )
-    choices = GATHERING[groups]
-    return next((choices[most] for most in sorted(choices) if words <= most), choices[255])
+    return gathering(groups, words)
 
 
 def _asked_for(body: Iterable[Op]) -> set[Var]:

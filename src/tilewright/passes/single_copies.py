@@ -7,6 +7,7 @@ that uses one of the tiles; tiles in shared memory are stored by the engine too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from math import prod
 
 from tilewright.ir.atoms import Feature
@@ -30,6 +31,11 @@ from tilewright.ir.target import Target
 from tilewright.passes.ahead import Ahead
 from tilewright.passes.bulk_rules import bulk_eligible
 from tilewright.passes.rings import BULK, leaves_early, mentioned
+
+
+def _stores(op: Op, tensor: Buffer) -> bool:
+    """Whether the engine can make this, a store of `tensor`."""
+    return isinstance(op, Copy) and op.dst.buffer == tensor and bulk_eligible(op, Ranges())
 
 
 class SingleCopies:
@@ -76,19 +82,28 @@ class SingleCopies:
     def is_written_by_peers(self, tile: Buffer) -> bool:
         """Other blocks of the cluster store into `tile`: the fence that shows the engine ordinary
         writes is for those of the block's own threads."""
-        return any(
-            isinstance(op, Copy) and op.dst.buffer == tile and op.dst.cta is not None
-            for op in walk_ops(self.kernel.body)
-        )
+        return tile in self.of_peers
+
+    @cached_property
+    def of_peers(self) -> set[Buffer]:
+        copies = [op for op in walk_ops(self.kernel.body) if isinstance(op, Copy)]
+        return {op.dst.buffer for op in copies if op.dst.cta is not None}
 
     def is_stored_only(self, tensor: Buffer, store: Copy) -> bool:
         """Nothing touches `tensor` but `store`, and others that the engine can make: what it does
         not do is not ordered with what it does."""
-        return all(
-            isinstance(op, Copy) and op.dst.buffer == tensor and bulk_eligible(op, Ranges())
-            for op in walk_ops(self.kernel.body)
-            if op is not store and tensor in (*read_buffers(op), *written_buffers(op))
-        )
+        others = self.not_stored.get(tensor, ())
+        return len(others) == sum(op is store for op in others)
+
+    @cached_property
+    def not_stored(self) -> dict[Buffer, list[Op]]:
+        """By tensor, what touches it that is no store which the engine can make."""
+        found: dict[Buffer, list[Op]] = {}
+        for op in walk_ops(self.kernel.body):
+            for buffer in {*read_buffers(op), *written_buffers(op)}:
+                if not _stores(op, buffer):
+                    found.setdefault(buffer, []).append(op)
+        return found
 
     def loads(self, body: list[Op], looped: bool) -> Body:
         """Loads of single tiles: each run of them on one barrier, waited for before the next op

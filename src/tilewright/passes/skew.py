@@ -56,9 +56,9 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.passes.reasons import at_line
+from tilewright.passes.register_shares import handed_over
 from tilewright.passes.rings import Fill as RingFill
 from tilewright.passes.rings import leaves_early, touched_in
-from tilewright.passes.roles import REGISTERS as MOVED
 from tilewright.passes.roles import warpgroups
 from tilewright.passes.turning_tiles import used_outside
 from tilewright.passes.unit_times import TENSOR, cycles, load_cycles, unit_of
@@ -223,8 +223,8 @@ def registers_of(tile: Buffer, kernel: Kernel) -> int:
 
 def fragment_room(kernel: Kernel) -> int:
     """Registers that fragments may fill where a producer has given up some of its own."""
-    moved = MOVED.get(warpgroups(kernel))
-    return REGISTERS if moved is None else min(REGISTERS, moved[1] - SPARE)
+    _, taken = handed_over(warpgroups(kernel))
+    return REGISTERS if taken is None else min(REGISTERS, taken - SPARE)
 
 
 class Held(NamedTuple):

@@ -75,6 +75,7 @@ def candidates(shape: tuple[int, ...], threads: int, wish: Wish) -> Iterable[Can
             yield whole.crop(*shape).replicate(left), vector, along
 
 
+@lru_cache(maxsize=512)
 def spread_in_words(fragment: Fragment, wish: Wish) -> str:
     """What a spread amounts to, for whoever asks why: elements, accesses, sectors, and among how
     many candidates it was the cheapest."""

@@ -71,7 +71,7 @@ from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.uniform import PerThread, per_thread
 from tilewright.passes.reasons import because
-from tilewright.passes.roles import CONSUMER, GROUP, PRODUCER, REGISTERS, WARP
+from tilewright.passes.roles import CONSUMER, GROUP, PRODUCER, WARP
 
 
 def take_turns(kernel: Kernel, target: Target) -> Kernel:
@@ -109,7 +109,7 @@ def _against(role: Role, choice: str) -> str:
         return "none: switched off"
     if choice == "auto":
         return "none: nobody asked for them"
-    if role.warps // GROUP not in REGISTERS:
+    if role.warps // GROUP < 2:
         return "none: one warpgroup has nobody to take turns with"
     for op in walk_ops(role.body):
         if isinstance(op, (While, Break, Continue)):

@@ -27,6 +27,7 @@ from tilewright.passes.cut_products import cut_products
 from tilewright.passes.deal_roles import deal_roles
 from tilewright.passes.deal_tiles import ABOUT as TILES
 from tilewright.passes.deal_tiles import NotDealt, deal_tiles, own_tiles
+from tilewright.passes.fit_registers import TooManyRegisters, fit_registers
 from tilewright.passes.hoist_views import hoist_views
 from tilewright.passes.infer_layouts import infer_layouts
 from tilewright.passes.inline_rows import inline_rows
@@ -234,7 +235,13 @@ SCHEDULE = (
     Pass(
         "take_turns",
         take_turns,
-        "last: every product stands where it stays, with its waits and commits",
+        "when every product stands where it stays, with its waits and commits",
+        Stage.LAID_OUT,
+    ),
+    Pass(
+        "fit_registers",
+        fit_registers,
+        "last: what roles there are, and what they hold, has been settled",
         Stage.LAID_OUT,
     ),
 )
@@ -290,6 +297,11 @@ def lower(program: Program, target: Target) -> Trace:
     stage = Stage.LAID_OUT if scheduled else Stage.TILE
     try:
         trace = run_passes(program, target, steps, stage)
+    except TooManyRegisters as error:
+        # the assembler would say the same, after a minute of trying
+        trace = lower(program, target.without(Feature.WGMMA))
+        blame_products(trace, program, f"not wgmma: {error.message}")
+        return trace
     except TooMuchShared:
         # the text may fit where what was chosen for speed does not
         left = [(name, less) for name, less in ROOMY if target.choice(name) == "auto"]
@@ -392,11 +404,16 @@ def remedied(program: Program, target: Target, error: Serialized) -> Trace:
         for name, value in choices.items():
             target = target.choosing(name, value)
         trace = lower(program, target)
+    blame_products(trace, program, f"{said}: {error.message}")
+    return trace
+
+
+def blame_products(trace: Trace, program: Program, why: str) -> None:
+    """Say of every product why it is what it is."""
     for kernel in program.kernels:
         for op in walk_ops(kernel):
             if isinstance(op, Gemm):
-                trace.reasons[kernel.name, key_of(op)] = f"{said}: {error.message}"
-    return trace
+                trace.reasons[kernel.name, key_of(op)] = why
 
 
 def _compiled(
