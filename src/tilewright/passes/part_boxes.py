@@ -46,6 +46,7 @@ BOXES = (128, 64)  # bytes of a box along K: spans of the widest swizzles
 # Boxes of a ring that hide a load. On an H200, tiles of 128×128, 4096³, TFLOP/s: three slots of 64
 # columns 527, in boxes of 32 664; two of 128 columns 372, in boxes of 64 725; six of 64 772
 ENOUGH = 6
+FEW = 3  # slots
 
 
 def part_boxes(program: Program, target: Target) -> Program:
@@ -88,7 +89,7 @@ class _Boxes:
         loaded = self.loaded(loop)
         for product in products:
             cuttable = {r.buffer: dim for r, dim in _operands(product) if r.buffer.name in loaded}
-            count = _count(product, loop.stages)
+            count = _count(product, loop.stages, asked)
             if not cuttable or count < 2 or id(product) in self.products:
                 continue
             if any(self.reads(loop, tile) != [(product, dim)] for tile, dim in cuttable.items()):
@@ -190,12 +191,15 @@ def _operands(op: Gemm) -> tuple[tuple[Region, int], tuple[Region, int]]:
     return (op.a, 0 if op.transpose_a else 1), (op.b, 1 if op.transpose_b else 0)
 
 
-def _count(op: Gemm, stages: int) -> int:
+def _count(op: Gemm, stages: int, asked: bool) -> int:
     """Boxes of a product's K, no more than it takes; 1 where it is not cut."""
     if op.meta is not None or op.atom is not None or not (_is_matrix(op.a) and _is_matrix(op.b)):
         return 1
     k, bits = shape_of(op)[2], max(op.a.dtype.bits, op.b.dtype.bits)
-    counts = [k * bits // (8 * size) for size in BOXES if k * bits % (8 * size) == 0]
+    # rows of 64 bytes are slow to load: worth it for one operand, not for both
+    narrow = asked or (stages <= FEW and sum(dim for _, dim in _operands(op)) < 2)
+    sizes = BOXES if narrow else BOXES[:1]
+    counts = [k * bits // (8 * size) for size in sizes if k * bits % (8 * size) == 0]
     enough = [n for n in counts if n > 1 and stages * n >= ENOUGH]
     return enough[0] if enough else max(counts, default=1)
 

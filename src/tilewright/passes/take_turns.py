@@ -12,9 +12,11 @@ two sections would need max(4q, 3q + s), since a warpgroup could not begin the n
 the other one's softmax is over. Products in front of such a loop (a peeled iteration) take turns
 too; those behind it have nothing left to wait for.
 
-They are for those who ask (`-turns`): on an H200, warpgroups that are skewed fall out of step by
-themselves, and attention of 8192 keys ran from 3 % slower with turns (head 128, causal) to 1 %
-faster (head 64).
+Loops get them unasked where the tensor core is busy longer than the threads are. On an H200,
+warpgroups often fall out of step by themselves, and then turns cost up to 3 % (attention of 8192
+keys, head 128, causal), but not always: heads of 192 and 256 ran at 573 and 622 TFLOP/s without and
+at 672 and 687 with them, and two texts of head 128 whose machine code differs in a few addresses at
+700 and 633, with turns at 686.
 
 **Why nobody waits for ever.** A section holds no arrival, no barrier of threads and no other
 section. Of all warpgroups that wait, look at the one that is least far, and of several at the same
@@ -72,6 +74,9 @@ from tilewright.ir.target import Target
 from tilewright.ir.uniform import PerThread, per_thread
 from tilewright.passes.reasons import because
 from tilewright.passes.roles import CONSUMER, GROUP, PRODUCER, WARP
+from tilewright.passes.unit_times import cycles
+
+BUSY = 1.25  # times as long as the threads, for turns that nobody has asked for
 
 
 def take_turns(kernel: Kernel, target: Target) -> Kernel:
@@ -96,7 +101,7 @@ def _is_derived(op: Op, kernel: Kernel) -> bool:
 
 def _consumer(role: Op, kernel: Kernel, choice: str) -> Op:
     assert isinstance(role, Role)
-    work = _Sections(per_thread(kernel), role.warps * WARP)
+    work = _Sections(per_thread(kernel), role.warps * WARP, choice == "on")
     against = _against(role, choice)
     body = role.body if against else work.body(role.body)
     because(kernel.name, f"turns of {role.name}", against or "; ".join(work.said) or "no products")
@@ -107,8 +112,6 @@ def _against(role: Role, choice: str) -> str:
     """What keeps a role from having turns at all."""
     if choice == "off":
         return "none: switched off"
-    if choice == "auto":
-        return "none: nobody asked for them"
     if role.warps // GROUP < 2:
         return "none: one warpgroup has nobody to take turns with"
     for op in walk_ops(role.body):
@@ -131,9 +134,10 @@ class _Run:
 class _Sections:
     """Finds the loops of a role that get sections, and puts these in. `said`: what was decided."""
 
-    def __init__(self, differs: PerThread, threads: int) -> None:
+    def __init__(self, differs: PerThread, threads: int, asked: bool) -> None:
         self.differs = differs
         self.threads = threads
+        self.asked = asked
         self.said: list[str] = []
 
     def body(self, body: Body) -> Body:
@@ -188,7 +192,20 @@ class _Sections:
         least = min(_elements(op.c.extents) for op in loop.body if _is_product(op))
         if not any(2 * _work(op) >= least for op in walk_ops(loop.body)):
             return "threads have little to do between its products"
+        if not self.asked:
+            return _not_worth(loop)
         return ""
+
+
+def _not_worth(loop: For) -> str:
+    """What speaks against turns that nobody has asked for."""
+    if len(_runs(list(loop.body))) < 2:
+        return "nobody asked for them: its products follow each other"
+    products = sum(cycles(op) for op in loop.body if _is_product(op))
+    threads = sum(cycles(op) for op in loop.body if not _is_product(op))
+    if products < BUSY * threads:
+        return "nobody asked for them: threads have as much to do as the tensor core"
+    return ""
 
 
 def _is_product(op: Op) -> TypeGuard[Gemm]:
