@@ -568,3 +568,10 @@ def test_three_warpgroups_compile():
     instructions = [op for k in kernel.program.kernels for op in walk_ops(k)
                     if isinstance(op, Intrinsic) and op.name == "wgmma"]  # fmt: skip
     assert instructions
+
+
+@pytest.mark.parametrize("dim, given", [(64, False), (256, True)])
+def test_unasked_where_the_tensor_core_is_busier(dim, given):
+    target = Target.parse("cuda -arch=sm_90a -roles -persistent=off")
+    found = lower(attention(128, 512, False, dim=dim), target)
+    assert bool(turns(found.after("take_turns"))) == given
