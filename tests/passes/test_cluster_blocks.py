@@ -21,7 +21,7 @@ from tilewright.targets.cuda.backend import CudaKernel, lower
 from zoo.attention.flash import flash_attention
 from zoo.gemm.gemm import gemm_relu
 
-PAIRS = Target.parse("cuda -roles -cluster=2")
+PAIRS = Target.parse("cuda -roles -cluster=2 -boxes=off")
 STAY = PAIRS.choosing("persistent", "on")
 
 

@@ -515,6 +515,10 @@ class _Pipeliner:
 
         final, order = (latest.number,), work.order
         here = order.index(last)
+        # nothing but products: no thread computes where one would be waited for
+        alone = all(
+            isinstance(body[k], (NumberedGemm, Let, Hint)) for k in order if k not in copies
+        )
         if latest.c.buffer in work.copies.tiles and last not in work.late:
             # what waits for it is late, and meets the product of the iteration before
             at = next((k for k in order if k in work.late and waits(k)), order[-1])
@@ -522,8 +526,8 @@ class _Pipeliner:
         for k in order[here + 1 :]:
             if waits(k):
                 return Place(k, ahead=True), final, 0
-            if isinstance(body[k], NumberedGemm):  # it has work while this one is waited for
-                return Place(k), final, 0
+            if alone and isinstance(body[k], NumberedGemm):
+                return Place(k), final, 0  # the tensor core has work while this one is waited for
         if ring.stages == 1 and not work.skewed:
             return Place(last), final, 0
         # where nothing stays open across iterations, slots are free at their end
@@ -539,7 +543,7 @@ class _Pipeliner:
                 return Place(k, ahead=True, lag=1), (*final, *awaited), 0
             if isinstance(op := body[k], NumberedGemm):
                 begun.append(op)
-        first = next(k for k in order if isinstance(body[k], NumberedGemm))
+        first = next(k for k in order if isinstance(body[k], NumberedGemm)) if alone else last
         return Place(first, lag=1), final, int(first == last)
 
     def fills(

@@ -100,7 +100,7 @@ class Simulation:
         self.turned = Signal()
         self.spans: list[Span] = []
         self.agents: list[Who] = []
-        self.open = 0  # agents that have iterations to go
+        self.open: set[int] = set()  # agents that have iterations to go
         self.known: Env = {}
         self.costs: dict[int, tuple[float, float]] = {}
         self.quiet: dict[int, bool] = {}
@@ -128,12 +128,15 @@ class Simulation:
                 self.agents.append(who)
                 role = self.role_of(who)
                 main = role is None or any(id(op) in self.loops for op in walk_ops(role))
-                self.open += main
-                self.clock.at(0.0, self.agent(who, main))
+                self.open |= {who.number} if main else set()
+                self.clock.at(0.0, self.agent(who))
         while self.clock.queue and self.open and self.clock.count < EVENTS:
             self.clock.step()
         agents = [w for w in self.agents if len(w.starts) > 1]
-        if self.open or not agents:
+        # instances of a role that others have run to the end may have their turn later
+        over = {(w.block, w.role) for w in agents if w.number not in self.open}
+        stuck = [w for w in self.agents if w.number in self.open and (w.block, w.role) not in over]
+        if stuck or not agents:
             return None  # it waits for something that is not modelled
         return Run(
             self.loop, self.agents, agents, self.spans, self.clock.now, self.sharing, self.costs,
@@ -224,12 +227,11 @@ class Simulation:
 
     # agents
 
-    def agent(self, who: Who, main: bool) -> Steps:
+    def agent(self, who: Who) -> Steps:
         walk = Walk(self, who, dict(self.env))
         with suppress(Over):
             yield from walk.body(self.kernel.body)
-        if main:
-            self.open -= 1
+        self.open.discard(who.number)
 
     def barrier(self, who: Who, region: Region, env: Env) -> Barrier:
         name = region.buffer.name
