@@ -143,7 +143,9 @@ def mutants(program: Program) -> Iterator[Mutant]:
         counted = {
             op.barrier.buffer
             for op in walk_ops(kernel)
-            if isinstance(op, Copy) and op.barrier is not None
+            if isinstance(op, (Copy, Arrive))
+            and op.barrier is not None
+            and (isinstance(op, Copy) or op.barrier.cta is not None)
         }
         for place in places(kernel, (*SYNC_OPS, Copy)):
             op = op_at(kernel, place)
@@ -227,7 +229,7 @@ def _needs(op: Op, other: Op) -> bool:
 
 def _concerns_not(op: Op, other: Op, counted: set[Buffer]) -> str:
     """Why it does not matter which of two neighbours comes first, or ''. `counted` are the
-    barriers that copies complete on."""
+    barriers that copies complete on, or other blocks arrive at."""
     if not isinstance(op, SYNC_OPS) or _needs(op, other) or _needs(other, op):
         return ""
     inside = list(walk_ops(other))
