@@ -9,18 +9,22 @@ import pytest
 from tests.passes.test_gathers import arguments, rows_of, windows
 from tests.roads import from_device, to_device
 from tilewright import interp
+from tilewright.ir.atoms import Feature
 from tilewright.ir.target import Target
 from tilewright.targets.cuda.backend import compile_program
 from tilewright.targets.cuda.guard import run_guarded
 
 pytestmark = pytest.mark.gpu
-TARGETS = (
-    "cuda -roles",
-    "cuda -roles -persistent",
-    "cuda -roles=off",
-    "cuda -arch=sm_80",
-    "cuda -gathers=off",
-)
+CUDA = Target.parse("cuda")
+TARGETS = {
+    "roles": CUDA.choosing("roles", "on"),
+    "blocks that stay": CUDA.choosing("roles", "on").choosing("persistent", "on"),
+    "all alike": CUDA.choosing("roles", "off"),
+    "as sm_80": CUDA.without(
+        Feature.WGMMA, Feature.BULK_COPY, Feature.CLUSTER, Feature.REGISTER_MOVE
+    ),
+    "through registers": CUDA.choosing("gathers", "off"),
+}
 PROGRAMS = {
     **{f"rows, {n} stages": lambda n=n: rows_of(K=512, stages=n, tiles=140) for n in (2, 3, 4)},
     "rows of bfloat16": lambda: rows_of(K=512, dtype="bfloat16", tiles=7),
@@ -44,14 +48,14 @@ def run_program(name: str) -> list[str]:
     interp.run(program, want)
     kinds = {t.name: t.dtype for t in program.tensors}
     wrong = []
-    for target in TARGETS:
-        kernel = compile_program(program, Target.parse(target))
+    for told, target in TARGETS.items():
+        kernel = compile_program(program, target)
         args = {n: to_device(a, kinds[n]) for n, a in given.items()}
         for _ in range(5):  # a race need not show the first time
             kernel(args)
             torch.cuda.synchronize()
             if not np.array_equal(from_device(args["C"], want["C"], kinds["C"]), want["C"]):
-                wrong.append(target)
+                wrong.append(told)
                 break
     return wrong
 
