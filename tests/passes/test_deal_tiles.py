@@ -200,3 +200,37 @@ def carried():
 
 def test_a_sum_over_tiles_stays_in_order():
     assert "shared: something is computed before the first tile" in told(carried(), DEALT)
+
+
+def kept_in_memory():
+    """Each tile adds to what the one before left in shared memory."""
+
+    @T.prim_func
+    def main(A: T.Tensor((512, 64), "float16"), C: T.Tensor((512, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            a = T.alloc_shared((64, 64), "float16")
+            sums = T.alloc_shared((64, 64), "float32")
+            part = T.alloc_fragment((64, 64), "float32")
+            for i in T.Persistent([8], wave_size=1, index=0, group_size=1):
+                T.clear(part)
+                for _ in T.Pipelined(1, num_stages=2):
+                    T.copy(A[i * 64, 0], a)
+                    T.gemm(a, a, part)
+                for x, y in T.Parallel(64, 64):
+                    sums[x, y] = T.if_then_else(i == 0, 0.0, sums[x, y]) + part[x, y]
+                T.copy(sums, C[i * 64, 0])
+
+    return main.program
+
+
+def test_memory_that_a_text_keeps_over_tiles():
+    program = kept_in_memory()
+    assert "shared: sums may keep something" in told(program, DEALT)
+    found = scheduled(program, DEALT, 1)
+    A = np.random.default_rng(0).integers(-2, 3, (512, 64)).astype(np.float16)
+    results = []
+    for each, how in ((program, {}), (found, {"explicit": True})):
+        args = {"A": A.copy(), "C": np.zeros((512, 64), np.float32)}
+        interp.run(each, args, seed=3, **how)
+        results.append(args["C"])
+    np.testing.assert_array_equal(*results)

@@ -145,7 +145,9 @@ def test_zoo(name, arch):
     assert text.count("timeline of loop") == sum(one["timeline"] is not None for one in found)
 
 
-@pytest.mark.parametrize("target", ["cuda", "cuda -arch=sm_80", "cuda -roles -turns=on -skew -boxes=off"])
+@pytest.mark.parametrize(
+    "target", ["cuda", "cuda -arch=sm_80", "cuda -roles -turns=on -skew -boxes=off"]
+)
 def test_compiled_kernels_have_one(target):
     @T.prim_func
     def product(

@@ -26,7 +26,6 @@ from math import prod
 from tilewright.ir.buffer import Buffer, Region, Space, element, whole
 from tilewright.ir.dtype import BARRIER, INT32
 from tilewright.ir.expr import (
-    TRUE,
     Const,
     Expr,
     Load,
@@ -43,9 +42,7 @@ from tilewright.ir.op import (
     Arrive,
     BarrierInit,
     Body,
-    Copy,
     Fence,
-    Fill,
     For,
     Gemm,
     Hint,
@@ -63,13 +60,14 @@ from tilewright.ir.op import (
     Sync,
     Wait,
     WaitGroup,
+    While,
     expressions,
-    read_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import fresh_name, map_kernels, map_ops, program_names, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
+from tilewright.passes.lifetimes import overwrites
 from tilewright.passes.matrix_tiles import split_of
 from tilewright.passes.persist_blocks import worth_it
 from tilewright.passes.placed import is_placed
@@ -92,6 +90,7 @@ from tilewright.passes.roles import (
 from tilewright.passes.stage_stores import planned_bytes
 
 ABOUT = "tiles of warpgroups"
+BY_HAND = "walked by hand"
 PLAIN = 40  # registers of a thread for addresses and counters
 
 
@@ -105,7 +104,7 @@ def own_tiles(kernel: Kernel, target: Target) -> Kernel:
     if told == "cooperative" or not any(isinstance(op, Gemm) for op in walk_ops(kernel)):
         return kernel
     count = max(2, prod(kernel.threads) // (WARP * GROUP))
-    hint = Hint(DEALT, detail=(str(count),), loc=kernel.loc)
+    hint = Hint(DEALT, detail=(str(count), *([BY_HAND] if _walks(kernel) else [])), loc=kernel.loc)
     dealt = replace(kernel, threads=(WARP * GROUP,), body=(hint, *kernel.body))
     against = "as asked for" if is_placed(kernel) else why_not(kernel)
     if against is None and told == "auto":
@@ -121,8 +120,7 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     """What speaks against it. On an H200, products of 128×128 and 128×192 tiles gain 1 to 3 % for
     long K, 5 to 15 % for K of 2048 and less. Single warpgroups of which two blocks share a
     multiprocessor store under each other's products anyway; with half the slots they would lose."""
-    walks = any(isinstance(op, For) and op.kind == "persistent" for op in kernel.body)
-    if not walks and not worth_it(dealt, target)[0]:
+    if not _walks(kernel) and not worth_it(dealt, target)[0]:
         return "blocks do not stay for a second tile"
     loops = [op for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "pipelined"]
     inside = [op for loop in loops for op in walk_ops(loop.body)]
@@ -145,6 +143,11 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     return None
 
 
+def _walks(kernel: Kernel) -> bool:
+    """Whether the text has a loop over tiles (`T.Persistent`)."""
+    return any(isinstance(op, For) and op.kind == "persistent" for op in kernel.body)
+
+
 def deal_tiles(program: Program, target: Target) -> Program:
     """Kernels that `own_tiles` has chosen: their tiles dealt out."""
     names = program_names(program)
@@ -164,7 +167,10 @@ def _dealt(kernel: Kernel, count: int, names: set[str], registers: int) -> Kerne
         raise NotDealt("shared tiles lie over one another")
     consumer, producer = roles[CONSUMER], roles[PRODUCER]
     before, loop, behind = _parts(consumer.body)
-    _check(before, loop, behind)
+    hint = next(op for op in kernel.body if isinstance(op, Hint) and op.name == DEALT)
+    # grids have no memory from tile to tile; what a text's own loop keeps is known only by its uses
+    kept_in = (Space.FRAGMENT, Space.LOCAL, *([Space.SHARED] if BY_HAND in hint.detail else []))
+    _check(before, loop, behind, mentioned(producer), kept_in)
     group = Var(fresh_name("group", names))
     turn = Buffer(fresh_name(f"{loop.var.name}_turn", names), (), INT32, Space.LOCAL)
     mine = compare("==", Load(turn, ()) % count, group)
@@ -189,10 +195,11 @@ def _dealt(kernel: Kernel, count: int, names: set[str], registers: int) -> Kerne
         ),
         PRODUCER: replace(producer, first=warps, registers=kept),
     }
+    init = BarrierInit(whole(order), const(consumer.warps), loc=kernel.loc)
+    fence = next(op for op in kernel.body if isinstance(op, Fence) and op.kind == "barrier_init")
     rest: list[Op] = [Alloc(order, loc=kernel.loc)]
     for op in kernel.body:
-        if isinstance(op, Fence) and op.kind == "barrier_init":
-            rest.append(BarrierInit(whole(order), const(consumer.warps), loc=kernel.loc))
+        rest += [init] if op is fence else []
         if not (isinstance(op, Hint) and op.name == DEALT):
             rest.append(new[op.name] if isinstance(op, Role) else _widened(op, own))
     return rebuild(kernel, threads=((warps + producer.warps) * WARP,), body=tuple(rest))
@@ -224,39 +231,35 @@ def _parts(body: Body) -> tuple[Body, For, Body]:
     return body[: loops[0]], loop, body[loops[0] + 1 :]
 
 
-def _check(before: Body, loop: For, behind: Body) -> None:
-    """Tiles must be independent of each other."""
+def _check(
+    before: Body, loop: For, behind: Body, rings: set[str], kept_in: tuple[Space, ...]
+) -> None:
+    """Tiles must be independent of each other: what they keep in these spaces, but for rings."""
     if not all(isinstance(op, (Alloc, Let, Hint)) for op in before):
         raise NotDealt("something is computed before the first tile")
     if not all(isinstance(op, WaitGroup) for op in behind):
         raise NotDealt("something is computed behind the last tile")
     seen = {op.buffer.name for op in walk_ops(loop.body) if isinstance(op, Alloc)}
     seen |= {op.buffer.name for op in before if isinstance(op, Alloc) and not op.buffer.shape}
-    _begin_anew(loop.body, seen)
+    _begin_anew(loop.body, seen | rings, kept_in)
 
 
-def _begin_anew(body: Body, seen: set[str]) -> set[str]:
+def _begin_anew(body: Body, seen: set[str], kept_in: tuple[Space, ...]) -> set[str]:
     """Buffers that `body` has given new values, those of `seen` among them; all it uses must be."""
     seen = set(seen)
     for op in body:
         if isinstance(op, If):
-            then, orelse = (_begin_anew(side, seen) for side in (op.then, op.orelse))
+            then, orelse = (_begin_anew(side, seen, kept_in) for side in (op.then, op.orelse))
             seen |= then & orelse
             continue
+        if isinstance(op, (For, While)):  # which may not run at all
+            _begin_anew(op.body, seen, kept_in)
+            continue
         for buffer in {buffer for buffer, _ in touched_in(op) if buffer.name not in seen}:
-            if buffer.space in (Space.FRAGMENT, Space.LOCAL) and not _begins(op, buffer.name):
+            if buffer.space in kept_in and not overwrites(op, buffer.name):
                 raise NotDealt(f"{buffer.name} may keep something from tile to tile")
             seen.add(buffer.name)
     return seen
-
-
-def _begins(op: Op, name: str) -> bool:
-    """Whether `op` gives a buffer all its elements anew."""
-    if isinstance(op, Gemm):
-        return op.c.buffer.name == name and op.c.is_whole and op.clear is TRUE
-    if not isinstance(op, (Fill, Copy)) or name in {b.name for b in read_buffers(op)}:
-        return False
-    return op.dst.buffer.name == name and op.dst.is_whole
 
 
 def _skipped(kernel: Kernel, before: Body, loop: For, names: set[str]) -> Body:
