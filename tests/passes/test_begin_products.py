@@ -58,6 +58,7 @@ def made(before="", ahead="", behind="", after=""):
         ({"ahead": f"{CLEAR}\n{ADD}"}, False),
         ({"before": CLEAR, "behind": f"if i < 2 {{ {CLEAR} }}"}, False),
         ({"before": CLEAR, "ahead": ADD, "behind": CLEAR}, False),
+        ({"ahead": f"{CLEAR}\nif i == 2 {{ break }}", "after": ADD}, False),
     ],
 )
 def test_which_begin_anew(more, anew):
@@ -71,6 +72,44 @@ def test_which_begin_anew(more, anew):
         args = {"A": numbers(64, 256), "B": numbers(256, 64, seed=1)}
         args |= {"C": np.zeros((64, 64), np.float32), "steps": steps}
         assert run(found, args)["C"].tobytes() == run(given, args)["C"].tobytes()
+
+
+@pytest.mark.parametrize("between, anew", [("", True), ("copy t -> D[o, :, :]", False)])
+def test_a_loop_around_may_see_the_zeros(between, anew):
+    given = program(f"""
+    program p {{
+      param A: float16[64, 256] global
+      param B: float16[256, 64] global
+      param C: float32[64, 64] global
+      param D: float32[3, 64, 64] global
+      kernel k grid bx in 1 threads tx in 128 {{
+        alloc a: float16[64, 64] shared
+        alloc b: float16[64, 64] shared
+        alloc t: float32[64, 64] fragment
+        alloc c: float32[64, 64] fragment
+        fill c = 0.0
+        fill t = 0.0
+        for o in 0 .. 3 {{
+          {between}
+          for i in 0 .. 4 kind=pipelined stages=2 {{
+            copy A[:, i * 64:+64] -> a
+            copy B[i * 64:+64, :] -> b
+            gemm a, b -> t
+            map (x, y) in (64, 64) {{ c[x, y] = c[x, y] * 2.0 + t[x, y] }}
+            fill t = 0.0
+          }}
+        }}
+        copy c -> C
+      }}
+    }}
+    """)
+    found = map_kernels(given, lambda kernel: begin_products(kernel, ROLES))
+    products = [op for op in walk_ops(found.kernels[0]) if isinstance(op, Gemm)]
+    assert [op.clear is TRUE for op in products] == [anew]
+    args = {"A": numbers(64, 256), "B": numbers(256, 64, seed=1)}
+    args |= {"C": np.zeros((64, 64), np.float32), "D": np.zeros((3, 64, 64), np.float32)}
+    got, want = run(found, args), run(given, args)
+    assert all(got[name].tobytes() == want[name].tobytes() for name in "CD")
 
 
 @pytest.mark.parametrize("way", ["cleared", "cleared behind"])

@@ -210,6 +210,34 @@ def test_any_index_can_be_written(text: str):
     np.testing.assert_array_equal(got, want)
 
 
+PICKS = {
+    "a column": "if j == 3 { r[i] = x[i, j] }",
+    "one for each row": "if j == i { r[i] = x[i, j] }",
+    "by a name": "let c = j * 2\n if c == 4 { r[i] = x[i, j] }",
+    "in a loop": "for k in 0 .. 2 { if j == 5 { r[i] = r[i] + x[i, j] } }",
+}
+
+
+@pytest.mark.parametrize("text", PICKS)
+def test_all_who_hold_an_element_get_what_one_iteration_writes(text: str):
+    """Threads that hold a row's number each run some of the row's columns; one of them writes."""
+    body = f"""
+    alloc x: float32[32, 64] fragment
+    alloc r: float32[32] fragment
+    copy X[0:+32, 0:+64] -> x
+    fill r = 0.0
+    map (i, j) in (32, 64) {{ {PICKS[text]} }}
+    map (i, j) in (32, 64) {{ x[i, j] = x[i, j] + r[i] }}
+    copy x -> Y[0:+32, 0:+64]
+"""
+    code = lower(program(body), HOPPER).result
+    x = np.random.default_rng(1).integers(1, 9, (32, 64)).astype(np.float32)
+    got, want = np.zeros_like(x), np.zeros_like(x)
+    interp.run(program(body), {"X": x, "Y": want})
+    interp.run_threads(code, {"X": x, "Y": got})
+    np.testing.assert_array_equal(got, want)
+
+
 def test_a_view_is_seen_in_the_same_registers():
     body = """
     alloc x: float32[3, 33] fragment

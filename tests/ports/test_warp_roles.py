@@ -478,3 +478,32 @@ def test_every_dropped_synchronisation_shows(program, inputs, outputs):
             continue
         survivors.append(print_op(op).strip())
     assert survivors == []
+
+
+# ── one warpgroup, or two, loads and multiplies by itself ──
+
+
+@with_placement
+@pytest.mark.parametrize("places", [(0,), (1,), (0, 1)])
+def test_placed_loads_wait_for_the_products_before(target, places):
+    M, K, steps = 64 * len(places), 64, 3
+
+    @T.prim_func
+    def gemm(
+        A: T.Tensor((M, K * steps), "float16"), B: T.Tensor((K * steps, 64), "float16"),
+        C: T.Tensor((M, 64), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=384):
+            a = T.alloc_shared((M, K), "float16")
+            b = T.alloc_shared((K, 64), "float16")
+            c = T.alloc_fragment((M, 64), "float32")
+            with T.ws(*places):
+                T.clear(c)
+                for k in T.serial(steps):
+                    T.copy(A[0, k * K], a)
+                    T.copy(B[k * K, 0], b)
+                    T.gemm(a, b, c)
+                T.copy(c, C)
+
+    A, B = numbers(M, K * steps), numbers(K * steps, 64, seed=1)
+    check(gemm, target, (A, B), product(A, B))

@@ -14,8 +14,10 @@ In the second form nobody else may have to do with the tile: behind the loop it 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import FALSE, TRUE, Const
+from tilewright.ir.expr import FALSE, TRUE, Const, Var
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -56,7 +58,9 @@ def begin_products(kernel: Kernel, target: Target) -> Kernel:
             elif isinstance(op, Gemm) and _adds(op) and op.c.buffer.name not in shown:
                 tile = op.c.buffer
                 last = next((k for k in range(at - 1, -1, -1) if _touches(ops[k], tile)), None)
-                if last is not None and _clears(ops[last], tile):
+                # who leaves in between leaves zeros behind
+                stays = last is not None and not leaves_early(ops[last:at])
+                if last is not None and stays and _clears(ops[last], tile):
                     found = [each for each in found if each is not ops[last]]
                     new = _anew(kernel, op)
             found.append(new)
@@ -92,9 +96,10 @@ def _touches(op: Op, tile: Buffer) -> bool:
     return tile.name in mentioned(op) and not isinstance(op, Alloc)
 
 
-def _once_filled(kernel: Kernel, shown: set[str]) -> set[str]:
-    """Tiles that one loop uses, and that are cleared once outside, in the body around it."""
-    found: set[str] = set()
+def _once_filled(kernel: Kernel, shown: set[str]) -> set[tuple[str, Var]]:
+    """Tiles that one loop uses, and that are cleared once outside, in the body around it; with the
+    variables of that loop and of those in it that alone have to do with the tile."""
+    found: set[tuple[str, Var]] = set()
 
     def visit(body: Body) -> None:
         for at, op in enumerate(body):
@@ -109,12 +114,20 @@ def _once_filled(kernel: Kernel, shown: set[str]) -> set[str]:
                         and users == [users[0], at]
                         and _uses(kernel, name) == _uses_in((first, op), name)
                     ):
-                        found.add(name)
+                        found.update((name, loop.var) for loop in _around(op, name))
             for inner in bodies(op):
                 visit(inner)
 
     visit(kernel.body)
     return found
+
+
+def _around(loop: For, name: str) -> Iterator[For]:
+    """`loop`, and each one that is all that uses a tile in the loop around it."""
+    yield loop
+    users = [op for op in loop.body if name in mentioned(op)]
+    if len(users) == 1 and isinstance(users[0], For):
+        yield from _around(users[0], name)
 
 
 def _uses(kernel: Kernel, name: str) -> int:
@@ -132,13 +145,13 @@ def _uses_in(body: Body, name: str) -> int:
     return count
 
 
-def _rotated(loop: For, alone: set[str]) -> list[Buffer]:
+def _rotated(loop: For, alone: set[tuple[str, Var]]) -> list[Buffer]:
     """Tiles that a loop finds cleared, adds to, and leaves cleared."""
     found = []
     if leaves_early(loop.body):
         return []
     for op in loop.body:
-        if isinstance(op, Gemm) and _adds(op) and op.c.buffer.name in alone:
+        if isinstance(op, Gemm) and _adds(op) and (op.c.buffer.name, loop.var) in alone:
             users = [each for each in loop.body if _touches(each, op.c.buffer)]
             if users[0] is op and _clears(users[-1], op.c.buffer):
                 found.append(op.c.buffer)

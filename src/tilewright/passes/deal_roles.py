@@ -176,7 +176,7 @@ class _Dealer:
         registers: list[Op] = []
         for warps, kernel in zip(views, program.kernels, strict=True):
             kernel = released(kernel, warps, engines, own, self.target)
-            kernel = insert_syncs(kernel, self.target)
+            kernel = insert_syncs(kernel, self.target, own)
             registers += [op for op in kernel.body if self.is_common(op) and _is_fragment(op)]
             body = tuple(op for op in kernel.body if not self.is_common(op))
             done[warps] = self.block_threads(self.meeting(body, warps, ids), warps)

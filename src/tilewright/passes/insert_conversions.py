@@ -19,7 +19,17 @@ from math import prod
 import numpy as np
 
 from tilewright.ir.buffer import Buffer, Region, Space, whole
-from tilewright.ir.expr import Const, Expr, Load, Var, const, transform
+from tilewright.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Var,
+    const,
+    loads,
+    substitute,
+    transform,
+    variables,
+)
 from tilewright.ir.fragment import Fragment, row_of
 from tilewright.ir.layout import Indices, LayoutError
 from tilewright.ir.op import (
@@ -29,6 +39,7 @@ from tilewright.ir.op import (
     Gemm,
     Intrinsic,
     Kernel,
+    Let,
     Map,
     Op,
     Reduce,
@@ -36,6 +47,8 @@ from tilewright.ir.op import (
     Scan,
     Store,
     View,
+    bodies,
+    expressions,
     marked,
     read_buffers,
     walk_ops,
@@ -222,6 +235,49 @@ def _writes_own(fragment: Fragment, needed: Indices) -> bool:
     return bool(written[holder[inside], table[inside]].all())
 
 
+def picked_stores(op: Map) -> set[tuple[str, tuple[Expr, ...]]]:
+    """Stores to fragments of which a guard picks some iterations out of several that go to the same
+    element: `if j == 3 { r[i] = … }`."""
+    long = {v for v, e in zip(op.vars, op.extents, strict=True) if e is not const(1)}
+    found: set[tuple[str, tuple[Expr, ...]]] = set()
+
+    def visit(body: Body, guards: frozenset[Var], names: dict[Var, Expr]) -> None:
+        for each in body:
+            if isinstance(each, Let):
+                names = {**names, each.var: substitute(each.value, names)}
+            if isinstance(each, Store) and each.buffer.space is Space.FRAGMENT:
+                own = {v for i in each.indices for v in variables(substitute(i, names))}
+                if guards - own:
+                    found.add((each.buffer.name, each.indices))
+            asked = set(guards)
+            for e in expressions(each) if any(True for _ in bodies(each)) else ():
+                e = substitute(e, names)
+                # what a variable of the iteration holds may depend on anything
+                local = any(x.buffer.space is Space.LOCAL for x in loads(e))
+                asked |= long if local else variables(e) & long
+            for inner in bodies(each):
+                visit(inner, frozenset(asked), names)
+
+    visit(op.body, frozenset(), {})
+    return found
+
+
+def _writes_all(access: Access, nest: Fragment) -> bool:
+    """Whether each thread that holds an element runs every iteration that may write it."""
+    if access.points is None:
+        return False
+    fragment, needed = held(access.buffer), access.needed(nest)
+    table = fragment.table()
+    ran = np.zeros((max(len(needed), len(table)), fragment.elements), np.int64)
+    thread = np.broadcast_to(np.arange(len(needed))[:, None], needed.shape)
+    np.add.at(ran, (thread[needed >= 0], needed[needed >= 0]), 1)
+    points = access.points
+    whole_count = np.bincount(points[points >= 0], minlength=fragment.elements)
+    inside = (table >= 0) & (whole_count > 0)[np.maximum(table, 0)]
+    holder = np.broadcast_to(np.arange(len(table))[:, None], table.shape)
+    return bool((ran[holder[inside], table[inside]] >= whole_count[table[inside]]).all())
+
+
 def _map(c: _Converter, op: Map) -> Iterable[Op]:
     nest = op.layout
     assert isinstance(nest, Fragment)
@@ -230,11 +286,15 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
     swaps: dict[tuple[str, tuple[Expr, ...]], Buffer] = {}
     written: dict[str, Buffer] = {}
     found = accesses(op, c.around)
+    picked = picked_stores(op)
     for access in found:
         buffer = access.buffer
-        if not access.writes or buffer.name in written or writable(access, nest):
+        if not access.writes or buffer.name in written:
             continue
-        layout = buffer_from_nest(access, nest)
+        alone = (buffer.name, access.indices) in picked and not _writes_all(access, nest)
+        if not alone and writable(access, nest):
+            continue
+        layout = None if alone else buffer_from_nest(access, nest)
         if layout is None:
             tmp = c.like(buffer, f"{buffer.name}_shared", None, Space.SHARED)
             out = Copy(whole(buffer), whole(tmp), atom="threads", loc=op.loc)

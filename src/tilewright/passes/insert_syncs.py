@@ -12,6 +12,7 @@ Commits, waits and fences of matrix instructions are completed too (`matrix_grou
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 from tilewright.ir.buffer import Space
@@ -48,13 +49,16 @@ MOST_INSERTED = 500  # and some for each op
 Before: TypeAlias = dict[int, tuple[Path, tuple[Var, ...], State]]
 
 
-def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` with its threads in order; kernels with roles are left as they are."""
+def insert_syncs(kernel: Kernel, target: Target, single: Collection[str] = ()) -> Kernel:
+    """`kernel` with its threads in order; kernels with roles are left as they are. `single`: the
+    barriers of copies that products may still be under way for; others know that slots are free."""
     if by_hand(kernel) or any(_is_placement(op) for op in walk_ops(kernel)):
         return kernel
     turning = turning_tiles(kernel)
 
     def fills_slots(op: Op) -> bool:
+        if isinstance(op, Copy) and op.barrier is not None and op.barrier.buffer.name in single:
+            return False
         return is_async_fill(op) or not turning.isdisjoint(written_in((op,)))
 
     body = number_gemms(kernel.body)
