@@ -41,7 +41,7 @@ def product(M, N, K, block=(64, 32, 16), threads=256, stages=3, epilogue="relu",
             T.gemm(A_s, B_s, C_f)
 
     @T.macro
-    def end(C, C_f, by, bx):
+    def end(A, C, C_f, by, bx):
         if epilogue == "columns":  # warps tell each other what they have
             total = T.alloc_fragment((bn,), "float32")
             T.reduce_sum(C_f, total, dim=0)
@@ -52,6 +52,14 @@ def product(M, N, K, block=(64, 32, 16), threads=256, stages=3, epilogue="relu",
             T.copy(C_f, C_s)
             for i, j in T.Parallel(bm, bn):
                 C_f[i, j] = C_s[bm - 1 - i, j]
+        elif epilogue == "loaded":  # into such a tile, for some tiles of the result only
+            D_s = T.alloc_shared((bm, bn), "float16")
+            if bx > 0:
+                T.copy(A[by * bm, 0], D_s)
+            else:
+                T.clear(D_s)
+            for i, j in T.Parallel(bm, bn):
+                C_f[i, j] = C_f[i, j] + D_s[i, j]
         else:
             for i, j in T.Parallel(bm, bn):
                 C_f[i, j] = T.max(C_f[i, j], 0)
@@ -69,7 +77,7 @@ def product(M, N, K, block=(64, 32, 16), threads=256, stages=3, epilogue="relu",
                 B_s = T.alloc_shared((bk, bn), "float16")
                 C_f = T.alloc_fragment((bm, bn), "float32")
                 tile(A, B, C, A_s, B_s, C_f, by, bx)
-                end(C, C_f, by, bx)
+                end(A, C, C_f, by, bx)
         else:
             with T.Kernel(2, threads=threads) as block_id:
                 A_s = T.alloc_shared((bm, bk), "float16")
@@ -79,7 +87,7 @@ def product(M, N, K, block=(64, 32, 16), threads=256, stages=3, epilogue="relu",
                     [T.ceildiv(M, bm), T.ceildiv(N, bn)], wave_size=2, index=block_id, group_size=2
                 ):
                     tile(A, B, C, A_s, B_s, C_f, by, bx)
-                    end(C, C_f, by, bx)
+                    end(A, C, C_f, by, bx)
 
     return main.program
 
@@ -107,6 +115,7 @@ CASES = {
     "three warpgroups": {"threads": 384},
     "one warpgroup in the text": {"threads": 128},
     "a tile of their own": {"epilogue": "shared"},
+    "a tile of their own, loaded": {"epilogue": "loaded"},
     "warps exchange": {"epilogue": "columns", "block": (128, 32, 16)},
     "walked by hand": {"loops": "persistent"},
 }

@@ -173,9 +173,10 @@ def _dealt(kernel: Kernel, count: int, names: set[str], registers: int) -> Kerne
         element(order, (group + 1) % count), count=const(consumer.warps), by="warps", loc=loop.loc
     )
     began = Wait(element(order, group), (Load(turn, ()) - 1) // count % 2, loc=loop.loc)
-    tile = (began, *_passed_on(loop.body, set(_barriers(producer.body)), passed))
+    met = set(_barriers(producer.body))
+    tile = (began, *_passed_on(loop.body, met, passed))
     body = (
-        If(mine, tile, _skipped(kernel, before, loop, names), loc=loop.loc),
+        If(mine, tile, _skipped(kernel, before, loop, met, names), loc=loop.loc),
         Store(turn, (), Load(turn, ()) + 1, loc=loop.loc),
     )
     dealt = (*before, Alloc(turn, const(0), loc=loop.loc), rebuild(loop, body=body), *behind)
@@ -259,9 +260,13 @@ def _begins(op: Op, name: str) -> bool:
     return op.dst.buffer.name == name and op.dst.is_whole
 
 
-def _skipped(kernel: Kernel, before: Body, loop: For, names: set[str]) -> Body:
-    """What a tile does to the scalars that outlive it, and nothing else."""
+def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str], names: set[str]) -> Body:
+    """What a tile does to the scalars that outlive it, and nothing else. Phases of barriers that
+    each warpgroup has for itself (all but those `met` by the producer) stay as they are."""
     lasting = {op.buffer.name for op in before if isinstance(op, Alloc) and not op.buffer.shape}
+    for op in walk_ops(loop.body):
+        if isinstance(op, Wait) and op.barrier.buffer.name not in met:
+            lasting -= {load.buffer.name for load in loads(op.phase)}
     try:
         part = Slice(names, written_by(kernel), lambda *_: {}, None, _deciding(loop, lasting))
         return _folded(tuple(part.body(loop.body, {})))
