@@ -47,6 +47,16 @@ def product(M, N, K, block=(64, 32, 16), threads=256, stages=3, epilogue="relu",
             T.reduce_sum(C_f, total, dim=0)
             for i, j in T.Parallel(bm, bn):
                 C_f[i, j] = C_f[i, j] + total[j]
+        elif epilogue == "sums":  # several elements at a time
+            sums = T.alloc_fragment((bm, bn), "float32")
+            T.cumsum(C_f, sums, dim=0)
+            T.copy(sums, C_f)
+        elif epilogue == "view":  # of a tile of the consumers' own
+            C_s = T.alloc_shared((bm, bn), "float32")
+            line = T.view(C_s, (bm * bn,))
+            T.copy(C_f, C_s)
+            for i, j in T.Parallel(bm, bn):
+                C_f[i, j] = line[bm * bn - 1 - i * bn - j]
         elif epilogue == "shared":  # a tile of the consumers' own
             C_s = T.alloc_shared((bm, bn), "float32")
             T.copy(C_f, C_s)
@@ -117,6 +127,7 @@ CASES = {
     "a tile of their own": {"epilogue": "shared"},
     "a tile of their own, loaded": {"epilogue": "loaded"},
     "warps exchange": {"epilogue": "columns", "block": (128, 32, 16)},
+    "warps exchange vectors": {"epilogue": "sums"},
     "walked by hand": {"loops": "persistent"},
 }
 SIZES = [(256, 96, 64), (130, 40, 16), (320, 33, 112)]
@@ -158,6 +169,14 @@ def test_a_lost_order_is_noticed(lost):
     with pytest.raises(RunError):
         for seed in range(8):
             result(broken, sizes, seed, explicit=True)
+
+
+def test_a_view_of_a_tile_of_their_own():
+    sizes = SIZES[0]
+    given = product(*sizes, epilogue="view")
+    found = scheduled(given, DEALT, 2)
+    assert result(found, sizes, explicit=True).tobytes() == result(given, sizes).tobytes()
+    assert consumer(found).instances == 1  # one view cannot show several tiles
 
 
 def told(program: Program, target: Target) -> str:

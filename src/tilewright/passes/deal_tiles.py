@@ -61,6 +61,7 @@ from tilewright.ir.op import (
     Scan,
     Store,
     Sync,
+    View,
     Wait,
     WaitGroup,
     expressions,
@@ -181,6 +182,9 @@ def _dealt(kernel: Kernel, count: int, names: set[str], registers: int) -> Kerne
     )
     dealt = (*before, Alloc(turn, const(0), loc=loop.loc), rebuild(loop, body=body), *behind)
     own = _own_memory(consumer, producer, count)
+    for op in walk_ops(kernel):
+        if isinstance(op, View) and own.keys() & {op.buffer.name, op.source.name}:
+            raise NotDealt(f"{op.buffer.name} shows a tile of theirs under another shape")
     kept, taken = registers_of(producer, consumer.body, count, registers)
     warps = consumer.warps * count
     each = tuple(_for_group(op, own, group) for op in dealt)
