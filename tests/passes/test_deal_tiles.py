@@ -228,3 +228,48 @@ def carried():
 
 def test_a_sum_over_tiles_stays_in_order():
     assert "shared: something is computed before the first tile" in told(carried(), DEALT)
+
+
+def handing_on(how: str):
+    """Tiles that a text walks over in order, each with something from the one before."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((256, 64), "float16"),
+        B: T.Tensor((64, 32), "float16"),
+        C: T.Tensor((256, 32), "float16"),
+    ):
+        with T.Kernel(1, threads=256):
+            A_s = T.alloc_shared((64, 16), "float16")
+            B_s = T.alloc_shared((16, 32), "float16")
+            kept = T.alloc_shared((64, 32), "float32")
+            C_f = T.alloc_fragment((64, 32), "float32")
+            for i in T.Persistent([4], wave_size=1, index=0, group_size=1):
+                T.clear(C_f)
+                for k in T.Pipelined(4, num_stages=2):
+                    T.copy(A[i * 64, k * 16], A_s)
+                    T.copy(B[k * 16, 0], B_s)
+                    T.gemm(A_s, B_s, C_f)
+                if how == "shared":
+                    for r, c in T.Parallel(64, 32):
+                        if i > 0:
+                            C_f[r, c] = C_f[r, c] + kept[r, c]
+                elif how == "global":
+                    for r, c in T.Parallel(64, 32):
+                        if i > 0:
+                            C_f[r, c] = C_f[r, c] + C[(i - 1) * 64 + r, c]
+                for r, c in T.Parallel(64, 32):
+                    kept[r, c] = C_f[r, c]
+                T.copy(kept, C[i * 64, 0])
+
+    return main.program
+
+
+@pytest.mark.parametrize("how", ["shared", "global", "nothing"])
+def test_tiles_that_hand_something_on_stay_in_order(how):
+    given, sizes = handing_on(how), (256, 32, 64)
+    found = scheduled(given, DEALT, 1)
+    assert consumer(found).instances == (2 if how == "nothing" else 1)
+    want = result(given, sizes)
+    for seed in range(3):
+        assert result(found, sizes, seed, explicit=True).tobytes() == want.tobytes()

@@ -20,6 +20,7 @@ counters, without the work. Tiles of shared memory that consumers fill are one p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
@@ -41,6 +42,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.op import (
     Alloc,
     Arrive,
+    Atomic,
     BarrierInit,
     Body,
     Copy,
@@ -64,6 +66,8 @@ from tilewright.ir.op import (
     View,
     Wait,
     WaitGroup,
+    While,
+    bodies,
     expressions,
     read_buffers,
     walk_ops,
@@ -108,7 +112,7 @@ def own_tiles(kernel: Kernel, target: Target) -> Kernel:
     count = max(2, prod(kernel.threads) // (WARP * GROUP))
     hint = Hint(DEALT, detail=(str(count),), loc=kernel.loc)
     dealt = replace(kernel, threads=(WARP * GROUP,), body=(hint, *kernel.body))
-    against = "as asked for" if is_placed(kernel) else why_not(kernel)
+    against = "as asked for" if is_placed(kernel) else why_not(kernel) or _handed_on(kernel)
     if against is None and told == "auto":
         against = _not_worth(kernel, dealt, count, target)
     if against is not None:
@@ -144,6 +148,48 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     if alone and 2 * planned_bytes(kernel) <= target.chip.shared_per_sm:
         return "two blocks share a multiprocessor"
     return None
+
+
+def _handed_on(kernel: Kernel) -> str | None:
+    """What a tile may leave to the next one where the text itself walks over tiles."""
+    loops = [op for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "persistent"]
+    inside = [inner for loop in loops for inner in walk_ops(loop.body)]
+    read = [b for op in inside if not isinstance(op, Atomic) for b in read_buffers(op)]
+    written = written_by(kernel)
+    for buffer in read:
+        if buffer.space is Space.GLOBAL and buffer.name in written:
+            return f"a tile may read what another stored to {buffer.name}"
+    fresh = {op.buffer.name for op in inside if isinstance(op, Alloc)}
+    kept = next((name for loop in loops for name in _kept(loop.body, fresh)), None)
+    return kept and f"{kept} may keep something from tile to tile"
+
+
+def _kept(body: Body, fresh: set[str]) -> Iterator[str]:
+    """Shared tiles that are used before they are given new values; `fresh` grows by those that
+    are given some."""
+    for op in body:
+        if isinstance(op, (For, If, While)):
+            sides = [set(fresh) for _ in bodies(op)]
+            for inner, side in zip(bodies(op), sides, strict=True):
+                yield from _kept(inner, side)
+            if isinstance(op, If):
+                fresh |= set.intersection(*sides)
+            continue
+        for buffer in {buffer for buffer, _ in touched_in(op)}:
+            if buffer.space is Space.SHARED and buffer.name not in fresh:
+                if not (_begins(op, buffer.name) or _fills(op, buffer)):
+                    yield buffer.name
+                fresh.add(buffer.name)
+
+
+def _fills(op: Op, buffer: Buffer) -> bool:
+    """Whether a nest stores to as many elements as `buffer` has, and reads none of them."""
+    if not isinstance(op, Map) or buffer in {b for i in walk_ops(op) for b in read_buffers(i)}:
+        return False
+    if not any(isinstance(i, Store) and i.buffer == buffer for i in op.body):
+        return False
+    sizes = [int(e) for e in op.extents if isinstance(e, Const)]
+    return len(sizes) == len(op.extents) and prod(sizes) == prod(buffer.static_shape)
 
 
 def deal_tiles(program: Program, target: Target) -> Program:
