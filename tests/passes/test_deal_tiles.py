@@ -59,6 +59,7 @@ def product(M, N, K, block=(64, 32, 16), threads=256, stages=3, epilogue="relu",
                 C_f[i, j] = line[bm * bn - 1 - i * bn - j]
         elif epilogue == "shared":  # a tile of the consumers' own
             C_s = T.alloc_shared((bm, bn), "float32")
+            T.annotate_layout({C_s: T.make_swizzled_layout(C_s)})
             T.copy(C_f, C_s)
             for i, j in T.Parallel(bm, bn):
                 C_f[i, j] = C_s[bm - 1 - i, j]

@@ -402,6 +402,7 @@ def _for_group(op: Op, own: dict[str, Buffer], group: Var) -> Op:
     def one(each: Op) -> Op:
         if isinstance(each, Sync) and each.scope == "named":
             return rebuild(each, id=const(NAMED) + group)
+        each = _widened(each, own)
         barrier = _barrier(each)
         if barrier is None or barrier.buffer.name not in own:
             return each
@@ -416,8 +417,13 @@ def _for_group(op: Op, own: dict[str, Buffer], group: Var) -> Op:
 
 
 def _widened(op: Op, own: dict[str, Buffer]) -> Op:
-    if isinstance(op, (Alloc, Hint)) and op.buffer is not None and op.buffer.name in own:
+    """What is said of memory that all warpgroups now have, said of all of it."""
+    if isinstance(op, Alloc) and op.buffer.name in own:
         return rebuild(op, buffer=own[op.buffer.name])
+    if isinstance(op, Hint) and op.buffer is not None and op.buffer.name in own:
+        slots = own[op.buffer.name]
+        layout = None if op.layout is None else slots.layout
+        return rebuild(op, buffer=slots, layout=layout)
     if isinstance(op, BarrierInit) and op.barrier.buffer.name in own:
         return rebuild(op, barrier=whole(own[op.barrier.buffer.name]))
     return op
