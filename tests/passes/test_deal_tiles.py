@@ -193,6 +193,7 @@ AGAINST = {
     "256 registers": lambda: (wide(block=(128, 256, 64)), AUTO),
     "two blocks share": lambda: (wide(threads=128, stages=3), AUTO),
     "no producer": lambda: (wide(), DEALT.choosing("roles", "off")),
+    "bytes of shared memory": lambda: (wide(epilogue="shared"), AUTO),
     "no instruction for a whole tile": lambda: (
         wide(block=(32, 128, 64), threads=256),
         AUTO,
@@ -202,7 +203,10 @@ AGAINST = {
 
 @pytest.mark.parametrize("why", AGAINST)
 def test_what_is_said_against_it(why):
-    said = told(*AGAINST[why]())
+    program, target = AGAINST[why]()
+    trace = lower(program, target)
+    assert ("main", "given up") not in trace.reasons
+    said = trace.reasons["main", ABOUT]
     assert said.startswith("shared: ") and why in said
 
 

@@ -77,6 +77,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.matrix_tiles import split_of
 from tilewright.passes.persist_blocks import worth_it
+from tilewright.passes.place_shared import stacked
 from tilewright.passes.placed import is_placed
 from tilewright.passes.reasons import because
 from tilewright.passes.register_shares import handed_over
@@ -198,7 +199,13 @@ def deal_tiles(program: Program, target: Target) -> Program:
 
     def one(kernel: Kernel) -> Kernel:
         count = dealt_to(kernel)
-        return kernel if count == 1 else _dealt(kernel, count, names, target.chip.registers)
+        if count == 1:
+            return kernel
+        dealt = _dealt(kernel, count, names, target.chip.registers)
+        _, taken = stacked(dealt)
+        if taken > target.chip.shared:
+            raise NotDealt(f"with tiles for each, {taken} bytes of shared memory")
+        return dealt
 
     return map_kernels(program, one)
 
