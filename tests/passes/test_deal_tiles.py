@@ -11,6 +11,7 @@ import pytest
 
 import tilewright.language as T
 from tilewright import interp
+from tilewright.ir.fragment import repeat, spatial
 from tilewright.ir.op import Arrive, Program, Role, Wait, walk_ops
 from tilewright.ir.rewrite import map_body, map_kernels, rebuild
 from tilewright.ir.target import Target
@@ -51,6 +52,11 @@ def product(M, N, K, block=(64, 32, 16), threads=256, stages=3, epilogue="relu",
             sums = T.alloc_fragment((bm, bn), "float32")
             T.cumsum(C_f, sums, dim=0)
             T.copy(sums, C_f)
+        elif epilogue == "spread":  # over all threads, as the text says
+            rows = T.alloc_fragment((bm, bn), "float32")
+            T.annotate_layout({rows: repeat(bm // 8, 1) * spatial(8, bn)})
+            T.copy(C_f, rows)
+            T.copy(rows, C_f)
         elif epilogue == "view":  # of a tile of the consumers' own
             C_s = T.alloc_shared((bm, bn), "float32")
             line = T.view(C_s, (bm * bn,))
@@ -170,6 +176,15 @@ def test_a_lost_order_is_noticed(lost):
     with pytest.raises(RunError):
         for seed in range(8):
             result(broken, sizes, seed, explicit=True)
+
+
+def test_a_layout_for_all_threads_of_the_text():
+    sizes = SIZES[0]
+    given = product(*sizes, epilogue="spread")
+    found = scheduled(given, DEALT, 2)
+    assert consumer(found).instances == 1
+    code = run_pipeline(found, DEALT, PIPELINE, stage=Stage.LAID_OUT).result
+    assert result(code, sizes, threads=True).tobytes() == result(given, sizes).tobytes()
 
 
 def test_a_view_of_a_tile_of_their_own():

@@ -39,6 +39,7 @@ from tilewright.ir.expr import (
     loads,
     variables,
 )
+from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -113,7 +114,8 @@ def own_tiles(kernel: Kernel, target: Target) -> Kernel:
     count = max(2, prod(kernel.threads) // (WARP * GROUP))
     hint = Hint(DEALT, detail=(str(count),), loc=kernel.loc)
     dealt = replace(kernel, threads=(WARP * GROUP,), body=(hint, *kernel.body))
-    against = "as asked for" if is_placed(kernel) else why_not(kernel) or _handed_on(kernel)
+    against = "as asked for" if is_placed(kernel) else why_not(kernel)
+    against = against or _spread(kernel) or _handed_on(kernel)
     if against is None and told == "auto":
         against = _not_worth(kernel, dealt, count, target)
     if against is not None:
@@ -148,6 +150,15 @@ def _not_worth(kernel: Kernel, dealt: Kernel, count: int, target: Target) -> str
     alone = prod(kernel.threads) <= WARP * GROUP and said
     if alone and 2 * planned_bytes(kernel) <= target.chip.shared_per_sm:
         return "two blocks share a multiprocessor"
+    return None
+
+
+def _spread(kernel: Kernel) -> str | None:
+    """What the text spreads over more threads than a warpgroup has."""
+    for op in walk_ops(kernel):
+        held = op.buffer.layout if isinstance(op, Alloc) else getattr(op, "layout", None)
+        if isinstance(held, Fragment) and held.threads > WARP * GROUP:
+            return f"the text spreads a tile over {held.threads} threads"
     return None
 
 
