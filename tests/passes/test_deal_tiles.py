@@ -11,6 +11,7 @@ import pytest
 
 import tilewright.language as T
 from tilewright import interp
+from tilewright.ir.fragment import repeat, spatial
 from tilewright.ir.op import Arrive, Program, Role, Wait, walk_ops
 from tilewright.ir.rewrite import map_body, map_kernels, rebuild
 from tilewright.ir.target import Target
@@ -41,17 +42,41 @@ def product(M, N, K, block=(64, 32, 16), threads=256, stages=3, epilogue="relu",
             T.gemm(A_s, B_s, C_f)
 
     @T.macro
-    def end(C, C_f, by, bx):
+    def end(A, C, C_f, by, bx):
         if epilogue == "columns":  # warps tell each other what they have
             total = T.alloc_fragment((bn,), "float32")
             T.reduce_sum(C_f, total, dim=0)
             for i, j in T.Parallel(bm, bn):
                 C_f[i, j] = C_f[i, j] + total[j]
+        elif epilogue == "sums":  # several elements at a time
+            sums = T.alloc_fragment((bm, bn), "float32")
+            T.cumsum(C_f, sums, dim=0)
+            T.copy(sums, C_f)
+        elif epilogue == "spread":  # over all threads, as the text says
+            rows = T.alloc_fragment((bm, bn), "float32")
+            T.annotate_layout({rows: repeat(bm // 8, 1) * spatial(8, bn)})
+            T.copy(C_f, rows)
+            T.copy(rows, C_f)
+        elif epilogue == "view":  # of a tile of the consumers' own
+            C_s = T.alloc_shared((bm, bn), "float32")
+            line = T.view(C_s, (bm * bn,))
+            T.copy(C_f, C_s)
+            for i, j in T.Parallel(bm, bn):
+                C_f[i, j] = line[bm * bn - 1 - i * bn - j]
         elif epilogue == "shared":  # a tile of the consumers' own
             C_s = T.alloc_shared((bm, bn), "float32")
+            T.annotate_layout({C_s: T.make_swizzled_layout(C_s)})
             T.copy(C_f, C_s)
             for i, j in T.Parallel(bm, bn):
                 C_f[i, j] = C_s[bm - 1 - i, j]
+        elif epilogue == "loaded":  # into such a tile, for some tiles of the result only
+            D_s = T.alloc_shared((bm, bn), "float16")
+            if bx > 0:
+                T.copy(A[by * bm, 0], D_s)
+            else:
+                T.clear(D_s)
+            for i, j in T.Parallel(bm, bn):
+                C_f[i, j] = C_f[i, j] + D_s[i, j]
         else:
             for i, j in T.Parallel(bm, bn):
                 C_f[i, j] = T.max(C_f[i, j], 0)
@@ -69,7 +94,7 @@ def product(M, N, K, block=(64, 32, 16), threads=256, stages=3, epilogue="relu",
                 B_s = T.alloc_shared((bk, bn), "float16")
                 C_f = T.alloc_fragment((bm, bn), "float32")
                 tile(A, B, C, A_s, B_s, C_f, by, bx)
-                end(C, C_f, by, bx)
+                end(A, C, C_f, by, bx)
         else:
             with T.Kernel(2, threads=threads) as block_id:
                 A_s = T.alloc_shared((bm, bk), "float16")
@@ -79,7 +104,7 @@ def product(M, N, K, block=(64, 32, 16), threads=256, stages=3, epilogue="relu",
                     [T.ceildiv(M, bm), T.ceildiv(N, bn)], wave_size=2, index=block_id, group_size=2
                 ):
                     tile(A, B, C, A_s, B_s, C_f, by, bx)
-                    end(C, C_f, by, bx)
+                    end(A, C, C_f, by, bx)
 
     return main.program
 
@@ -107,7 +132,9 @@ CASES = {
     "three warpgroups": {"threads": 384},
     "one warpgroup in the text": {"threads": 128},
     "a tile of their own": {"epilogue": "shared"},
+    "a tile of their own, loaded": {"epilogue": "loaded"},
     "warps exchange": {"epilogue": "columns", "block": (128, 32, 16)},
+    "warps exchange vectors": {"epilogue": "sums"},
     "walked by hand": {"loops": "persistent"},
 }
 SIZES = [(256, 96, 64), (130, 40, 16), (320, 33, 112)]
@@ -151,6 +178,23 @@ def test_a_lost_order_is_noticed(lost):
             result(broken, sizes, seed, explicit=True)
 
 
+def test_a_layout_for_all_threads_of_the_text():
+    sizes = SIZES[0]
+    given = product(*sizes, epilogue="spread")
+    found = scheduled(given, DEALT, 2)
+    assert consumer(found).instances == 1
+    code = run_pipeline(found, DEALT, PIPELINE, stage=Stage.LAID_OUT).result
+    assert result(code, sizes, threads=True).tobytes() == result(given, sizes).tobytes()
+
+
+def test_a_view_of_a_tile_of_their_own():
+    sizes = SIZES[0]
+    given = product(*sizes, epilogue="view")
+    found = scheduled(given, DEALT, 2)
+    assert result(found, sizes, explicit=True).tobytes() == result(given, sizes).tobytes()
+    assert consumer(found).instances == 1  # one view cannot show several tiles
+
+
 def told(program: Program, target: Target) -> str:
     return lower(program, target).reasons[program.kernels[0].name, ABOUT]
 
@@ -164,6 +208,7 @@ AGAINST = {
     "256 registers": lambda: (wide(block=(128, 256, 64)), AUTO),
     "two blocks share": lambda: (wide(threads=128, stages=3), AUTO),
     "no producer": lambda: (wide(), DEALT.choosing("roles", "off")),
+    "bytes of shared memory": lambda: (wide(epilogue="shared"), AUTO),
     "no instruction for a whole tile": lambda: (
         wide(block=(32, 128, 64), threads=256),
         AUTO,
@@ -173,7 +218,10 @@ AGAINST = {
 
 @pytest.mark.parametrize("why", AGAINST)
 def test_what_is_said_against_it(why):
-    said = told(*AGAINST[why]())
+    program, target = AGAINST[why]()
+    trace = lower(program, target)
+    assert ("main", "given up") not in trace.reasons
+    said = trace.reasons["main", ABOUT]
     assert said.startswith("shared: ") and why in said
 
 
@@ -202,35 +250,46 @@ def test_a_sum_over_tiles_stays_in_order():
     assert "shared: something is computed before the first tile" in told(carried(), DEALT)
 
 
-def kept_in_memory():
-    """Each tile adds to what the one before left in shared memory."""
+def handing_on(how: str):
+    """Tiles that a text walks over in order, each with something from the one before."""
 
     @T.prim_func
-    def main(A: T.Tensor((512, 64), "float16"), C: T.Tensor((512, 64), "float32")):
+    def main(
+        A: T.Tensor((256, 64), "float16"),
+        B: T.Tensor((64, 32), "float16"),
+        C: T.Tensor((256, 32), "float16"),
+    ):
         with T.Kernel(1, threads=256):
-            a = T.alloc_shared((64, 64), "float16")
-            sums = T.alloc_shared((64, 64), "float32")
-            part = T.alloc_fragment((64, 64), "float32")
-            for i in T.Persistent([8], wave_size=1, index=0, group_size=1):
-                T.clear(part)
-                for _ in T.Pipelined(1, num_stages=2):
-                    T.copy(A[i * 64, 0], a)
-                    T.gemm(a, a, part)
-                for x, y in T.Parallel(64, 64):
-                    sums[x, y] = T.if_then_else(i == 0, 0.0, sums[x, y]) + part[x, y]
-                T.copy(sums, C[i * 64, 0])
+            A_s = T.alloc_shared((64, 16), "float16")
+            B_s = T.alloc_shared((16, 32), "float16")
+            kept = T.alloc_shared((64, 32), "float32")
+            C_f = T.alloc_fragment((64, 32), "float32")
+            for i in T.Persistent([4], wave_size=1, index=0, group_size=1):
+                T.clear(C_f)
+                for k in T.Pipelined(4, num_stages=2):
+                    T.copy(A[i * 64, k * 16], A_s)
+                    T.copy(B[k * 16, 0], B_s)
+                    T.gemm(A_s, B_s, C_f)
+                if how == "shared":
+                    for r, c in T.Parallel(64, 32):
+                        if i > 0:
+                            C_f[r, c] = C_f[r, c] + kept[r, c]
+                elif how == "global":
+                    for r, c in T.Parallel(64, 32):
+                        if i > 0:
+                            C_f[r, c] = C_f[r, c] + C[(i - 1) * 64 + r, c]
+                for r, c in T.Parallel(64, 32):
+                    kept[r, c] = C_f[r, c]
+                T.copy(kept, C[i * 64, 0])
 
     return main.program
 
 
-def test_memory_that_a_text_keeps_over_tiles():
-    program = kept_in_memory()
-    assert "shared: sums may keep something" in told(program, DEALT)
-    found = scheduled(program, DEALT, 1)
-    A = np.random.default_rng(0).integers(-2, 3, (512, 64)).astype(np.float16)
-    results = []
-    for each, how in ((program, {}), (found, {"explicit": True})):
-        args = {"A": A.copy(), "C": np.zeros((512, 64), np.float32)}
-        interp.run(each, args, seed=3, **how)
-        results.append(args["C"])
-    np.testing.assert_array_equal(*results)
+@pytest.mark.parametrize("how", ["shared", "global", "nothing"])
+def test_tiles_that_hand_something_on_stay_in_order(how):
+    given, sizes = handing_on(how), (256, 32, 64)
+    found = scheduled(given, DEALT, 1)
+    assert consumer(found).instances == (2 if how == "nothing" else 1)
+    want = result(given, sizes)
+    for seed in range(3):
+        assert result(found, sizes, seed, explicit=True).tobytes() == want.tobytes()

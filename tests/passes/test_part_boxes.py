@@ -128,6 +128,36 @@ def test_what_stays_whole(program, target):
     assert part_boxes(program, target) is program or parts(program, target)[1] == 1
 
 
+def of_a_part(rows: int, columns: int, first: int):
+    """A product that reads a part of its tiles."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, 256), "float16"),
+        B: T.Tensor((256, N), "float16"),
+        C: T.Tensor((rows, N), "float32"),
+    ):
+        with T.Kernel(1, threads=256):
+            a = T.alloc_shared((M, BLOCK_K), "float16")
+            b = T.alloc_shared((BLOCK_K, N), "float16")
+            c = T.alloc_fragment((rows, N), "float32")
+            T.clear(c)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[0, k * BLOCK_K], a)
+                T.copy(B[k * BLOCK_K, 0], b)
+                end = first + columns
+                T.gemm(a[0:rows, first:end], b[first:end, :], c)
+            T.copy(c, C)
+
+    return main.program
+
+
+@pytest.mark.parametrize("part", [(M, 64, 0), (M, 64, 64), (64, 128, 0)], ids=str)
+@pytest.mark.parametrize("target", [ROLES, ASKED], ids=str)
+def test_parts_of_tiles(part, target):
+    check(of_a_part(*part), target)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_where_it_is_asked_for(causal):
     program = flash_attention.prim_func(

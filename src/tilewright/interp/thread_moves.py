@@ -146,13 +146,14 @@ def store_vector(b: ThreadBuilder, op: Intrinsic) -> Step:
         new = cast_fn(of.region.buffer.dtype, mem.dtype)(values)[active(fr)]
         if mem.space is Space.SHARED:
             note_shared(fr, mem, tuple(s(fr) for s in to.starts), count, writes=True)
-            _require_apart(mem, where[0], op)
+            _require_apart(mem, where, op)
         mem.data[where] = new
 
     return Step(op, run)
 
 
-def _require_apart(mem: Memory, places: Array, op: Intrinsic) -> None:
+def _require_apart(mem: Memory, where: tuple[Array, ...], op: Intrinsic) -> None:
+    places = np.ravel_multi_index(np.broadcast_arrays(*where), mem.data.shape)
     if np.unique(places).size < places.size:
         raise RunError(
             f"race on {mem.name}: two threads store to one element of it at once", loc=op.loc

@@ -20,6 +20,7 @@ counters, without the work. Tiles of shared memory that consumers fill are one p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
@@ -37,9 +38,11 @@ from tilewright.ir.expr import (
     loads,
     variables,
 )
+from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
     Arrive,
+    Atomic,
     BarrierInit,
     Body,
     Fence,
@@ -58,10 +61,13 @@ from tilewright.ir.op import (
     Scan,
     Store,
     Sync,
+    View,
     Wait,
     WaitGroup,
     While,
+    bodies,
     expressions,
+    read_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import fresh_name, map_kernels, map_ops, program_names, rebuild
@@ -70,6 +76,7 @@ from tilewright.ir.target import Target
 from tilewright.passes.lifetimes import overwrites
 from tilewright.passes.matrix_tiles import split_of
 from tilewright.passes.persist_blocks import worth_it
+from tilewright.passes.place_shared import stacked
 from tilewright.passes.placed import is_placed
 from tilewright.passes.reasons import because
 from tilewright.passes.register_shares import handed_over
@@ -90,7 +97,6 @@ from tilewright.passes.roles import (
 from tilewright.passes.stage_stores import planned_bytes
 
 ABOUT = "tiles of warpgroups"
-BY_HAND = "walked by hand"
 PLAIN = 40  # registers of a thread for addresses and counters
 
 
@@ -104,9 +110,10 @@ def own_tiles(kernel: Kernel, target: Target) -> Kernel:
     if told == "cooperative" or not any(isinstance(op, Gemm) for op in walk_ops(kernel)):
         return kernel
     count = max(2, prod(kernel.threads) // (WARP * GROUP))
-    hint = Hint(DEALT, detail=(str(count), *([BY_HAND] if _walks(kernel) else [])), loc=kernel.loc)
+    hint = Hint(DEALT, detail=(str(count),), loc=kernel.loc)
     dealt = replace(kernel, threads=(WARP * GROUP,), body=(hint, *kernel.body))
     against = "as asked for" if is_placed(kernel) else why_not(kernel)
+    against = against or _spread(kernel) or _handed_on(kernel)
     if against is None and told == "auto":
         against = _not_worth(kernel, dealt, count, target)
     if against is not None:
@@ -148,13 +155,70 @@ def _walks(kernel: Kernel) -> bool:
     return any(isinstance(op, For) and op.kind == "persistent" for op in kernel.body)
 
 
+def _spread(kernel: Kernel) -> str | None:
+    """What the text spreads over more threads than a warpgroup has."""
+    for op in walk_ops(kernel):
+        held = op.buffer.layout if isinstance(op, Alloc) else getattr(op, "layout", None)
+        if isinstance(held, Fragment) and held.threads > WARP * GROUP:
+            return f"the text spreads a tile over {held.threads} threads"
+    return None
+
+
+def _handed_on(kernel: Kernel) -> str | None:
+    """What a tile may leave to the next one where the text itself walks over tiles."""
+    loops = [op for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "persistent"]
+    inside = [inner for loop in loops for inner in walk_ops(loop.body)]
+    read = [b for op in inside if not isinstance(op, Atomic) for b in read_buffers(op)]
+    written = written_by(kernel)
+    for buffer in read:
+        if buffer.space is Space.GLOBAL and buffer.name in written:
+            return f"a tile may read what another stored to {buffer.name}"
+    fresh = {op.buffer.name for op in inside if isinstance(op, Alloc)}
+    kept = next((name for loop in loops for name in _kept(loop.body, fresh)), None)
+    return kept and f"{kept} may keep something from tile to tile"
+
+
+def _kept(body: Body, fresh: set[str]) -> Iterator[str]:
+    """Shared tiles that are used before they are given new values; `fresh` grows by those that
+    are given some."""
+    for op in body:
+        if isinstance(op, (For, If, While)):
+            sides = [set(fresh) for _ in bodies(op)]
+            for inner, side in zip(bodies(op), sides, strict=True):
+                yield from _kept(inner, side)
+            if isinstance(op, If):
+                fresh |= set.intersection(*sides)
+            continue
+        for buffer in {buffer for buffer, _ in touched_in(op)}:
+            if buffer.space is Space.SHARED and buffer.name not in fresh:
+                if not (overwrites(op, buffer.name) or _fills(op, buffer)):
+                    yield buffer.name
+                fresh.add(buffer.name)
+
+
+def _fills(op: Op, buffer: Buffer) -> bool:
+    """Whether a nest stores to as many elements as `buffer` has, and reads none of them."""
+    if not isinstance(op, Map) or buffer in {b for i in walk_ops(op) for b in read_buffers(i)}:
+        return False
+    if not any(isinstance(i, Store) and i.buffer == buffer for i in op.body):
+        return False
+    sizes = [int(e) for e in op.extents if isinstance(e, Const)]
+    return len(sizes) == len(op.extents) and prod(sizes) == prod(buffer.static_shape)
+
+
 def deal_tiles(program: Program, target: Target) -> Program:
     """Kernels that `own_tiles` has chosen: their tiles dealt out."""
     names = program_names(program)
 
     def one(kernel: Kernel) -> Kernel:
         count = dealt_to(kernel)
-        return kernel if count == 1 else _dealt(kernel, count, names, target.chip.registers)
+        if count == 1:
+            return kernel
+        dealt = _dealt(kernel, count, names, target.chip.registers)
+        _, taken = stacked(dealt)
+        if taken > target.chip.shared:
+            raise NotDealt(f"with tiles for each, {taken} bytes of shared memory")
+        return dealt
 
     return map_kernels(program, one)
 
@@ -167,10 +231,7 @@ def _dealt(kernel: Kernel, count: int, names: set[str], registers: int) -> Kerne
         raise NotDealt("shared tiles lie over one another")
     consumer, producer = roles[CONSUMER], roles[PRODUCER]
     before, loop, behind = _parts(consumer.body)
-    hint = next(op for op in kernel.body if isinstance(op, Hint) and op.name == DEALT)
-    # grids have no memory from tile to tile; what a text's own loop keeps is known only by its uses
-    kept_in = (Space.FRAGMENT, Space.LOCAL, *([Space.SHARED] if BY_HAND in hint.detail else []))
-    _check(before, loop, behind, mentioned(producer), kept_in)
+    _check(before, loop, behind)
     group = Var(fresh_name("group", names))
     turn = Buffer(fresh_name(f"{loop.var.name}_turn", names), (), INT32, Space.LOCAL)
     mine = compare("==", Load(turn, ()) % count, group)
@@ -179,13 +240,17 @@ def _dealt(kernel: Kernel, count: int, names: set[str], registers: int) -> Kerne
         element(order, (group + 1) % count), count=const(consumer.warps), by="warps", loc=loop.loc
     )
     began = Wait(element(order, group), (Load(turn, ()) - 1) // count % 2, loc=loop.loc)
-    tile = (began, *_passed_on(loop.body, set(_barriers(producer.body)), passed))
+    met = set(_barriers(producer.body))
+    tile = (began, *_passed_on(loop.body, met, passed))
     body = (
-        If(mine, tile, _skipped(kernel, before, loop, names), loc=loop.loc),
+        If(mine, tile, _skipped(kernel, before, loop, met, names), loc=loop.loc),
         Store(turn, (), Load(turn, ()) + 1, loc=loop.loc),
     )
     dealt = (*before, Alloc(turn, const(0), loc=loop.loc), rebuild(loop, body=body), *behind)
     own = _own_memory(consumer, producer, count)
+    for op in walk_ops(kernel):
+        if isinstance(op, View) and own.keys() & {op.buffer.name, op.source.name}:
+            raise NotDealt(f"{op.buffer.name} shows a tile of theirs under another shape")
     kept, taken = registers_of(producer, consumer.body, count, registers)
     warps = consumer.warps * count
     each = tuple(_for_group(op, own, group) for op in dealt)
@@ -231,40 +296,43 @@ def _parts(body: Body) -> tuple[Body, For, Body]:
     return body[: loops[0]], loop, body[loops[0] + 1 :]
 
 
-def _check(
-    before: Body, loop: For, behind: Body, rings: set[str], kept_in: tuple[Space, ...]
-) -> None:
-    """Tiles must be independent of each other: what they keep in these spaces, but for rings."""
+def _check(before: Body, loop: For, behind: Body) -> None:
+    """Tiles must be independent of each other."""
     if not all(isinstance(op, (Alloc, Let, Hint)) for op in before):
         raise NotDealt("something is computed before the first tile")
     if not all(isinstance(op, WaitGroup) for op in behind):
         raise NotDealt("something is computed behind the last tile")
     seen = {op.buffer.name for op in walk_ops(loop.body) if isinstance(op, Alloc)}
     seen |= {op.buffer.name for op in before if isinstance(op, Alloc) and not op.buffer.shape}
-    _begin_anew(loop.body, seen | rings, kept_in)
+    _begin_anew(loop.body, seen)
 
 
-def _begin_anew(body: Body, seen: set[str], kept_in: tuple[Space, ...]) -> set[str]:
+def _begin_anew(body: Body, seen: set[str]) -> set[str]:
     """Buffers that `body` has given new values, those of `seen` among them; all it uses must be."""
     seen = set(seen)
     for op in body:
         if isinstance(op, If):
-            then, orelse = (_begin_anew(side, seen, kept_in) for side in (op.then, op.orelse))
+            then, orelse = (_begin_anew(side, seen) for side in (op.then, op.orelse))
             seen |= then & orelse
             continue
         if isinstance(op, (For, While)):  # which may not run at all
-            _begin_anew(op.body, seen, kept_in)
+            _begin_anew(op.body, seen)
             continue
         for buffer in {buffer for buffer, _ in touched_in(op) if buffer.name not in seen}:
-            if buffer.space in kept_in and not overwrites(op, buffer.name):
+            held = buffer.space in (Space.FRAGMENT, Space.LOCAL)
+            if held and not overwrites(op, buffer.name):
                 raise NotDealt(f"{buffer.name} may keep something from tile to tile")
             seen.add(buffer.name)
     return seen
 
 
-def _skipped(kernel: Kernel, before: Body, loop: For, names: set[str]) -> Body:
-    """What a tile does to the scalars that outlive it, and nothing else."""
+def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str], names: set[str]) -> Body:
+    """What a tile does to the scalars that outlive it, and nothing else. Phases of barriers that
+    each warpgroup has for itself (all but those `met` by the producer) stay as they are."""
     lasting = {op.buffer.name for op in before if isinstance(op, Alloc) and not op.buffer.shape}
+    for op in walk_ops(loop.body):
+        if isinstance(op, Wait) and op.barrier.buffer.name not in met:
+            lasting -= {load.buffer.name for load in loads(op.phase)}
     try:
         part = Slice(names, written_by(kernel), lambda *_: {}, None, _deciding(loop, lasting))
         return _folded(tuple(part.body(loop.body, {})))
@@ -350,6 +418,7 @@ def _for_group(op: Op, own: dict[str, Buffer], group: Var) -> Op:
     def one(each: Op) -> Op:
         if isinstance(each, Sync) and each.scope == "named":
             return rebuild(each, id=const(NAMED) + group)
+        each = _widened(each, own)
         barrier = _barrier(each)
         if barrier is None or barrier.buffer.name not in own:
             return each
@@ -364,8 +433,13 @@ def _for_group(op: Op, own: dict[str, Buffer], group: Var) -> Op:
 
 
 def _widened(op: Op, own: dict[str, Buffer]) -> Op:
-    if isinstance(op, (Alloc, Hint)) and op.buffer is not None and op.buffer.name in own:
+    """What is said of memory that all warpgroups now have, said of all of it."""
+    if isinstance(op, Alloc) and op.buffer.name in own:
         return rebuild(op, buffer=own[op.buffer.name])
+    if isinstance(op, Hint) and op.buffer is not None and op.buffer.name in own:
+        slots = own[op.buffer.name]
+        layout = None if op.layout is None else slots.layout
+        return rebuild(op, buffer=slots, layout=layout)
     if isinstance(op, BarrierInit) and op.barrier.buffer.name in own:
         return rebuild(op, barrier=whole(own[op.barrier.buffer.name]))
     return op

@@ -131,12 +131,13 @@ class _Boxes:
         return tiles
 
     def reads(self, loop: For, tile: Buffer) -> list[tuple[Op, int]]:
-        """What reads a tile, and along which dimension products do; -1 for anything else."""
+        """What reads a tile, and along which dimension products of all of it do; -1 for others."""
         found: list[tuple[Op, int]] = []
         for op in walk_ops(loop.body):
             if tile not in read_buffers(op):
                 continue
-            dims = [d for r, d in _operands(op) if r.buffer is tile] if isinstance(op, Gemm) else []
+            operands = _operands(op) if isinstance(op, Gemm) else ()
+            dims = [d for r, d in operands if r.buffer is tile and r.is_whole]
             found += [(op, d) for d in dims] if dims and op in loop.body else [(op, -1)]
         return found
 
