@@ -247,7 +247,7 @@ def carried():
 
 
 def test_a_sum_over_tiles_stays_in_order():
-    assert "shared: something is computed before the first tile" in told(carried(), DEALT)
+    assert "shared: sums may keep something from tile to tile" in told(carried(), DEALT)
 
 
 def handing_on(how: str):

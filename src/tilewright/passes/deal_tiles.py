@@ -77,7 +77,7 @@ from tilewright.passes.lifetimes import overwrites
 from tilewright.passes.matrix_tiles import split_of
 from tilewright.passes.persist_blocks import worth_it
 from tilewright.passes.place_shared import stacked
-from tilewright.passes.placed import is_placed
+from tilewright.passes.placed import why_placed
 from tilewright.passes.reasons import because
 from tilewright.passes.register_shares import handed_over
 from tilewright.passes.rings import mentioned, slots_of, slotted, touched_in, written_by
@@ -112,8 +112,8 @@ def own_tiles(kernel: Kernel, target: Target) -> Kernel:
     count = max(2, prod(kernel.threads) // (WARP * GROUP))
     hint = Hint(DEALT, detail=(str(count),), loc=kernel.loc)
     dealt = replace(kernel, threads=(WARP * GROUP,), body=(hint, *kernel.body))
-    against = "as asked for" if is_placed(kernel) else why_not(kernel)
-    against = against or _spread(kernel) or _handed_on(kernel)
+    placed = next((why for op in walk_ops(kernel) if (why := why_placed(op))), None)
+    against = placed or why_not(kernel) or _spread(kernel) or _handed_on(kernel)
     if against is None and told == "auto":
         against = _not_worth(kernel, dealt, count, target)
     if against is not None:
@@ -179,8 +179,8 @@ def _handed_on(kernel: Kernel) -> str | None:
 
 
 def _kept(body: Body, fresh: set[str]) -> Iterator[str]:
-    """Shared tiles that are used before they are given new values; `fresh` grows by those that
-    are given some."""
+    """Tiles that are used before they are given new values; `fresh` grows by those that are given
+    some. What becomes of scalars is known (`_skipped`)."""
     for op in body:
         if isinstance(op, (For, If, While)):
             sides = [set(fresh) for _ in bodies(op)]
@@ -190,7 +190,8 @@ def _kept(body: Body, fresh: set[str]) -> Iterator[str]:
                 fresh |= set.intersection(*sides)
             continue
         for buffer in {buffer for buffer, _ in touched_in(op)}:
-            if buffer.space is Space.SHARED and buffer.name not in fresh:
+            own = buffer.space is not Space.GLOBAL and buffer.shape
+            if own and buffer.name not in fresh:
                 if not (overwrites(op, buffer.name) or _fills(op, buffer)):
                     yield buffer.name
                 fresh.add(buffer.name)
@@ -231,7 +232,7 @@ def _dealt(kernel: Kernel, count: int, names: set[str], registers: int) -> Kerne
         raise NotDealt("shared tiles lie over one another")
     consumer, producer = roles[CONSUMER], roles[PRODUCER]
     before, loop, behind = _parts(consumer.body)
-    _check(before, loop, behind)
+    _check(before, behind)
     group = Var(fresh_name("group", names))
     turn = Buffer(fresh_name(f"{loop.var.name}_turn", names), (), INT32, Space.LOCAL)
     mine = compare("==", Load(turn, ()) % count, group)
@@ -296,34 +297,12 @@ def _parts(body: Body) -> tuple[Body, For, Body]:
     return body[: loops[0]], loop, body[loops[0] + 1 :]
 
 
-def _check(before: Body, loop: For, behind: Body) -> None:
-    """Tiles must be independent of each other."""
+def _check(before: Body, behind: Body) -> None:
+    """All work must be a tile's."""
     if not all(isinstance(op, (Alloc, Let, Hint)) for op in before):
         raise NotDealt("something is computed before the first tile")
     if not all(isinstance(op, WaitGroup) for op in behind):
         raise NotDealt("something is computed behind the last tile")
-    seen = {op.buffer.name for op in walk_ops(loop.body) if isinstance(op, Alloc)}
-    seen |= {op.buffer.name for op in before if isinstance(op, Alloc) and not op.buffer.shape}
-    _begin_anew(loop.body, seen)
-
-
-def _begin_anew(body: Body, seen: set[str]) -> set[str]:
-    """Buffers that `body` has given new values, those of `seen` among them; all it uses must be."""
-    seen = set(seen)
-    for op in body:
-        if isinstance(op, If):
-            then, orelse = (_begin_anew(side, seen) for side in (op.then, op.orelse))
-            seen |= then & orelse
-            continue
-        if isinstance(op, (For, While)):  # which may not run at all
-            _begin_anew(op.body, seen)
-            continue
-        for buffer in {buffer for buffer, _ in touched_in(op) if buffer.name not in seen}:
-            held = buffer.space in (Space.FRAGMENT, Space.LOCAL)
-            if held and not overwrites(op, buffer.name):
-                raise NotDealt(f"{buffer.name} may keep something from tile to tile")
-            seen.add(buffer.name)
-    return seen
 
 
 def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str], names: set[str]) -> Body:
