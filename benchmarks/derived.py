@@ -76,7 +76,7 @@ HAND = {128: "flash_attention", 64: "flash_attention_64"}
 PARTS = {
     "all": "",
     "without roles": "-roles=off",
-    "without cut loops": "-split=off",
+    "without hoisted guards": "-hoist=off",
     "without persistence": "-persistent=off",
     "without ping-pong": "-consumers=cooperative",
     "without boxes": "-boxes=off",

@@ -12,7 +12,7 @@ from tilewright.targets.cuda.guard import run_guarded
 from zoo.attention.flash import flash_attention
 
 pytestmark = pytest.mark.gpu
-PLAIN = "cuda -roles -skew=off -split=off"
+PLAIN = "cuda -roles -skew=off -hoist=off"
 FULL = "cuda -roles"
 SHAPES = {  # batch, heads, queries, keys, head size, causal; block_M, block_N, threads
     "full": (2, 16, 8192, 8192, 128, False, 128, 128, 256),

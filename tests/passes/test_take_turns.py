@@ -30,7 +30,7 @@ from tilewright.targets.cuda.backend import PIPELINE, CudaKernel, lower
 from zoo.attention.flash import flash_attention
 
 # iterations as they are written
-PLAIN = "cuda -arch=sm_90a -roles -turns -persistent=off -skew=off -split=off"
+PLAIN = "cuda -arch=sm_90a -roles -turns -persistent=off -skew=off -hoist=off"
 FULL = "cuda -arch=sm_90a -roles -turns -persistent=off"
 
 

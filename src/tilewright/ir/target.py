@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "turns": ON_OFF,  # warpgroups use the tensor core one after the other
     "consumers": ("cooperative", "pingpong"),  # warpgroups share a tile, or have one each
     "boxes": ON_OFF,  # tiles of products are loaded and used in boxes along K
-    "split": ON_OFF,  # loops cut where a guard begins or ends to hold
+    "hoist": ON_OFF,  # guards of elements are asked once an iteration where that tells enough
     "persistent": ON_OFF,  # blocks that stay, and walk over the grid's tiles
     "order": ("plain", "grouped", "hilbert", "longest"),  # of the grid's tiles
     "cluster": ("1", "2", "4"),  # blocks that share what they load

@@ -28,7 +28,6 @@ from tilewright.ir.expr import (
     compare,
     const,
     logical_not,
-    select,
     variables,
     walk,
 )
@@ -53,17 +52,6 @@ class Span:
     def __and__(self, other: Span) -> Span:
         pairs = (self.lows, other.lows), (self.highs, other.highs), (self.given, other.given)
         return Span(*(tuple(dict.fromkeys(a + b)) for a, b in pairs))
-
-    def edges(self, loop: For) -> tuple[Expr | None, Expr | None]:
-        """The first iteration, and the first behind; None where they are the loop's."""
-        low, high = _outermost("max", self.lows), _outermost("min", self.highs)
-        if self.given:
-            given = reduce(lambda a, b: binary("and", a, b), self.given)
-            if low is not None:
-                low = select(given, low, loop.stop)
-            else:
-                high = select(given, loop.stop if high is None else high, loop.start)
-        return low, high
 
 
 EVERYWHERE = Span()
@@ -318,12 +306,6 @@ class SureSpans:
             return False
         gap = self.ranges.form(a, False) - self.ranges.form(b, False)
         return self.ranges.evaluate(gap, False).lo >= 0
-
-    def larger(self, a: Expr, b: Expr) -> Expr:
-        return a if self.reaches(a, b) else b if self.reaches(b, a) else binary("max", a, b)
-
-    def smaller(self, a: Expr, b: Expr) -> Expr:
-        return a if self.reaches(b, a) else b if self.reaches(a, b) else binary("min", a, b)
 
 
 def _either(a: Span | None, b: Span | None) -> Span | None:

@@ -28,6 +28,7 @@ from tilewright.passes.deal_roles import deal_roles
 from tilewright.passes.deal_tiles import ABOUT as TILES
 from tilewright.passes.deal_tiles import NotDealt, deal_tiles, own_tiles
 from tilewright.passes.fit_registers import TooManyRegisters, fit_registers
+from tilewright.passes.hoist_guards import hoist_guards
 from tilewright.passes.hoist_views import hoist_views
 from tilewright.passes.infer_layouts import infer_layouts
 from tilewright.passes.inline_rows import inline_rows
@@ -48,7 +49,6 @@ from tilewright.passes.reasons import key_of
 from tilewright.passes.reduce_by_atomics import reduce_by_atomics
 from tilewright.passes.reuse_shared import reuse_shared
 from tilewright.passes.roles import part_roles
-from tilewright.passes.split_loops import split_loops
 from tilewright.passes.stage_stores import stage_stores
 from tilewright.passes.take_turns import take_turns
 from tilewright.passes.use_fast_functions import use_fast_functions
@@ -212,9 +212,9 @@ SCHEDULE = (
         Stage.LAID_OUT,
     ),
     Pass(
-        "split_loops",
-        split_loops,
-        "behind everything that looks for a loop's copies, waits and barriers in one place",
+        "hoist_guards",
+        hoist_guards,
+        "behind the passes that deal with a nest as one op: some nests have two forms now",
         Stage.LAID_OUT,
         whole_program=True,
     ),

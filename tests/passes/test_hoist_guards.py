@@ -1,11 +1,12 @@
-"""Loops cut where guards begin or cease to hold: the same results, no guard where none is needed,
-and guards where they are."""
+"""Guards asked once an iteration: the same results, no guard where none is needed, and guards where
+they are."""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.passes.overlap import numbers
 from tilewright import interp
-from tilewright.ir.expr import Const, Expr, Load, Select, Var, transform, walk
+from tilewright.ir.expr import Const, Expr, Load, Select, Var, transform, variables, walk
 from tilewright.ir.op import (
     For,
     If,
@@ -23,7 +24,6 @@ from tilewright.ir.op import (
     Map,
     Op,
     Program,
-    WaitGroup,
     expressions,
     walk_ops,
 )
@@ -31,15 +31,15 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op, print_program
 from tilewright.ir.verify import Stage, verify
+from tilewright.passes.hoist_guards import hoist_guards
 from tilewright.passes.reasons import listening
-from tilewright.passes.split_loops import split_loops
 from tilewright.targets.cuda.backend import CudaKernel, lower
 from zoo.attention.flash import flash_attention
 
 CUDA = Target.parse("cuda")
 ROLES = Target.parse("cuda -roles")
 PLAIN = Target.parse("cuda -roles=off -skew=off")  # products in flight from turn to turn
-OFF = Target.parse("cuda -split=off")
+OFF = Target.parse("cuda -hoist=off")
 GOLDEN = Path(__file__).parent / "golden"
 
 TEXT = """program p {{
@@ -74,8 +74,8 @@ def guarded(cond: str, **bounds) -> Program:
     return program(GUARDED.format(cond=cond), **bounds)
 
 
-def split(before: Program, target: Target = CUDA) -> Program:
-    after = split_loops(before, target)
+def hoisted(before: Program, target: Target = CUDA) -> Program:
+    after = hoist_guards(before, target)
     verify(after, Stage.TILE)
     return after
 
@@ -88,7 +88,7 @@ def results(given: Program, n: int) -> np.ndarray:
 
 
 def check_same(before: Program, ns=range(-2, 12, 3)) -> Program:
-    after = split(before)
+    after = hoisted(before)
     for n in ns:
         np.testing.assert_array_equal(results(after, n), results(before, n))
     return after
@@ -109,8 +109,8 @@ def guards(op: Op) -> int:
     )
 
 
-def ranges_of(given: Program, **values: int) -> list[tuple[range, bool]]:
-    """The iterations of each loop, and whether it has guards."""
+def asking(given: Program, **values: int) -> list[tuple[int, bool]]:
+    """The iterations of the loop, and whether its nests ask for guards in them."""
     kernel: Kernel = given.kernels[0]
     known: dict[str, Expr] = {name: Const(v, kernel.blocks[0].dtype) for name, v in values.items()}
 
@@ -123,16 +123,37 @@ def ranges_of(given: Program, **values: int) -> list[tuple[range, bool]]:
     def value(e: Expr) -> int:
         return int(simplify(transform(e, known_node)))
 
+    def asks(op: Op) -> bool:
+        if asked_first(op):
+            return any(map(asks, op.then if value(op.cond) else op.orelse))
+        return guards(op) > 0
+
     found = []
     for op in kernel.body:
         if isinstance(op, Let):
             known[op.var.name] = Const(value(op.value), op.var.dtype)
         elif isinstance(op, For):
-            found.append((range(value(op.start), value(op.stop), int(op.step)), guards(op) > 0))
+            for k in range(value(op.start), value(op.stop), int(op.step)):
+                known[op.var.name] = Const(k, op.var.dtype)
+                found.append((k, any(map(asks, op.body))))
     return found
 
 
-# ── what is cut, and where ───────────────────────────────────────────────────────────────────
+def branches(given: Program) -> list[If]:
+    """The questions asked in front of nests."""
+    return [op for op in walk_ops(given.kernels[0]) if asked_first(op)]
+
+
+def asked_first(op: Op) -> TypeGuard[If]:
+    """A question about the loop's counter in front of a nest."""
+    return (
+        isinstance(op, If)
+        and any(isinstance(inner, Map) for inner in (*op.then, *op.orelse))
+        and any(var.name.startswith(("k", "n_")) for var in variables(op.cond))
+    )
+
+
+# ── what is hoisted, and where to ────────────────────────────────────────────────────────────
 
 few = st.sampled_from([0, 0, 1, -1, 2])
 # slope, other coefficients, and a constant that puts the edge among the iterations
@@ -154,16 +175,16 @@ def sum_of(parts: tuple[int, ...]) -> str:
 
 def unguarded(before: Program, after: Program, cond: str, bx: int, n: int):
     """(iterations without guards, those that need none), all iterations being run in order."""
-    ((whole, _),) = ranges_of(before, bx=bx, n=n)
-    found = ranges_of(after, bx=bx, n=n)
-    assert [k for part, _ in found for k in part] == list(whole)
+    whole = [k for k, _ in asking(before, bx=bx, n=n)]
+    found = asking(after, bx=bx, n=n)
+    assert [k for k, _ in found] == whole
     names = {"bx": bx, "n": n, "N": [n, n - 3, 4]}
     held = {
         k
         for k in whole
         if all(eval(cond, {**names, "k": k, "i": i, "j": j}) for i in range(4) for j in range(5))
     }
-    return {k for part, asks in found if not asks for k in part}, held
+    return {k for k, asks in found if not asks}, held
 
 
 @given(
@@ -171,14 +192,14 @@ def unguarded(before: Program, after: Program, cond: str, bx: int, n: int):
     st.integers(-4, 12),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_one_condition_is_cut_exactly(parts, op, span, step, n):
+def test_one_condition_is_hoisted_exactly(parts, op, span, step, n):
     """Iterations without a guard are those in which it holds at every point, no less."""
     cond = f"{sum_of(parts)} {op} {-parts[-1]}".replace("@", "")
     before = assuming(guarded(cond, start=span[0], stop=span[1], step=step))
     after = check_same(before, ns=(n,))
     for bx in range(3):
         bare, held = unguarded(before, after, cond, bx, n)
-        assert bare == held if len(loops(after)) > 1 else bare <= held
+        assert bare == held if branches(after) else bare <= held
 
 
 SHARP = [
@@ -203,11 +224,11 @@ SURE = [
 
 
 @pytest.mark.parametrize("cond", SHARP + SURE)
-def test_where_it_is_cut(cond):
+def test_where_it_is_asked(cond):
     text = cond.replace("not (", "not(")
     before = assuming(guarded(text, start="0", stop="(n + 12) // 3"))
     after = check_same(before)
-    assert len(loops(after)) == (3 if ">=" in cond and "bx * 4" in cond else 2)
+    assert len(loops(after)) == len(branches(after)) == 1
     for n in range(-2, 30, 3):
         for bx in range(3):
             bare, held = unguarded(before, after, cond, bx, n)
@@ -270,7 +291,7 @@ def test_sums_may_overflow(cond):
         check_same(guarded(cond, stop=stop), ns=(last, last - 2, last - 9, -last - 1, -last + 5, 7))
 
 
-def test_a_guard_that_always_holds_goes_without_a_cut():
+def test_a_guard_that_always_holds_goes_without_a_question():
     after = check_same(guarded("k * 5 + j < 30 and k + i >= 0"))
     assert len(loops(after)) == 1 and guards(loops(after)[0]) == 0
     after = check_same(program("map (i, j) in (4, 5) { F[i, j] = F[i, j] if k + j < 10 else 0 }"))
@@ -280,15 +301,17 @@ def test_a_guard_that_always_holds_goes_without_a_cut():
 def test_what_stores_what_it_loads_goes():
     text = "map (i, j) in (4, 5) { F[i, j] = F[i, j] if k * 5 + j < 22 else 0 }"
     after = check_same(program(text))
-    assert ranges_of(after, bx=0, n=0) == [(range(0, 4), False), (range(4, 6), True)]
-    assert [len(loop.body) for loop in loops(after)] == [1, 2]
+    assert [asks for _, asks in asking(after, bx=0, n=0)] == [False] * 4 + [True] * 2
+    (branch,) = branches(after)
+    assert str(branch.cond) == "k >= 4" and not branch.orelse
 
 
 def test_one_guard_of_several_goes():
     """What nobody can tell stays a condition."""
     after = check_same(guarded("k * 5 + j < 22 and F[i, j] < 50"))
-    first, second = (print_op(loop) for loop in loops(after))
-    assert "22" not in first and "< 50" in first and "22" in second
+    (branch,) = branches(after)
+    (asked,), (bare,) = branch.then, branch.orelse
+    assert "22" not in print_op(bare) and "< 50" in print_op(bare) and "22" in print_op(asked)
 
 
 def test_names_inside_are_looked_through():
@@ -301,21 +324,20 @@ def test_names_inside_are_looked_through():
         }
       }"""
     after = check_same(program(body))
-    assert [asks for _, asks in ranges_of(after, bx=2, n=0)] == [False, True]
+    (branch,) = branches(after)
+    assert str(branch.cond) == "k >= k_cut" and guards(branch.orelse[0]) == 0
 
 
 def test_bounds_that_the_loop_changes():
     body = "lim = lim - 1\n" + GUARDED.format(cond="k * 5 + j < n")
     before = program(body, stop="lim", before="alloc lim: int32 local init=n")
     after = check_same(assuming(before))
-    assert len(loops(after)) == 2
+    assert len(branches(after)) == 1
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        pytest.param("if k == 4 { break }\n" + GUARDED.format(cond="k + j < n"), id="break"),
-        pytest.param("alloc s: int32[4] shared\n" + GUARDED.format(cond="k + j < n"), id="shared"),
         pytest.param(GUARDED.format(cond="k > 2"), id="one branch"),
         pytest.param(GUARDED.format(cond="k * 5 + j == n"), id="equality"),
         pytest.param(GUARDED.format(cond="k * k + j < n"), id="not affine"),
@@ -325,43 +347,63 @@ def test_bounds_that_the_loop_changes():
                      id="written tensor"),
     ],
 )  # fmt: skip
-def test_what_is_not_cut(body):
+def test_what_is_not_hoisted(body):
     before = assuming(program(body))
-    assert split(before) == before
+    assert hoisted(before) == before
 
 
-def test_other_steps_are_not_cut():
+def test_other_steps_are_left_alone():
     before = guarded("k + j < n")
     text = print_program(before).replace("for k in 0 .. 6 {", "for k in 0 .. 6 step=n {")
     assert "step=n" in text
-    assert split(parse_program(text)) == parse_program(text)
+    assert hoisted(parse_program(text)) == parse_program(text)
 
 
-def test_what_threads_have_of_their_own_is_no_place_to_cut():
+def test_what_threads_have_of_their_own_is_not_asked():
     before = assuming(guarded("k + j < own", before="alloc own: int32 local init=tx"))
-    assert len(loops(split_loops(before, CUDA))) == 1
+    assert not branches(hoist_guards(before, CUDA))
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        "if k == 4 { break }",
+        "alloc s: int32[4] shared",
+        "for m in 0 .. 2 { turn = turn + m }",
+        "turn = turn + 1\n" * 500,
+    ],
+    ids=["break", "shared", "around", "large"],
+)
+def test_whatever_else_the_loop_does(beside):
+    after = check_same(assuming(program(beside + "\n" + GUARDED.format(cond="k + j < n"))))
+    assert len(branches(after)) == 1
+
+
+def test_nests_have_questions_of_their_own():
+    first = GUARDED.format(cond="k * 5 + j < n")
+    second = "map (a, b) in (4, 5) { if k >= bx + a { F[a, b] = F[a, b] + 2 } }"
+    after = check_same(assuming(program(f"{first}\n{second}")))
+    assert [str(branch.cond) for branch in branches(after)] == ["k >= k_cut", "k < k_cut_1"]
+
+
+def test_a_loop_of_one_iteration():
+    before = assuming(guarded("bx * 5 + j < n", stop="1"))
+    after = check_same(before)
+    assert len(branches(after)) == 1
+    assert unguarded(before, after, "bx * 5 + j < n", 1, 10) == ({0}, {0})
 
 
 def test_choices():
     before = assuming(guarded("k + j < n"))
-    assert split(before, OFF) is before
-    inner = "for m in 0 .. 2 { turn = turn + m }\n" + GUARDED.format(cond="k + j < n")
-    around = assuming(program(inner))
-    assert split(around) == around
-    assert len(loops(split(around, CUDA.choosing("split", "on")))) == 4
-    large = assuming(program("turn = turn + 1\n" * 70 + GUARDED.format(cond="k + j < n")))
-    assert split(large) == large
-    assert len(loops(split(large, CUDA.choosing("split", "on")))) == 2
-    larger = assuming(program("turn = turn + 1\n" * 400 + GUARDED.format(cond="k + j < n")))
-    assert split(larger, CUDA.choosing("split", "on")) == larger
+    assert hoisted(before, OFF) is before
 
 
 def test_the_reason_names_the_place():
     with listening() as heard:
-        split_loops(assuming(guarded("k * 5 + j < n and k >= bx + i")), CUDA)
+        hoist_guards(assuming(guarded("k * 5 + j < n and k >= bx + i")), CUDA)
     (why,) = (why for (_, about), why in heard.items() if about.startswith("for"))
-    assert why == (
-        "cut: from k = k_cut on, before k = k_cut_1 every element has k * 5 + j < n and k >= bx + i"
+    assert why.endswith(
+        "asks for k * 5 + j < n and k >= bx + i only where k < k_cut or k >= k_cut_1"
     )
 
 
@@ -404,12 +446,11 @@ LOOP = """program p {
 """
 
 
-def test_products_in_flight_are_waited_for_at_the_border():
+def test_products_stay_in_flight():
     before = parse_program(LOOP)
-    after = split(before)
-    assert [guards(loop) for loop in loops(after)] == [0, 1]
+    after = hoisted(before)
     text = print_program(after)
-    path = GOLDEN / "split_products.tw"
+    path = GOLDEN / "hoisted_guards.tw"
     if os.environ.get("TILEWRIGHT_UPDATE_GOLDEN"):
         path.write_text(text)
     assert text == path.read_text()
@@ -417,26 +458,6 @@ def test_products_in_flight_are_waited_for_at_the_border():
     interp.run(before, want, explicit=True)
     interp.run(after, got, explicit=True)
     assert got["O"].tobytes() == want["O"].tobytes()
-
-
-def test_nothing_is_waited_for_where_the_loop_has_waited():
-    text = LOOP.replace("commit wgmma\n      }", "commit wgmma\n wait_group wgmma pending 0\n }")
-    after = split(parse_program(text))
-    inside = next(op for op in after.kernels[0].body if isinstance(op, If)).then
-    assert [type(op) for op in inside] == [For, For]
-
-
-def test_a_loop_that_leaves_products_in_flight_begins_without_guards():
-    text = LOOP.replace("n * 64 + j <= bx * 64 + i", "n * 64 + j >= bx * 32 + i")
-    assert split(parse_program(text)) == parse_program(text)
-
-
-def test_products_in_flight_before_the_loop_are_waited_for():
-    early = "fence wgmma\n gemm p, q -> o atom=wgmma\n commit wgmma\n if 0 < bx + 1 {"
-    text = LOOP.replace("fill o = 0", "fill o = 0\n fill p = 0").replace("if 0 < bx + 1 {", early)
-    after = split(parse_program(text))
-    inside = next(op for op in after.kernels[0].body if isinstance(op, If)).then
-    assert [type(op) for op in inside] == [WaitGroup, If, For]
 
 
 def attention(*sizes: int, **options) -> Program:
@@ -459,14 +480,13 @@ def test_attention_means_the_same(target, sizes):
     """Queries and keys of odd numbers, fewer or more: as scheduled tiles, and as thread code."""
     before = attention(*sizes, 64, dtype="float16")
     trace = lower(before, Target.parse(target))
-    cut = trace.after("split_loops")
-    if sizes[1] > 128:  # otherwise one iteration is left when the first has been peeled
-        assert len(loops(cut)) > len(loops(trace.after("reuse_shared")))
+    after = trace.after("hoist_guards")
+    assert branches(after) and not branches(trace.after("reuse_shared"))
     args = {
         "Q": numbers(1, 1, sizes[0], 64), "K": numbers(1, 1, sizes[1], 64, seed=1),
         "V": numbers(1, 1, sizes[1], 64, seed=2), "O": numbers(1, 1, sizes[0], 64),
     }  # fmt: skip
-    plain = lower(before, Target.parse(target + " -split=off"))
+    plain = lower(before, Target.parse(target + " -hoist=off"))
     want, tiles, threads = copied(args), copied(args), copied(args)
     interp.run(plain.after("part_roles"), want, explicit=True)
     interp.run(trace.after("part_roles"), tiles, explicit=True, seed=1)
@@ -487,12 +507,12 @@ def test_large_attention_compiles_without_spills(target):
     kernel = CudaKernel(LARGE.program, target)
     assert kernel.serialized is None
     assert all(found.spill_bytes == 0 for found in kernel.resources.values())
-    before, after = (kernel.trace.after(name) for name in ("reuse_shared", "split_loops"))
-    assert len(loops(after)) == len(loops(before)) + 1
-    assert any("cut: before k = " in why for why in kernel.trace.reasons.values())
+    before, after = (kernel.trace.after(name) for name in ("reuse_shared", "hoist_guards"))
+    assert len(loops(after)) == len(loops(before)) and branches(after)
+    assert any("only where k >= " in why for why in kernel.trace.reasons.values())
     spent = []
     for _ in range(3):
         start = time.process_time()
-        split_loops(before, target)
+        hoist_guards(before, target)
         spent.append(time.process_time() - start)
     assert min(spent) < 0.04  # 0.012 on an idle core

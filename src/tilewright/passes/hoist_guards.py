@@ -1,0 +1,356 @@
+"""Guards of elements that are asked once an iteration, where that tells about all of them.
+
+A guard in an elementwise nest is evaluated for every element: of causal attention's blocks of keys
+only the last few have any that are not seen, and all of them ask.
+
+    for k in 0 .. n { map (i, j) { S[i, j] = S[i, j] if k * 128 + j <= q * 128 + i else -inf } … }
+
+    let k_cut = q
+    for k in 0 .. n {
+      if k >= k_cut { map (i, j) { S[i, j] = S[i, j] if k * 128 + j <= … else -inf } }
+      …
+    }
+
+A condition is a sum that must not be negative. With the loop variable's share aside, what varies
+inside the loop is taken at its least, and the rest is known in front of it: a division says for
+which iterations the condition holds at every point (`sure_spans`). Those of all guards of a nest
+are intersected; in them the nest runs without these guards, or not at all where nothing is left to
+do. A guard that holds everywhere goes without a question; one that (provably) holds nowhere stays.
+Conditions that are the same for all elements are a branch already.
+
+Loops stay whole. Two loops, with guards and without, ran at the same speed or up to 3 % slower on
+an H200 (causal attention, heads 64 and 128), took the assembler half as long again, and products by
+warpgroups had to be waited for in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+
+from tilewright.ir import scope
+from tilewright.ir.bounds import Ranges
+from tilewright.ir.expr import (
+    FALSE,
+    TRUE,
+    Bin,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    binary,
+    compare,
+    fold,
+    logical_not,
+    transform,
+    variables,
+    walk,
+)
+from tilewright.ir.op import (
+    Alloc,
+    Body,
+    Dim,
+    For,
+    If,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Program,
+    Store,
+    View,
+    bodies,
+    expressions,
+    marked,
+    walk_ops,
+)
+from tilewright.ir.rewrite import (
+    fresh_name,
+    map_exprs,
+    map_kernels,
+    program_names,
+    rebuild,
+    rename_unique,
+)
+from tilewright.ir.target import Target
+from tilewright.passes.reasons import because, key_of
+from tilewright.passes.sure_spans import EVERYWHERE, Facts, Span, SureSpans
+
+KINDS = ("serial", "pipelined", "persistent")
+
+Path = tuple[int | str, ...]  # where an op stands: its place in a body, the body's field, …
+
+
+def hoist_guards(program: Program, target: Target) -> Program:
+    """`program` whose nests in loops ask for their guards only in iterations that need them."""
+    if target.choice("hoist") == "off":
+        return program
+    names = program_names(program)
+
+    def one(kernel: Kernel) -> Kernel:
+        if not any(isinstance(op, For) and any(map(_guarded, op.body)) for op in walk_ops(kernel)):
+            return kernel
+        return _Hoister(kernel, program.dims, names).run()
+
+    return map_kernels(program, one)
+
+
+def _guarded(op: Op) -> bool:
+    """Whether nests in `op` have conditions; of those that only copy they cost nothing."""
+    if not isinstance(op, Map):
+        return any(_guarded(inner) for body in bodies(op) for inner in body)
+    if op.atom is not None:
+        return False
+    return any(
+        isinstance(inner, If)
+        or any(isinstance(node, Select) for e in expressions(inner) for node in walk(e))
+        for inner in walk_ops(op.body)
+    )
+
+
+# ── guards ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition, or one of several that must hold together, of the op at `path` in a nest."""
+
+    path: Path
+    cond: Expr
+    resolved: Expr  # with names from inside the loop put in
+    ranges: Ranges
+
+
+def _guards(nest: Map, ranges: Ranges, loop: For) -> Iterator[Guard]:
+    """The conditions of elements in `nest`; `ranges` hold in front of it."""
+
+    def visit(body: Body, ranges: Ranges, path: Path, points: frozenset[Var]) -> Iterator[Guard]:
+        for n, op in enumerate(body):
+            here = (*path, n)
+            yield from asked(op, ranges, here, points)
+            more = frozenset(op.vars) if isinstance(op, Map) else points
+            for f in marked(op, "body"):
+                inside = scope.inside(op, f.name, ranges)
+                yield from visit(getattr(op, f.name), inside, (*here, f.name), more)
+            ranges = scope.after(op, ranges)
+
+    def asked(op: Op, ranges: Ranges, path: Path, points: frozenset[Var]) -> Iterator[Guard]:
+        nodes = [node for e in expressions(op) for node in walk(e)]
+        conds = [node.cond for node in nodes if isinstance(node, Select)]
+        if isinstance(op, If):
+            conds.append(op.cond)
+        for cond in dict.fromkeys(conds):
+            parts = []
+            for part in _together(cond):
+                resolved = ranges.resolve(part, loop.var)
+                if resolved is not None:
+                    parts.append(Guard(path, part, resolved, ranges))
+            if any(variables(part.resolved) & points for part in parts):
+                yield from parts
+
+    return visit((nest,), ranges, (), frozenset())
+
+
+def _together(cond: Expr) -> list[Expr]:
+    """The conditions that `cond` asks for all of."""
+    if isinstance(cond, Bin) and cond.op == "and":
+        return _together(cond.a) + _together(cond.b)
+    return [cond]
+
+
+Claims = dict[Path, set[Expr]]  # conditions that hold, by where they are asked
+
+
+def _claims(guards: Iterable[Guard]) -> Claims:
+    found: Claims = {}
+    for guard in guards:
+        found.setdefault(guard.path, set()).add(guard.cond)
+    return found
+
+
+def _unguarded(body: Body, claims: Mapping[Path, Collection[Expr]], path: Path = ()) -> Body:
+    """`body` where `claims` hold: without their guards, and without what then does nothing."""
+    result: list[Op] = []
+    for n, old in enumerate(body):
+        here = (*path, n)
+        op = rebuild(
+            old,
+            **{
+                f.name: _unguarded(getattr(old, f.name), claims, (*here, f.name))
+                for f in marked(old, "body")
+            },
+        )
+        held = claims.get(here)
+        if held:
+            op = map_exprs(op, lambda e, held=held: _holding(e, held))  # type: ignore[misc]
+            if isinstance(op, If) and isinstance(op.cond, Const):
+                result += op.then if op.cond.value else op.orelse
+                continue
+            if isinstance(op, Store) and op.value == Load(op.buffer, op.indices):
+                continue
+        if op is old or not _idle(op):
+            result.append(op)
+    return _kept(body, result)
+
+
+def _kept(body: Body, result: list[Op]) -> Body:
+    """`result`, as `body` itself where nothing changed."""
+    same = len(result) == len(body) and all(a is b for a, b in zip(result, body, strict=True))
+    return body if same else tuple(result)
+
+
+def _idle(op: Op) -> bool:
+    """A nest, loop or branch that does nothing any more."""
+    return isinstance(op, (Map, For, If)) and all(
+        isinstance(inner, Let) for body in bodies(op) for inner in body
+    )
+
+
+def _holding(e: Expr, held: Collection[Expr]) -> Expr:
+    """`e` where the conditions `held` hold."""
+
+    def rule(node: Expr) -> Expr | None:
+        if node.dtype.is_bool and node in held:
+            return TRUE
+        match node:
+            case Bin("and" | "or", a, Const() as b):
+                return a if bool(b.value) is (node.op == "and") else fold(node.op, b, a)
+            case Bin("and" | "or", Const(), b):
+                return fold(node.op, node.a, b)
+            case Call("not", (Const(value),)):
+                return FALSE if value else TRUE
+            case Select(Const(value), a, b):
+                return a if value else b
+        return None
+
+    return transform(e, rule)
+
+
+# ── loops ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class _Loop:
+    """The loop around a nest, and what is found in front of it."""
+
+    sure: SureSpans
+    lets: list[Op] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+
+class _Hoister:
+    def __init__(self, kernel: Kernel, dims: Iterable[Dim], names: set[str]) -> None:
+        self.kernel = kernel
+        self.facts = Facts(kernel, dims)
+        self.names = names
+
+    def run(self) -> Kernel:
+        ranges = scope.entry(self.kernel, self.facts.dims)
+        return rebuild(self.kernel, body=self.body(self.kernel.body, ranges, None))
+
+    def body(self, body: Body, ranges: Ranges, loop: _Loop | None) -> Body:
+        """`loop`: the innermost one around."""
+        result: list[Op] = []
+        for op in body:
+            if not _guarded(op):
+                result.append(op)
+            elif isinstance(op, Map):
+                result += self.nest(op, ranges, loop) if loop is not None else (op,)
+            else:
+                result += self.inside(op, ranges, loop)
+            ranges = scope.after(op, ranges)
+        return _kept(body, result)
+
+    def inside(self, op: Op, ranges: Ranges, loop: _Loop | None) -> Iterator[Op]:
+        """`op` with nests in its bodies rewritten."""
+        mine = loop
+        if isinstance(op, For) and op.kind in KINDS:
+            mine = _Loop(SureSpans(op, ranges, self.facts)) if self.counts(op) else None
+        new = rebuild(
+            op,
+            **{
+                f.name: self.body(getattr(op, f.name), scope.inside(op, f.name, ranges), mine)
+                for f in marked(op, "body")
+            },
+        )
+        if mine is not None and mine is not loop:
+            yield from mine.lets
+            if mine.said:
+                because(self.kernel.name, op, "; ".join(mine.said))
+        if isinstance(new, For) and new is not op:  # a schedule of statements was of the old ones
+            new = rebuild(new, order=None, stage=None)
+        if new is op or not _idle(new):
+            yield new
+
+    def counts(self, loop: For) -> bool:
+        """Whether iterations of `loop` are counted upwards, the same in all threads."""
+        kind = loop.var.dtype
+        return (
+            isinstance(loop.step, Const)
+            and loop.step.value > 0
+            and kind.kind == "int"
+            and kind.bits >= 32
+            and {loop.start.dtype, loop.stop.dtype} == {kind}
+            and self.facts.uniform(loop.start, loop.stop)
+        )
+
+    def nest(self, nest: Map, ranges: Ranges, loop: _Loop) -> Body:
+        """`nest`, with the guards that some iterations need in these alone."""
+        always: list[Guard] = []
+        gone: list[Guard] = []
+        free, sure = EVERYWHERE, loop.sure
+        for guard in _guards(nest, ranges, sure.loop):
+            span = sure.holds(guard.resolved, True, guard.ranges)
+            if span is None:
+                continue
+            span = sure.trimmed(span)
+            if span == EVERYWHERE:
+                always.append(guard)
+            elif not sure.empty(free & span):
+                gone.append(guard)
+                free = free & span
+        some = _unguarded((nest,), _claims(always))
+        if not gone:
+            return some
+        bare = _unguarded((nest,), _claims((*always, *gone)))
+        others = self.outside(free, loop)
+        conds = " and ".join(dict.fromkeys(str(guard.cond) for guard in gone))
+        loop.said.append(f"{key_of(nest)} asks for {conds} only where {others}")
+        # the one with guards keeps its names: other passes have spoken of it
+        return (If(others, some, tuple(map(self.renamed, bare)), loc=nest.loc),)
+
+    def outside(self, span: Span, loop: _Loop) -> Expr:
+        """Whether an iteration may be outside of `span`."""
+        k = loop.sure.loop.var
+        conds = [compare("<", k, self.let(low, loop)) for low in span.lows]
+        conds += [compare(">=", k, self.let(high, loop)) for high in span.highs]
+        conds += [logical_not(self.let(given, loop)) for given in span.given]
+        return reduce(lambda a, b: binary("or", a, b), conds)
+
+    def let(self, value: Expr, loop: _Loop) -> Expr:
+        """`value`, named in front of `loop`."""
+        value = loop.sure.simple(value)
+        if isinstance(value, (Const, Var)):
+            return value
+        for op in loop.lets:
+            if isinstance(op, Let) and op.value is value:
+                return op.var
+        var = Var(fresh_name(f"{loop.sure.loop.var.name}_cut", self.names), value.dtype)
+        loop.lets.append(Let(var, value, loc=loop.sure.loop.loc))
+        return var
+
+    def renamed(self, nest: Op) -> Op:
+        copy = rename_unique(nest, self.names)
+        for old, new in zip(walk_ops(nest), walk_ops(copy), strict=True):
+            if isinstance(old, Map):
+                because(self.kernel.name, new, f"as {key_of(old)} of the same loop")
+            elif isinstance(old, (Alloc, View)) and isinstance(new, (Alloc, View)):
+                why = f"as {old.buffer.name} of the same loop"
+                because(self.kernel.name, new.buffer.name, why)
+        return copy
+
+
+__all__ = ["hoist_guards"]
