@@ -25,6 +25,8 @@ from dataclasses import replace
 from functools import reduce
 from math import prod
 
+import numpy as np
+
 from tilewright.ir import scope
 from tilewright.ir.bounds import Ranges, bounds, linear
 from tilewright.ir.buffer import Buffer, Space
@@ -48,6 +50,7 @@ from tilewright.ir.linear import factors
 from tilewright.ir.op import Copy, Dim, For, Hint, Kernel, Let, Map, Op, Program, walk_ops
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names
 from tilewright.ir.target import Target
+from tilewright.passes.dealing import blocks_of, in_waves, tile_lengths
 from tilewright.passes.reasons import at_line, because
 
 ABOUT = "block order"
@@ -109,7 +112,7 @@ def _chosen(
     more = "more" if direction > 0 else "less"
     name = kernel.blocks[axis].name
     why = f"longest{asked}: the loop{_line(loop)} runs longer the {more} {name} is"
-    wide = section_size(kernel, axis, target, dims)
+    wide = section_size(kernel, axis, direction, target, dims)
     if wide is not None:
         why += f"; {wide} at a time on the other axes, so that blocks share what they load"
         return work.sections(axis, direction, wide), why
@@ -305,10 +308,13 @@ def most_work(kernel: Kernel, dims: Iterable[Dim] = ()) -> tuple[int, int, For] 
     return kernel.blocks.index(var), found, trips[0][1]
 
 
-def section_size(kernel: Kernel, axis: int, target: Target, dims: Iterable[Dim] = ()) -> int | None:
+def section_size(
+    kernel: Kernel, axis: int, direction: int, target: Target, dims: Iterable[Dim] = ()
+) -> int | None:
     """How many tiles of the other axes may be under way at a time for `SHARING` blocks to load the
     same: with one each, causal attention of 128 heads reads the keys of all of them from memory at
-    once, and takes a fifth longer. None where there are no more, or nothing is loaded again."""
+    once, and takes a fifth longer. Up to half as many, if that makes shares of blocks that stay
+    more even. None where there are no more, or nothing is loaded again."""
     if target.kind != "cuda" or not all(isinstance(n, Const) for n in kernel.grid):
         return None
     var, again = kernel.blocks[axis], False
@@ -319,12 +325,23 @@ def section_size(kernel: Kernel, axis: int, target: Target, dims: Iterable[Dim] 
             if copy.src.buffer.space is Space.GLOBAL:
                 starts = [ranges.resolve(s, var) for s in copy.src.starts]
                 again |= all(s is not None and var not in variables(s) for s in starts)
-    width = prod(int(n) for k, n in enumerate(kernel.grid) if k != axis)
+    sizes = [int(n) for n in kernel.grid]
+    width = prod(sizes) // sizes[axis]
     most = max(1, target.chip.multiprocessors // SHARING)
     if not again or width <= most:
         return None
-    sections = -(-width // most)
-    return -(-width // sections)
+    lengths = tile_lengths(kernel)
+    if lengths is None:
+        return -(-width // -(-width // most))
+    mine = np.moveaxis(lengths.reshape(sizes[::-1]), len(sizes) - 1 - axis, 0)
+    longest_first = mine.reshape(len(mine), -1)[::-direction, 0]
+    blocks = blocks_of(kernel, target)
+
+    def shares(size: int) -> float:
+        sections = [size] * (width // size) + [width % size]
+        return in_waves(np.concatenate([longest_first.repeat(n) for n in sections]), blocks)
+
+    return min(range(most, most // 2, -1), key=shares)
 
 
 def reloaded(kernel: Kernel, dims: Iterable[Dim] = ()) -> str | None:

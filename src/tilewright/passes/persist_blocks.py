@@ -31,7 +31,6 @@ from tilewright.ir.op import (
     Fence,
     Fill,
     For,
-    Gemm,
     Hint,
     Intrinsic,
     Kernel,
@@ -47,7 +46,13 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import fresh_name, map_kernels, program_names
 from tilewright.ir.target import Target
-from tilewright.passes.cluster_blocks import cluster_loop
+from tilewright.passes.dealing import (
+    blocks_of,
+    cluster_size,
+    handed_out,
+    in_waves,
+    tile_lengths,
+)
 from tilewright.passes.order_blocks import EVEN, MOST, most_work, number_of
 from tilewright.passes.placed import why_placed
 from tilewright.passes.reasons import at_line, because
@@ -98,38 +103,22 @@ def worth_it(kernel: Kernel, target: Target) -> tuple[bool, str]:
 
 def _against_staying(kernel: Kernel, target: Target) -> str | None:
     """Blocks that stay let a producer load the next tile while this one's result leaves: on an
-    H200 3 % of attention, 1 to 2 % of GEMM. The hardware deals uneven work out better: causal
-    attention loses 5 to 12 % by staying (head 128; with head 64 from -6 to 1 %)."""
+    H200 3 % of attention, 1 to 2 % of GEMM. Whether uneven work is dealt out well enough in advance
+    is a question of its tiles (`dealing`)."""
     if target.choice("roles") == "off" or Feature.BULK_COPY not in target.features:
         return "no producer loads for the next one"
     if target.choice("roles") == "auto" and (found := why_not_worth(kernel) or no_roles(kernel)):
         return found
-    return None if most_work(kernel) == EVEN else "the hardware deals out uneven work"
-
-
-def cluster_size(kernel: Kernel) -> int:
-    loop = cluster_loop(kernel)
-    return 1 if loop is None else int(loop.stop)
-
-
-def blocks_of(kernel: Kernel, target: Target) -> int:
-    """Blocks, or clusters of them, that run at the same time: for kernels with products, whose
-    registers and rings are not known yet, one per multiprocessor unless they say more; for others,
-    what threads and shared memory leave room for."""
-    chip, ops = target.chip, list(walk_ops(kernel))
-    asked = [int(op.detail[0]) for op in ops if isinstance(op, Hint) and op.name == "min_blocks"]
-    if asked or any(isinstance(op, Gemm) for op in ops):
-        return max(1, chip.multiprocessors * max(asked, default=1) // cluster_size(kernel))
-    deep = max((op.stages for op in ops if isinstance(op, For)), default=1)
-    shared = sum(
-        op.buffer.bytes
-        for op in ops
-        if isinstance(op, Alloc) and op.buffer.space is Space.SHARED and op.buffer.is_static
-    )
-    room = chip.shared_per_sm // (shared * max(1, deep) + chip.reserved)
-    threads = chip.threads_per_sm // prod(kernel.threads)
-    resident = max(1, min(chip.blocks_per_sm, threads, room))
-    return max(1, chip.multiprocessors * resident // cluster_size(kernel))
+    if most_work(kernel) == EVEN:
+        return None
+    lengths, blocks = tile_lengths(kernel), blocks_of(kernel, target)
+    if lengths is None:
+        return "the hardware deals out uneven work"
+    one_by_one, ahead = handed_out(lengths, blocks), in_waves(lengths, blocks)
+    if ahead <= one_by_one:
+        return None
+    uneven = f"tiles of {lengths.min()} to {lengths.max()} iterations"
+    return f"the hardware deals out {uneven} in {one_by_one:.0f}, blocks that stay in {ahead:.0f}"
 
 
 def tile_count(kernel: Kernel) -> Expr:
