@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -42,7 +44,7 @@ def store(tmp_path, monkeypatch):
     """A cache of its own; that somebody edits the sources meanwhile is no matter of these tests."""
     monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("TILEWRIGHT_DUMP", raising=False)
-    monkeypatch.setattr(entries, "COMPILER", Fixed())
+    monkeypatch.setattr(entries, "compiler", lambda kind: Fixed())
     monkeypatch.setattr(nvrtc, "_run", run_once)
     return Store(tmp_path / "cache")
 
@@ -187,13 +189,13 @@ def test_another_process_loads_no_compiler(target, tmp_path):
         assert done.returncode == 0, done.stderr
         said.append(json.loads(done.stdout))
     (source, compiling), (again, loaded) = said
-    if loaded and Sources(str(ROOT / "src" / "tilewright")).files() != FILES:
+    if loaded and Sources(str(ROOT / "src" / "tilewright"), "").state().files() != FILES:
         pytest.skip("somebody is editing the compiler")
     assert "tilewright.passes.pipeline" in compiling
     assert again == source and loaded == []
 
 
-FILES = Sources(str(ROOT / "src" / "tilewright")).files()
+FILES = Sources(str(ROOT / "src" / "tilewright"), "").state().files()
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
@@ -339,46 +341,132 @@ def test_another_cpu_compiles_again(monkeypatch):
 # ── sources ─────────────────────────────────────────────────────────────────────────────────
 
 
+TEXTS = {
+    "targets/cpu/kernel.py": "def build():\n    from tilewright.passes import (\n     one,\n    )",
+    "targets/cpu/header.cuh": "// header",
+    "targets/cuda/kernel.py": "from tilewright.passes import two\n",
+    "passes/__init__.py": "",
+    "passes/one.py": "from tilewright.ir.deep.below import name\n",
+    "passes/two.py": "2",
+    "ir/deep/__init__.py": "",
+    "ir/deep/below.py": "name = 1",
+    "runtime/above.py": "import tilewright.targets.cpu.kernel",
+}
+
+
 @pytest.fixture
 def package(tmp_path):
     folder = tmp_path / "package"
-    for name in ("passes/one.py", "targets/header.cuh", "runtime/above.py"):
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_text(name)
+    for name, text in TEXTS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     return folder
 
 
 def later(package):
     """As a process sees them that imports them now."""
-    return Sources(str(package), since=2**63)
+    return Sources(str(package), "targets/cpu/", since=2**63)
+
+
+def pause():
+    """The clock of files ticks, and folders that changed just now are not remembered."""
+    time.sleep(2e-9 * sources._TICK)
 
 
 def test_compilers_are_told_apart_by_their_files(package, store):
     first = later(package).digest(store)
     assert first is not None and later(package).digest(store) == first
     (package / "runtime" / "above.py").write_text("other")
+    (package / "passes" / "two.py").write_text("another target's")
     (package / "passes" / "__pycache__").mkdir()
     (package / "passes" / "__pycache__" / "one.pyc").write_text("")
     assert later(package).digest(store) == first
     os.utime(package / "passes" / "one.py")
     assert later(package).digest(store) == first  # what counts is what it says
-    header = package / "targets" / "header.cuh"
-    header.write_text("TARGETS/header.cuh")
+    header = package / "targets" / "cpu" / "header.cuh"
+    header.write_text("// HEADER")
     second = later(package).digest(store)
-    header.rename(package / "targets" / "renamed.cuh")
+    header.rename(package / "targets" / "cpu" / "renamed.cuh")
     assert len({first, second, later(package).digest(store)}) == 3
+
+
+OTHERS = ("targets/cuda/kernel.py", "passes/two.py", "runtime/above.py")
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name not in OTHERS])
+def test_every_file_that_is_imported_counts(package, store, name):
+    """Remembered or not, with its old size and time or not."""
+    pause()
+    first = later(package).digest(store)
+    file = package / name
+    text, old = file.read_text(), file.stat()
+    file.write_text("#" + text[1:])
+    os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
+    assert later(package).digest(store) != first
+    file.write_text(text)
+    assert later(package).digest(store) == first
+
+
+def test_files_are_remembered(package, store, monkeypatch):
+    pause()
+    first = later(package).digest(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sources, "state", None)
+        patch.setattr(Sources, "_contents", None)
+        assert later(package).digest(store) == first
+    for entry in store.entries():
+        assert entry.header["kind"] == "sources"
+        key, names = entry.key, entry.header["names"]
+        for header, data in (
+            ({}, b""),
+            ({"names": names, "digest": "x"}, b"123"),
+            ({"names": 1, "digest": "x"}, b""),
+        ):
+            store.put(key, header, data)
+            assert later(package).digest(store) == first
+
+
+@pytest.mark.parametrize(
+    "name", ["targets/cpu/more.py", "passes/one/__init__.py", "passes/name.py"]
+)
+def test_files_that_come_are_seen(package, store, name):
+    """In the target's folder, in place of an imported one, and one that was no module before."""
+    (package / "targets" / "cpu" / "kernel.py").write_text(
+        "from tilewright.passes import one, name"
+    )
+    pause()
+    first = later(package).digest(store)
+    (package / name).parent.mkdir(exist_ok=True)
+    (package / name).write_text("1")
+    second = later(package).digest(store)
+    (package / name).unlink()
+    assert second != first and later(package).digest(store) == first
+
+
+def test_a_file_in_another_ones_place(package, store):
+    """As an editor or an installer puts it there, with the time it had elsewhere."""
+    file, new = package / "passes" / "one.py", package / "new.py"
+    new.write_text(file.read_text().replace("name", "mane"))
+    os.utime(new, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+    pause()
+    first = later(package).digest(store)
+    new.rename(file)
+    assert later(package).digest(store) != first
 
 
 def test_files_that_changed_under_a_process(package, store):
     """What it compiles is then neither the old compiler's code nor the new one's."""
-    old = Sources(str(package), since=(package / "passes" / "one.py").stat().st_ctime_ns - 1)
+    changed = (package / "passes" / "one.py").stat().st_ctime_ns
+    old = Sources(str(package), "targets/cpu/", since=changed - 1)
     assert old.digest(store) is None
     sources_ = later(package)
     assert not sources_.unchanged()  # nothing is known yet
     assert sources_.digest(store) is not None and sources_.unchanged()
+    (package / "passes" / "__pycache__").mkdir()
+    assert sources_.unchanged()
     (package / "passes" / "one.py").write_text("new")
     assert not sources_.unchanged()
-    assert Sources(str(package / "nothing")).digest(store) is None
+    assert Sources(str(package / "nothing"), "targets/cpu/").digest(store) is None
 
 
 def test_nothing_is_kept_by_a_compiler_that_changed(monkeypatch, store):
@@ -390,20 +478,65 @@ def test_nothing_is_kept_by_a_compiler_that_changed(monkeypatch, store):
     assert store.size() == (0, 0)
 
 
-def test_our_own_files():
-    assert sources.COMPILER.package == str(ROOT / "src" / "tilewright")
-    names = {name for name, *_ in sources.COMPILER.files()}
-    want = {"ir/op.py", "passes/pipeline.py", "targets/cuda/tilewright.cuh", "support/cache.py"}
-    assert want <= names and not any(name.startswith(("runtime", "lang")) for name in names)
+WANT = {
+    "cpu": {"ir/op.py", "passes/pipeline.py", "passes/fuse_maps.py", "support/cache.py"},
+    "cuda": {"ir/op.py", "passes/pipeline.py", "passes/roles.py", "targets/cuda/tilewright.cuh"},
+}
+BUILD = """
+import sys
+from tilewright.ir.target import Target
+from tilewright.ir.text import parse_program
+from tilewright.targets.{kind}.kernel import compile_program
+text = "program p {{ param A: float32[4] global\\n kernel k grid b in 1 threads t in 32 {{" \
+    "map i in 4 {{ A[i] = 1.0 }} }} }}"
+kernel = compile_program(parse_program(text), Target.parse("{kind}"))
+assert kernel.trace and kernel.source
+for name, module in sys.modules.items():
+    if name.startswith("tilewright."):
+        print(module.__file__)
+"""
 
 
-def test_compilers_import_nothing_else():
-    """What is not in the digest must not shape code."""
-    others = "|".join({"lang", "interp", "runtime", "tools"} - set(sources.ROOMS))
-    for room in sources.ROOMS:
-        for path in (ROOT / "src" / "tilewright" / room).rglob("*.py"):
-            found = re.findall(rf"(?:from|import) tilewright\.(?:{others})\b.*", path.read_text())
-            assert not found, f"{path}: {found}; support/sources.py does not count such files"
+@pytest.mark.parametrize("kind", WANT)
+def test_our_own_files(kind, monkeypatch):
+    """All that a process loads to compile is among them."""
+    package = ROOT / "src" / "tilewright"
+    own = sources.compiler(kind)
+    assert own.package == str(package)
+    names = set(own.state().names)
+    assert WANT[kind] <= names
+    assert not any(name.startswith(("runtime", "lang", "interp", "tools")) for name in names)
+    data = {f for f, _ in FILES if not f.endswith(".py") and not f.startswith("targets/")}
+    assert data <= {"py.typed"}  # only a target's own folder may have files that nobody imports
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD.format(kind=kind)], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = {str(Path(line).relative_to(package)) for line in done.stdout.splitlines()}
+    assert len(loaded) > 40 and loaded <= names
+
+
+@pytest.mark.parametrize("kind", WANT)
+def test_imports_are_found_as_python_finds_them(kind):
+    own = sources.compiler(kind)
+    package = Path(own.package)
+    names = set(own.state().names)
+    for name in names:
+        if not name.endswith(".py"):
+            continue
+        for node in ast.walk(ast.parse((package / name).read_text())):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0 and node.module, f"{name}: {ast.unparse(node)}"
+                modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for module in modules:
+                path = module.replace(".", "/").removeprefix("tilewright/")
+                for file in (f"{path}.py", f"{path}/__init__.py"):
+                    assert file in names or not (package / file).exists(), f"{name}: {module}"
+        assert "import_module" not in (package / name).read_text()
 
 
 # ── when it is not used ─────────────────────────────────────────────────────────────────────

@@ -250,6 +250,9 @@ class _Printer:
         raise TypeError(f"no text for {type(e).__name__}")
 
     def _const(self, e: Const, context: DType | None) -> tuple[str, int]:
+        if e.dtype is INT32 and (context is None or context is INT32):  # most of them
+            text = str(int(e.value))
+            return text, UNARY if text[0] == "-" else PRIMARY
         if e.dtype.is_bool:
             return ("true" if e.value else "false"), PRIMARY
         if e.dtype.is_float:

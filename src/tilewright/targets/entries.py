@@ -15,7 +15,7 @@ from tilewright.support import env
 from tilewright.support.cache import Store, default_store, digest
 from tilewright.support.errors import Loc
 from tilewright.support.show import print_limit
-from tilewright.support.sources import COMPILER
+from tilewright.support.sources import compiler
 
 Json: TypeAlias = Any
 
@@ -32,14 +32,15 @@ class Kept:
     ) -> None:
         self.name, self.target = program.name, str(target)
         self.store: Store | None = default_store()
-        compiler = COMPILER.digest(self.store) if self.store is not None else None
-        if compiler is None:
+        self.sources = compiler(target.kind)
+        sources = self.sources.digest(self.store) if self.store is not None else None
+        if sources is None:
             self.store = None
         if self.store is None:
             return
         self.key = digest(
             {
-                "compiler": compiler,
+                "compiler": sources,
                 "program": print_program(program),
                 "lines": _lines(program) if lines else [],
                 "kind": target.kind,
@@ -57,7 +58,7 @@ class Kept:
         return None if self.store is None or env.DUMP() else self.store.get(self.key)
 
     def put(self, header: Mapping[str, Json], data: bytes) -> None:
-        if self.store is not None and COMPILER.unchanged():
+        if self.store is not None and self.sources.unchanged():
             described = {"kind": "kernel", "kernel": self.name, "target": self.target}
             self.store.put(self.key, {**header, **described}, data)
 
