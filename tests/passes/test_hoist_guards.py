@@ -310,7 +310,7 @@ def test_one_guard_of_several_goes():
     """What nobody can tell stays a condition."""
     after = check_same(guarded("k * 5 + j < 22 and F[i, j] < 50"))
     (branch,) = branches(after)
-    (asked,), (bare,) = branch.then, branch.orelse
+    (_, asked), (bare,) = branch.then, branch.orelse
     assert "22" not in print_op(bare) and "< 50" in print_op(bare) and "22" in print_op(asked)
 
 

@@ -570,8 +570,11 @@ def test_three_warpgroups_compile():
     assert instructions
 
 
-@pytest.mark.parametrize("dim, given", [(64, False), (256, True)])
-def test_unasked_where_the_tensor_core_is_busier(dim, given):
+@pytest.mark.parametrize(
+    "dim, causal, given", [(64, False, False), (256, False, True), (256, True, True)]
+)
+def test_unasked_where_the_tensor_core_is_busier(dim, causal, given):
+    """Masks that few iterations apply count for nothing."""
     target = Target.parse("cuda -arch=sm_90a -roles -persistent=off")
-    found = lower(attention(128, 512, False, dim=dim), target)
+    found = lower(attention(128, 512, causal, dim=dim), target)
     assert bool(turns(found.after("take_turns"))) == given

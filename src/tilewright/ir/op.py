@@ -436,8 +436,8 @@ class Intrinsic(Op):
 
 @dataclass(frozen=True)
 class Hint(Op):
-    """Advice that never changes results: swizzle, layout, padding, l2_hit_ratio, max_nreg,
-    assume."""
+    """Advice that never changes results: swizzle, layout, padding, l2_hit_ratio, max_nreg, assume;
+    `rare` at the beginning of a branch that few iterations take."""
 
     syntax = "hint {name}"
     name: str = attr()

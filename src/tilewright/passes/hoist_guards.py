@@ -7,7 +7,7 @@ only the last few have any that are not seen, and all of them ask.
 
     let k_cut = q
     for k in 0 .. n {
-      if k >= k_cut { map (i, j) { S[i, j] = S[i, j] if k * 128 + j <= … else -inf } }
+      if k >= k_cut { hint rare; map (i, j) { S[i, j] = S[i, j] if k * 128 + j <= … else -inf } }
       …
     }
 
@@ -54,6 +54,7 @@ from tilewright.ir.op import (
     Body,
     Dim,
     For,
+    Hint,
     If,
     Kernel,
     Let,
@@ -320,7 +321,8 @@ class _Hoister:
         conds = " and ".join(dict.fromkeys(str(guard.cond) for guard in gone))
         loop.said.append(f"{key_of(nest)} asks for {conds} only where {others}")
         # the one with guards keeps its names: other passes have spoken of it
-        return (If(others, some, tuple(map(self.renamed, bare)), loc=nest.loc),)
+        rare = Hint("rare", loc=nest.loc)
+        return (If(others, (rare, *some), tuple(map(self.renamed, bare)), loc=nest.loc),)
 
     def outside(self, span: Span, loop: _Loop) -> Expr:
         """Whether an iteration may be outside of `span`."""

@@ -10,7 +10,21 @@ from math import prod
 
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select
-from tilewright.ir.op import Copy, Fill, For, Gemm, Map, Op, Reduce, Store, bodies, expressions
+from tilewright.ir.op import (
+    Body,
+    Copy,
+    Fill,
+    For,
+    Gemm,
+    Hint,
+    If,
+    Map,
+    Op,
+    Reduce,
+    Store,
+    bodies,
+    expressions,
+)
 from tilewright.passes.matrix_tiles import shape_of
 
 TENSOR, THREADS = "tensor core", "threads"
@@ -63,8 +77,13 @@ def cycles(op: Op) -> float:
             return (points + SHUFFLES * 32) / LANES
         case Copy() | Fill():
             return prod(op.dst.static_tile) / LANES
-    inner = sum(cycles(each) for body in bodies(op) for each in body)
-    return inner * _turns(op)
+    each = [0.0 if _is_rare(body) else sum(map(cycles, body)) for body in bodies(op)]
+    return max(each) if isinstance(op, If) else sum(each) * _turns(op)
+
+
+def _is_rare(body: Body) -> bool:
+    """A branch that few iterations take."""
+    return any(isinstance(op, Hint) and op.name == "rare" for op in body)
 
 
 def load_cycles(tile: Buffer) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources as package_files
@@ -262,8 +262,10 @@ PIPELINE = (
 )
 
 
+Choices = Sequence[tuple[str, str]]
+
 # choices that take shared memory, in the order in which they are given up for it
-ROOMY = (
+ROOMY: Choices = (
     ("turning", "off"),
     ("depth", "least"),
     ("stage", "off"),
@@ -296,28 +298,53 @@ def lower(program: Program, target: Target) -> Trace:
     steps = (LABEL, *PIPELINE) if scheduled else (LABEL, *SCHEDULE, *PIPELINE)
     stage = Stage.LAID_OUT if scheduled else Stage.TILE
     try:
-        trace = run_passes(program, target, steps, stage)
-    except TooManyRegisters as error:
-        # the assembler would say the same, after a minute of trying
-        trace = lower(program, target.without(Feature.WGMMA))
-        blame_products(trace, program, f"not wgmma: {error.message}")
-        return trace
+        trace = lower_once(program, target, steps, stage)
     except TooMuchShared:
         # the text may fit where what was chosen for speed does not
         left = [(name, less) for name, less in ROOMY if target.choice(name) == "auto"]
         if scheduled or not left:
             raise
-        name, less = left[0]
-        trace = lower(program, target.choosing(name, less))
+        trace, given_up = lower_smaller(program, target, left, steps, stage)
+        said = ", ".join(f"{name}={less}" for name, less in given_up)
         for kernel in program.kernels:
-            key = kernel.name, "given up"
-            before = trace.reasons.get(key)
-            said = f"{name}={less}" + (f", {before}" if before else ", for shared memory")
-            trace.reasons[key] = said
-        return trace
+            trace.reasons[kernel.name, "given up"] = f"{said}, for shared memory"
     for kernel in trace.result.kernels:
         check_grid(kernel)
     return trace
+
+
+def lower_once(program: Program, target: Target, steps: tuple[Pass, ...], stage: Stage) -> Trace:
+    """The program after every step; by other instructions where products take too many registers,
+    about which the assembler would say the same, after a minute of trying."""
+    try:
+        return run_passes(program, target, steps, stage)
+    except TooManyRegisters as error:
+        trace = lower(program, target.without(Feature.WGMMA))
+        blame_products(trace, program, f"not wgmma: {error.message}")
+        return trace
+
+
+def lower_smaller(
+    program: Program, target: Target, left: Choices, steps: tuple[Pass, ...], stage: Stage
+) -> tuple[Trace, Choices]:
+    """What fits when one choice after the other is given up; and which were, the last one alone
+    where it was the one that mattered."""
+    smaller = target
+    for n, (name, less) in enumerate(left):
+        smaller = smaller.choosing(name, less)
+        try:
+            trace = lower_once(program, smaller, steps, stage)
+        except TooMuchShared:
+            if n + 1 == len(left):
+                raise
+            continue
+        break
+    if n > 0:
+        try:
+            return lower_once(program, target.choosing(name, less), steps, stage), left[n : n + 1]
+        except TooMuchShared:
+            pass
+    return trace, left[: n + 1]
 
 
 def run_passes(program: Program, target: Target, steps: tuple[Pass, ...], stage: Stage) -> Trace:
