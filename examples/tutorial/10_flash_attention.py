@@ -75,7 +75,7 @@ for causal in (False, True):
     got = attention(2, 150, 64, causal)(q, k, v)
     np.testing.assert_allclose(got, reference(q, k, v, causal), atol=2e-3)
 
-# The same text on Hopper: loops are cut where the mask ends, so that only the blocks on the
+# The same text on Hopper: the mask is asked for once per block of keys, so that only those on the
 # diagonal pay for it; products are left open while threads compute. `resources` are those of the
 # binary.
 
