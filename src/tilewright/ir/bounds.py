@@ -35,11 +35,9 @@ from tilewright.ir.intervals import (
     BINARY,
     BIT,
     Value,
-    add,
     join,
     meet,
     multiply,
-    scale,
     single,
     tight,
 )
@@ -106,6 +104,7 @@ class Ranges:
 
     def _reset(self) -> None:
         self._values: dict[tuple[Expr, bool], Value] = {}
+        self._products: dict[tuple[Expr, bool], Value] = {}
         self._forms: dict[tuple[Expr, bool], Linear] = {}
         self._given: dict[tuple[Expr, bool, bool], Ranges] = {}
         self._proofs: dict[tuple[Expr, bool], bool | None] = {}
@@ -343,13 +342,28 @@ class Ranges:
 
     def evaluate(self, form: Linear, index: bool) -> Value:
         """The values a form can take over the integers."""
-        total = single(form.const)
+        lo = hi = rem = form.const
+        mod = 0
         for atom, c in form.terms.items():
-            v = single(1)
+            v = self._product(atom, index)
+            lo += c * (v.lo if c > 0 else v.hi)
+            hi += c * (v.hi if c > 0 else v.lo)
+            mod = gcd(mod, v.mod * c)
+            rem += v.rem * c
+        return tight(lo, hi, mod, rem)
+
+    def _product(self, atom: Expr, index: bool) -> Value:
+        """The values of an atom, which may be a product of others."""
+        if not (isinstance(atom, Bin) and atom.op == "*"):
+            return self.value(atom, index)
+        key = atom, index
+        found = self._products.get(key)
+        if found is None:
+            found = single(1)
             for factor in factors(atom):
-                v = multiply(v, self.value(factor, index))
-            total = add(total, scale(v, c))
-        return total
+                found = multiply(found, self.value(factor, index))
+            self._products[key] = found
+        return found
 
     def form(self, expr: Expr, index: bool) -> Linear:
         """`expr` over its atoms, products expanded: equal modulo 2^bits, and over the integers
@@ -465,26 +479,30 @@ class Ranges:
     def nonneg(self, goal: Linear, index: bool) -> bool:
         """`goal` ≥ 0 follows from the intervals and a combination of facts."""
         queue, seen = [goal], {goal.key}
-        for _ in range(_PROOF_STEPS):
-            if not queue:
-                return False
-            form = queue.pop(0)
+        for form in queue:
             if self.evaluate(form, index).lo >= 0:
                 return True
-            for atom, c in form.terms.items():
-                for fact in self._facts_about(atom, index):
-                    k = fact.terms[atom]
-                    if (k > 0) != (c > 0):
-                        continue
-                    # with fact ≥ 0, `less` ≥ 0 implies form ≥ 0, and the atom is gone; a multiple
+            if len(queue) == _PROOF_STEPS:
+                continue
+            for less in self._implying(form, index):
+                if len(less.terms) <= len(goal.terms) + 3 and (key := less.key) not in seen:
+                    seen.add(key)
+                    queue.append(less)
+                    if len(queue) == _PROOF_STEPS:
+                        break
+        return False
+
+    def _implying(self, form: Linear, index: bool) -> Iterator[Linear]:
+        """Forms that have an atom less, and are not negative only where `form` is not."""
+        for atom, c in form.terms.items():
+            for fact in self._facts_about(atom, index):
+                k = fact.terms[atom]
+                if (k > 0) == (c > 0):
+                    # with fact ≥ 0, this ≥ 0 implies form ≥ 0, and the atom is gone; a multiple
                     # of an integer that is above -times is not below 0
                     g = gcd(k, c)
                     times = abs(k) // g
-                    less = (form.scaled(times) - fact.scaled(abs(c) // g)).plus(times - 1)
-                    if less.key not in seen and len(less.terms) <= len(goal.terms) + 3:
-                        seen.add(less.key)
-                        queue.append(less)
-        return False
+                    yield (form.scaled(times) - fact.scaled(abs(c) // g)).plus(times - 1)
 
     def _facts_about(self, atom: Expr, index: bool) -> tuple[Linear, ...]:
         key = atom, index

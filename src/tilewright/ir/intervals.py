@@ -42,11 +42,6 @@ def add(a: Value, b: Value) -> Value:
     return tight(a.lo + b.lo, a.hi + b.hi, gcd(a.mod, b.mod), a.rem + b.rem)
 
 
-def scale(a: Value, k: int) -> Value:
-    lo, hi = (a.lo * k, a.hi * k) if k >= 0 else (a.hi * k, a.lo * k)
-    return tight(lo, hi, abs(a.mod * k), a.rem * k)
-
-
 def multiply(a: Value, b: Value) -> Value:
     corners = [x * y for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
     mod = gcd(a.mod * b.mod, a.mod * b.rem, b.mod * a.rem)
