@@ -106,7 +106,7 @@ class Ranges:
         self._values: dict[tuple[Expr, bool], Value] = {}
         self._products: dict[tuple[Expr, bool], Value] = {}
         self._forms: dict[tuple[Expr, bool], Linear] = {}
-        self._given: dict[tuple[Expr, bool, bool], Ranges] = {}
+        self._richer: dict[tuple[object, ...], Ranges] = {}
         self._proofs: dict[tuple[Expr, bool], bool | None] = {}
         self._derived: dict[tuple[Expr, bool], tuple[Linear, ...]] = {}
         # simplify's memos live here, because they hold for these ranges only
@@ -115,7 +115,7 @@ class Ranges:
 
     def trim(self, most: int = 20_000) -> None:
         """Empties the memo when it has grown large; for ranges that live as long as the process."""
-        if len(self._values) + len(self.simplified) > most:
+        if len(self._values) + len(self.simplified) + len(self._richer) > most:
             self._reset()
 
     def _copy(self) -> Ranges:
@@ -136,9 +136,12 @@ class Ranges:
         offset: int = 0,
     ) -> Ranges:
         """These, and `var` in lo … hi, `offset` plus a multiple of `multiple`."""
-        new = self._copy()
-        spec = _from_range(var, Range(lo, hi, multiple, offset))
-        new._env[var] = meet(spec, self._env[var]) if var in self._env else spec
+        key = "where", var, lo, hi, multiple, offset
+        new = self._richer.get(key)
+        if new is None:
+            new = self._richer[key] = self._copy()
+            spec = _from_range(var, Range(lo, hi, multiple, offset))
+            new._env[var] = meet(spec, self._env[var]) if var in self._env else spec
         return new
 
     def given(self, cond: Expr, holds: bool = True, *, index: bool = False) -> Ranges:
@@ -146,16 +149,20 @@ class Ranges:
 
         `index`: int32 and int64 arithmetic in `cond` cannot overflow (it bounds a loop or a grid).
         """
-        key = cond, holds, index
-        found = self._given.get(key)
+        key = "given", cond, holds, index
+        found = self._richer.get(key)
         if found is None:
             new = self._copy()
-            found = self._given[key] = new if new._assume(cond, holds, index) else self
+            found = self._richer[key] = new if new._assume(cond, holds, index) else self
         return found
 
     def let(self, var: Var, value: Expr) -> Ranges:
         """These, and `var` named `value`, evaluated just before."""
-        new = self._copy()
+        key = "let", var, value
+        new = self._richer.get(key)
+        if new is not None:
+            return new
+        new = self._richer[key] = self._copy()
         new._lets[var] = value, frozenset(self._env)
         if var.dtype.is_int and value.dtype == var.dtype:
             new._env[var] = self.value(value, False)

@@ -7,11 +7,16 @@
         ranges = after(op, ranges)     # … and these behind it
 
 `walk_ranges` does this for a whole kernel.
+
+Passes ask the same questions about the same loops again and again: inside `remembering()` kernels
+that begin alike share one `Ranges`, and with it what has been derived from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 
 from tilewright.ir.bounds import Ranges
@@ -38,12 +43,25 @@ from tilewright.ir.op import (
 )
 
 
+_root: ContextVar[Ranges | None] = ContextVar("root", default=None)
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """What is derived of kernels inside is derived once."""
+    token = _root.set(Ranges())
+    try:
+        yield
+    finally:
+        _root.reset(token)
+
+
 def entry(kernel: Kernel, dims: Iterable[Dim] = ()) -> Ranges:
     """At the kernel's first op: contracts of sizes, block, thread and cluster indices.
 
     Sizes of tensors are never negative, whether or not their contract is at hand.
     """
-    ranges = Ranges()
+    ranges = _root.get() or Ranges()
     for dim in dims:
         ranges = ranges.where(dim.var, dim.min, dim.max, dim.multiple_of)
     for size in _sizes(kernel):
