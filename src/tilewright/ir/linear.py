@@ -19,17 +19,21 @@ class Linear:
     const: int = 0
 
     def __add__(self, other: Linear) -> Linear:
-        terms = dict(self.terms)
+        return self.mixed(1, other, 1)
+
+    def __sub__(self, other: Linear) -> Linear:
+        return self.mixed(1, other, -1)
+
+    def mixed(self, j: int, other: Linear, k: int) -> Linear:
+        """self · j + other · k, neither of them 0."""
+        terms = {atom: c * j for atom, c in self.terms.items()} if j != 1 else dict(self.terms)
         for atom, c in other.terms.items():
-            total = terms.get(atom, 0) + c
+            total = terms.get(atom, 0) + c * k
             if total:
                 terms[atom] = total
             else:
                 del terms[atom]
-        return Linear(terms, self.const + other.const)
-
-    def __sub__(self, other: Linear) -> Linear:
-        return self + other.scaled(-1)
+        return Linear(terms, self.const * j + other.const * k)
 
     def scaled(self, k: int) -> Linear:
         if k == 0:

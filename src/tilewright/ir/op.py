@@ -556,6 +556,13 @@ def bound(op: Op) -> tuple[Var, ...]:
     return tuple(found)
 
 
+@_kept
+def bound_within(op: Op) -> tuple[Var, ...]:
+    """The variables that the op, and what stands in it, define."""
+    inner = [var for body in bodies(op) for each in body for var in bound_within(each)]
+    return (*bound(op), *inner)
+
+
 def walk_ops(op: Op | Body) -> Iterator[Op]:
     """Every op, itself included, in text order."""
     left = [*reversed(op)] if isinstance(op, tuple) else [op]
@@ -613,6 +620,24 @@ def _read_buffers(op: Op) -> tuple[Buffer, ...]:
     if isinstance(op, Intrinsic):
         named += [a.buffer for a in op.args if isinstance(a, Region)]
     return tuple(dict.fromkeys(named))
+
+
+@_kept
+def named_buffers(op: Op) -> tuple[Buffer, ...]:
+    """Buffers that the op names, not counting its bodies."""
+    found = [x.buffer if isinstance(x, Region) else x for x in operands(op)
+             if isinstance(x, (Region, Buffer))]  # fmt: skip
+    return tuple(dict.fromkeys([*found, *(load.buffer for load in _op_loads(op))]))
+
+
+@_kept
+def touched_within(op: Op) -> tuple[tuple[Buffer, bool], ...]:
+    """Buffers that the op, and what stands in it, read (False) and write (True). Intrinsics may
+    write what they are given."""
+    found = [(buffer, isinstance(op, Intrinsic)) for buffer in _read_buffers(op)]
+    found += [(buffer, True) for buffer in _written_buffers(op)]
+    found += [each for body in bodies(op) for inner in body for each in touched_within(inner)]
+    return tuple(dict.fromkeys(found))
 
 
 def written_buffers(op: Op) -> list[Buffer]:

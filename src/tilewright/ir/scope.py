@@ -20,8 +20,8 @@ from contextvars import ContextVar
 from math import prod
 
 from tilewright.ir.bounds import Ranges
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Cmp, Const, Expr, Var, const, loads
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Cmp, Const, Expr, Var, const
 from tilewright.ir.op import (
     Body,
     Break,
@@ -36,12 +36,10 @@ from tilewright.ir.op import (
     Op,
     Role,
     While,
-    expressions,
     marked,
-    operands,
+    named_buffers,
     walk_ops,
 )
-
 
 _root: ContextVar[Ranges | None] = ContextVar("root", default=None)
 
@@ -135,13 +133,7 @@ def _leaves(body: Body) -> bool:
 def _sizes(kernel: Kernel) -> list[Expr]:
     found: dict[Expr, None] = {}
     for op in walk_ops(kernel):
-        buffers = [
-            x.buffer if isinstance(x, Region) else x
-            for x in operands(op)
-            if isinstance(x, (Region, Buffer))
-        ]
-        buffers += [load.buffer for expr in expressions(op) for load in loads(expr)]
-        for buffer in buffers:
+        for buffer in named_buffers(op):
             if buffer.space is Space.GLOBAL:
                 found.update(dict.fromkeys(buffer.shape))
     return list(found)

@@ -54,7 +54,7 @@ from tilewright.ir.op import (
     View,
     WaitGroup,
     While,
-    bound,
+    bound_within,
     expressions,
     marked,
     regions,
@@ -227,7 +227,8 @@ class Walk:
         self.changed = {
             self.root(b.name) for op in walk_ops(kernel.body) for b in written_buffers(op)
         }
-        self.groups = prod(kernel.threads) > WARPGROUP
+        self.threads = prod(kernel.threads)
+        self.groups = self.threads > WARPGROUP
         self.jumps: list[State] = []
         self.accesses: dict[int, tuple[Op, Path, tuple[Access, ...]]] = {}
         self.conflicts: dict[tuple[int, int, bool], tuple[bool, Access, Access]] = {}
@@ -330,11 +331,11 @@ class Walk:
             state.stale(op.buffer)
 
     def meets_inside(self, op: Op) -> bool:
-        return meets_inside(op, prod(self.kernel.threads)) and id(op) not in self.found.controls
+        return meets_inside(op, self.threads) and id(op) not in self.found.controls
 
     def is_block_wide(self, op: Sync) -> bool:
         if op.scope == "named":
-            return op.threads == prod(self.kernel.threads)
+            return op.threads == self.threads
         return op.scope in ("block", "cluster")
 
     def wait(self, op: WaitGroup, path: Path, state: State) -> None:
@@ -457,7 +458,7 @@ class Walk:
             v: int(e.value) if isinstance(e, Const) else None
             for v, e in zip(op.vars, op.extents, strict=True)
         }
-        inner = {v for each in walk_ops(op.body) for v in bound(each)}
+        inner = {v for each in op.body for v in bound_within(each)}
         writes_by = _KINDS.get(op.atom or "", {}).get("writes", "threads")
         for each in walk_ops(op.body):
             found: list[tuple[Buffer, tuple[Expr, ...], str, bool]] = [
