@@ -9,11 +9,14 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call, Const, Expr, Load, Var
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Linear:
     """sum(coefficient · atom) + const. Atoms are variables, other expressions that are no ring
     expressions, or products (`Bin "*"`) of these; products serve as keys only, their sides may
-    differ in type. Coefficients are not 0."""
+    differ in type. Coefficients are not 0.
+
+    Forms are shared and never changed; to make a frozen one would take three times as long.
+    """
 
     terms: Mapping[Expr, int]
     const: int = 0

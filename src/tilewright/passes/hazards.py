@@ -54,6 +54,7 @@ from tilewright.ir.op import (
     View,
     WaitGroup,
     While,
+    bodies,
     bound_within,
     expressions,
     marked,
@@ -518,7 +519,7 @@ _KINDS: Mapping[str, Mapping[str, str]] = {
 
 def goes_into(op: Op) -> bool:
     """Whether ops inside are looked at one by one. A producer is ordered by its barriers."""
-    return not isinstance(op, (Map, Role)) and bool(marked(op, "body"))
+    return not isinstance(op, (Map, Role)) and bool(bodies(op))
 
 
 def _into(path: Path, name: str) -> Path:
