@@ -509,7 +509,7 @@ class Ranges:
                     # of an integer that is above -times is not below 0
                     g = gcd(k, c)
                     times = abs(k) // g
-                    yield form.mixed(times, fact, -(abs(c) // g)).plus(times - 1)
+                    yield form.mixed(times, fact, -(abs(c) // g), times - 1)
 
     def _facts_about(self, atom: Expr, index: bool) -> tuple[Linear, ...]:
         key = atom, index

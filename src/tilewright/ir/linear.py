@@ -27,8 +27,8 @@ class Linear:
     def __sub__(self, other: Linear) -> Linear:
         return self.mixed(1, other, -1)
 
-    def mixed(self, j: int, other: Linear, k: int) -> Linear:
-        """self · j + other · k, neither of them 0."""
+    def mixed(self, j: int, other: Linear, k: int, more: int = 0) -> Linear:
+        """self · j + other · k + more, j and k not 0."""
         terms = {atom: c * j for atom, c in self.terms.items()} if j != 1 else dict(self.terms)
         for atom, c in other.terms.items():
             total = terms.get(atom, 0) + c * k
@@ -36,7 +36,7 @@ class Linear:
                 terms[atom] = total
             else:
                 del terms[atom]
-        return Linear(terms, self.const * j + other.const * k)
+        return Linear(terms, self.const * j + other.const * k + more)
 
     def scaled(self, k: int) -> Linear:
         if k == 0:

@@ -35,6 +35,8 @@ from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import Const, Expr, Var, const, loads, substitute, variables
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
+    Alloc,
+    Arrive,
     Atomic,
     Body,
     Break,
@@ -42,16 +44,20 @@ from tilewright.ir.op import (
     Continue,
     Copy,
     Fence,
+    Fill,
     For,
+    Hint,
     If,
     Intrinsic,
     Kernel,
+    Let,
     Map,
     Op,
     Role,
     Store,
     Sync,
     View,
+    Wait,
     WaitGroup,
     While,
     bodies,
@@ -234,6 +240,7 @@ class Walk:
         self.accesses: dict[int, tuple[Op, Path, tuple[Access, ...]]] = {}
         self.conflicts: dict[tuple[int, int, bool], tuple[bool, Access, Access]] = {}
         self.gone: set[int] = set()  # ids of ops that are passed over
+        self.idle: dict[int, Op] = {}  # by their ids, ops that change no state
         self.later = 0  # loops around that are not in their first round
 
     def root(self, name: str) -> str:
@@ -250,7 +257,7 @@ class Walk:
 
     def body(self, body: Body, at: Path, loops: tuple[Var, ...], state: State) -> None:
         for k, op in enumerate(body):
-            if id(op) not in self.gone:
+            if id(op) not in self.gone and id(op) not in self.idle:
                 self.op(op, (*at, (k, "")), loops, state)
 
     def current(self, op: OpT, path: Path) -> OpT:
@@ -330,6 +337,8 @@ class Walk:
             self.record(access, state)
         if isinstance(op, Store) and op.buffer.space is Space.LOCAL:
             state.stale(op.buffer)
+        elif not new and isinstance(op, _MOSTLY_IDLE):
+            self.idle[id(op)] = op
 
     def meets_inside(self, op: Op) -> bool:
         return meets_inside(op, self.threads) and id(op) not in self.found.controls
@@ -515,6 +524,10 @@ _KINDS: Mapping[str, Mapping[str, str]] = {
     "cp_async": {"writes": "cp_async"},
     "remote_store": {"writes": "bulk_write"},
 }
+
+
+# where these access nothing it is as if they were not there
+_MOSTLY_IDLE = (Alloc, Arrive, Fill, Hint, Let, Map, Store, Wait)
 
 
 def goes_into(op: Op) -> bool:
