@@ -23,7 +23,7 @@ only behind a fence by the writers and a barrier after it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, prod
 from typing import Any, TypeAlias, TypeVar
@@ -118,6 +118,14 @@ class Access:
         new.__dict__.pop("_hash", None)
         return new
 
+    def but(self, **changes: Any) -> Access:
+        """`dataclasses.replace` of anything but buffer and box, for less."""
+        new = object.__new__(Access)
+        new.__dict__.update(self.__dict__, **changes)
+        for kept in ("_hash", "_anywhere"):
+            new.__dict__.pop(kept, None)
+        return new
+
     @cached_property
     def first(self) -> tuple[float, float]:
         """Where in the first dimension of its buffer, as far as that is a number."""
@@ -194,7 +202,7 @@ class State:
         def one(access: Access) -> Access:
             if not access.fresh or (scalar is not None and not _asks(access.box, scalar)):
                 return access
-            return replace(access, fresh=False)
+            return access.but(fresh=False)
 
         for part in self.parts():
             changed = {one(access) for access in part}
@@ -325,7 +333,7 @@ class Walk:
                 return
             case Commit():
                 if op.unit == "bulk":
-                    state.bulk = {replace(a, age=min(a.age + 1, OLDEST)) for a in state.bulk}
+                    state.bulk = {a.but(age=min(a.age + 1, OLDEST)) for a in state.bulk}
                 return
         new = self.accesses_of(op, path, loops)
         for access in new:
@@ -409,7 +417,7 @@ class Walk:
         if new.kind == "bulk_write":
             return  # its barrier orders it
         if new.kind == "cp_async":
-            state.cp_async.add(replace(new, kind="threads"))
+            state.cp_async.add(new.but(kind="threads"))
         elif new.kind == "matrix":
             state.matrix.add(new)
         elif new.kind == "bulk_read":
@@ -451,7 +459,7 @@ class Walk:
                     for s, e in zip(region.starts, region.extents, strict=True)
                 )
                 for found in self.access(region.buffer, kind, not reads, box, pattern, path, loops):
-                    yield replace(found, block=region.cta)
+                    yield found.but(block=region.cta)
         for load in (x for e in expressions(op) for x in loads(e)):
             box = tuple((i, 1) for i in load.indices)
             yield from self.access(load.buffer, general, False, box, None, path, loops)
