@@ -201,9 +201,8 @@ BUGS = (
     # atomics, analysis
     Bug("atomics outside a tensor", "passes/lower_atomics.py",
         "within = low.within(dst.buffer, starts)", "within = TRUE", "threads"),
-    Bug("sums as even as the more even of two", "ir/intervals.py",
-        "return tight(a.lo + b.lo, a.hi + b.hi, gcd(a.mod, b.mod), a.rem + b.rem)",
-        "return tight(a.lo + b.lo, a.hi + b.hi, max(a.mod, b.mod), a.rem + b.rem)", "threads"),
+    Bug("sums as even as the more even of two", "ir/bounds.py",
+        "mod = gcd(mod, v.mod * c)", "mod = max(mod, abs(v.mod * c))", "threads"),
     Bug("conditions of a loop's last turn taken for granted", "ir/bounds.py",
         "self.value(stop, True).hi - 1, mod", "self.value(stop, True).hi - 2, mod", "threads"),
     # what a review by hand found once, in passes that were new

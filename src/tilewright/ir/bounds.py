@@ -35,11 +35,9 @@ from tilewright.ir.intervals import (
     BINARY,
     BIT,
     Value,
-    add,
     join,
     meet,
     multiply,
-    scale,
     single,
     tight,
 )
@@ -106,8 +104,9 @@ class Ranges:
 
     def _reset(self) -> None:
         self._values: dict[tuple[Expr, bool], Value] = {}
+        self._products: dict[tuple[Expr, bool], Value] = {}
         self._forms: dict[tuple[Expr, bool], Linear] = {}
-        self._given: dict[tuple[Expr, bool, bool], Ranges] = {}
+        self._richer: dict[tuple[object, ...], Ranges] = {}
         self._proofs: dict[tuple[Expr, bool], bool | None] = {}
         self._derived: dict[tuple[Expr, bool], tuple[Linear, ...]] = {}
         # simplify's memos live here, because they hold for these ranges only
@@ -116,7 +115,7 @@ class Ranges:
 
     def trim(self, most: int = 20_000) -> None:
         """Empties the memo when it has grown large; for ranges that live as long as the process."""
-        if len(self._values) + len(self.simplified) > most:
+        if len(self._values) + len(self.simplified) + len(self._richer) > most:
             self._reset()
 
     def _copy(self) -> Ranges:
@@ -137,9 +136,12 @@ class Ranges:
         offset: int = 0,
     ) -> Ranges:
         """These, and `var` in lo … hi, `offset` plus a multiple of `multiple`."""
-        new = self._copy()
-        spec = _from_range(var, Range(lo, hi, multiple, offset))
-        new._env[var] = meet(spec, self._env[var]) if var in self._env else spec
+        key = "where", var, lo, hi, multiple, offset
+        new = self._richer.get(key)
+        if new is None:
+            new = self._richer[key] = self._copy()
+            spec = _from_range(var, Range(lo, hi, multiple, offset))
+            new._env[var] = meet(spec, self._env[var]) if var in self._env else spec
         return new
 
     def given(self, cond: Expr, holds: bool = True, *, index: bool = False) -> Ranges:
@@ -147,16 +149,20 @@ class Ranges:
 
         `index`: int32 and int64 arithmetic in `cond` cannot overflow (it bounds a loop or a grid).
         """
-        key = cond, holds, index
-        found = self._given.get(key)
+        key = "given", cond, holds, index
+        found = self._richer.get(key)
         if found is None:
             new = self._copy()
-            found = self._given[key] = new if new._assume(cond, holds, index) else self
+            found = self._richer[key] = new if new._assume(cond, holds, index) else self
         return found
 
     def let(self, var: Var, value: Expr) -> Ranges:
         """These, and `var` named `value`, evaluated just before."""
-        new = self._copy()
+        key = "let", var, value
+        new = self._richer.get(key)
+        if new is not None:
+            return new
+        new = self._richer[key] = self._copy()
         new._lets[var] = value, frozenset(self._env)
         if var.dtype.is_int and value.dtype == var.dtype:
             new._env[var] = self.value(value, False)
@@ -343,13 +349,28 @@ class Ranges:
 
     def evaluate(self, form: Linear, index: bool) -> Value:
         """The values a form can take over the integers."""
-        total = single(form.const)
+        lo = hi = rem = form.const
+        mod = 0
         for atom, c in form.terms.items():
-            v = single(1)
+            v = self._product(atom, index)
+            lo += c * (v.lo if c > 0 else v.hi)
+            hi += c * (v.hi if c > 0 else v.lo)
+            mod = gcd(mod, v.mod * c)
+            rem += v.rem * c
+        return tight(lo, hi, mod, rem)
+
+    def _product(self, atom: Expr, index: bool) -> Value:
+        """The values of an atom, which may be a product of others."""
+        if not (isinstance(atom, Bin) and atom.op == "*"):
+            return self.value(atom, index)
+        key = atom, index
+        found = self._products.get(key)
+        if found is None:
+            found = single(1)
             for factor in factors(atom):
-                v = multiply(v, self.value(factor, index))
-            total = add(total, scale(v, c))
-        return total
+                found = multiply(found, self.value(factor, index))
+            self._products[key] = found
+        return found
 
     def form(self, expr: Expr, index: bool) -> Linear:
         """`expr` over its atoms, products expanded: equal modulo 2^bits, and over the integers
@@ -465,26 +486,30 @@ class Ranges:
     def nonneg(self, goal: Linear, index: bool) -> bool:
         """`goal` ≥ 0 follows from the intervals and a combination of facts."""
         queue, seen = [goal], {goal.key}
-        for _ in range(_PROOF_STEPS):
-            if not queue:
-                return False
-            form = queue.pop(0)
+        for form in queue:
             if self.evaluate(form, index).lo >= 0:
                 return True
-            for atom, c in form.terms.items():
-                for fact in self._facts_about(atom, index):
-                    k = fact.terms[atom]
-                    if (k > 0) != (c > 0):
-                        continue
-                    # with fact ≥ 0, `less` ≥ 0 implies form ≥ 0, and the atom is gone; a multiple
+            if len(queue) == _PROOF_STEPS:
+                continue
+            for less in self._implying(form, index):
+                if len(less.terms) <= len(goal.terms) + 3 and (key := less.key) not in seen:
+                    seen.add(key)
+                    queue.append(less)
+                    if len(queue) == _PROOF_STEPS:
+                        break
+        return False
+
+    def _implying(self, form: Linear, index: bool) -> Iterator[Linear]:
+        """Forms that have an atom less, and are not negative only where `form` is not."""
+        for atom, c in form.terms.items():
+            for fact in self._facts_about(atom, index):
+                k = fact.terms[atom]
+                if (k > 0) == (c > 0):
+                    # with fact ≥ 0, this ≥ 0 implies form ≥ 0, and the atom is gone; a multiple
                     # of an integer that is above -times is not below 0
                     g = gcd(k, c)
                     times = abs(k) // g
-                    less = (form.scaled(times) - fact.scaled(abs(c) // g)).plus(times - 1)
-                    if less.key not in seen and len(less.terms) <= len(goal.terms) + 3:
-                        seen.add(less.key)
-                        queue.append(less)
-        return False
+                    yield form.mixed(times, fact, -(abs(c) // g), times - 1)
 
     def _facts_about(self, atom: Expr, index: bool) -> tuple[Linear, ...]:
         key = atom, index

@@ -38,15 +38,15 @@ class DType:
             return np.dtype(np.uint64)
         return np.dtype(special if special is not None else self.name)
 
-    @property
+    @cached_property
     def is_float(self) -> bool:
         return self.kind == "float"
 
-    @property
+    @cached_property
     def is_int(self) -> bool:
         return self.kind in ("int", "uint")
 
-    @property
+    @cached_property
     def is_bool(self) -> bool:
         return self.kind == "bool"
 

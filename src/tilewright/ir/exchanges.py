@@ -15,6 +15,7 @@ import numpy as np
 from tilewright.ir.buffer import Region
 from tilewright.ir.fragment import IDLE, Fragment
 from tilewright.ir.op import Op, Reduce, Relayout, Scan
+from tilewright.support.distinct import distinct
 
 WARP = 32
 
@@ -69,7 +70,7 @@ def reduction_crosses(src: Fragment, dst: Fragment, dim: int) -> bool:
     inner = int(np.prod(src.tile[dim + 1 :], dtype=np.int64))
     size = src.tile[dim]
     for first in range(0, src.threads, WARP):
-        held = np.unique(have[first : first + WARP])
+        held = distinct(have[first : first + WARP])
         held = held[held != IDLE]
         rows = held // (inner * size) * inner + held % inner
         count = np.bincount(rows, minlength=int(np.prod(dst.tile, dtype=np.int64)))

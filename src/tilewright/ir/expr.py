@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -45,7 +46,7 @@ class _Interned(type):
                     break
                 args += (kwargs.pop(name) if name in kwargs else getattr(cls, name),)
         # type names separate 1, 1.0 and True, and -0.0 from 0.0, which compare equal
-        key = (cls, *map(_exact, args))
+        key = (cls, _exact(args[0]), *args[1:])
         found = _Interned._pool.get(key)
         if found is None:
             found = super().__call__(*args, **kwargs)
@@ -54,7 +55,10 @@ class _Interned(type):
 
 
 def _exact(value: Any) -> Any:
+    """Numbers are the first thing that an expression is made of, if at all."""
     kind = type(value)
+    if kind is str:
+        return value
     if kind is int:
         return (int, value)
     return (kind, repr(value)) if isinstance(value, (bool, int, float)) else value
@@ -272,7 +276,7 @@ class Bin(Expr, metaclass=_Interned):
     a: Expr
     b: Expr
 
-    @property
+    @cached_property
     def dtype(self) -> DType:  # type: ignore[override]
         return self.a.dtype
 
@@ -312,7 +316,7 @@ class Select(Expr, metaclass=_Interned):
     a: Expr
     b: Expr
 
-    @property
+    @cached_property
     def dtype(self) -> DType:  # type: ignore[override]
         return self.a.dtype
 
@@ -698,6 +702,6 @@ def _same(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> bool:
 
 
 def substitute(expr: Expr, values: dict[Var, Expr]) -> Expr:
-    if not values:
+    if values.keys().isdisjoint(variables(expr)):
         return expr
     return transform(expr, lambda node: values.get(node) if isinstance(node, Var) else None)

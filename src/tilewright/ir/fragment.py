@@ -31,6 +31,7 @@ from tilewright.ir.layout import (
 )
 from tilewright.ir.layout_ops import coalesce, composition, filter
 from tilewright.ir.layout_query import fit_layout
+from tilewright.support.distinct import distinct
 
 IDLE = -1
 
@@ -404,7 +405,7 @@ def _first_slots(fragment: Fragment) -> Indices:
 
 @lru_cache(maxsize=128)
 def _replication(fragment: Fragment) -> int:
-    keys = np.unique(_sorted_slots(fragment)[0])
+    keys = distinct(_sorted_slots(fragment)[0])
     return int(np.bincount(keys[keys >= 0] % fragment.elements).max(initial=0))
 
 

@@ -19,32 +19,28 @@ class Value(NamedTuple):
     rem: int = 0
 
 
+_new = tuple.__new__  # what `Value(…)` does, in a third of the time
 BIT = Value(0, 1)
 ANYTHING = Value(-(1 << 64), 1 << 64)
 
 
 def single(c: int) -> Value:
-    return Value(c, c, 0, c)
+    return _new(Value, (c, c, 0, c))
 
 
 def tight(lo: int, hi: int, mod: int, rem: int) -> Value:
     """The interval cut to the residue class. An empty one (dead code) stays uncut."""
     if mod == 0:
-        return single(rem)
+        return _new(Value, (rem, rem, 0, rem))
     rem %= mod
     low, high = lo + (rem - lo) % mod, hi - (hi - rem) % mod
     if low > high:
         return Value(lo, hi)
-    return single(low) if low == high else Value(low, high, mod, rem)
+    return _new(Value, (low, high, mod, rem) if low < high else (low, low, 0, low))
 
 
 def add(a: Value, b: Value) -> Value:
     return tight(a.lo + b.lo, a.hi + b.hi, gcd(a.mod, b.mod), a.rem + b.rem)
-
-
-def scale(a: Value, k: int) -> Value:
-    lo, hi = (a.lo * k, a.hi * k) if k >= 0 else (a.hi * k, a.lo * k)
-    return tight(lo, hi, abs(a.mod * k), a.rem * k)
 
 
 def multiply(a: Value, b: Value) -> Value:

@@ -15,6 +15,7 @@ import numpy as np
 
 from tilewright.ir.fragment import IDLE, Fragment
 from tilewright.ir.layout import AnyLayout, Indices, LayoutError, size
+from tilewright.support.distinct import distinct
 
 BANKS = 32
 WORD = 4
@@ -113,12 +114,12 @@ def _count(places: Indices, elem_bytes: int, vector: int | None) -> BankConflict
     first = np.where(busy, start * elem_bytes // WORD, 0)
     words = first[..., None] + np.arange(max(1, width // WORD))
     span = int(words.max(initial=0)) + 1
-    touched = np.unique((phase[..., None] * span + words)[busy])
+    touched = distinct((phase[..., None] * span + words)[busy])
     # Different words of each bank in each phase.
     load = np.bincount(touched // span * BANKS + touched % span % BANKS)
     load = np.pad(load, (0, -len(load) % BANKS)).reshape(-1, BANKS).max(axis=1)
     return BankConflicts(
-        requests=len(np.unique(request[busy])),
+        requests=len(distinct(request[busy])),
         wavefronts=int(load.sum()),
         ideal=int(np.count_nonzero(load)),
         vector=vector,

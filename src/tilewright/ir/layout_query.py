@@ -6,6 +6,7 @@ import numpy as np
 
 from tilewright.ir.layout import AnyLayout, Indices, Layout, LayoutError
 from tilewright.ir.layout_ops import coalesce
+from tilewright.support.distinct import distinct
 
 
 def same(a: AnyLayout, b: AnyLayout) -> bool:
@@ -52,7 +53,7 @@ def _distinct(indices: Indices) -> int:
         return 0
     span = int(indices.max()) + 1
     if span > 16 * indices.size:  # too sparse to mark
-        return len(np.unique(indices))
+        return len(distinct(indices))
     marked = np.zeros(span, np.bool_)
     marked[indices] = True
     return int(np.count_nonzero(marked))

@@ -9,27 +9,34 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call, Const, Expr, Load, Var
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Linear:
     """sum(coefficient · atom) + const. Atoms are variables, other expressions that are no ring
     expressions, or products (`Bin "*"`) of these; products serve as keys only, their sides may
-    differ in type. Coefficients are not 0."""
+    differ in type. Coefficients are not 0.
+
+    Forms are shared and never changed; to make a frozen one would take three times as long.
+    """
 
     terms: Mapping[Expr, int]
     const: int = 0
 
     def __add__(self, other: Linear) -> Linear:
-        terms = dict(self.terms)
+        return self.mixed(1, other, 1)
+
+    def __sub__(self, other: Linear) -> Linear:
+        return self.mixed(1, other, -1)
+
+    def mixed(self, j: int, other: Linear, k: int, more: int = 0) -> Linear:
+        """self · j + other · k + more, j and k not 0."""
+        terms = {atom: c * j for atom, c in self.terms.items()} if j != 1 else dict(self.terms)
         for atom, c in other.terms.items():
-            total = terms.get(atom, 0) + c
+            total = terms.get(atom, 0) + c * k
             if total:
                 terms[atom] = total
             else:
                 del terms[atom]
-        return Linear(terms, self.const + other.const)
-
-    def __sub__(self, other: Linear) -> Linear:
-        return self + other.scaled(-1)
+        return Linear(terms, self.const * j + other.const * k + more)
 
     def scaled(self, k: int) -> Linear:
         if k == 0:

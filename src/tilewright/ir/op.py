@@ -26,6 +26,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
@@ -544,9 +545,11 @@ def _body_names(cls: Any) -> tuple[str, ...]:
 
 def bodies(op: Op) -> tuple[Body, ...]:
     cls: Any = type(op)
-    return tuple([getattr(op, name) for name in _body_names(cls)])
+    names = _body_names(cls)
+    return tuple([getattr(op, name) for name in names]) if names else ()
 
 
+@_kept
 def bound(op: Op) -> tuple[Var, ...]:
     """The variables the op defines."""
     found: list[Var] = []
@@ -556,15 +559,24 @@ def bound(op: Op) -> tuple[Var, ...]:
     return tuple(found)
 
 
+@_kept
+def bound_within(op: Op) -> tuple[Var, ...]:
+    """The variables that the op, and what stands in it, define."""
+    inner = [var for body in bodies(op) for each in body for var in bound_within(each)]
+    return (*bound(op), *inner)
+
+
+@_kept
+def _inside(op: Op) -> tuple[Op, ...]:
+    """Every op in the op's bodies, in text order."""
+    return tuple([x for body in bodies(op) for each in body for x in (each, *_inside(each))])
+
+
 def walk_ops(op: Op | Body) -> Iterator[Op]:
     """Every op, itself included, in text order."""
-    left = [*reversed(op)] if isinstance(op, tuple) else [op]
-    while left:
-        each = left.pop()
-        yield each
-        cls: Any = type(each)
-        for name in reversed(_body_names(cls)):
-            left += reversed(getattr(each, name))
+    if isinstance(op, tuple):
+        return chain.from_iterable((each, *_inside(each)) for each in op)
+    return iter((op, *_inside(op)))
 
 
 @_kept
@@ -594,12 +606,20 @@ def _op_loads(op: Op) -> tuple[Load, ...]:
 
 def regions(op: Op, *, reads: bool = False, writes: bool = False) -> list[Region]:
     """Regions the op itself reads (or writes) as tiles."""
-    found = []
+    return [r for r, read, written in _regions(op) if (reads and read) or (writes and written)]
+
+
+@_kept
+def _regions(op: Op) -> tuple[tuple[Region, bool, bool], ...]:
+    """Regions, and whether the op reads and writes them."""
+    found: list[tuple[Region, bool, bool]] = []
     for f in marked(op, "arg"):
-        if (reads and f.metadata["reads"]) or (writes and f.metadata["writes"]):
+        how = f.metadata["reads"], f.metadata["writes"]
+        if any(how):
             value = getattr(op, f.name)
-            found += [v for v in (value if isinstance(value, tuple) else (value,)) if v is not None]
-    return found
+            each = value if isinstance(value, tuple) else (value,)
+            found += [(v, *how) for v in each if v is not None]
+    return tuple(found)
 
 
 def read_buffers(op: Op) -> list[Buffer]:
@@ -613,6 +633,24 @@ def _read_buffers(op: Op) -> tuple[Buffer, ...]:
     if isinstance(op, Intrinsic):
         named += [a.buffer for a in op.args if isinstance(a, Region)]
     return tuple(dict.fromkeys(named))
+
+
+@_kept
+def named_buffers(op: Op) -> tuple[Buffer, ...]:
+    """Buffers that the op names, not counting its bodies."""
+    found = [x.buffer if isinstance(x, Region) else x for x in operands(op)
+             if isinstance(x, (Region, Buffer))]  # fmt: skip
+    return tuple(dict.fromkeys([*found, *(load.buffer for load in _op_loads(op))]))
+
+
+@_kept
+def touched_within(op: Op) -> tuple[tuple[Buffer, bool], ...]:
+    """Buffers that the op, and what stands in it, read (False) and write (True). Intrinsics may
+    write what they are given."""
+    found = [(buffer, isinstance(op, Intrinsic)) for buffer in _read_buffers(op)]
+    found += [(buffer, True) for buffer in _written_buffers(op)]
+    found += [each for body in bodies(op) for inner in body for each in touched_within(inner)]
+    return tuple(dict.fromkeys(found))
 
 
 def written_buffers(op: Op) -> list[Buffer]:

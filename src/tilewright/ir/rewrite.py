@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.expr import Expr, Load, Var, transform
+from tilewright.ir.expr import Expr, Load, Var, loads, transform, variables
 from tilewright.ir.op import Alloc, Body, Kernel, Op, Program, View, bound, marked, walk_ops
 from tilewright.support.errors import VerifyError
 
@@ -165,7 +165,10 @@ def _substitution(
     def rule(e: Expr) -> Expr:
         found = memo.get(id(e))
         if found is None:
-            found = memo[id(e)] = (e, transform(e, node))
+            asks = not values.keys().isdisjoint(variables(e)) or any(
+                load.buffer.name in buffers for load in loads(e)
+            )
+            found = memo[id(e)] = (e, transform(e, node) if asks else e)
         return found[1]
 
     return rule

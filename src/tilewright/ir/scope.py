@@ -7,16 +7,21 @@
         ranges = after(op, ranges)     # … and these behind it
 
 `walk_ranges` does this for a whole kernel.
+
+Passes ask the same questions about the same loops again and again: inside `remembering()` kernels
+that begin alike share one `Ranges`, and with it what has been derived from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 
 from tilewright.ir.bounds import Ranges
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Cmp, Const, Expr, Var, const, loads
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Cmp, Const, Expr, Var, const
 from tilewright.ir.op import (
     Body,
     Break,
@@ -31,11 +36,22 @@ from tilewright.ir.op import (
     Op,
     Role,
     While,
-    expressions,
     marked,
-    operands,
+    named_buffers,
     walk_ops,
 )
+
+_root: ContextVar[Ranges | None] = ContextVar("root", default=None)
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """What is derived of kernels inside is derived once."""
+    token = _root.set(Ranges())
+    try:
+        yield
+    finally:
+        _root.reset(token)
 
 
 def entry(kernel: Kernel, dims: Iterable[Dim] = ()) -> Ranges:
@@ -43,7 +59,7 @@ def entry(kernel: Kernel, dims: Iterable[Dim] = ()) -> Ranges:
 
     Sizes of tensors are never negative, whether or not their contract is at hand.
     """
-    ranges = Ranges()
+    ranges = _root.get() or Ranges()
     for dim in dims:
         ranges = ranges.where(dim.var, dim.min, dim.max, dim.multiple_of)
     for size in _sizes(kernel):
@@ -117,13 +133,7 @@ def _leaves(body: Body) -> bool:
 def _sizes(kernel: Kernel) -> list[Expr]:
     found: dict[Expr, None] = {}
     for op in walk_ops(kernel):
-        buffers = [
-            x.buffer if isinstance(x, Region) else x
-            for x in operands(op)
-            if isinstance(x, (Region, Buffer))
-        ]
-        buffers += [load.buffer for expr in expressions(op) for load in loads(expr)]
-        for buffer in buffers:
+        for buffer in named_buffers(op):
             if buffer.space is Space.GLOBAL:
                 found.update(dict.fromkeys(buffer.shape))
     return list(found)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Expr, Load, Var, walk
+from tilewright.ir.expr import Const, Expr, Load, Var, walk
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import (
     Atomic,
@@ -75,12 +75,7 @@ class PerThread:
 
     def source(self, exprs: Expr | Iterable[Expr]) -> Name | None:
         """The first per-thread variable or buffer that the expressions read; None if uniform."""
-        for expr in (exprs,) if isinstance(exprs, Expr) else exprs:
-            for node in walk(expr):
-                name = node.buffer if isinstance(node, Load) else node
-                if name in self.causes:
-                    return name  # type: ignore[return-value]
-        return None
+        return _source((exprs,) if isinstance(exprs, Expr) else exprs, self.causes)
 
     def why(self, what: Name | Expr) -> tuple[Cause, ...]:
         """From `what` to where the difference between threads comes from; empty if uniform."""
@@ -143,7 +138,7 @@ class _Analysis:
             self.causes.setdefault(name, Cause(name, source, op, what))
 
     def source(self, exprs: Iterable[Expr]) -> Name | None:
-        return PerThread(frozenset(), frozenset(), self.causes).source(exprs)
+        return _source(exprs, self.causes)
 
     def body(self, body: Body, control: Name | None, loop: int | None) -> Name | None:
         """`control` decides which threads run the body. Returns what decides behind it, within
@@ -194,6 +189,16 @@ class _Analysis:
         for inner_body in bodies(op):
             self.body(inner_body, control, loop)
         return None
+
+
+def _source(exprs: Iterable[Expr], causes: Mapping[Name, Cause]) -> Name | None:
+    for expr in exprs:
+        if not isinstance(expr, Const):
+            for node in walk(expr):
+                name = node.buffer if isinstance(node, Load) else node
+                if name in causes:
+                    return name  # type: ignore[return-value]
+    return None
 
 
 def _first(*names: Name | None) -> Name | None:

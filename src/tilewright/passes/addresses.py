@@ -33,6 +33,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.layout import ComposedLayout, Indices, Layout, LayoutError, Swizzle
 from tilewright.ir.layout_ops import composition
 from tilewright.ir.layout_query import fit_layout
+from tilewright.ir.linear import Linear, build_sum
 from tilewright.ir.simplify import simplify
 from tilewright.support.errors import CompileError, Loc
 
@@ -208,19 +209,30 @@ def fit_index(
     if not table.size:  # a loop without turns
         return const(0, INT32)
     origin = (0,) * table.ndim
-    result: Expr = const(int(table[origin]))
-    rest = table - table[origin]
+    first, narrow = int(table[origin]), bool((abs(table) < 1 << 30).all())
+    even: dict[Expr, int] = {}  # variables that count from 0, and what they are multiplied by
+    parts: list[Expr] = []
+    rest = table - first
     for axis, var in enumerate(variables):
         line = rest[tuple(slice(None) if a == axis else 0 for a in range(table.ndim))]
         rest = rest - line.reshape([-1 if a == axis else 1 for a in range(table.ndim)])
         start = starts[axis] if starts else 0
         step = steps[axis] if steps else 1
         count: Expr = (var - start) // step if step != 1 else var - start
+        stride = int(line[1]) if len(line) > 1 else 0
+        if count is var and np.array_equal(line, np.arange(len(line)) * stride):
+            even[var] = stride
+            continue
         part = _fit_line(line, count)
         if part is None:
             return None
-        result = result + part
-    return None if rest.any() else simplify(result)
+        parts.append(part)
+    if rest.any():
+        return None
+    if narrow and not parts and all(var.dtype is INT32 for var in even):
+        # already simple
+        return build_sum(Linear({var: k for var, k in even.items() if k}, first), INT32)
+    return simplify(sum([*parts, *(var * k for var, k in even.items() if k)], const(first)))
 
 
 def fit_registers(

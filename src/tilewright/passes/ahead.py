@@ -35,7 +35,7 @@ from tilewright.ir.op import (
     Program,
     View,
     bodies,
-    bound,
+    bound_within,
     read_buffers,
     walk_ops,
     written_buffers,
@@ -234,7 +234,7 @@ class Ahead:
 
     def is_steady(self, loop: For, expr: Expr, own: Iterable[Var] = ()) -> bool:
         """Whether `expr` asks for nothing that the loop computes, but for the variables `own`."""
-        inner = {v for o in loop.body for each in walk_ops(o) for v in bound(each)}
+        inner = {v for each in loop.body for v in bound_within(each)}
         if (variables(expr) & inner) - set(own):
             return False
         changed = written_in(loop.body)

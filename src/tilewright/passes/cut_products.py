@@ -35,6 +35,7 @@ from tilewright.ir.op import (
     Store,
     View,
     op_loads,
+    touched_within,
     walk_ops,
 )
 from tilewright.ir.rewrite import (
@@ -49,7 +50,7 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import because
-from tilewright.passes.rings import leaves_early, touched_in
+from tilewright.passes.rings import leaves_early
 from tilewright.passes.skew import fragment_room, registers, registers_of
 from tilewright.passes.turning_tiles import used_outside
 
@@ -232,7 +233,7 @@ def _users(kernel: Kernel, loop: For, at: int) -> list[int]:
 
 def _written(op: Op) -> Iterator[tuple[str, bool]]:
     found: dict[str, bool] = {}
-    for buffer, writes in touched_in(op):
+    for buffer, writes in touched_within(op):
         found[buffer.name] = found.get(buffer.name, False) or writes
     return iter(found.items())
 

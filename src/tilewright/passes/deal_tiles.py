@@ -68,6 +68,7 @@ from tilewright.ir.op import (
     bodies,
     expressions,
     read_buffers,
+    touched_within,
     walk_ops,
 )
 from tilewright.ir.rewrite import fresh_name, map_kernels, map_ops, program_names, rebuild
@@ -80,7 +81,7 @@ from tilewright.passes.place_shared import stacked
 from tilewright.passes.placed import why_placed
 from tilewright.passes.reasons import because
 from tilewright.passes.register_shares import handed_over
-from tilewright.passes.rings import mentioned, slots_of, slotted, touched_in, written_by
+from tilewright.passes.rings import mentioned, slots_of, slotted, written_by
 from tilewright.passes.roles import (
     CONSUMER,
     DEALT,
@@ -189,7 +190,7 @@ def _kept(body: Body, fresh: set[str]) -> Iterator[str]:
             if isinstance(op, If):
                 fresh |= set.intersection(*sides)
             continue
-        for buffer in {buffer for buffer, _ in touched_in(op)}:
+        for buffer in {buffer for buffer, _ in touched_within(op)}:
             own = buffer.space is not Space.GLOBAL and buffer.shape
             if own and buffer.name not in fresh:
                 if not (overwrites(op, buffer.name) or _fills(op, buffer)):
@@ -381,7 +382,7 @@ def _own_memory(consumer: Role, producer: Role, count: int) -> dict[str, Buffer]
     own = {
         buffer.name: slots_of(buffer, buffer.name, count)
         for op in consumer.body
-        for buffer, _ in touched_in(op)
+        for buffer, _ in touched_within(op)
         if buffer.space is Space.SHARED and buffer.name not in theirs
     }
     for name, barrier in _barriers(consumer.body).items():

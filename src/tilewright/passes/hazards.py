@@ -23,7 +23,7 @@ only behind a fence by the writers and a barrier after it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, prod
 from typing import Any, TypeAlias, TypeVar
@@ -35,6 +35,8 @@ from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import Const, Expr, Var, const, loads, substitute, variables
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
+    Alloc,
+    Arrive,
     Atomic,
     Body,
     Break,
@@ -42,19 +44,24 @@ from tilewright.ir.op import (
     Continue,
     Copy,
     Fence,
+    Fill,
     For,
+    Hint,
     If,
     Intrinsic,
     Kernel,
+    Let,
     Map,
     Op,
     Role,
     Store,
     Sync,
     View,
+    Wait,
     WaitGroup,
     While,
-    bound,
+    bodies,
+    bound_within,
     expressions,
     marked,
     regions,
@@ -109,6 +116,14 @@ class Access:
         new = object.__new__(Access)
         new.__dict__.update(self.__dict__, path=path)
         new.__dict__.pop("_hash", None)
+        return new
+
+    def but(self, **changes: Any) -> Access:
+        """`dataclasses.replace` of anything but buffer and box, for less."""
+        new = object.__new__(Access)
+        new.__dict__.update(self.__dict__, **changes)
+        for kept in ("_hash", "_anywhere"):
+            new.__dict__.pop(kept, None)
         return new
 
     @cached_property
@@ -187,7 +202,7 @@ class State:
         def one(access: Access) -> Access:
             if not access.fresh or (scalar is not None and not _asks(access.box, scalar)):
                 return access
-            return replace(access, fresh=False)
+            return access.but(fresh=False)
 
         for part in self.parts():
             changed = {one(access) for access in part}
@@ -227,11 +242,13 @@ class Walk:
         self.changed = {
             self.root(b.name) for op in walk_ops(kernel.body) for b in written_buffers(op)
         }
-        self.groups = prod(kernel.threads) > WARPGROUP
+        self.threads = prod(kernel.threads)
+        self.groups = self.threads > WARPGROUP
         self.jumps: list[State] = []
         self.accesses: dict[int, tuple[Op, Path, tuple[Access, ...]]] = {}
         self.conflicts: dict[tuple[int, int, bool], tuple[bool, Access, Access]] = {}
         self.gone: set[int] = set()  # ids of ops that are passed over
+        self.idle: dict[int, Op] = {}  # by their ids, ops that change no state
         self.later = 0  # loops around that are not in their first round
 
     def root(self, name: str) -> str:
@@ -248,7 +265,7 @@ class Walk:
 
     def body(self, body: Body, at: Path, loops: tuple[Var, ...], state: State) -> None:
         for k, op in enumerate(body):
-            if id(op) not in self.gone:
+            if id(op) not in self.gone and id(op) not in self.idle:
                 self.op(op, (*at, (k, "")), loops, state)
 
     def current(self, op: OpT, path: Path) -> OpT:
@@ -316,7 +333,7 @@ class Walk:
                 return
             case Commit():
                 if op.unit == "bulk":
-                    state.bulk = {replace(a, age=min(a.age + 1, OLDEST)) for a in state.bulk}
+                    state.bulk = {a.but(age=min(a.age + 1, OLDEST)) for a in state.bulk}
                 return
         new = self.accesses_of(op, path, loops)
         for access in new:
@@ -328,13 +345,15 @@ class Walk:
             self.record(access, state)
         if isinstance(op, Store) and op.buffer.space is Space.LOCAL:
             state.stale(op.buffer)
+        elif not new and isinstance(op, _MOSTLY_IDLE):
+            self.idle[id(op)] = op
 
     def meets_inside(self, op: Op) -> bool:
-        return meets_inside(op, prod(self.kernel.threads)) and id(op) not in self.found.controls
+        return meets_inside(op, self.threads) and id(op) not in self.found.controls
 
     def is_block_wide(self, op: Sync) -> bool:
         if op.scope == "named":
-            return op.threads == prod(self.kernel.threads)
+            return op.threads == self.threads
         return op.scope in ("block", "cluster")
 
     def wait(self, op: WaitGroup, path: Path, state: State) -> None:
@@ -398,7 +417,7 @@ class Walk:
         if new.kind == "bulk_write":
             return  # its barrier orders it
         if new.kind == "cp_async":
-            state.cp_async.add(replace(new, kind="threads"))
+            state.cp_async.add(new.but(kind="threads"))
         elif new.kind == "matrix":
             state.matrix.add(new)
         elif new.kind == "bulk_read":
@@ -440,7 +459,7 @@ class Walk:
                     for s, e in zip(region.starts, region.extents, strict=True)
                 )
                 for found in self.access(region.buffer, kind, not reads, box, pattern, path, loops):
-                    yield replace(found, block=region.cta)
+                    yield found.but(block=region.cta)
         for load in (x for e in expressions(op) for x in loads(e)):
             box = tuple((i, 1) for i in load.indices)
             yield from self.access(load.buffer, general, False, box, None, path, loops)
@@ -457,7 +476,7 @@ class Walk:
             v: int(e.value) if isinstance(e, Const) else None
             for v, e in zip(op.vars, op.extents, strict=True)
         }
-        inner = {v for each in walk_ops(op.body) for v in bound(each)}
+        inner = {v for each in op.body for v in bound_within(each)}
         writes_by = _KINDS.get(op.atom or "", {}).get("writes", "threads")
         for each in walk_ops(op.body):
             found: list[tuple[Buffer, tuple[Expr, ...], str, bool]] = [
@@ -515,9 +534,13 @@ _KINDS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+# where these access nothing it is as if they were not there
+_MOSTLY_IDLE = (Alloc, Arrive, Fill, Hint, Let, Map, Store, Wait)
+
+
 def goes_into(op: Op) -> bool:
     """Whether ops inside are looked at one by one. A producer is ordered by its barriers."""
-    return not isinstance(op, (Map, Role)) and bool(marked(op, "body"))
+    return not isinstance(op, (Map, Role)) and bool(bodies(op))
 
 
 def _into(path: Path, name: str) -> Path:

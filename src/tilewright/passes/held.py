@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -100,19 +101,30 @@ class Held:
         return self._parts[starts]
 
     def _find(self, starts: tuple[int, ...]) -> _Part:
-        table = self.fragment.table()
-        coords = np.unravel_index(np.maximum(table, 0), self.fragment.tile)
-        extents = [int(e) for e in self.region.extents]
-        inside = table != IDLE
-        index = np.zeros_like(table)
-        for c, start, extent in zip(coords, starts, extents, strict=True):
-            inside = inside & (c >= start) & (c < start + extent)
-            index = index * extent + c - start
-        if (inside != inside[:1]).any() or not inside.any():
+        found = _part_of(self.fragment, starts, tuple(int(e) for e in self.region.extents))
+        if found is None:
             raise CompileError(
                 f"threads hold different registers of this part of {self.region.buffer.name}",
                 loc=self.op.loc,
                 got=repr(self.fragment),
             )
-        registers = np.flatnonzero(inside[0])
-        return tuple(int(r) for r in registers), index[:, registers]
+        return found
+
+
+@lru_cache(maxsize=32)
+def _part_of(fragment: Fragment, starts: tuple[int, ...], extents: tuple[int, ...]) -> _Part | None:
+    """The registers of a part of a fragment, and what they hold; None where that is not the same
+    ones in all threads. Whoever chooses a copy asks, and who lowers it asks again."""
+    table = fragment.table()
+    coords = np.unravel_index(np.maximum(table, 0), fragment.tile)
+    inside = table != IDLE
+    index = np.zeros_like(table)
+    for c, start, extent in zip(coords, starts, extents, strict=True):
+        inside = inside & (c >= start) & (c < start + extent)
+        index = index * extent + c - start
+    if (inside != inside[:1]).any() or not inside.any():
+        return None
+    registers = np.flatnonzero(inside[0])
+    held = index[:, registers]
+    held.flags.writeable = False
+    return tuple(registers.tolist()), held

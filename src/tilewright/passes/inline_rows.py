@@ -35,6 +35,7 @@ from tilewright.ir.op import (
     Store,
     op_loads,
     read_buffers,
+    touched_within,
     walk_ops,
     written_buffers,
 )
@@ -48,7 +49,7 @@ from tilewright.ir.rewrite import (
 from tilewright.ir.target import Target
 from tilewright.passes.ahead import Ahead
 from tilewright.passes.reasons import at_line, because
-from tilewright.passes.rings import BULK, leaves_early, touched_in, written_by
+from tilewright.passes.rings import BULK, leaves_early, written_by
 
 MOST = 4  # loads of a number
 
@@ -135,7 +136,7 @@ def _is_carried(kernel: Kernel, tile: Buffer, loop: For, at: int) -> bool:
         if hinted or (used and id(op) not in inside):
             return False
     users = [
-        k for k, op in enumerate(loop.body) if tile.name in {b.name for b, _ in touched_in(op)}
+        k for k, op in enumerate(loop.body) if tile.name in {b.name for b, _ in touched_within(op)}
     ]
     return (
         users[1:] != []
@@ -147,7 +148,7 @@ def _is_carried(kernel: Kernel, tile: Buffer, loop: For, at: int) -> bool:
 def _reads_rows(op: Op, tile: Buffer) -> bool:
     if not isinstance(op, Map) or len(op.vars) < 2 or op.layout is not None:
         return False
-    if any(b == tile and writes for b, writes in touched_in(op)):
+    if any(b == tile and writes for b, writes in touched_within(op)):
         return False
     found = [x for inner in walk_ops(op) for x in op_loads(inner) if x.buffer == tile]
     rows = set(op.vars[:-1])

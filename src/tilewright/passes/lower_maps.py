@@ -27,7 +27,7 @@ from tilewright.ir.op import (
     Op,
     Store,
     While,
-    bound,
+    bound_within,
     op_loads,
     walk_ops,
 )
@@ -61,7 +61,7 @@ def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
     nest = make_nest(low, fragment, op.vars, op.loc)
     once = nest.first_copy() if runs_once(low, op) else TRUE
     nest.alone = once is not TRUE
-    nest.bound = frozenset(v for inner in walk_ops(op.body) for v in bound(inner))
+    nest.bound = frozenset(v for inner in op.body for v in bound_within(inner))
     result = lower_groups(nest, op, _body) if nest.values > 1 else None
     if result is None:
         result = nest.loop(_body(nest, op.body))

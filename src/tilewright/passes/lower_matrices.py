@@ -29,6 +29,7 @@ from tilewright.passes.addresses import (
 from tilewright.passes.held import Held
 from tilewright.passes.lower_maps import PACK, UINT32, check_single
 from tilewright.passes.lowering import WARP, Lowering
+from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError
 
 ROWS = 8  # of a matrix
@@ -53,8 +54,7 @@ def lower_stmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
     if pack is None:
         _check_types(low, op)
     held, address = _sides(low, op, op.src, op.dst)
-    # not np.unique, whose first call imports numpy.ma: a fifth of all the passes' time
-    if len(set(held.table.ravel().tolist())) != held.table.size:
+    if len(distinct(held.table)) != held.table.size:
         raise low.unsupported(op, f"stmatrix: several threads hold elements of {_name(op.src)}")
     found = _find(low, held, address, op, consecutive=pack is None)
     var = low.var("v")

@@ -19,6 +19,7 @@ from tilewright.ir.op import For, Intrinsic, Map, Op, Relayout, Store
 from tilewright.passes.addresses import fit_index
 from tilewright.passes.lowering import WARP, Lowering, chosen
 from tilewright.passes.nests import region_fragment
+from tilewright.support.distinct import distinct
 
 # issue slots: a shuffle or a shared access takes two, a select one; two barriers and the latency
 # of a store and a load through shared memory
@@ -78,7 +79,7 @@ def plan_relayout(src: Fragment, dst: Fragment) -> tuple[Step, ...] | None:
 
 def _settled(values: Indices, free: Any) -> tuple[int, ...]:
     """`values`, with what fits best where nothing is needed."""
-    used = np.unique(values[~free])
+    used = distinct(values[~free])
     if len(used) <= 1:
         return tuple(np.full(len(values), used[0] if len(used) else 0).tolist())
     return tuple(np.where(free, used[0], values).tolist())

@@ -40,6 +40,7 @@ from tilewright.passes.held import Held
 from tilewright.passes.lowering import Lowering
 from tilewright.passes.lowering import chosen as pick
 from tilewright.passes.widen import widened
+from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError, Loc
 
 
@@ -248,14 +249,14 @@ class Nest:
             inner *= extent
         owners = flat[chosen]
         once = np.sort(owners[owners >= 0])
-        if not np.array_equal(once, np.unique(real)):
+        if not np.array_equal(once, distinct(real)):
             # the first slot of each element, where whole threads are chosen by it
             slots = self.fragment.first_slots()
             first = np.zeros(flat.size, bool)
             first[slots[slots >= 0]] = True
             keep = (first.reshape(flat.shape) | (flat < 0)).all(axis=1)
             held = np.sort(flat[keep & (flat >= 0).any(axis=1)].reshape(-1))
-            if not np.array_equal(held[held >= 0], np.unique(real)):
+            if not np.array_equal(held[held >= 0], distinct(real)):
                 raise CompileError(
                     "threads hold the same elements in a way that no simple rule chooses one of",
                     loc=self.loc,

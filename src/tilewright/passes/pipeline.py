@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from tilewright.ir.op import Kernel, Program
 from tilewright.ir.rewrite import map_kernels
+from tilewright.ir.scope import remembering
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.dump import Dump
@@ -98,7 +99,7 @@ def run_pipeline(
     trace = Trace(dump=files)
     at = "input"
     try:
-        with _no_collection():
+        with _no_collection(), remembering():
             files.program("input", program)
             _check(program, stage, "input")
             trace.append(Step("input", program))

@@ -32,7 +32,7 @@ from tilewright.ir.op import (
     Program,
     Role,
     Store,
-    bound,
+    bound_within,
     expressions,
     walk_ops,
 )
@@ -128,7 +128,7 @@ class _Prefetch:
         before: list[Op] = []
         body: list[Op] = []
         lets: dict[Var, Expr] = {}
-        inner = {v for each in walk_ops(op.body) for v in bound(each)}
+        inner = {v for each in op.body for v in bound_within(each)}
         self.known = {}
         for each in op.body:
             if isinstance(each, Let):

@@ -38,6 +38,7 @@ from tilewright.passes.folds import ALL_FOLDS, accumulates_in, element_value, id
 from tilewright.passes.lowering import Lowering, chosen
 from tilewright.passes.nests import Nest, region_fragment, region_nest, used
 from tilewright.passes.spread import coalesced
+from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError
 
 
@@ -203,7 +204,7 @@ def _parts(
     while lanes and not _exchange_fits(lanes, place, along):
         lanes.pop()
     told = along[number & ~sum(lanes)]
-    values = np.unique(told)
+    values = distinct(told)
     rank = np.searchsorted(values, told)
     _, which = np.unique(np.vstack([place, told]), axis=1, return_index=True)
     first = np.zeros(threads, bool)
@@ -220,7 +221,7 @@ def _parts(
             got=repr(nest.fragment),
         )
     told_rows = rows[first] * len(values) + rank[first][:, None]
-    if len(np.unique(told_rows[rows[first] >= 0])) != len(values) * prod(rest):
+    if len(distinct(told_rows[rows[first] >= 0])) != len(values) * prod(rest):
         raise CompileError(
             "this reduction is not lowered: rows are held in different numbers of parts",
             loc=op.loc,

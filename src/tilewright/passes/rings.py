@@ -3,7 +3,7 @@ that they turn buffers into."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,7 +26,6 @@ from tilewright.ir.op import (
     Copy,
     For,
     Hint,
-    Intrinsic,
     Kernel,
     Map,
     Op,
@@ -35,9 +34,8 @@ from tilewright.ir.op import (
     While,
     bodies,
     marked,
-    read_buffers,
+    touched_within,
     walk_ops,
-    written_buffers,
 )
 from tilewright.ir.rewrite import map_ops, rebuild, rename_unique, substitute_vars
 
@@ -50,17 +48,8 @@ BULK, CP_ASYNC = "bulk_load", "cp_async"
 # ── what a kernel does with its buffers ──────────────────────────────────────────────────────
 
 
-def touched_in(op: Op) -> Iterator[tuple[Buffer, bool]]:
-    """Buffers that `op` and what stands in it read (False) and write (True)."""
-    for inner in walk_ops(op):
-        for buffer in read_buffers(inner):
-            yield buffer, isinstance(inner, Intrinsic)
-        for buffer in written_buffers(inner):
-            yield buffer, True
-
-
 def written_in(body: Iterable[Op]) -> set[str]:
-    return {buffer.name for op in body for buffer, writes in touched_in(op) if writes}
+    return {buffer.name for op in body for buffer, writes in touched_within(op) if writes}
 
 
 def written_by(kernel: Kernel) -> set[str]:
@@ -75,7 +64,7 @@ def written_by(kernel: Kernel) -> set[str]:
 
 
 def mentioned(op: Op) -> set[str]:
-    return {buffer.name for buffer, _ in touched_in(op)}
+    return {buffer.name for buffer, _ in touched_within(op)}
 
 
 def leaves_early(body: Body) -> bool:

@@ -59,7 +59,7 @@ from tilewright.ir.op import (
     WaitGroup,
     While,
     bodies,
-    bound,
+    bound_within,
     expressions,
     op_loads,
     read_buffers,
@@ -357,8 +357,8 @@ def producer_of(
 
     part = Slice(names, written, fill, fetches, scalars).body(kernel.body, {})
     body = [*part, *_drained(kernel, rings, names)]
-    missing = _asked_for(body) & {v for op in walk_ops(kernel.body) for v in bound(op)}
-    missing -= {v for each in body for op in walk_ops(each) for v in bound(op)}
+    missing = _asked_for(body) & {v for op in kernel.body for v in bound_within(op)}
+    missing -= {v for op in body for v in bound_within(op)}
     if missing:
         raise NoProducer(f"{min(v.name for v in missing)} decides what is copied")
     if fetches is not None:

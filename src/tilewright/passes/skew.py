@@ -53,12 +53,13 @@ from tilewright.ir.op import (
     Let,
     Op,
     View,
+    touched_within,
     walk_ops,
 )
 from tilewright.passes.reasons import at_line
 from tilewright.passes.register_shares import handed_over
 from tilewright.passes.rings import Fill as RingFill
-from tilewright.passes.rings import leaves_early, touched_in
+from tilewright.passes.rings import leaves_early
 from tilewright.passes.roles import warpgroups
 from tilewright.passes.turning_tiles import used_outside
 from tilewright.passes.unit_times import TENSOR, cycles, load_cycles, unit_of
@@ -160,7 +161,7 @@ def _renewed(
     for tile in sorted(results, key=lambda b: b.name):
         if tile.space is not Space.FRAGMENT or not tile.is_static or tile.name in outside:
             continue
-        first = next(op for op in loop.body if tile.name in {b.name for b, _ in touched_in(op)})
+        first = next(op for op in loop.body if tile.name in {b.name for b, _ in touched_within(op)})
         if _begins(first, tile):
             found.append(tile)
     return found
@@ -359,7 +360,7 @@ Touched = dict[str, bool]  # names, and whether they are written
 
 def _touched(op: Op, views: Mapping[str, str]) -> Touched:
     found: Touched = {}
-    for buffer, writes in touched_in(op):
+    for buffer, writes in touched_within(op):
         name = buffer.name
         while name in views:
             name = views[name]

@@ -32,7 +32,7 @@ from tilewright.ir.expr import (
     walk,
 )
 from tilewright.ir.linear import Linear, TooLarge, build_sum, factors, product
-from tilewright.ir.op import Dim, For, Kernel, Let, View, bound, walk_ops
+from tilewright.ir.op import Dim, For, Kernel, Let, View, bound_within, walk_ops
 from tilewright.ir.simplify import simplify
 from tilewright.ir.uniform import PerThread, per_thread
 from tilewright.passes.rings import written_in
@@ -112,7 +112,7 @@ class SureSpans:
         self.loop = loop
         self.ranges = ranges
         self.facts = facts
-        self.inner = {loop.var, *(var for op in walk_ops(loop.body) for var in bound(op))}
+        self.inner = {loop.var, *(var for op in loop.body for var in bound_within(op))}
 
     @cached_property
     def changed(self) -> set[str]:
