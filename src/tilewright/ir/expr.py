@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -276,7 +275,7 @@ class Bin(Expr, metaclass=_Interned):
     a: Expr
     b: Expr
 
-    @cached_property
+    @property
     def dtype(self) -> DType:  # type: ignore[override]
         return self.a.dtype
 
@@ -316,7 +315,7 @@ class Select(Expr, metaclass=_Interned):
     a: Expr
     b: Expr
 
-    @cached_property
+    @property
     def dtype(self) -> DType:  # type: ignore[override]
         return self.a.dtype
 
