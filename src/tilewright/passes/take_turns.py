@@ -13,10 +13,11 @@ the other one's softmax is over. Products in front of such a loop (a peeled iter
 too; those behind it have nothing left to wait for.
 
 Loops get them unasked where the tensor core is busy longer than the threads are. On an H200,
-warpgroups often fall out of step by themselves, and then turns cost up to 3 % (attention of 8192
-keys, head 128, causal), but not always: heads of 192 and 256 ran at 573 and 622 TFLOP/s without and
-at 672 and 687 with them, and two texts of head 128 whose machine code differs in a few addresses at
-700 and 633, with turns at 686.
+warpgroups often fall out of step by themselves, but not always: heads of 192 and 256 ran at 573 and
+622 TFLOP/s without and at 672 and 687 with turns. Two texts of head 128, full and causal, 8192 and
+2048 keys, ran at 706, 657, 643, 560 and 621, 570, 619, 503 without, at 709, 668, 644, 568 and 676,
+628, 607, 515 with them; of head 96, where threads are the busier, at 621, 585, 579, 507 and 552,
+506, 542, 440 without, 617, 581, 567, 499 and 560, 521, 530, 442 with.
 
 **Why nobody waits for ever.** A section holds no arrival, no barrier of threads and no other
 section. Of all warpgroups that wait, look at the one that is least far, and of several at the same
@@ -76,7 +77,6 @@ from tilewright.passes.reasons import because
 from tilewright.passes.roles import CONSUMER, GROUP, PRODUCER, WARP
 from tilewright.passes.unit_times import cycles
 
-BUSY = 1.25  # times as long as the threads, for turns that nobody has asked for
 
 
 def take_turns(kernel: Kernel, target: Target) -> Kernel:
@@ -203,7 +203,7 @@ def _not_worth(loop: For) -> str:
         return "nobody asked for them: no chain of product, threads, product"
     products = sum(cycles(op) for op in loop.body if _is_product(op))
     threads = sum(cycles(op) for op in loop.body if not _is_product(op))
-    if products < BUSY * threads:
+    if products < threads:
         return "nobody asked for them: threads have as much to do as the tensor core"
     return ""
 
