@@ -396,14 +396,3 @@ def test_both_slots_are_needed(monkeypatch):
     monkeypatch.setattr(passes, "slotted", lambda op, slots, _: slotted(op, slots, const(0)))
     _, found = counted(HEAD + "for r in 0 .. 6 {\n" + ROUND + "}\n" + TAIL)
     fails(found)
-
-
-def test_the_threads_of_a_block_have_read_before_it_tells_again():
-    _, found = counted(HEAD + "for r in 0 .. 6 {\n" + ROUND + "}\n" + TAIL)
-    met = loop_of(found).body[0]
-    assert isinstance(met, Sync) and met.scope == "block"
-    fails(
-        map_kernels(
-            found, lambda k: rebuild(k, body=map_body(k.body, lambda op: () if op is met else None))
-        )
-    )

@@ -57,15 +57,11 @@ class Cell:
         learn(self.gathering, knowledge)
         self.settle(op)
 
-    def count_bytes(
-        self, number: int, op: Op, knowledge: Knowledge, handed: Knowledge | None = None
-    ) -> None:
-        """Bytes came; `knowledge` is what the one who asked for them knew then. A bulk copy hands
-        none of it on to those who wait; a thread's store, which it made behind all it had seen,
-        hands on what is `handed`."""
+    def count_bytes(self, number: int, op: Op, knowledge: Knowledge) -> None:
+        """Bytes came; `knowledge` is what the one who asked for them knew then. They hand none of
+        it on to those who wait."""
         self.bytes -= number
         learn(self.before, knowledge)
-        learn(self.gathering, handed or {})
         self.settle(op)
 
     def settle(self, op: Op) -> None:

@@ -65,7 +65,6 @@ class Transfer:
     accesses: list[Access] = field(default_factory=list)
     targets: list[tuple[Cell, int, Access]] = field(default_factory=list)
     knowledge: Knowledge = field(default_factory=dict)  # of the one who issued it, then
-    handed: Knowledge = field(default_factory=dict)  # what those learn who wait for its bytes
     value: Array | None = None
     done: bool = False
 
@@ -91,7 +90,7 @@ def complete(t: Transfer) -> None:
     t.store(t.value)
     for cell, count, access in t.targets:
         access.clock = cell.phase + 1
-        cell.count_bytes(count, t.op, t.knowledge, t.handed)
+        cell.count_bytes(count, t.op, t.knowledge)
 
 
 def _launch(t: Transfer, knowledge: Knowledge, fr: Frame, strict: bool) -> None:
@@ -261,8 +260,6 @@ def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion, atom: 
 
         t = Transfer(agent, "barrier", op, lambda: moved(op, there, boxes[0]), store)
         t.knowledge = {**knowledge, agent: agent.clocks.now}
-        if atom.proxy != "async":
-            t.handed = dict(knowledge)  # one thread's: of the others, what it learned from them
         if there.mem.space is Space.FRAGMENT:
             t.read_source()  # registers are read when the instruction issues
             there.mem.storage.touched = agent.tick()

@@ -219,12 +219,11 @@ def store_remote(b: ThreadBuilder, op: Intrinsic) -> Step:
         block.incoming.append((cell, units, op))
         places = addresses[:, None] + np.arange(kind.bytes)
         raw = np.ascontiguousarray(value).view(np.uint8).reshape(places.shape)
-        handed = agent.clocks.release(agent.gids[lane : lane + 1])
 
         def store(bits: Array) -> None:
             block.shared.bytes[places] = bits
             block.shadow.landed(units, cell.entity, cell.phase + 1)
-            cell.count_bytes(size, op, handed)
+            cell.count_bytes(size, op)
 
         block.shared.bytes[places] = POISON
         _launch(Transfer(agent, op, lambda: raw, store))

@@ -76,12 +76,8 @@ class Cell:
         self.gathering = np.maximum(clocks.fit(self.gathering), knowledge)
         self.settle(op)
 
-    def count_bytes(self, number: int, op: Op, handed: Array | None = None) -> None:
-        """Bytes came. Those of a thread's store hand on what it knew: it came behind that."""
+    def count_bytes(self, number: int, op: Op) -> None:
         self.bytes -= number
-        if handed is not None:
-            clocks = self.block.cluster.clocks
-            self.gathering = np.maximum(clocks.fit(self.gathering), clocks.fit(handed))
         self.settle(op)
 
     def settle(self, op: Op) -> None:

@@ -11,9 +11,11 @@ kernel both writes and reads. In a loop the first meeting of the next iteration 
 and the stores that come then; it stays, and the barrier's phase is the iteration's.
 
 Where every block tells every other one something in each iteration, small tiles get two slots and
-two barriers, which take turns, and that meeting is one of the block's own threads. Who has heard
-from all in an iteration knows that all have read what was told before it, and stores into that slot
-next: nobody waits for a peer without being told something by it. Blocks meet once, before the loop.
+two barriers, which take turns. In place of that meeting the block announces to its peers what it will
+tell them, behind all that its threads have read. Who has heard from all in an iteration knows by that
+that all have read what was told before it, and stores into that slot next. (The bytes of a store
+order nothing but themselves: the announcement has to be the sender's.) Blocks meet once, before the
+loop.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
+from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.lower_cluster import passes_tensors
 from tilewright.passes.rings import slots_of, slotted
@@ -166,20 +169,29 @@ def _count(work: _Work, body: Body, loop: For | While | None) -> tuple[Body, int
         slots = {name: slots_of(tile, name, 2) for name, tile in tiles.items()}
         work.slots |= slots
         work.met[id(loop)] = body[meetings[0]]
-        changes[meetings[0]] = (Sync("block", loc=body[meetings[0]].loc),)
-    changes[meetings[0]] = (*before, *changes.get(meetings[0], (body[meetings[0]],)))
+    changes[meetings[0]] = before if twice else (*before, body[meetings[0]])
     for first, last, stores in exchanges:
         tile = next(iter(stores.values())).dst.buffer.name
         name, count_of = fresh_name(f"{tile}_landed", work.names), const(2 if twice else 1)
         barrier = Buffer(name, (count_of,), BARRIER, Space.BARRIER)
         here, loc = element(barrier, slot), body[last].loc
-        start += [Alloc(barrier, loc=loc), BarrierInit(whole(barrier), const(1), loc=loc)]
+        arrivals = const(prod(kernel.cluster) if twice else 1)
+        start += [Alloc(barrier, loc=loc), BarrierInit(whole(barrier), arrivals, loc=loc)]
         for k, store in stores.items():
             there = Region(barrier, here.starts, here.extents, store.dst.cta)
             changes[k] = (rebuild(store, atom="remote_store", barrier=there),)
         # expected early, where no thread has to wait for others' accesses to say so
+        expected: Op = Arrive(here, _bytes(kernel, stores.values()), loc=loc)
+        if twice:
+            peer = Var(fresh_name("peer", work.names))
+            there = Region(barrier, here.starts, here.extents, peer)
+            told = _bytes(kernel, stores.values(), peer) // prod(kernel.cluster)
+            tell = (Arrive(there, simplify(told), loc=loc),)
+            expected = For(
+                peer, const(0), const(prod(kernel.cluster)), tell, kind="unroll", loc=loc
+            )
         earlier = changes.get(first, (body[first],))
-        changes[first] = (*earlier, Arrive(here, _bytes(kernel, stores.values()), loc=loc))
+        changes[first] = (*earlier, expected)
         changes[last] = (Wait(here, phase, loc=loc),)
     found = tuple(op for k, each in enumerate(body) for op in changes.get(k, (each,)))
     if slots:
@@ -274,15 +286,16 @@ def _rank_told(store: Copy) -> int:
     return int(store.dst.cta.value)
 
 
-def _bytes(kernel: Kernel, stores: Iterable[Copy]) -> Expr:
-    """What a block receives: of each store that goes to it, once from every block."""
+def _bytes(kernel: Kernel, stores: Iterable[Copy], rank: Expr | None = None) -> Expr:
+    """What a block receives, this one or that of `rank`: of each store that goes to it, once from
+    every block."""
     blocks = prod(kernel.cluster)
     totals = [0] * blocks
     for store in stores:
         size = store.dst.dtype.storage_bytes(prod(store.dst.static_tile))
         totals[_rank_told(store)] += size * blocks
     found: Expr = const(totals[0])
-    rank = _rank(kernel)
+    rank = _rank(kernel) if rank is None else rank
     for number, total in enumerate(totals[1:], 1):
         if total != totals[0]:
             found = Select(compare("==", rank, number), const(total), found)
