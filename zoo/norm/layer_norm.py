@@ -163,7 +163,7 @@ def layer_norm_kept(
     def main(X: matrix, W: vector, B: vector, Y: matrix):
         turn = T.alloc_global((1,), "int32")
         with T.Kernel(1, threads=32):
-            T.fill(turn, 2 * clusters)  # the first rows to be drawn
+            T.fill(turn, 2 * clusters)  # the first row to be drawn
         with T.Kernel(clusters * cluster, threads=threads, cluster_dims=cluster) as bx:
             rank, column, first = bx % cluster, bx % cluster * part, bx // cluster
             row, after = T.alloc_var("int32", first), T.alloc_var("int32", first + clusters)
