@@ -59,7 +59,7 @@ def test_rows_are_drawn(target, family, columns, sizes):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("columns, sizes", SIZES[:4], ids=str)
 def test_threads_in_any_order(family, columns, sizes):
-    """What is compiled for Hopper: no race, no value lost, however blocks and threads interleave."""
+    """What is compiled for Hopper: no race, however blocks and threads interleave."""
     make, weights, reference = FAMILIES[family](columns)
     program = make(columns, target="interp", variant="kept", **sizes).program
     lowered = lower(program, HOPPER).result
