@@ -61,19 +61,33 @@ def total(value, x, out, steps, loop=T.serial):
 
 
 @T.macro
-def draw(number, turn, rank):
-    """number[0] = the next row that nobody has drawn, for the cluster; only its block 0 asks. Each
-    thread has an element, so that nobody waits for the answer before it is told."""
+def meet(cluster):
+    """All blocks of the cluster have come here, and what they told each other is known."""
+    if cluster > 1:
+        T.cluster_sync()
+
+
+@T.macro
+def take(held, x, after, number, turn, rank, cluster):
+    """The row in `held` goes to registers, `after` it comes into its place, and rank 0 draws the
+    number of the row behind that from the counter `turn`. Each thread has an element of `number`,
+    so that none waits for the answer before it is told."""
+    T.copy(held, x)
+    T.copy(after, held)
+    meet(cluster)  # all have read what they were told
     for i in T.Parallel(*number.shape):
+        number[i] = 0
         if i == 0 and rank == 0:
             number[i] = T.atomic_add(turn[0], 1, return_prev=True)
 
 
 @T.macro
-def meet(cluster):
-    """All blocks of the cluster have come here, and what they told each other is known."""
-    if cluster > 1:
-        T.cluster_sync()
+def put(value, y, Y, row, column, steps):
+    """Y[row, column + j] = value(0, j), a step at a time through the tile `y`."""
+    for k in T.unroll(steps):
+        for i, j in T.Parallel(*y.shape):
+            y[i, j] = value(i, k * y.shape[1] + j)
+        T.copy(y, Y[row, column + k * y.shape[1]])
 
 
 @T.macro

@@ -94,6 +94,10 @@ def join(part_of, means, fars, mean, scale, eps, loop=T.serial):
         scale[i] = T.rsqrt(scale[i] / part_of.N + eps)
 
 
+def scaled(x, mean, scale, w, b):
+    return lambda i, j: (x[i, j] - mean[i]) * scale[i] * w[i, j] + b[i, j]
+
+
 def some(p, few):
     return [p * few + q for q in range(few)]
 
@@ -154,9 +158,8 @@ def layer_norm_kept(
     """`clusters` stay, each block of them with its part of W and B in shared memory. They take a
     row after the other: to registers, and the next one is on its way to where it was."""
     part, width, steps = rows.cut(N, 1, cluster, threads, vectors)
-    part_of, tile = Parts(N, part, cluster), (1, width)
-    shared = partial(T.alloc_shared, (1, part), dtype)
-    per_row, slots = partial(T.alloc_fragment, (1,)), partial(T.alloc_shared, (cluster, 1))
+    part_of, shared = Parts(N, part, cluster), partial(T.alloc_shared, (1, part), dtype)
+    fragment, slots = T.alloc_fragment, partial(T.alloc_shared, (cluster, 1))
     matrix, vector = T.Tensor((M, N), dtype), T.Tensor((N,), dtype)
 
     @T.prim_func
@@ -167,19 +170,15 @@ def layer_norm_kept(
         with T.Kernel(clusters * cluster, threads=threads, cluster_dims=cluster) as bx:
             rank, column, first = bx % cluster, bx % cluster * part, bx // cluster
             row, after = T.alloc_var("int32", first), T.alloc_var("int32", first + clusters)
-            held, w, b, x = shared(), shared(), shared(), T.alloc_fragment((1, part), dtype)
-            mean, far, scale = per_row("float32"), per_row("float32"), per_row("float32")
+            held, w, b, x = shared(), shared(), shared(), fragment((1, part), dtype)
+            mean, far, scale = fragment((1,)), fragment((1,)), fragment((1,))
             means, fars, numbers = slots("float32"), slots("float32"), slots("int32")
-            y, number = T.alloc_fragment(tile, "float32"), T.alloc_fragment((threads,), "int32")
-            T.clear(number)
+            y, number = fragment((1, width)), fragment((threads,), "int32")
             T.copy(W[column], w[0, :])
             T.copy(B[column], b[0, :])
             T.copy(X[row, column], held)
             while row < M:
-                T.copy(held, x)
-                T.copy(X[after, column], held)
-                rows.meet(cluster)  # all have read what they were told
-                rows.draw(number, turn, rank)
+                rows.take(held, x, X[after, column], number, turn, rank, cluster)
                 rows.total(lambda i, j: x[i, j], y, mean, steps, T.unroll)
                 for i in T.Parallel(1):
                     mean[i] = mean[i] / part_of.size(rank, 1)
@@ -189,11 +188,7 @@ def layer_norm_kept(
                 rows.tell(number[0:1], numbers, rank, cluster)
                 rows.meet(cluster)
                 join(part_of, means, fars, mean, scale, eps, T.unroll)
-                for k in T.unroll(steps):
-                    for i, j in T.Parallel(*tile):
-                        at = k * width + j
-                        y[i, j] = (x[i, at] - mean[i]) * scale[i] * w[i, at] + b[i, at]
-                    T.copy(y, Y[row, column + k * width])
+                rows.put(scaled(x, mean, scale, w, b), y, Y, row, column, steps)
                 row = after
                 after = numbers[0, 0]
 

@@ -83,6 +83,11 @@ def square(x):
     return T.cast(x, "float32") * T.cast(x, "float32")
 
 
+def scaled(x, scale, w, i, j, silu):
+    n = x[i, j] * scale[i] * w[i, j]
+    return n * T.__sigmoid(n) if silu else n
+
+
 @tw.jit
 def rms_norm_kept(
     M, N, clusters=15, cluster=1, threads=128, vectors=1, silu=False, eps=1e-6, dtype="float32"
@@ -90,7 +95,6 @@ def rms_norm_kept(
     """`clusters` stay, each block of them with its part of W in shared memory. They take a row
     after the other: to registers, and the next one is on its way to where it was."""
     part, width, steps = rows.cut(N, 1, cluster, threads, vectors)
-    tile, peers = (1, width), tuple(range(cluster))
     slots = partial(T.alloc_shared, (cluster, 1))
 
     @T.prim_func
@@ -102,32 +106,20 @@ def rms_norm_kept(
             rank, column, first = bx % cluster, bx % cluster * part, bx // cluster
             row, after = T.alloc_var("int32", first), T.alloc_var("int32", first + clusters)
             held, w = T.alloc_shared((1, part), dtype), T.alloc_shared((1, part), dtype)
-            x, y = T.alloc_fragment((1, part), dtype), T.alloc_fragment(tile, "float32")
-            scale, scales, numbers = (
-                T.alloc_fragment((1,), "float32"),
-                slots("float32"),
-                slots("int32"),
-            )
-            number = T.alloc_fragment((threads,), "int32")
-            T.clear(number)
+            x, y = T.alloc_fragment((1, part), dtype), T.alloc_fragment((1, width), "float32")
+            scale, number = T.alloc_fragment((1,), "float32"), T.alloc_fragment((threads,), "int32")
+            scales, numbers = slots("float32"), slots("int32")
             T.copy(W[column], w[0, :])
             T.copy(X[row, column], held)
             while row < M:
-                T.copy(held, x)
-                T.copy(X[after, column], held)
-                rows.meet(cluster)  # all have read what they were told
-                rows.draw(number, turn, rank)
+                rows.take(held, x, X[after, column], number, turn, rank, cluster)
                 rows.total(lambda i, j: square(x[i, j]), y, scale, steps, T.unroll)
                 rows.tell(scale, scales, rank, cluster)
                 rows.tell(number[0:1], numbers, rank, cluster)
                 rows.meet(cluster)
                 for i in T.Parallel(1):
-                    scale[i] = T.rsqrt(sum([scales[p, i] for p in peers]) / N + eps)
-                for k in T.unroll(steps):
-                    for i, j in T.Parallel(*tile):
-                        n = x[i, k * width + j] * scale[i] * w[i, k * width + j]
-                        y[i, j] = n * T.__sigmoid(n) if silu else n
-                    T.copy(y, Y[row, column + k * width])
+                    scale[i] = T.rsqrt(sum([scales[p, i] for p in range(cluster)]) / N + eps)
+                rows.put(lambda i, j: scaled(x, scale, w, i, j, silu), y, Y, row, column, steps)
                 row = after
                 after = numbers[0, 0]
 
