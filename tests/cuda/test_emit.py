@@ -245,3 +245,30 @@ def test_every_instruction_has_a_record_or_says_so():
     )
     assert name == "wgmma_m64n16k32_f32_e4m3_e5m2_rs"
     assert "m64n16k32.f32.e4m3.e5m2" in text and "p, 1, 1;" in text
+
+
+DRAW = """program p {
+  param C: int32[1] global
+  param Y: int32[4, 128] global
+  kernel k grid bx in 4 threads tx in 128 {
+    alloc f: int32[128] fragment
+    fill f = 0
+    map (i) in (128) {
+      if i == THREAD and bx < 3 {
+        atomic add C[0:+1] value=1 result=old: int32
+        f[i] = old
+      }
+    }
+    copy f -> Y[bx, :]
+  }
+}"""
+
+
+@pytest.mark.parametrize("thread", [0, 5])
+def test_thread_0_does_not_wait_for_what_it_fetches(thread):
+    """The assembler would hand the old value out by a shuffle; behind it, the warp waits."""
+    target = Target.parse("cuda -arch=sm_90a")
+    kernel = compile_program(parse_program(DRAW.replace("THREAD", str(thread))), target)
+    assert ("tw::first_atomic_add(" in kernel.source) == (thread == 0)
+    code = disassemble(kernel.cubin)
+    assert "ATOM" in code and ("SHFL" in code) == (thread != 0)

@@ -8,11 +8,12 @@ import pytest
 from tests.passes.overlap import HOPPER, numbers, run
 from tilewright import interp
 from tilewright.ir.expr import const, substitute, variables
-from tilewright.ir.op import Arrive, Copy, Fence, For, Sync, Wait, walk_ops
+from tilewright.ir.op import Arrive, Copy, Fence, For, Sync, Wait, While, walk_ops
 from tilewright.ir.rewrite import map_body, map_kernels, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.text import parse_program, print_expr
 from tilewright.ir.verify import Stage, verify
+from tilewright.passes import count_stores as passes
 from tilewright.passes.count_stores import count_stores
 from tilewright.support.errors import RunError
 from tilewright.targets.cuda.backend import lower
@@ -205,8 +206,14 @@ def rounds(args, count: int):
     return np.repeat(total, 4, 1).reshape(8, 64)
 
 
+@pytest.fixture
+def one_slot(monkeypatch):
+    """No tile is small enough for a second slot."""
+    monkeypatch.setattr(passes, "TWICE", 0)
+
+
 @pytest.mark.parametrize("trips", [1, 3])
-def test_stores_of_a_loop_are_counted_in_turns(trips):
+def test_stores_of_a_loop_are_counted_in_turns(trips, one_slot):
     text = HEAD + f"for r in 4 .. {4 + 3 * trips} step=3 {{\n" + ROUND + "}\n" + TAIL
     given, found = counted(text)
     assert meetings(given) == 3 and meetings(found) == 2  # the one before the loop, and the first
@@ -226,7 +233,7 @@ def test_stores_of_a_loop_are_counted_in_turns(trips):
         np.testing.assert_allclose(again["Y"], want, rtol=1e-6)
 
 
-def test_a_round_of_two_exchanges_meets_once():
+def test_a_round_of_two_exchanges_meets_once(one_slot):
     other = (
         "\n" + STORES.replace("slots", "more") + "\nsync cluster" + AGAIN.replace("slots", "more")
     )
@@ -258,7 +265,7 @@ def test_other_loops_keep_their_meetings(body):
     assert found == given
 
 
-def test_the_first_meeting_of_a_round_is_needed():
+def test_the_first_meeting_of_a_round_is_needed(one_slot):
     _, found = counted(HEAD + "for r in 0 .. 4 {\n" + ROUND + "}\n" + TAIL)
     (loop,) = [op for op in found.kernels[0].body if isinstance(op, For)]
     first = loop.body[0]
@@ -274,3 +281,118 @@ def test_the_first_meeting_of_a_round_is_needed():
     with pytest.raises(RunError):
         for seed in range(8):
             run(less, args, seed, explicit=True)
+
+
+# ── two slots that take turns ────────────────────────────────────────────────────────────────
+
+OTHER = "\n" + STORES.replace("slots", "more") + "\nsync cluster" + AGAIN.replace("slots", "more")
+UNMET = HEAD.replace("    sync cluster\n", "")
+WHILE = "alloc n: int32 local init={first}\nwhile n < {last} {{\n"
+COUNT = "n = n + 1\n"
+
+
+def check(given, found, count: int):
+    args = {
+        "X": numbers(8, 64, dtype=np.float32),
+        "Y": np.zeros((8, 64), np.float32),
+        "Z": np.zeros(64, np.float32),
+    }
+    want = rounds(args, count) if count else args["Y"]
+    threads = lower(given, HOPPER).result
+    for seed in range(4):
+        np.testing.assert_allclose(run(found, args, seed, explicit=True)["Y"], want, rtol=1e-6)
+    interp.run_threads(threads, args, seed=count)
+    np.testing.assert_allclose(args["Y"], want, rtol=1e-6)
+
+
+def loop_of(program):
+    (loop,) = [op for op in program.kernels[0].body if isinstance(op, (For, While))]
+    return loop
+
+
+@pytest.mark.parametrize("head", [HEAD, UNMET], ids=["met", "unmet"])
+@pytest.mark.parametrize("trips", [0, 1, 5])
+def test_with_two_slots_blocks_meet_once(head, trips):
+    """Before the loop, whether the text has them meet there or not."""
+    given, found = counted(head + f"for r in 4 .. {4 + 3 * trips} step=3 {{\n{ROUND}}}\n" + TAIL)
+    loop = loop_of(found)
+    assert meetings(found) == 1 and not any(
+        isinstance(op, Sync) and op.scope == "cluster" for op in walk_ops(loop)
+    )
+    (wait,) = [op for op in walk_ops(loop) if isinstance(op, Wait)]
+    assert print_expr(wait.barrier.starts[0]) == "(r - 4) // 3 % 2"
+    check(given, found, trips)
+
+
+@pytest.mark.parametrize("last", [0, 4])
+def test_the_rounds_of_a_while_are_counted(last):
+    given, found = counted(HEAD + WHILE.format(first=0, last=last) + ROUND + COUNT + "}\n" + TAIL)
+    assert meetings(found) == 1
+    check(given, found, last)
+
+
+def test_a_while_with_one_slot_meets_once_a_round(one_slot):
+    given, found = counted(HEAD + WHILE.format(first=0, last=5) + ROUND + COUNT + "}\n" + TAIL)
+    assert meetings(given) == 3 and meetings(found) == 2
+    check(given, found, 5)
+
+
+def test_two_exchanges_of_a_round_take_turns_together():
+    given, found = counted(HEAD + "for r in 0 .. 3 {\n" + ROUND + OTHER + "}\n" + TAIL)
+    assert meetings(found) == 1
+    check(given, found, 6)
+
+
+@pytest.mark.parametrize("how", ["continue", "break"])
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_rounds_that_are_left_early_are_not_counted_twice(how, where):
+    """Every second iteration has none, or the loop ends in the fourth one."""
+    early = f"if n % 2 == 1 {{ {how} }}\n" if how == "continue" else "if n == 4 { break }\n"
+    count = {"continue": {"before": 3, "behind": 7}, "break": {"before": 3, "behind": 4}}
+    body = COUNT + (early + ROUND if where == "before" else ROUND + early)
+    given, found = counted(HEAD + WHILE.format(first=0, last=7) + body + "}\n" + TAIL)
+    assert meetings(found) == 1
+    check(given, found, count[how][where])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD + "for r in 0 .. 3 {\n" + ROUND.replace("copy f -> slots[bx % 4, :]@3\n", "") + "}",
+        HEAD.replace("[4, 64] shared", "[4, 512] shared")
+        + "for r in 0 .. 3 {\n" + ROUND.replace("slots[bx % 4, :]", "slots[bx % 4, 0:+64]") + "}",
+        UNMET.replace("    alloc slots: float32[4, 64] shared\n", "")
+        + "for r in 0 .. 3 {\nalloc slots: float32[4, 64] shared\n" + ROUND + "}",
+    ],
+    ids=["not_told_to_all", "large", "allocated_inside"],
+)  # fmt: skip
+def test_what_keeps_the_first_meeting(text):
+    given, found = counted(text + "\n" + TAIL)
+    assert any(isinstance(op, Sync) and op.scope == "cluster" for op in walk_ops(loop_of(found)))
+    assert all(not op.barrier.starts[0].value for op in walk_ops(found) if isinstance(op, Wait))
+
+
+def test_an_exchange_that_is_left_halfway_keeps_its_meetings():
+    body = ROUND.replace("\nsync cluster\n", "\nif n > 2 { break }\nsync cluster\n")
+    assert body != ROUND
+    given, found = counted(HEAD + WHILE.format(first=0, last=3) + COUNT + body + "}\n" + TAIL)
+    assert found == given
+
+
+def fails(program):
+    args = {
+        "X": numbers(8, 64, dtype=np.float32),
+        "Y": np.zeros((8, 64), np.float32),
+        "Z": np.zeros(64, np.float32),
+    }
+    with pytest.raises(RunError):
+        for seed in range(12):
+            run(program, args, seed, explicit=True)
+
+
+def test_both_slots_are_needed(monkeypatch):
+    """With one of them and no meeting, blocks tell before others have read."""
+    slotted = passes.slotted
+    monkeypatch.setattr(passes, "slotted", lambda op, slots, _: slotted(op, slots, const(0)))
+    _, found = counted(HEAD + "for r in 0 .. 6 {\n" + ROUND + "}\n" + TAIL)
+    fails(found)

@@ -167,3 +167,31 @@ def test_a_changed_access_is_as_if_made_anew() -> None:
         new, expected = old.but(**changes), dataclasses.replace(old, **changes)
         assert new == expected and hash(new) == hash(expected)
         assert new.anywhere == expected.anywhere and new.first == expected.first
+
+
+ROUNDS = """alloc n: int32 local init=0
+while n < 3 {{
+  {met}
+  for k in 0 .. 4 {{
+    copy f[0:+16, :] -> Y[{row}, :]
+  }}
+  n = n + 1
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("met", "row", "syncs"),
+    [
+        ("sync block", "k * 16:+16", 1),  # the next round may come to the same rows, no step does
+        ("sync block", "k * 8:+16", 2),  # steps overlap
+        ("sync block", "n * 16:+16", 2),  # every step writes the same rows
+        ("sync block", "(k * 16 + n * 16) % 64:+16", 2),
+    ],
+)
+def test_steps_of_a_round_that_write_other_rows_of_a_tensor(met, row, syncs):
+    """What a `while` counts is not known, but that it is the same round is."""
+    body = "copy X -> f\n" + ROUNDS.format(met=met, row=row)
+    given = parse_program(HEAD + body + "\n}\n}")
+    found = map_kernels(given, lambda kernel: insert_syncs(kernel, HOPPER)).kernels[0]
+    assert sum(isinstance(op, Sync) for op in walk_ops(found)) == syncs

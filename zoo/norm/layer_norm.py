@@ -3,6 +3,7 @@ pieces."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from math import ceil, gcd
 
@@ -49,6 +50,58 @@ def layer_norm_whole(M, N, block_M=4, block_N=None, threads=128, eps=1e-5, dtype
     return main
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Rows of `N` columns, `part` of them in each block of a cluster."""
+
+    N: int
+    part: int
+    cluster: int
+
+    def size(self, p, least=0):
+        whole = self.part * self.cluster == self.N
+        return self.part if whole else T.clamp(self.N - p * self.part, least, self.part)
+
+    def squares(self, x, mean, column):
+        """Of the distances from the mean, by row and column; none behind the row's end."""
+
+        def square(i, j):
+            far = x[i, j] - mean[i]
+            if self.part * self.cluster > self.N:
+                far = T.if_then_else(column + j < self.N, far, 0.0)
+            return far * far
+
+        return square
+
+
+@T.macro
+def join(part_of, means, fars, mean, scale, eps, loop=T.serial):
+    """The row's mean, and what its deviation scales by, from the parts' means and squares: a
+    loop over the parts needs 40 registers where all written out needed 56."""
+    few = gcd(part_of.cluster, 4)
+    T.copy(means[0, :], mean)
+    for p in loop(part_of.cluster // few):
+        for i in T.Parallel(*mean.shape):
+            far = [part_of.size(q) * (means[q, i] - means[0, i]) for q in some(p, few)]
+            mean[i] += sum(far) / part_of.N
+    T.clear(scale)
+    for p in loop(part_of.cluster // few):
+        for i in T.Parallel(*mean.shape):
+            scale[i] += sum([fars[q, i] for q in some(p, few)])
+            for q in some(p, few):
+                scale[i] += part_of.size(q) * (means[q, i] - mean[i]) * (means[q, i] - mean[i])
+    for i in T.Parallel(*mean.shape):
+        scale[i] = T.rsqrt(scale[i] / part_of.N + eps)
+
+
+def scaled(x, mean, scale, w, b):
+    return lambda i, j: (x[i, j] - mean[i]) * scale[i] * w[i, j] + b[i, j]
+
+
+def some(p, few):
+    return [p * few + q for q in range(few)]
+
+
 @tw.jit
 def layer_norm_held(
     M, N, block_M=1, cluster=1, threads=128, vectors=1, together=False, eps=1e-5, dtype="float32"
@@ -57,45 +110,16 @@ def layer_norm_held(
     all of its cluster its part's mean and the squares about it. With `together` a thread takes the
     same columns of all rows, so that W and B are read once for them; otherwise it takes one row."""
     part, width, steps = rows.cut(N, 1 if together else block_M, cluster, threads, vectors)
-    tile, whole, few = (block_M, width), part * cluster == N, gcd(cluster, 4)
+    tile, part_of = (block_M, width), Parts(N, part, cluster)
     per_row = partial(T.alloc_fragment, (block_M,), "float32")
     slots = partial(T.alloc_shared, (cluster, block_M), "float32")
     columns = partial(T.alloc_fragment, (width,), dtype)
     matrix, vector = T.Tensor((M, N), dtype), T.Tensor((N,), dtype)
 
-    def size(p, least=0):
-        return part if whole else T.clamp(N - p * part, least, part)
-
-    def square(x):
-        return x * x
-
-    def distance(held, mean, i, j, column):
-        x = held[i, j] - mean[i]
-        return x if whole else T.if_then_else(column + j < N, x, 0.0)
-
-    def some(p):
-        return [p * few + q for q in range(few)]
-
     @T.macro
     def read(W, B, w, b, column):
         T.copy(W[column], w)
         T.copy(B[column], b)
-
-    @T.macro
-    def join(means, fars, mean, scale):
-        """The row's mean, and what its deviation scales by, from the parts' means and squares: a
-        loop over the parts needs 40 registers where all written out needed 56."""
-        T.copy(means[0, :], mean)
-        for p in T.serial(cluster // few):
-            for i in T.Parallel(block_M):
-                mean[i] += sum([size(q) * (means[q, i] - means[0, i]) for q in some(p)]) / N
-        T.clear(scale)
-        for p in T.serial(cluster // few):
-            for i in T.Parallel(block_M):
-                far = [fars[q, i] + size(q) * square(means[q, i] - mean[i]) for q in some(p)]
-                scale[i] += sum(far)
-        for i in T.Parallel(block_M):
-            scale[i] = T.rsqrt(scale[i] / N + eps)
 
     @T.prim_func
     def main(X: matrix, W: vector, B: vector, Y: matrix):
@@ -109,20 +133,64 @@ def layer_norm_held(
             rows.meet(cluster)  # all are there to be told; the copy goes on meanwhile
             rows.total(lambda i, j: held[i, j], x, mean, steps)
             for i in T.Parallel(block_M):
-                mean[i] = mean[i] / size(rank, 1)
-            rows.total(lambda i, j: square(distance(held, mean, i, j, column)), x, far, steps)
+                mean[i] = mean[i] / part_of.size(rank, 1)
+            rows.total(part_of.squares(held, mean, column), x, far, steps)
             rows.tell(mean, means, rank, cluster)
             rows.tell(far, fars, rank, cluster)
             if together:  # those of the first step are there when all have met
                 read(W, B, w, b, column)
             rows.meet(cluster)
-            join(means, fars, mean, scale)
+            join(part_of, means, fars, mean, scale, eps)
             for k in T.serial(steps):
                 if not together or k > 0:
                     read(W, B, w, b, column + k * width)
                 for i, j in T.Parallel(*tile):
                     x[i, j] = (held[i, k * width + j] - mean[i]) * scale[i] * w[j] + b[j]
                 T.copy(x, Y[row, column + k * width])
+
+    return main
+
+
+@tw.jit
+def layer_norm_kept(
+    M, N, clusters=15, cluster=1, threads=128, vectors=1, eps=1e-5, dtype="float32"
+):  # fmt: skip
+    """`clusters` stay, each block of them with its part of W and B in shared memory. They take a
+    row after the other: to registers, and the next one is on its way to where it was."""
+    part, width, steps = rows.cut(N, 1, cluster, threads, vectors)
+    part_of, shared = Parts(N, part, cluster), partial(T.alloc_shared, (1, part), dtype)
+    fragment, slots = T.alloc_fragment, partial(T.alloc_shared, (cluster, 1))
+    matrix, vector = T.Tensor((M, N), dtype), T.Tensor((N,), dtype)
+
+    @T.prim_func
+    def main(X: matrix, W: vector, B: vector, Y: matrix):
+        turn = T.alloc_global((1,), "int32")
+        with T.Kernel(1, threads=32):
+            T.fill(turn, 2 * clusters)  # the first row to be drawn
+        with T.Kernel(clusters * cluster, threads=threads, cluster_dims=cluster) as bx:
+            rank, column, first = bx % cluster, bx % cluster * part, bx // cluster
+            row, after = T.alloc_var("int32", first), T.alloc_var("int32", first + clusters)
+            held, w, b, x = shared(), shared(), shared(), fragment((1, part), dtype)
+            mean, far, scale = fragment((1,)), fragment((1,)), fragment((1,))
+            means, fars, numbers = slots("float32"), slots("float32"), slots("int32")
+            y, number = fragment((1, width)), fragment((threads,), "int32")
+            T.copy(W[column], w[0, :])
+            T.copy(B[column], b[0, :])
+            T.copy(X[row, column], held)
+            while row < M:
+                rows.take(held, x, X[after, column], number, turn, rank, cluster)
+                rows.total(lambda i, j: x[i, j], y, mean, steps, T.unroll)
+                for i in T.Parallel(1):
+                    mean[i] = mean[i] / part_of.size(rank, 1)
+                rows.total(part_of.squares(x, mean, column), y, far, steps, T.unroll)
+                rows.tell(mean, means, rank, cluster)
+                rows.tell(far, fars, rank, cluster)
+                rows.tell(number[0:1], numbers, rank, cluster)
+                rows.meet(cluster)
+                join(part_of, means, fars, mean, scale, eps, T.unroll)
+                rows.put(scaled(x, mean, scale, w, b), y, Y, row, column, steps)
+                row = after
+                after = numbers[0, 0]
 
     return main
 
@@ -174,7 +242,12 @@ def layer_norm_pieces(
     return main
 
 
-VARIANTS = {"rows": layer_norm_whole, "held": layer_norm_held, "pieces": layer_norm_pieces}
+VARIANTS = {
+    "rows": layer_norm_whole,
+    "held": layer_norm_held,
+    "kept": layer_norm_kept,
+    "pieces": layer_norm_pieces,
+}
 
 # Up to so many columns, where W and B no longer fit the L1 cache beside the rows: two rows at once.
 # As a part of a copy's speed on an H200, and with a row a block: 0.96 and 0.92 at 32768 columns,

@@ -3,6 +3,7 @@ pieces."""
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil
 
 import numpy as np
@@ -78,6 +79,53 @@ def rms_norm_held(
     return main
 
 
+def square(x):
+    return T.cast(x, "float32") * T.cast(x, "float32")
+
+
+def scaled(x, scale, w, i, j, silu):
+    n = x[i, j] * scale[i] * w[i, j]
+    return n * T.__sigmoid(n) if silu else n
+
+
+@tw.jit
+def rms_norm_kept(
+    M, N, clusters=15, cluster=1, threads=128, vectors=1, silu=False, eps=1e-6, dtype="float32"
+):  # fmt: skip
+    """`clusters` stay, each block of them with its part of W in shared memory. They take a row
+    after the other: to registers, and the next one is on its way to where it was."""
+    part, width, steps = rows.cut(N, 1, cluster, threads, vectors)
+    slots = partial(T.alloc_shared, (cluster, 1))
+
+    @T.prim_func
+    def main(X: T.Tensor((M, N), dtype), W: T.Tensor((N,), dtype), Y: T.Tensor((M, N), dtype)):
+        turn = T.alloc_global((1,), "int32")
+        with T.Kernel(1, threads=32):
+            T.fill(turn, 2 * clusters)  # the first row to be drawn
+        with T.Kernel(clusters * cluster, threads=threads, cluster_dims=cluster) as bx:
+            rank, column, first = bx % cluster, bx % cluster * part, bx // cluster
+            row, after = T.alloc_var("int32", first), T.alloc_var("int32", first + clusters)
+            held, w = T.alloc_shared((1, part), dtype), T.alloc_shared((1, part), dtype)
+            x, y = T.alloc_fragment((1, part), dtype), T.alloc_fragment((1, width), "float32")
+            scale, number = T.alloc_fragment((1,), "float32"), T.alloc_fragment((threads,), "int32")
+            scales, numbers = slots("float32"), slots("int32")
+            T.copy(W[column], w[0, :])
+            T.copy(X[row, column], held)
+            while row < M:
+                rows.take(held, x, X[after, column], number, turn, rank, cluster)
+                rows.total(lambda i, j: square(x[i, j]), y, scale, steps, T.unroll)
+                rows.tell(scale, scales, rank, cluster)
+                rows.tell(number[0:1], numbers, rank, cluster)
+                rows.meet(cluster)
+                for i in T.Parallel(1):
+                    scale[i] = T.rsqrt(sum([scales[p, i] for p in range(cluster)]) / N + eps)
+                rows.put(lambda i, j: scaled(x, scale, w, i, j, silu), y, Y, row, column, steps)
+                row = after
+                after = numbers[0, 0]
+
+    return main
+
+
 @tw.jit
 def rms_norm_pieces(
     M, N, block_M=4, block_N=256, threads=128, staged=False, silu=False, eps=1e-6, dtype="float32"
@@ -118,7 +166,12 @@ def rms_norm_pieces(
     return main
 
 
-VARIANTS = {"rows": rms_norm_whole, "held": rms_norm_held, "pieces": rms_norm_pieces}
+VARIANTS = {
+    "rows": rms_norm_whole,
+    "held": rms_norm_held,
+    "kept": rms_norm_kept,
+    "pieces": rms_norm_pieces,
+}
 
 
 def rms_norm_rows(N, eps=1e-6, dtype="bfloat16", target="auto", silu=False, **choice):

@@ -22,7 +22,7 @@ only behind a fence by the writers and a barrier after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, prod
@@ -88,7 +88,8 @@ class Access:
     """Some elements of a buffer touched by one op. `threads`: equal for accesses that take each
     of the same elements to the same thread; `loops`: the variables of the loops around; `block`:
     of the cluster, whose memory it is, where that is said; `fresh`: the names and scalars in its
-    box still have the values that they had; `age`: groups closed since that of a bulk store."""
+    box still have the values that they had; `turned`: the loops around of which another iteration
+    has begun since, for tensors; `age`: groups closed since that of a bulk store."""
 
     buffer: str
     root: str
@@ -101,6 +102,7 @@ class Access:
     shared: bool = True
     block: Expr | None = None
     fresh: bool = False
+    turned: frozenset[Var] = frozenset()
     age: int = -1
 
     def __hash__(self) -> int:
@@ -196,14 +198,28 @@ class State:
     def in_shared_memory(self) -> State:
         return State(*({a for a in p if a.shared} for p in self.parts()))
 
-    def stale(self, scalar: Buffer | None = None) -> None:
-        """Another iteration has begun, or `scalar` has changed."""
+    def stale(self, scalar: Buffer) -> None:
+        """`scalar` has changed."""
 
         def one(access: Access) -> Access:
-            if not access.fresh or (scalar is not None and not _asks(access.box, scalar)):
+            if not access.fresh or not _asks(access.box, scalar):
                 return access
             return access.but(fresh=False)
 
+        self.change(one)
+
+    def turn(self, loop: Var) -> None:
+        """Another iteration of `loop` has begun."""
+
+        def one(access: Access) -> Access:
+            again = access.turned | {loop} if loop in access.loops else access.turned
+            if access.shared or (not access.fresh and again == access.turned):
+                return access
+            return access.but(fresh=False, turned=again)
+
+        self.change(one)
+
+    def change(self, one: Callable[[Access], Access]) -> None:
         for part in self.parts():
             changed = {one(access) for access in part}
             part.clear()
@@ -307,7 +323,7 @@ class Walk:
                 jumped = self.jumps.pop()
             again, op = 1, self.current(op, path)
             inner.join(jumped)
-            inner.stale()
+            inner.turn(loops[-1])
             # tiles might as well be other blocks': none waits for what another does to tensors
             apart = isinstance(op, For) and op.kind == "persistent"
             state.join(inner.in_shared_memory() if apart else inner)
@@ -589,7 +605,7 @@ def _conflict(old: Access, new: Access) -> bool:
         return True
     if _apart(old.box, new.box, old.fresh and new.fresh):
         return False
-    if old.path == new.path and old.writes and new.writes and _walks(new):
+    if old.path == new.path and old.writes and new.writes and _walks(new, old.turned):
         return False
     same = old.threads is not None and old.threads == new.threads
     return not (same and _is_fixed(old.box) and _is_fixed(new.box) and _equal(old.box, new.box))
@@ -629,13 +645,15 @@ def _equal(a: Box, b: Box) -> bool:
                for x, y in zip(a, b, strict=True))  # fmt: skip
 
 
-def _walks(access: Access) -> bool:
+def _walks(access: Access, turned: frozenset[Var]) -> bool:
     """Iterations of the loops around never come to the same elements twice: every loop moves one
-    dimension that no other loop moves, by at least its extent."""
+    dimension that no other loop moves, by at least its extent. Of a tensor's accesses it is known
+    which loops have `turned` between two of them; in the others it is still the same iteration."""
     if access.box is None:
         return False
-    loops = set(access.loops)
-    for var in access.loops:
+    moving = access.loops if access.shared else tuple(v for v in access.loops if v in turned)
+    loops = set(moving)
+    for var in moving:
         moved = False
         for part in access.box:
             if part is None or variables(part[0]) & loops != {var} or loads(part[0]):
@@ -644,7 +662,7 @@ def _walks(access: Access) -> bool:
             moved = moved or (stride is not None and abs(stride) >= part[1])
         if not moved:
             return False
-    return bool(access.loops)
+    return bool(moving)
 
 
 __all__ = ["Access", "Found", "Hazard", "Path", "State", "Walk", "goes_into"]

@@ -78,7 +78,6 @@ from tilewright.passes.roles import CONSUMER, GROUP, PRODUCER, WARP
 from tilewright.passes.unit_times import cycles
 
 
-
 def take_turns(kernel: Kernel, target: Target) -> Kernel:
     """Derived consumers of several warpgroups: sections around their products."""
     body = tuple(

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Const, Expr, Load, Var, loads, variables
+from tilewright.ir.expr import Bin, Cmp, Const, Expr, Load, Var, loads, variables
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -136,6 +136,7 @@ class _Writer:
         self.shared_bytes = 0
         self.warp: str | None = None
         self.role: Role | None = None
+        self.first = False  # in a branch that thread 0 takes alone
         for op in walk_ops(self.kernel):
             if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
                 self.places[op.buffer.name] = int(op.detail[0])
@@ -143,6 +144,20 @@ class _Writer:
             if isinstance(op, Hint) and op.name == "tensor_map" and op.buffer is not None:
                 said = MapHint.of(op)
                 self.maps.append(MapParam(said.name, op.buffer, said.box, said.swizzle, said.sizes))
+
+    def is_first_thread(self, cond: Expr) -> bool:
+        """`cond` is true of no thread of the block but number 0."""
+        if isinstance(cond, Bin) and cond.op == "and":
+            return self.is_first_thread(cond.a) or self.is_first_thread(cond.b)
+        first, *others = zip(self.kernel.thread_vars, self.kernel.threads, strict=True)
+        return (
+            isinstance(cond, Cmp)
+            and cond.op == "=="
+            and cond.a is first[0]
+            and isinstance(cond.b, Const)
+            and cond.b.value == 0
+            and all(count == 1 for _, count in others)
+        )
 
     # ── the function ─────────────────────────────────────────────────────────────────────────
 
@@ -410,7 +425,9 @@ def _while(w: _Writer, op: While) -> None:
 
 def _if(w: _Writer, op: If) -> None:
     if not op.orelse:
+        around, w.first = w.first, w.first or w.is_first_thread(op.cond)
         w.block(f"if ({w.expr(op.cond)}) {{", op.then, op.loc)
+        w.first = around
         return
     w.block(f"if ({w.expr(op.cond)}) {{", op.then, op.loc, "} else {")
     w.depth += 1
@@ -541,6 +558,9 @@ def _intrinsic(w: _Writer, op: Intrinsic) -> None:
     if record.define is not None:
         fields["function"], text = record.define(fields)
         w.functions[fields["function"]] = text
+    template = record.template
+    if op.name == "atomic" and w.first and op.result is not None:
+        template = _OF_FIRST.get((fields["op"], op.result.dtype.name), template)
     pointers = op.name in _POINTERS
     printed = [w.pointer(a) if pointers else w.operand(a) for a in op.args]
     if op.name.startswith("shfl_"):
@@ -549,14 +569,16 @@ def _intrinsic(w: _Writer, op: Intrinsic) -> None:
         fields["space"] = "" if value.dtype.name in _SHUFFLED else "tw::narrow::"
         if op.width is not None:
             printed.append(str(op.width))
-    numbered = 1 + max((int(n) for n in re.findall(r"\{(\d+)\}", record.template)), default=-1)
+    numbered = 1 + max((int(n) for n in re.findall(r"\{(\d+)\}", template)), default=-1)
     rest, every = ", ".join(printed[numbered:]), ", ".join(printed)
-    text = record.template.format(*printed, rest=rest, all=every, **fields)
+    text = template.format(*printed, rest=rest, all=every, **fields)
     if op.result is not None:
         text = f"const {_type(op.result.dtype)} {w.names.of(op.result.name)} = {text}"
     w.line(text + ";", op.loc)
 
 
+# atomics whose old value thread 0 need not wait for until it is used
+_OF_FIRST = dict.fromkeys((("add", "int32"), ("add", "uint32")), "tw::first_atomic_add({all})")
 # what takes pointers, to whatever memory
 _POINTERS = ("atomic", "atomic_of_warp")
 # types that the built-in shuffles take

@@ -511,6 +511,18 @@ TW_NATIVE(float, float, atomic_exch, atomicExch)
 TW_NATIVE(double, double, atomic_add, atomicAdd)
 #undef TW_INTEGER
 #undef TW_NATIVE
+// By thread 0 of the block, which goes on until it needs the old value. The assembler gathers what a
+// warp's threads add to one element, and hands old values out by a shuffle, which waits for them right
+// there; not where the address may differ between threads, as far as it knows.
+template <class T, class V>
+TW_DEVICE T first_atomic_add(T* at, V value) {
+  static_assert(sizeof(T) == 4, "a word");
+  unsigned zero;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(zero));
+  T old;
+  asm volatile("atom.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(at + zero), "r"(T(value)) : "memory");
+  return old;
+}
 template <class T>
 TW_DEVICE T atomic_load(const T* at) {
   using Bits = typename Word<sizeof(T)>::Bits;
