@@ -1,10 +1,11 @@
-"""What `T.copy(…, cache=)` says, every instruction that touches a tensor is told. No GPU needed."""
+"""What `T.copy(…, cache=)` says, every instruction that touches a tensor is told."""
 
 import numpy as np
 import pytest
 
 import tilewright as tw
 import tilewright.language as T
+from tests.roads import from_device, to_device
 from tilewright import interp
 from tilewright.ir.dtype import dtype as dtype_of
 from tilewright.ir.target import Target
@@ -145,3 +146,17 @@ def test_machine_code_carries_the_policy():
     """In uniform registers: no thread computes it."""
     kernel = tw.compile(moved(("evict_last",), 128, "bfloat16", "bfloat16", True), target="cuda")
     assert "0x14f00000" in kernel.sass
+
+
+@pytest.mark.gpu
+@over_columns
+@over_kinds
+@pytest.mark.parametrize("spread", [False, True])
+def test_on_a_gpu(dtype, held, columns, spread):
+    kind = dtype_of(dtype)
+    x = np.random.default_rng(0).integers(0, 2, (ROWS, columns)).astype(kind.numpy)
+    y = np.zeros((len(HINTS), ROWS, columns), x.dtype)
+    args = [to_device(a, kind) for a in (x, y)]
+    tw.compile(moved(HINTS, columns, dtype, held, spread), target="cuda")(*args)
+    for each in from_device(args[1], y, kind):
+        np.testing.assert_array_equal(each, x)
