@@ -3,7 +3,9 @@ against.
 
 A block of `threads` threads moves `vectors` times 16 bytes a thread and ends. Blocks that come and
 go keep what is open of memory small and in order, and copy faster than blocks that stay: on an
-H200 4.29 TB/s at 256 threads and one vector, against 4.06 at best for rings of bulk copies.
+H200 4.29 TB/s at 256 threads and one vector, against 4.06 at best for rings of bulk copies. Loads
+whose lines the L2 cache gives up last make that 1.018 times as fast, also of data that nobody reads
+again.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from typing import Any
 
 # threads a block, vectors of 16 bytes a thread
 SHAPES = ((256, 1), (512, 1), (1024, 1), (256, 2), (1024, 4))
+# what the L2 cache is told of loads and of stores, by what a copy is called; only where a thread
+# moves one vector, which is faster anyway
+HINTS = {"": (None, None), " el": ("evict_last", None), " el ef": ("evict_last", "evict_first")}
 # reading alone has more under way with more vectors a thread
 SUM_SHAPES = ((256, 1), (1024, 1), (256, 2), (256, 4), (512, 4), (1024, 4), (256, 8))
 
@@ -24,8 +29,8 @@ COPY = """program copy_{threads}_{vectors} {{
     role all warps 0 + {warps} {{
       alloc x: bfloat16[{size}] fragment \\
         layout="frag{{tile=({size}) tv=({threads},(8,{vectors})):(8,(1,{stride}))}}"
-      copy X[bx, :] -> x atom=threads
-      copy x -> Y[bx, :] atom=threads
+      copy X[bx, :] -> x atom=threads{load}
+      copy x -> Y[bx, :] atom=threads{store}
     }}
   }}
 }}
@@ -56,7 +61,7 @@ SUM = """program sum_{threads}_{vectors} {{
 """
 
 
-def _compiled(text: str, threads: int, vectors: int) -> Callable[..., None]:
+def _compiled(text: str, threads: int, vectors: int, **hints: str | None) -> Callable[..., None]:
     from tilewright.ir.target import Target
     from tilewright.ir.text import parse_program
     from tilewright.targets.cuda.backend import compile_program
@@ -67,6 +72,7 @@ def _compiled(text: str, threads: int, vectors: int) -> Callable[..., None]:
         "size": threads * vectors * 8,
         "warps": threads // 32,
         "stride": threads * 8,
+        **{name: f" cache={hint}" if hint else "" for name, hint in hints.items()},
     }
     return compile_program(parse_program(text.format(**words)), Target.parse("cuda")).caller()
 
@@ -78,13 +84,14 @@ def copies(source: Any, result: Any) -> dict[str, Callable[[], None]]:
         size = threads * vectors * 8
         if source.numel() % size:
             continue
-        call = _compiled(COPY, threads, vectors)
         x, y = source.view(-1, size), result.view(-1, size)
+        for label, (load, store) in HINTS.items() if vectors == 1 else [("", (None, None))]:
+            call = _compiled(COPY, threads, vectors, load=load, store=store)
 
-        def run(call: Any = call, x: Any = x, y: Any = y) -> None:
-            call(x, y)
+            def run(call: Any = call, x: Any = x, y: Any = y) -> None:
+                call(x, y)
 
-        found[f"copy {threads}x{vectors}"] = run
+            found[f"copy {threads}x{vectors}{label}"] = run
     return found
 
 

@@ -105,10 +105,10 @@ def test_transpose(shape, through):
         np.testing.assert_array_equal(run(kernel, x, shape=shape[::-1]), *wide(x.T))
 
 
-@pytest.mark.parametrize("shape", [(72, 40), (264, 256), (136, 1024), (264, 1160), (200, 4096)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("shape", [(72, 40), (264, 256), (136, 1024), (264, 1160), (200, 4096),
+                                   (264, 40000), (136, 66048)], ids=str)  # fmt: skip
 def test_transpose_of_aligned_rows(shape):
-    """Whole vectors either way: tiles moved by threads, and by bulk copies."""
+    """Whole vectors either way, by threads, from one front and from several."""
     x = normal(*shape)
     kernel = transpose.transpose_rows(shape[1], aligned=True, target="cuda")
     np.testing.assert_array_equal(run(kernel, x, shape=shape[::-1]), *wide(x.T))

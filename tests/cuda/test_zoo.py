@@ -88,6 +88,10 @@ KERNELS = {
         136, 72, block_M=128, block_N=128, threads=256, padding=0, staged=True, moved="sync",
         dtype="bfloat16",
     ),
+    "transpose_from_fronts": lambda: transpose.on("interp")(
+        136, 272, block_M=128, block_N=128, threads=256, padding=0, staged=True, moved="sync",
+        fronts=6, cache="evict_last", dtype="bfloat16",
+    ),
 }  # fmt: skip
 
 

@@ -21,8 +21,8 @@ def swiglu(M, N, block_M=4, block_N=512, threads=128, dtype="float32"):
             a = T.alloc_fragment((block_M, block_N), dtype)
             b = T.alloc_fragment((block_M, block_N), dtype)
             y = T.alloc_fragment((block_M, block_N), "float32")
-            T.copy(A[row, column], a)
-            T.copy(B[row, column], b)
+            T.copy(A[row, column], a, cache=rows.STREAM)
+            T.copy(B[row, column], b, cache=rows.STREAM)
             for i, j in T.Parallel(block_M, block_N):
                 x = T.cast(a[i, j], "float32")
                 y[i, j] = x * T.__sigmoid(x) * b[i, j]

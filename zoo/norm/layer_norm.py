@@ -29,7 +29,7 @@ def layer_norm_whole(M, N, block_M=4, block_N=None, threads=128, eps=1e-5, dtype
             w, b = T.alloc_fragment((block_N,), dtype), T.alloc_fragment((block_N,), dtype)
             y = T.alloc_fragment((block_M, block_N), "float32")
             mean, scale = per_row(), per_row()
-            T.copy(X[row, 0], x)
+            T.copy(X[row, 0], x, cache=rows.STREAM)
             T.copy(W[0], w)
             T.copy(B[0], b)
             T.copy(x, y)
@@ -129,7 +129,7 @@ def layer_norm_held(
             mean, far, scale, means, fars = per_row(), per_row(), per_row(), slots(), slots()
             w, b = columns(), columns()
             T.annotate_layout({x: rows.together(*tile, threads) if together else None})
-            T.copy(X[row, column], held)
+            T.copy(X[row, column], held, cache=rows.STREAM)
             rows.meet(cluster)  # all are there to be told; the copy goes on meanwhile
             rows.total(lambda i, j: held[i, j], x, mean, steps)
             for i in T.Parallel(block_M):

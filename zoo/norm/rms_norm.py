@@ -28,7 +28,7 @@ def rms_norm_whole(
             w = T.alloc_fragment((block_N,), dtype)
             y = T.alloc_fragment((block_M, block_N), "float32")
             scale = T.alloc_fragment((block_M,), "float32")
-            T.copy(X[row, 0], x)
+            T.copy(X[row, 0], x, cache=rows.STREAM)
             T.copy(W[0], w)
             for i, j in T.Parallel(block_M, block_N):
                 y[i, j] = T.cast(x[i, j], "float32") * T.cast(x[i, j], "float32")
@@ -59,7 +59,7 @@ def rms_norm_held(
             held, x = T.alloc_shared((block_M, part), dtype), T.alloc_fragment(tile, "float32")
             scale = T.alloc_fragment((block_M,), "float32")
             scales = T.alloc_shared((cluster, block_M), "float32")
-            T.copy(X[row, column], held)
+            T.copy(X[row, column], held, cache=rows.STREAM)
             rows.meet(cluster)  # all are there to be told; the copy goes on meanwhile
             T.clear(x)
             for k in T.serial(steps):

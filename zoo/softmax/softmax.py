@@ -28,7 +28,7 @@ def softmax(M, N, block_M=4, block_N=None, threads=128, dtype="float32"):
             row = bx * block_M
             x = T.alloc_fragment((block_M, block_N), "float32")
             top, total = per_row(), per_row()
-            T.copy(X[row, 0], x)
+            T.copy(X[row, 0], x, cache=rows.STREAM)
             if block_N != N:
                 for i, j in T.Parallel(block_M, block_N):
                     x[i, j] = T.if_then_else(j < N, x[i, j], -inf)
@@ -66,7 +66,7 @@ def softmax_held(M, N, block_M=1, cluster=1, threads=128, vectors=1, dtype="floa
             row, rank, column = bx // cluster * block_M, bx % cluster, bx % cluster * part
             held, x = T.alloc_shared((block_M, part), dtype), T.alloc_fragment(tile, "float32")
             top, total, tops, totals = per_row(), per_row(), slots(), slots()
-            T.copy(X[row, column], held)
+            T.copy(X[row, column], held, cache=rows.STREAM)
             rows.meet(cluster)  # all are there to be told; the copy goes on meanwhile
             T.fill(x, LOWEST)
             for k in T.serial(steps):

@@ -31,3 +31,14 @@ def test_tiles_that_are_not_square(target):
     y = np.zeros((90, 50), np.float32)
     transpose_rows(90, dtype="float32", target=target, block_M=32, block_N=16)(x, y)
     np.testing.assert_array_equal(y, reference(x))
+
+
+@pytest.mark.parametrize("fronts", [2, 3, 4, 8])
+def test_fronts(target, fronts):
+    """Over columns of tiles, down them, and both; fronts that begin behind the last row."""
+    for M, N in ((5, 3), (40, 32), (50, 90), (17, 130), (100, 16)):
+        x = normal(M, N)
+        y = np.full((N, M), np.nan, np.float32)
+        sizes = {"block_M": 16, "block_N": 16, "threads": 64, "fronts": fronts}
+        transpose_rows(N, dtype="float32", target=target, cache="evict_last", **sizes)(x, y)
+        np.testing.assert_array_equal(y, reference(x))

@@ -82,9 +82,11 @@ def copy(
 
     `A[i, j]` is a tile's corner and the other side gives the extent; `A[i0:i1, :]` is a region.
     Outside a tensor reads give zero and stores do nothing. `cache="evict_first"` or
-    `"evict_last"` is a hint to the L2 cache, `"no_allocate"` one that bulk copies need not be told;
-    `prefer="tma"`, `"cp_async"` or `"sync"` says which instruction; `multicast` sends a tile to
-    several blocks of a cluster. `coalesced_width` and `loop_layout` are accepted for porting.
+    `"evict_last"` tells the L2 cache which lines of the tensor to give up before or after others,
+    whatever instruction moves them; `"no_allocate"` keeps what threads load and store out of the L1
+    cache, which others pass by. `prefer="tma"`, `"cp_async"` or `"sync"` says which instruction;
+    `multicast` sends a tile to several blocks of a cluster. `coalesced_width` and `loop_layout` are
+    accepted for porting.
 
     Example:
         tile = T.alloc_shared((16, 16), "float16")

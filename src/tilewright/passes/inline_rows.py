@@ -103,8 +103,10 @@ def _row(op: Op, written: set[str], names: set[str]) -> tuple[Buffer, Var, Expr]
             tile, value = store.buffer, store.value
             if store.indices != (var,):
                 return None
-        case Copy(reduce=None, atom=None, barrier=None) if op.src.buffer.space is Space.GLOBAL:
+        case Copy(reduce=None, atom=None, barrier=None, cache=None):
             tile = op.dst.buffer
+            if op.src.buffer.space is not Space.GLOBAL:
+                return None
             long = [d for d, e in enumerate(op.src.extents) if not _is_one(e)]
             if not op.dst.is_whole or tile.rank != 1 or len(long) != 1 or op.src.cta is not None:
                 return None

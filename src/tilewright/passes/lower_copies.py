@@ -20,12 +20,9 @@ from tilewright.passes.addresses import (
 from tilewright.passes.bulk_rules import MOST_BOX, MOST_RANK, SLOT_BITS, fold, longest
 from tilewright.passes.lower_maps import copy_fragment
 from tilewright.passes.lower_matrices import lower_ldmatrix, lower_stmatrix
-from tilewright.passes.lower_moves import copy_between, copy_memory, store_remote
+from tilewright.passes.lower_moves import POLICIES, copy_between, copy_memory, store_remote
 from tilewright.passes.lowering import Lowering
 from tilewright.support.errors import CompileError
-
-# what the engine can be told about the L2 cache; the L1 cache (`no_allocate`) it passes by anyway
-POLICIES = ("evict_first", "evict_last")
 
 
 def lower_copy(low: Lowering, op: Copy) -> Iterable[Op]:

@@ -49,6 +49,8 @@ from tilewright.support.errors import CompileError
 WIDEST = 128  # bits of one access
 WORD = 32  # bits of the least vector
 CP_ASYNC_BYTES = (4, 8, 16)
+# what engines and instructions can be told about the L2 cache; `no_allocate` is about the L1 cache
+POLICIES = ("evict_first", "evict_last")
 MOST_UNDER_WAY = 8  # vectors that a thread has loaded before it stores the first
 MOST_UNROLLED = 8  # batches of them in a row
 # pairs (in memory, in registers) whose vectors the header converts
@@ -116,10 +118,12 @@ def _move(
     store: bool,
 ) -> Body:
     """One group of elements between `memory` and registers `first` … of `registers`; a load reads
-    zeros where `moves.cond` does not hold, stores are the caller's to guard."""
+    zeros where `moves.cond` does not hold, stores are the caller's to guard. Where caches are told
+    something, single elements move by instructions too."""
     kind, held = memory.dtype, registers.dtype
+    kept = f" cache={op.cache}" if op.cache and memory.space is Space.GLOBAL else ""
     body: Op
-    if moves.count == 1:
+    if moves.count == 1 and not kept:
         if store:
             value: Expr = Load(registers, (first,), op.loc)
             return (Store(memory, moves.start, cast(value, kind), loc=op.loc),)
@@ -128,23 +132,25 @@ def _move(
             value = select(moves.cond, value, const(0, held))
         return (Store(registers, (first,), value, loc=op.loc),)
     name = ("store_" if store else "load_") + memory.space.value
-    text = f"type={kind.name} count={moves.count}"
+    text = f"type={kind.name} count={moves.count}{kept}"
     span = Region(registers, (first,), (const(moves.count),))
     where = moves.where(memory)
-    same = kind == held or (kind.name, held.name) in _CONVERTED
+    same = kind == held or (moves.count > 1 and (kind.name, held.name) in _CONVERTED)
     if same:
         args = (where, span) if store else (span, where)
         body = Intrinsic(name, args, text=text, loc=op.loc)
         if store or moves.cond is TRUE:
             return (body,)
 
-    def each(of: Callable[[Var, tuple[Expr]], Op]) -> Op:
+    def each(of: Callable[[Expr, tuple[Expr]], Op]) -> Op:
+        if moves.count == 1:
+            return of(const(0), (first,))
         var = low.var("v")
         place = simplify(first + var, low.ranges)
         loop = (of(var, (place,)),)
         return For(var, const(0), const(moves.count), loop, kind="unroll", loc=op.loc)
 
-    def clear(_: Var, place: tuple[Expr]) -> Op:
+    def clear(_: Expr, place: tuple[Expr]) -> Op:
         return Store(registers, place, const(0, held), loc=op.loc)
 
     if same:
@@ -154,10 +160,10 @@ def _move(
     whole = Region(piece, (const(0),), (const(moves.count),))
     alloc = Alloc(piece, loc=op.loc)
 
-    def narrow(var: Var, place: tuple[Expr]) -> Op:
+    def narrow(var: Expr, place: tuple[Expr]) -> Op:
         return Store(piece, (var,), cast(Load(registers, place, op.loc), kind), loc=op.loc)
 
-    def widen(var: Var, place: tuple[Expr]) -> Op:
+    def widen(var: Expr, place: tuple[Expr]) -> Op:
         return Store(registers, place, cast(Load(piece, (var,), op.loc), held), loc=op.loc)
 
     if store:
@@ -202,7 +208,7 @@ def copy_between(low: Lowering, op: Copy) -> Iterable[Op]:
         body: Op = Intrinsic(
             "cp_async",
             (target.where(dst), source.where(src), amount),
-            text=f"bytes={size}",
+            text=f"bytes={size}" + (f" cache={op.cache}" if op.cache in POLICIES else ""),
             loc=op.loc,
         )
         inside = source.nest.guard()

@@ -209,8 +209,21 @@ def _copy(op: Copy, told: Told) -> Entry:
         cast += ", rounded once" if op.dst.dtype.bits <= op.src.dtype.bits else ""
     return _entry(
         op, text, ("instruction", how), ("why", _why_copy(op, told)), ("converts", cast),
-        *told.moved(op),
+        ("cache", _kept(op, told)), *told.moved(op),
     )  # fmt: skip
+
+
+_KEPT = {
+    "evict_first": "evict_first: the L2 cache gives it up before other lines",
+    "evict_last": "evict_last: the L2 cache gives it up after other lines",
+    "no_allocate": "no_allocate: it leaves no lines in the L1 cache",
+}
+
+
+def _kept(op: Copy, told: Told) -> str:
+    """What is said to caches with accesses of a tensor; other memory has none."""
+    tensor = Space.GLOBAL in (op.src.buffer.space, op.dst.buffer.space)
+    return _KEPT[op.cache] if op.cache and tensor and told.target.kind == "cuda" else ""
 
 
 def _why_copy(op: Copy, told: Told) -> str:

@@ -553,6 +553,7 @@ def _intrinsic(w: _Writer, op: Intrinsic) -> None:
     fields: dict[str, Any] = {"mask": "~0u", "width": op.width or 32, **fields_of(op.text)}
     if fields.get("type") == "bool":
         fields["type"] = "boolean"
+    fields["kept"] = f", tw::{fields['cache']}" if "cache" in fields else ""
     if fields["mask"] == "active":
         fields["mask"] = "__activemask()"
     if record.define is not None:

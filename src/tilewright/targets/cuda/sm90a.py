@@ -310,14 +310,14 @@ INSTRUCTIONS: dict[str, Instruction] = {
             Instruction(f"warp_reduce_{op}", f"tw::warp_reduce<{{width}}>({{0}}, tw::Fold_{op}())")
             for op in ("sum", "max", "min", "and", "or")
         ),
-        Instruction("cp_async", "tw::cp_async<{bytes}>({0}, {1}, {2})"),
+        Instruction("cp_async", "tw::cp_async<{bytes}{kept}>({0}, {1}, {2})"),
         Instruction("pdl_wait", "tw::pdl_wait()"),
         Instruction("pdl_launch", "tw::pdl_launch()"),
         Instruction("store_packed", "*reinterpret_cast<uint32_t*>({0}) = {1}"),
         Instruction("load_shared", "tw::load_shared<tw::{type}, {count}>({0}, {1})"),
         Instruction("store_shared", "tw::store_shared<tw::{type}, {count}>({0}, {1})"),
-        Instruction("load_global", "tw::load_global<tw::{type}, {count}>({0}, {1})"),
-        Instruction("store_global", "tw::store_global<tw::{type}, {count}>({0}, {1})"),
+        Instruction("load_global", "tw::load_global<tw::{type}, {count}{kept}>({0}, {1})"),
+        Instruction("store_global", "tw::store_global<tw::{type}, {count}{kept}>({0}, {1})"),
         Instruction("store_cluster", "tw::store_cluster<{words}>({0}, {1})"),
         Instruction("store_remote", "tw::store_remote<{words}>({0}, {1}, {2})"),
         Instruction("atomic", "tw::atomic_{op}({all})"),

@@ -739,8 +739,10 @@ TW_DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // ── bulk tensor copies ──────────────────────────────────────────────────────────────────────
 
-// Cache policies as the driver's fractional policies encode them.
+// Cache policies as the driver's fractional policies encode them: what `createpolicy` makes on every
+// chip that takes them. `no_allocate` is none of the L2 cache's: it passes the L1 cache by.
 enum Policy : uint64_t {
+  no_allocate = 0,
   normal = 0x1000000000000000ull,
   evict_first = 0x12F0000000000000ull,
   evict_last = 0x14F0000000000000ull
@@ -764,14 +766,22 @@ TW_DEVICE void wait_cp_async() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 // `amount` of the bytes are read, the rest are zeros.
-template <int Bytes>
+template <int Bytes, Policy Kept = normal>
 TW_DEVICE void cp_async(uint32_t to, const void* from, int amount) {
-  if constexpr (Bytes == 16)
+  if constexpr (Bytes == 16 && Kept == normal)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(amount)
                  : "memory");
-  else
+  else if constexpr (Bytes == 16)
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to),
+                 "l"(from), "r"(amount), "l"(uint64_t(Kept))
+                 : "memory");
+  else if constexpr (Kept == normal)
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(Bytes),
                  "r"(amount)
+                 : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3, %4;" ::"r"(to),
+                 "l"(from), "n"(Bytes), "r"(amount), "l"(uint64_t(Kept))
                  : "memory");
 }
 TW_DEVICE void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -911,54 +921,109 @@ TW_DEVICE void store_shared(uint32_t to, const From* from) {
   }
   }
 }
-template <class From, int Count, class To>
+
+// One access of global memory, of up to four words. HOW says what caches are told; a policy is one
+// operand more, the LAST of them.
+#define TW_NO_POLICY(last)
+#define TW_POLICY(last) ", %" #last
+#define TW_LOAD_GLOBAL(HOW, POLICY, ...)                                                          \
+  if constexpr (Bytes == 16)                                                                      \
+    asm volatile("ld.global" HOW ".v4.b32 {%0, %1, %2, %3}, [%4]" POLICY(5) ";"                   \
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])                                 \
+                 : "l"(from) __VA_ARGS__                                                          \
+                 : "memory");                                                                     \
+  else if constexpr (Bytes == 8)                                                                  \
+    asm volatile("ld.global" HOW ".v2.b32 {%0, %1}, [%2]" POLICY(3) ";"                           \
+                 : "=r"(w[0]), "=r"(w[1])                                                         \
+                 : "l"(from) __VA_ARGS__                                                          \
+                 : "memory");                                                                     \
+  else if constexpr (Bytes == 4)                                                                  \
+    asm volatile("ld.global" HOW ".b32 %0, [%1]" POLICY(2) ";"                                    \
+                 : "=r"(w[0]) : "l"(from) __VA_ARGS__ : "memory");                                \
+  else if constexpr (Bytes == 2)                                                                  \
+    asm volatile("ld.global" HOW ".u16 %0, [%1]" POLICY(2) ";"                                    \
+                 : "=r"(w[0]) : "l"(from) __VA_ARGS__ : "memory");                                \
+  else                                                                                            \
+    asm volatile("ld.global" HOW ".u8 %0, [%1]" POLICY(2) ";"                                     \
+                 : "=r"(w[0]) : "l"(from) __VA_ARGS__ : "memory")
+#define TW_STORE_GLOBAL(HOW, POLICY, ...)                                                         \
+  if constexpr (Bytes == 16)                                                                      \
+    asm volatile("st.global" HOW ".v4.b32 [%0], {%1, %2, %3, %4}" POLICY(5) ";" ::"l"(to),        \
+                 "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) __VA_ARGS__                           \
+                 : "memory");                                                                     \
+  else if constexpr (Bytes == 8)                                                                  \
+    asm volatile("st.global" HOW ".v2.b32 [%0], {%1, %2}" POLICY(3) ";" ::"l"(to), "r"(w[0]),     \
+                 "r"(w[1]) __VA_ARGS__                                                            \
+                 : "memory");                                                                     \
+  else if constexpr (Bytes == 4)                                                                  \
+    asm volatile("st.global" HOW ".b32 [%0], %1" POLICY(2) ";" ::"l"(to), "r"(w[0]) __VA_ARGS__   \
+                 : "memory");                                                                     \
+  else if constexpr (Bytes == 2)                                                                  \
+    asm volatile("st.global" HOW ".u16 [%0], %1" POLICY(2) ";" ::"l"(to), "r"(w[0]) __VA_ARGS__   \
+                 : "memory");                                                                     \
+  else                                                                                            \
+    asm volatile("st.global" HOW ".u8 [%0], %1" POLICY(2) ";" ::"l"(to), "r"(w[0]) __VA_ARGS__    \
+                 : "memory")
+#define TW_KEPT , "l"(uint64_t(Kept))
+#define TW_TOLD(ACCESS)                                          \
+  if constexpr (Kept == normal) {                                \
+    ACCESS("", TW_NO_POLICY);                                    \
+  } else if constexpr (Kept == no_allocate) {                    \
+    ACCESS(".L1::no_allocate", TW_NO_POLICY);                    \
+  } else {                                                       \
+    ACCESS(".L2::cache_hint", TW_POLICY, TW_KEPT);               \
+  }
+
+// Vectors of whole words, or one element of less as it is. The access is written out here: in a
+// function of its own, what several of them have in common is computed for each.
+template <class From, int Count, Policy Kept = normal, class To>
 TW_DEVICE void load_global(To* to, const From* from) {
   if constexpr (sizeof(From) == 8) {
-    load_global<uint32_t, 2 * Count>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
+    load_global<uint32_t, 2 * Count, Kept>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
     return;
   } else {
-  constexpr int per = Elements<From>::per_word, words = Count / per;
+  constexpr int Bytes = Count * sizeof(From), per = Elements<From>::per_word;
+  constexpr int words = Count / per + (Count < per);
   uint32_t w[words];
-  if constexpr (words == 4) {
-    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "l"(from)
-                 : "memory");
-  } else if constexpr (words == 2) {
-    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];"
-                 : "=r"(w[0]), "=r"(w[1])
-                 : "l"(from)
-                 : "memory");
+  TW_TOLD(TW_LOAD_GLOBAL)
+  if constexpr (Bytes < 4) {
+    static_assert(Count == 1 && sizeof(To) == sizeof(From), "an element as it is");
+    if constexpr (Bytes == 2) *reinterpret_cast<uint16_t*>(to) = uint16_t(w[0]);
+    else *reinterpret_cast<uint8_t*>(to) = uint8_t(w[0]);
   } else {
-    static_assert(words == 1, "a vector is 4, 8 or 16 bytes");
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(w[0]) : "l"(from) : "memory");
-  }
+    static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "a vector is 4, 8 or 16 bytes");
 #pragma unroll
-  for (int i = 0; i < words; ++i) Elements<From>::unpack(to + i * per, w[i]);
+    for (int i = 0; i < words; ++i) Elements<From>::unpack(to + i * per, w[i]);
+  }
   }
 }
-template <class To, int Count, class From>
+template <class To, int Count, Policy Kept = normal, class From>
 TW_DEVICE void store_global(To* to, const From* from) {
   if constexpr (sizeof(To) == 8) {
-    store_global<uint32_t, 2 * Count>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
+    store_global<uint32_t, 2 * Count, Kept>(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t*>(from));
     return;
   } else {
-  constexpr int per = Elements<To>::per_word, words = Count / per;
+  constexpr int Bytes = Count * sizeof(To), per = Elements<To>::per_word;
+  constexpr int words = Count / per + (Count < per);
   uint32_t w[words];
-#pragma unroll
-  for (int i = 0; i < words; ++i) w[i] = Elements<To>::pack(from + i * per);
-  if constexpr (words == 4) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]),
-                 "r"(w[2]), "r"(w[3])
-                 : "memory");
-  } else if constexpr (words == 2) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory");
+  if constexpr (Bytes < 4) {
+    static_assert(Count == 1 && sizeof(To) == sizeof(From), "an element as it is");
+    if constexpr (Bytes == 2) w[0] = *reinterpret_cast<const uint16_t*>(from);
+    else w[0] = *reinterpret_cast<const uint8_t*>(from);
   } else {
-    static_assert(words == 1, "a vector is 4, 8 or 16 bytes");
-    asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(w[0]) : "memory");
+    static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "a vector is 4, 8 or 16 bytes");
+#pragma unroll
+    for (int i = 0; i < words; ++i) w[i] = Elements<To>::pack(from + i * per);
   }
+  TW_TOLD(TW_STORE_GLOBAL)
   }
 }
+#undef TW_TOLD
+#undef TW_KEPT
+#undef TW_STORE_GLOBAL
+#undef TW_LOAD_GLOBAL
+#undef TW_POLICY
+#undef TW_NO_POLICY
 // Into a peer's shared memory.
 template <int Words, class From>
 TW_DEVICE void store_cluster(uint32_t to, const From* from) {
