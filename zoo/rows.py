@@ -78,7 +78,7 @@ def take(held, x, after, number, turn, rank, cluster):
     number of the row behind that from the counter `turn`. Each thread has an element of `number`,
     so that none waits for the answer before it is told."""
     T.copy(held, x)
-    T.copy(after, held)
+    T.copy(after, held, cache=STREAM)
     meet(cluster)  # all have read what they were told
     for i in T.Parallel(*number.shape):
         number[i] = 0

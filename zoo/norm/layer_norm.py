@@ -176,7 +176,7 @@ def layer_norm_kept(
             y, number = fragment((1, width)), fragment((threads,), "int32")
             T.copy(W[column], w[0, :])
             T.copy(B[column], b[0, :])
-            T.copy(X[row, column], held)
+            T.copy(X[row, column], held, cache=rows.STREAM)
             while row < M:
                 rows.take(held, x, X[after, column], number, turn, rank, cluster)
                 rows.total(lambda i, j: x[i, j], y, mean, steps, T.unroll)

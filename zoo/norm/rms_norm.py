@@ -110,7 +110,7 @@ def rms_norm_kept(
             scale, number = T.alloc_fragment((1,), "float32"), T.alloc_fragment((threads,), "int32")
             scales, numbers = slots("float32"), slots("int32")
             T.copy(W[column], w[0, :])
-            T.copy(X[row, column], held)
+            T.copy(X[row, column], held, cache=rows.STREAM)
             while row < M:
                 rows.take(held, x, X[after, column], number, turn, rank, cluster)
                 rows.total(lambda i, j: square(x[i, j]), y, scale, steps, T.unroll)
