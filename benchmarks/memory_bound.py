@@ -276,16 +276,14 @@ def row_tunings(n: int) -> Iterator[dict[str, Any]]:
 
 
 def norm_tunings(n: int) -> Iterator[dict[str, Any]]:
-    """Also several rows of a block at once in each of its threads."""
+    """Also clusters that stay, one or two blocks of them on a multiprocessor."""
     yield from row_tunings(n)
-    for cluster in (1, 2, 4, 8, 16):
-        for threads, vectors in ((128, 2), (256, 1), (256, 2), (512, 1)):
-            for rows in (2, 4):
-                part, step = n // cluster, threads * vectors * 8
-                if part % step == 0 and part * rows <= 32768:
-                    sizes = {"block_M": rows, "cluster": cluster}
-                    sizes.update({"threads": threads, "vectors": vectors})
-                    yield {"variant": "held", **sizes, "together": True}
+    for cluster, count in ((1, 132), (2, 66), (4, 30), (8, 15)):
+        for threads, blocks in ((256, 2), (512, 1), (512, 2), (1024, 1)):
+            part = n // cluster
+            if part % (threads * 8) == 0 and part * blocks <= 32768:
+                sizes = {"clusters": count * blocks, "cluster": cluster, "threads": threads}
+                yield {"variant": "kept", **sizes, "vectors": 1}
 
 
 def loss_tunings(n: int) -> Iterator[dict[str, Any]]:

@@ -4,26 +4,24 @@ Blocks that come and go and hold little stream memory best: while one reduces, o
 store. Short rows are held in registers, several in a block. Longer ones, up to 64 KB of them, lie
 in shared memory, where one bulk copy puts them, so that a block needs few registers and three or
 more fit a multiprocessor; a row that is longer still is shared by the blocks of a cluster, which
-read it once and tell each other what they found. A kernel that reads much beside its rows may take
-two of them at once, the same columns of both in a thread. Where there are no clusters, or a row is
-too long for one, it is walked in pieces, twice.
+read it once and tell each other what they found. Where there are no clusters, or a row is too long
+for one, it is walked in pieces, twice.
 
-Of the longest rows few fit the machine at a time, and what is read beside them comes from the L2
-cache for each of them. There, clusters stay: each block keeps its part of that in shared memory and
-takes a row after the other, in whose place the next one is loaded as soon as the row lies in
-registers. Clusters draw their rows from a counter, in the order of memory: dealt out in turn they
-drift apart, which costs 5 % of a copy's speed.
+What a kernel reads beside its rows comes from the L2 cache for each of them once it does not fit
+the L1 cache. There, clusters stay: each block keeps its part of that in shared memory and takes a
+row after the other, in whose place the next one is loaded as soon as the row lies in registers.
+Clusters draw their rows from a counter, in the order of memory: dealt out in turn they drift apart,
+which costs 5 % of a copy's speed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
 import tilewright as tw
 import tilewright.language as T
-from tilewright.layout import Fragment, Layout
 
 ROWS = T.dynamic("m", min=1)
 VECTOR = 8  # elements of 16 bits in the widest access
@@ -33,6 +31,8 @@ PART = 32768  # columns at most that a block holds in shared memory: three such 
 FEW = 16384  # elements of a block whose rows are shorter than 8192 columns
 WIDE = 16384  # columns above which a block takes 512 threads: 0.97 against 0.96 of a copy at 32768
 CLUSTER = 16  # blocks at most: what Hopper has room for
+# Clusters of so many blocks, one on a multiprocessor, that run on an H200 at a time.
+STAY = {1: 132, 2: 66, 4: 30, 8: 15}
 # What the L2 cache is told of matrices that are read once: it gives up what was stored before them.
 # On an H200, with inputs and outputs too large and too many to be found there again, as a part of a
 # plain copy's speed: RMSNorm 0.975 -> 1.016 at 1024 columns, 0.959 -> 0.997 at 16384, softmax the
@@ -46,13 +46,6 @@ def cut(columns: int, block_M: int, cluster: int, threads: int, vectors: int) ->
     width = max(threads * vectors // block_M, 1) * VECTOR
     steps = ceil(columns / cluster / width)
     return steps * width, width, steps
-
-
-def together(block_M: int, width: int, threads: int) -> Fragment:
-    """A step's tile where each thread has the same columns of all rows, a vector at a time."""
-    vectors = width // (threads * VECTOR)
-    of_thread = (VECTOR, vectors, block_M), (1, threads * VECTOR, width)
-    return Fragment((block_M, width), Layout((threads, of_thread[0]), (VECTOR, of_thread[1])))
 
 
 @T.macro
@@ -105,24 +98,22 @@ def tell(value, slots, rank, cluster):
             T.copy_cluster(value, slots[rank, :], dst_block=peer)
 
 
-Long = Sequence[tuple[int, Mapping[str, Any]]]
-
-
 def choose(
-    columns: int, clusters: bool = True, block: int = BLOCK, long: Long = ()
+    columns: int, clusters: bool = True, block: int = BLOCK, keep: int | None = None
 ) -> dict[str, Any]:
     """The variant of a row kernel and its sizes for rows of `columns` elements of 16 bits; `block`
-    of them in the registers of a block. `long`: sizes for rows of more than `WIDE` and up to so
-    many columns, where they leave no block of a cluster without any."""
+    of them in the registers of a block. Rows of more than `keep` columns are drawn by clusters that
+    stay, where there are some that are large enough."""
     if columns <= SHORT:
         # a power of two: the threads of a row are then a part of a warp, or whole warps
         width = max(VECTOR, 1 << (columns - 1).bit_length())
         return {"variant": "rows", "block_M": block // width, "block_N": width, "threads": 256}
-    for most, sizes in long if clusters and columns > WIDE else ():
-        cluster = sizes["cluster"]
-        part, *_ = cut(columns, 1, cluster, sizes["threads"], sizes["vectors"])
-        if (cluster - 1) * part < columns <= most:
-            return {"variant": "held", **sizes}
+    if keep is not None and clusters and columns > keep:
+        for cluster, count in STAY.items():
+            if columns <= cluster * PART:
+                blocks = 2 if columns <= PART // 2 else 1  # of a multiprocessor
+                sizes = {"clusters": count * blocks, "threads": 1024 // blocks, "vectors": 1}
+                return {"variant": "kept", "cluster": cluster, **sizes}
     cluster = 1
     while clusters and cluster < CLUSTER and columns > cluster * PART:
         cluster *= 2
@@ -145,7 +136,7 @@ def build(
     target: str,
     choice: Mapping[str, Any],
     block: int = BLOCK,
-    long: Long = (),
+    keep: int | None = None,
     **more: Any,
 ) -> tw.JITKernel:
     """The kernel of a family for rows of `columns`, any number of them; `choice` overrides."""
@@ -156,7 +147,8 @@ def build(
         whole = columns <= 4096
         plan = {"variant": "rows" if whole else "pieces", "block_N": columns if whole else 4096}
     else:
-        plan = choose(columns, found.kind != "cuda" or "cluster" in found.features, block, long)
+        clusters = found.kind != "cuda" or "cluster" in found.features
+        plan = choose(columns, clusters, block, keep if dtype in ("float16", "bfloat16") else None)
     plan = {**plan, **choice}
     if plan["variant"] == "rows" and (plan.get("block_N") or columns) < columns:
         raise ValueError(f"{plan['block_N']} columns in a block, {columns} in a row")

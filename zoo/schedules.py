@@ -127,14 +127,18 @@ def normed(r: Random) -> dict[str, object]:
     return _rows(r, "pieces", [64, 128, 200, 256])
 
 
-def silu_normed(r: Random) -> dict[str, object]:
-    return {**normed(r), "silu": r.random() < 0.5}
-
-
-def layer_normed(r: Random) -> dict[str, object]:
+def weighted(r: Random) -> dict[str, object]:
     found = normed(r)
-    more = {"together": r.random() < 0.5, "vectors": r.choice([1, 1, 2])}
-    return found | more if found["variant"] == "held" else found
+    if found["variant"] == "held":
+        found["vectors"] = r.choice([1, 1, 2])
+        if r.random() < 0.5:
+            del found["block_M"]
+            found |= {"variant": "kept", "clusters": r.randint(1, 4)}
+    return found
+
+
+def silu_weighted(r: Random) -> dict[str, object]:
+    return {**weighted(r), "silu": r.random() < 0.5}
 
 
 def lost(r: Random) -> dict[str, object]:
@@ -194,8 +198,8 @@ schedules = {
     "queries_gradient": (lambda r: gradient(r, "block_M"), _still(backward.queries_gradient)),
     "mla_decode": (mla, _still(decode.mla_decode)),
     "softmax": (normed, _per_row(softmax.VARIANTS)),
-    "rms_norm": (silu_normed, _per_row(rms_norm.VARIANTS)),
-    "layer_norm": (layer_normed, _per_row(layer_norm.VARIANTS)),
+    "rms_norm": (silu_weighted, _per_row(rms_norm.VARIANTS)),
+    "layer_norm": (weighted, _per_row(layer_norm.VARIANTS)),
     "cross_entropy": (lost, _per_row(cross_entropy.VARIANTS)),
     "swiglu": (tiled, _any_rows(swiglu.swiglu)),
     "transpose": (turned, _still(transpose.transpose, True)),

@@ -36,23 +36,21 @@ def test_choices_cover_the_row(columns):
         assert (plan["cluster"] - 1) * part < columns <= plan["cluster"] * part  # all have some
 
 
-@pytest.mark.parametrize("columns, cluster, threads", [
-    (16384, 1, 256), (18000, 1, 512), (20000, 4, 128), (32768, 4, 128), (33000, 2, 512),
-    (50257, 2, 512), (60000, 8, 128), (65536, 8, 128), (120000, 8, 512), (131072, 8, 512),
-    (262144, 8, 512),
+@pytest.mark.parametrize("columns, cluster, clusters, threads", [
+    (9000, 1, 264, 512), (16384, 1, 264, 512), (18000, 1, 132, 1024), (32768, 1, 132, 1024),
+    (33000, 2, 66, 1024), (65536, 2, 66, 1024), (120000, 4, 30, 1024), (262144, 8, 15, 1024),
 ])  # fmt: skip
-def test_long_rows_of_layer_norm(columns, cluster, threads):
-    """Two at once where W and B do not fit the cache, unless blocks of a cluster had no columns."""
-    plan = rows.choose(columns, long=layer_norm.LONG)
-    together = plan.pop("together", False)
-    assert together == (columns in (20000, 32768, 60000, 65536, 120000, 131072))
-    assert (plan.pop("variant"), plan["cluster"], plan["threads"]) == ("held", cluster, threads)
-    part, *_ = rows.cut(columns, **{**plan, "block_M": 1} if together else plan)
-    assert (cluster - 1) * part < columns <= cluster * part
-    assert part * plan["block_M"] <= rows.PART
-    plain = rows.choose(columns, clusters=False, long=layer_norm.LONG)
+def test_long_rows_of_layer_norm(columns, cluster, clusters, threads):
+    """Clusters stay where W and B do not fit the cache, each block with its columns of them."""
+    plan = rows.choose(columns, keep=layer_norm.KEEP)
+    assert plan.pop("variant") == "kept" and plan.pop("clusters") == clusters
+    assert (plan["cluster"], plan["threads"]) == (cluster, threads)
+    part, *_ = rows.cut(columns, 1, **plan)
+    assert columns <= cluster * part and part <= rows.PART
+    plain = rows.choose(columns, clusters=False, keep=layer_norm.KEEP)
     assert plain["variant"] == ("pieces" if columns > rows.PART else "held")
-    assert "together" not in plain
+    assert rows.choose(layer_norm.KEEP, keep=layer_norm.KEEP)["variant"] == "held"
+    assert rows.choose(300000, keep=layer_norm.KEEP)["cluster"] == 16
 
 
 @pytest.mark.parametrize("columns", [256, 4096, 65536, 262144])

@@ -104,22 +104,16 @@ def some(p, few):
 
 @tw.jit
 def layer_norm_held(
-    M, N, block_M=1, cluster=1, threads=128, vectors=1, together=False, eps=1e-5, dtype="float32"
+    M, N, block_M=1, cluster=1, threads=128, vectors=1, eps=1e-5, dtype="float32"
 ):  # fmt: skip
     """The blocks of a cluster hold `block_M` rows in shared memory: one read, one write. Each tells
-    all of its cluster its part's mean and the squares about it. With `together` a thread takes the
-    same columns of all rows, so that W and B are read once for them; otherwise it takes one row."""
-    part, width, steps = rows.cut(N, 1 if together else block_M, cluster, threads, vectors)
+    all of its cluster its part's mean and the squares about it."""
+    part, width, steps = rows.cut(N, block_M, cluster, threads, vectors)
     tile, part_of = (block_M, width), Parts(N, part, cluster)
     per_row = partial(T.alloc_fragment, (block_M,), "float32")
     slots = partial(T.alloc_shared, (cluster, block_M), "float32")
     columns = partial(T.alloc_fragment, (width,), dtype)
     matrix, vector = T.Tensor((M, N), dtype), T.Tensor((N,), dtype)
-
-    @T.macro
-    def read(W, B, w, b, column):
-        T.copy(W[column], w)
-        T.copy(B[column], b)
 
     @T.prim_func
     def main(X: matrix, W: vector, B: vector, Y: matrix):
@@ -128,7 +122,6 @@ def layer_norm_held(
             held, x = T.alloc_shared((block_M, part), dtype), T.alloc_fragment(tile, "float32")
             mean, far, scale, means, fars = per_row(), per_row(), per_row(), slots(), slots()
             w, b = columns(), columns()
-            T.annotate_layout({x: rows.together(*tile, threads) if together else None})
             T.copy(X[row, column], held, cache=rows.STREAM)
             rows.meet(cluster)  # all are there to be told; the copy goes on meanwhile
             rows.total(lambda i, j: held[i, j], x, mean, steps)
@@ -137,13 +130,11 @@ def layer_norm_held(
             rows.total(part_of.squares(held, mean, column), x, far, steps)
             rows.tell(mean, means, rank, cluster)
             rows.tell(far, fars, rank, cluster)
-            if together:  # those of the first step are there when all have met
-                read(W, B, w, b, column)
             rows.meet(cluster)
             join(part_of, means, fars, mean, scale, eps)
             for k in T.serial(steps):
-                if not together or k > 0:
-                    read(W, B, w, b, column + k * width)
+                T.copy(W[column + k * width], w)
+                T.copy(B[column + k * width], b)
                 for i, j in T.Parallel(*tile):
                     x[i, j] = (held[i, k * width + j] - mean[i]) * scale[i] * w[j] + b[j]
                 T.copy(x, Y[row, column + k * width])
@@ -249,20 +240,16 @@ VARIANTS = {
     "pieces": layer_norm_pieces,
 }
 
-# Up to so many columns, where W and B no longer fit the L1 cache beside the rows: two rows at once.
-# As a part of a copy's speed on an H200, and with a row a block: 0.96 and 0.92 at 32768 columns,
-# 0.94 and 0.91 at 65536, 0.92 and 0.87 at 131072. Clusters of 16, for longer ones, lose more.
-LONG = (
-    (32768, {"block_M": 2, "cluster": 4, "threads": 128, "vectors": 2, "together": True}),
-    (65536, {"block_M": 2, "cluster": 8, "threads": 128, "vectors": 2, "together": True}),
-    (131072, {"block_M": 2, "cluster": 8, "threads": 512, "vectors": 1, "together": True}),
-)
+# Columns from which on W and B no longer fit the L1 cache beside the rows. As a part of a copy's
+# speed on an H200, and with clusters that come and go: 0.98 and 0.93 at 16384 columns, 0.98 and
+# 0.93 at 65536, 0.98 and 0.91 at 131072, 0.98 and 0.84 at 262144.
+KEEP = 8192
 
 
 def layer_norm_rows(N, eps=1e-5, dtype="bfloat16", target="auto", **choice):
     """The kernel (X, W, B, Y) for rows of `N`, any number of them; see `zoo.rows` for what is
     chosen."""
-    return rows.build(VARIANTS, N, dtype, target, choice, long=LONG, eps=eps)
+    return rows.build(VARIANTS, N, dtype, target, choice, keep=KEEP, eps=eps)
 
 
 def reference(x: np.ndarray, w: np.ndarray, b: np.ndarray, eps: float = 1e-5) -> np.ndarray:
