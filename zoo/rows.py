@@ -28,9 +28,11 @@ FEW = 16384  # elements of a block whose rows are shorter than 8192 columns
 WIDE = 16384  # columns above which a block takes 512 threads: 0.97 against 0.96 of a copy at 32768
 CLUSTER = 16  # blocks at most: what Hopper has room for
 # What the L2 cache is told of matrices that are read once: it gives up what was stored before them.
-# On an H200, with inputs and outputs too large and too many to be found there again, as a part of a
-# plain copy's speed: RMSNorm 0.975 -> 1.016 at 1024 columns, 0.959 -> 0.997 at 16384, softmax the
-# same; the copy itself 1 -> 1.018. With "evict_first" they are at 0.90 to 0.94.
+# On an H200, with inputs and outputs too large and too many to be found there again, as a part of
+# the speed of a copy that says so too (one that does not: 0.982), without and with it: RMSNorm
+# 0.957 and 0.995 at 1024 columns, 0.943 and 0.976 at 16384, 0.950 and 0.966 at 131072; softmax
+# 0.961 and 0.993, 0.947 and 0.980, 0.951 and 0.988; SwiGLU 1.007 and 1.016. Losses only read, and
+# gain nothing.
 STREAM = "evict_last"
 
 
@@ -83,13 +85,13 @@ def choose(
     columns: int, clusters: bool = True, block: int = BLOCK, long: Long = ()
 ) -> dict[str, Any]:
     """The variant of a row kernel and its sizes for rows of `columns` elements of 16 bits; `block`
-    of them in the registers of a block. `long`: sizes for rows of more than `WIDE` and up to so
+    of them in the registers of a block. `long`: sizes for rows of more than `BLOCK` and up to so
     many columns, where they leave no block of a cluster without any."""
     if columns <= SHORT:
         # a power of two: the threads of a row are then a part of a warp, or whole warps
         width = max(VECTOR, 1 << (columns - 1).bit_length())
         return {"variant": "rows", "block_M": block // width, "block_N": width, "threads": 256}
-    for most, sizes in long if clusters and columns > WIDE else ():
+    for most, sizes in long if clusters and columns > BLOCK else ():
         cluster = sizes["cluster"]
         part, *_ = cut(columns, 1, cluster, sizes["threads"], sizes["vectors"])
         if (cluster - 1) * part < columns <= most:
