@@ -34,9 +34,11 @@ CLUSTER = 16  # blocks at most: what Hopper has room for
 # Clusters of so many blocks, one on a multiprocessor, that run on an H200 at a time.
 STAY = {1: 132, 2: 66, 4: 30, 8: 15}
 # What the L2 cache is told of matrices that are read once: it gives up what was stored before them.
-# On an H200, with inputs and outputs too large and too many to be found there again, as a part of a
-# plain copy's speed: RMSNorm 0.975 -> 1.016 at 1024 columns, 0.959 -> 0.997 at 16384, softmax the
-# same; the copy itself 1 -> 1.018. With "evict_first" they are at 0.90 to 0.94.
+# On an H200, with inputs and outputs too large and too many to be found there again, as a part of
+# the speed of a copy that says so too (one that does not: 0.982), without and with it: RMSNorm
+# 0.957 and 0.995 at 1024 columns, 0.943 and 0.976 at 16384, 0.950 and 0.966 at 131072; softmax
+# 0.961 and 0.993, 0.947 and 0.980, 0.951 and 0.988; SwiGLU 1.007 and 1.016. Losses only read, and
+# gain nothing.
 STREAM = "evict_last"
 
 

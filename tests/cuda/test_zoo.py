@@ -89,8 +89,8 @@ KERNELS = {
         dtype="bfloat16",
     ),
     "transpose_from_fronts": lambda: transpose.on("interp")(
-        136, 272, block_M=128, block_N=128, threads=256, padding=0, staged=True, moved="sync",
-        fronts=6, cache="evict_last", dtype="bfloat16",
+        136, 272, block_M=128, block_N=128, threads=512, padding=0, staged=True, moved="sync",
+        fronts=(3, 2), cache="evict_last", dtype="bfloat16",
     ),
 }  # fmt: skip
 

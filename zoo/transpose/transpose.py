@@ -15,7 +15,7 @@ from zoo import rows
 @tw.jit
 def transpose(
     M, N, block_M=64, block_N=64, threads=256, padding=2, through="shared", staged=False,
-    moved=None, fronts=1, cache=None, dtype="float32",
+    moved=None, fronts=(1, 1), cache=None, dtype="float32",
 ):  # fmt: skip
     """Through shared memory a tile is written in rows and read in columns. Where neither needs
     single elements, matrix loads turn it over; otherwise the padding puts neighbours of a column
@@ -23,18 +23,17 @@ def transpose(
     again before it is written, so that each is written at once. `moved` says by what instructions
     tiles come and go, "sync" for the threads' own loads and stores; `cache`, what the L2 cache is
     told of X. Blocks go down the columns of tiles, along rows of the result: on an H200 0.96 of a
-    copy's speed, the other way 0.88. They do so from `fronts` places at once, spread evenly over
-    the columns of tiles, or down them where these cannot be dealt."""
-    across = ceil(N / block_N)
-    over = gcd(fronts, across)
-    beneath = fronts // over
+    copy's speed, the other way 0.88. They do so from several places at once, spread evenly:
+    `fronts` says how many over the columns of tiles, where these can be dealt, and down each."""
+    across, (over, beneath) = ceil(N / block_N), fronts
+    over = gcd(over, across)
     down = T.ceildiv(M, block_M * beneath)  # tiles of a front in a column; the last may be outside
 
     @T.prim_func
     def main(X: T.Tensor((M, N), dtype), Y: T.Tensor((N, M), dtype)):
-        with T.Kernel(down * fronts, across // over, threads=threads) as (by, bx):
-            row = (by % beneath * down + by // fronts) * block_M
-            column = (by % fronts // beneath * (across // over) + bx) * block_N
+        with T.Kernel(down * over * beneath, across // over, threads=threads) as (by, bx):
+            row = (by % beneath * down + by // (over * beneath)) * block_M
+            column = (by // beneath % over * (across // over) + bx) * block_N
             alloc = T.alloc_shared if through == "shared" else T.alloc_fragment
             x = alloc((block_M, block_N), dtype)
             y = T.alloc_fragment((block_N, block_M), dtype)
@@ -56,12 +55,19 @@ def transpose(
 ALIGNED = T.dynamic("m", min=rows.VECTOR, multiple_of=rows.VECTOR)
 
 
-# Columns up to which a gibibyte is turned from so many fronts. On an H200, in prototypes with the
-# same tiles and loads: 0.959 of a copy's speed from 4 against 0.957 from 1 at 256 columns, 0.960
-# against 0.952 at 1024; 0.974 from 1 at 4096; 0.979 from 2 against 0.930 at 65536; 0.980 from 4
-# against 0.951 at 131072.
-FRONTS = ((2048, 4), (32768, 1), (65536, 2))
-MOST_FRONTS = 4
+# Columns up to which a gibibyte is turned from so many fronts; longer rows from one. On an H200, as
+# a part of the speed of a copy that tells the L2 cache the same (one that does not: 0.982), against
+# one front: 0.951 and 0.940 at 256 columns, 0.949 and 0.940 at 1024, 0.953 and 0.947 at 2048, 0.965
+# and 0.919 at 65536, 0.963 and 0.928 at 131072. One has 0.953 at 4096 columns, 0.959 at 8192, 0.965
+# at 16384, 0.968 at 32768, 0.961 at 262144.
+FRONTS = (
+    (512, (2, 2)),
+    (1024, (4, 1)),
+    (2048, (1, 4)),
+    (32768, (1, 1)),
+    (65536, (2, 1)),
+    (131072, (4, 1)),
+)
 
 
 def transpose_rows(N, aligned=False, dtype="bfloat16", target="auto", **choice):
@@ -71,12 +77,13 @@ def transpose_rows(N, aligned=False, dtype="bfloat16", target="auto", **choice):
     are as long as there are rows here. Tiles are then as wide as memory likes: moved in rows of 128
     bytes either way, even without turning them, tiles reach 0.87 of a copy's speed on an H200, in
     rows of 256 bytes 0.94. Threads move them better than the bulk engine does: 0.93 against 0.91 at
-    256 columns, 0.96 against 0.95 at 4096, 0.97 against 0.96 at 16384. What they load is kept in
-    the L2 cache longer than what they store.
+    256 columns, 0.96 against 0.95 at 4096, 0.97 against 0.96 at 16384; 512 of them up to 0.003
+    better than 256. What they load is kept in the L2 cache longer than what they store, which gains
+    0.02; words about the stores gain nothing.
     """
     if aligned and N % rows.VECTOR == 0 and not choice:
-        fronts = next((count for most, count in FRONTS if most >= N), MOST_FRONTS)
-        choice = {"block_M": 128, "block_N": 128, "threads": 256, "padding": 0, "staged": True}
+        fronts = next((count for most, count in FRONTS if most >= N), (1, 1))
+        choice = {"block_M": 128, "block_N": 128, "threads": 512, "padding": 0, "staged": True}
         choice.update(moved="sync", fronts=fronts, cache="evict_last")
     return transpose.on(target)(ALIGNED if aligned else rows.ROWS, N, dtype=dtype, **choice)
 
