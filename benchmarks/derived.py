@@ -75,12 +75,14 @@ HAND = {128: "flash_attention", 64: "flash_attention_64"}
 # what is switched off, or on, to see what it gives
 PARTS = {
     "all": "",
+    "without rings": "stages=1",
     "without roles": "-roles=off",
     "without hoisted guards": "-hoist=off",
     "without persistence": "-persistent=off",
     "without ping-pong": "-consumers=cooperative",
     "without boxes": "-boxes=off",
     "in plain order": "-order=plain",
+    "without turns": "-turns=off",
     "with skew": "-skew=on",
     "with skew and turns": "-skew=on -turns=on",
     "in clusters": "-cluster=2",
@@ -113,10 +115,14 @@ def schedule(name: str) -> Schedule:
     return Schedule(name, lambda _: iter(()))
 
 
-def sources(parts: bool) -> dict[str, str]:
-    """The names of ours, and what each is compiled for."""
-    chosen = PARTS if parts else {"derived": ""}
-    return {name: f"cuda {flags}".strip() for name, flags in chosen.items()}
+def sources(parts: bool) -> dict[str, tuple[str, dict[str, int]]]:
+    """The names of ours, what each is compiled for, and sizes that differ."""
+    found: dict[str, tuple[str, dict[str, int]]] = {}
+    for name, words in (PARTS if parts else {"derived": ""}).items():
+        sizes = dict(word.split("=") for word in words.split() if not word.startswith("-"))
+        flags = [word for word in words.split() if word.startswith("-")]
+        found[name] = " ".join(["cuda", *flags]), {k: int(v) for k, v in sizes.items()}
+    return found
 
 
 # ── products ─────────────────────────────────────────────────────────────────────────────────
@@ -136,11 +142,11 @@ def product(m: int, n: int, k: int, runs: int, parts: bool, triton: bool, tilela
         for _ in range(sets_for(2 * (m * k + k * n + m * n))):
             c = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
             sets.append((*product_inputs(m, n, k), c))
-        for name, target in sources(parts).items():
+        for name, (target, more) in sources(parts).items():
             made = {}
             for t, cluster in PART_TILES if parts else TILES:
                 on = target if cluster == 1 else f"{target} -cluster={cluster}"
-                kernel = gemm_relu.on(on)(m, n, k, dtype="bfloat16", threads=256, **t)
+                kernel = gemm_relu.on(on)(m, n, k, dtype="bfloat16", threads=256, **{**t, **more})
                 made[f"{label(t)} cluster={cluster}"] = kernel
             best = quickest({s: partial(kernel, *sets[0]) for s, kernel in made.items()})
             ours[name] = made[best]
@@ -209,11 +215,11 @@ def attention(
     def contenders() -> dict[str, Callable[[], Any]]:
         qkv = attention_scheduled.inputs(batch, heads, length, length, head)
         o = torch.empty_like(qkv[0])
-        for name, target in sources(parts).items():
+        for name, (target, more) in sources(parts).items():
             made = {
                 label(t): flash_attention.on(target)(
                     batch, heads, heads, length, length, head, causal=causal, dtype="bfloat16",
-                    **{"block_M": 128, "threads": 256, **t},
+                    **{"block_M": 128, "threads": 256, **t, **more},
                 )
                 for t in (FLASH[head][:1] if parts else FLASH[head])
             }  # fmt: skip
@@ -268,6 +274,8 @@ def decode(batch: int, heads: int, keys: int, runs: int, parts: bool, tilelang: 
     about: dict[str, Any] = {"shape": (batch, heads, keys)}
     ours: dict[str, Any] = {}
     latent = mla_scheduled.LATENT
+    # the sizes are all in its text
+    targets = {name: target for name, (target, more) in sources(parts).items() if not more}
 
     def split(q: Any, k: Any) -> tuple[Any, ...]:
         q = q.reshape(batch, heads, -1)
@@ -279,7 +287,7 @@ def decode(batch: int, heads: int, keys: int, runs: int, parts: bool, tilelang: 
     def contenders() -> dict[str, Callable[[], Any]]:
         q, k = mla_scheduled.inputs(batch, heads, keys)
         arrays, o = split(q, k), torch.empty(batch, heads, latent, device="cuda", dtype=q.dtype)
-        for name, target in sources(parts).items():
+        for name, target in targets.items():
             ours[name] = mla_decode.on(target)(batch, heads, keys, dtype="bfloat16")
             about[name] = ours[name].resources
         found: dict[str, Callable[[], Any]] = {
@@ -314,7 +322,7 @@ def decode(batch: int, heads: int, keys: int, runs: int, parts: bool, tilelang: 
 
     work = 2.0 * batch * heads * keys * (2 * latent + mla_scheduled.ROPE)
     name = name_of("mla", (batch, heads, keys))
-    return Race(name, contenders, checks, work=work, ours=list(sources(parts)), about=about)
+    return Race(name, contenders, checks, work=work, ours=list(targets), about=about)
 
 
 # ── all of them ──────────────────────────────────────────────────────────────────────────────
