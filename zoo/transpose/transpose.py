@@ -57,13 +57,14 @@ ALIGNED = T.dynamic("m", min=rows.VECTOR, multiple_of=rows.VECTOR)
 
 # Columns up to which a gibibyte is turned from so many fronts; longer rows from one. On an H200, as
 # a part of the speed of a copy that tells the L2 cache the same (one that does not: 0.982), against
-# one front: 0.951 and 0.940 at 256 columns, 0.949 and 0.940 at 1024, 0.953 and 0.947 at 2048, 0.965
-# and 0.919 at 65536, 0.963 and 0.928 at 131072. One has 0.953 at 4096 columns, 0.959 at 8192, 0.965
-# at 16384, 0.968 at 32768, 0.961 at 262144.
+# one front: 0.951 and 0.940 at 256 columns, 0.951 at 512, 0.954 and 0.940 at 1024, 0.960 and 0.947
+# at 2048, 0.962 and 0.953 at 4096, 0.971 and 0.919 at 65536, 0.970 and 0.928 at 131072. One has
+# 0.966 at 8192, 0.970 at 16384, 0.974 at 32768, 0.966 at 262144.
 FRONTS = (
-    (512, (2, 2)),
-    (1024, (4, 1)),
+    (256, (2, 2)),
+    (512, (2, 1)),
     (2048, (1, 4)),
+    (4096, (1, 2)),
     (32768, (1, 1)),
     (65536, (2, 1)),
     (131072, (4, 1)),
