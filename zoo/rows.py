@@ -31,8 +31,8 @@ PART = 32768  # columns at most that a block holds in shared memory: three such 
 FEW = 16384  # elements of a block whose rows are shorter than 8192 columns
 WIDE = 16384  # columns above which a block takes 512 threads: 0.97 against 0.96 of a copy at 32768
 CLUSTER = 16  # blocks at most: what Hopper has room for
-# Clusters of so many blocks, one on a multiprocessor, that run on an H200 at a time.
-STAY = {1: 132, 2: 66, 4: 30, 8: 15}
+# Clusters that run on an H200 at a time, by their blocks, one on a multiprocessor; threads of one.
+STAY = {1: (132, 1024), 2: (66, 1024), 4: (30, 1024), 8: (15, 512)}
 # What the L2 cache is told of matrices that are read once: it gives up what was stored before them.
 # On an H200, with inputs and outputs too large and too many to be found there again, as a part of
 # the speed of a copy that says so too (one that does not: 0.982), without and with it: RMSNorm
@@ -105,16 +105,16 @@ def choose(
 ) -> dict[str, Any]:
     """The variant of a row kernel and its sizes for rows of `columns` elements of 16 bits; `block`
     of them in the registers of a block. Rows of more than `keep` columns are drawn by clusters that
-    stay, where there are some that are large enough."""
+    stay, where there are some that are large enough and bulk copies of such rows."""
     if columns <= SHORT:
         # a power of two: the threads of a row are then a part of a warp, or whole warps
         width = max(VECTOR, 1 << (columns - 1).bit_length())
         return {"variant": "rows", "block_M": block // width, "block_N": width, "threads": 256}
-    if keep is not None and clusters and columns > keep:
-        for cluster, count in STAY.items():
+    if keep is not None and clusters and columns > keep and columns % VECTOR == 0:
+        for cluster, (count, threads) in STAY.items():
             if columns <= cluster * PART:
                 blocks = 2 if columns <= PART // 2 else 1  # of a multiprocessor
-                sizes = {"clusters": count * blocks, "threads": 1024 // blocks, "vectors": 1}
+                sizes = {"clusters": count * blocks, "threads": threads // blocks, "vectors": 1}
                 return {"variant": "kept", "cluster": cluster, **sizes}
     cluster = 1
     while clusters and cluster < CLUSTER and columns > cluster * PART:

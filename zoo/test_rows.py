@@ -38,7 +38,7 @@ def test_choices_cover_the_row(columns):
 
 @pytest.mark.parametrize("columns, cluster, clusters, threads", [
     (9000, 1, 264, 512), (16384, 1, 264, 512), (18000, 1, 132, 1024), (32768, 1, 132, 1024),
-    (33000, 2, 66, 1024), (65536, 2, 66, 1024), (120000, 4, 30, 1024), (262144, 8, 15, 1024),
+    (33000, 2, 66, 1024), (65536, 2, 66, 1024), (120000, 4, 30, 1024), (262144, 8, 15, 512),
 ])  # fmt: skip
 def test_long_rows_of_layer_norm(columns, cluster, clusters, threads):
     """Clusters stay where W and B do not fit the cache, each block with its columns of them."""
@@ -51,6 +51,7 @@ def test_long_rows_of_layer_norm(columns, cluster, clusters, threads):
     assert plain["variant"] == ("pieces" if columns > rows.PART else "held")
     assert rows.choose(layer_norm.KEEP, keep=layer_norm.KEEP)["variant"] == "held"
     assert rows.choose(300000, keep=layer_norm.KEEP)["cluster"] == 16
+    assert rows.choose(columns + 1, keep=layer_norm.KEEP)["variant"] == "held"
 
 
 @pytest.mark.parametrize("columns", [256, 4096, 65536, 262144])
