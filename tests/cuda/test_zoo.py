@@ -5,7 +5,7 @@ looked at. With Hopper's features, and with those of sm_80 alone."""
 from __future__ import annotations
 
 import os
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from tilewright.ir.op import Alloc, Copy, Gemm, Map, Program, Relayout, Role, wa
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage
 from tilewright.passes.pipeline import run_pipeline
-from tilewright.targets.cuda.backend import PIPELINE, SCHEDULE, CudaKernel
+from tilewright.targets.cuda.backend import PIPELINE, SCHEDULE, CudaKernel, lower
 from zoo.attention.backward import keys_gradient, queries_gradient, row_products
 from zoo.attention.flash import flash_attention
 from zoo.elementwise.swiglu import swiglu_rows
@@ -78,8 +78,8 @@ KERNELS = {
     "vector_add": lambda: vector_add.on("interp")(1000),
     "rms_norm": lambda: rms_norm_rows(1000, target="interp"),
     "layer_norm": lambda: layer_norm_rows(1000, target="interp"),
-    "layer_norm_together": lambda: layer_norm_rows(
-        1100, target="interp", variant="held", block_M=2, threads=64, together=True
+    "layer_norm_kept": lambda: layer_norm_rows(
+        1100, target="interp", variant="kept", clusters=2, threads=64
     ),
     "cross_entropy": lambda: cross_entropy_rows(1000, target="interp"),
     "swiglu": lambda: swiglu_rows(1000, target="interp"),
@@ -138,18 +138,29 @@ def test_thread_code_means_the_tile_program(name: str, arch: str):
             np.testing.assert_allclose(a, b, rtol=2 * unit, atol=unit / 64, err_msg=key)
 
 
-@pytest.mark.parametrize(("columns", "cluster"), [(1024, 4), (700, 2), (1281, 8)])
-def test_rows_of_a_cluster_taken_together(columns: int, cluster: int):
-    """Blocks of equal parts, one with a tail, and one with nothing left."""
-    sizes = {"block_M": 2, "threads": 32, "cluster": cluster, "together": True}
-    given = layer_norm_rows(columns, target="interp", variant="held", **sizes).program
-    made = run_pipeline(given, HOPPER, (*SCHEDULE, *PIPELINE), stage=Stage.TILE)
+DRAWN = {
+    "layer": layer_norm_rows,
+    "root": rms_norm_rows,
+    "silu": partial(rms_norm_rows, silu=True),
+}
+
+
+@pytest.mark.parametrize("family", DRAWN)
+@pytest.mark.parametrize("columns, cluster", [(512, 1), (1024, 4), (700, 2), (600, 8)])
+def test_rows_that_clusters_draw(family: str, columns: int, cluster: int):
+    """Blocks of equal parts, one with a tail, and one with nothing left: no race, however blocks
+    and threads interleave."""
+    sizes = {"clusters": 2, "threads": 32, "cluster": cluster}
+    given = DRAWN[family](columns, target="interp", variant="kept", **sizes).program
+    made = lower(given, HOPPER)
     args = arguments(given)
-    want, got = copies(args), copies(args)
+    want = copies(args)
     interp.run(given, want)
-    interp.run(made.result, got, seed=1, threads=True)
-    a, b = (np.asarray(x["Y"]).astype(np.float64) for x in (got, want))
-    np.testing.assert_allclose(a, b, rtol=2.0**-7, atol=2.0**-14)
+    for seed in range(2):
+        got = copies(args)
+        interp.run(made.result, got, seed=seed, threads=True)
+        a, b = (np.asarray(x["Y"]).astype(np.float64) for x in (got, want))
+        np.testing.assert_allclose(a, b, rtol=2.0**-7, atol=2.0**-14)
 
 
 @pytest.mark.parametrize("arch", TARGETS)
