@@ -101,11 +101,13 @@ def tell(value, slots, rank, cluster):
 
 
 def choose(
-    columns: int, clusters: bool = True, block: int = BLOCK, keep: int | None = None
-) -> dict[str, Any]:
+    columns: int, clusters: bool = True, block: int = BLOCK, single: int = BLOCK,
+    keep: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The variant of a row kernel and its sizes for rows of `columns` elements of 16 bits; `block`
-    of them in the registers of a block. Rows of more than `keep` columns are drawn by clusters that
-    stay, where there are some that are large enough and bulk copies of such rows."""
+    of them in the registers of a block. From `single` columns on a block holds one row. Rows of
+    more than `keep` columns are drawn by clusters that stay, where there are some that are large
+    enough and bulk copies of such rows."""
     if columns <= SHORT:
         # a power of two: the threads of a row are then a part of a warp, or whole warps
         width = max(VECTOR, 1 << (columns - 1).bit_length())
@@ -122,13 +124,11 @@ def choose(
     if columns > cluster * PART:
         return {"variant": "pieces", "block_M": 1, "block_N": 16384, "threads": 512}
     part = ceil(columns / cluster)
+    block_M = max(FEW // part, 1) if part < single else 1
+    threads = 512 if part > WIDE else 256 if block_M * part >= BLOCK else 128
     return {
-        "variant": "held",
-        "block_M": max(FEW // part, 1) if part < BLOCK else 1,
-        "cluster": cluster,
-        "threads": 512 if part > WIDE else 256,
-        "vectors": 2,
-    }
+        "variant": "held", "block_M": block_M, "cluster": cluster, "threads": threads, "vectors": 2
+    }  # fmt: skip
 
 
 def build(
@@ -138,6 +138,7 @@ def build(
     target: str,
     choice: Mapping[str, Any],
     block: int = BLOCK,
+    single: int = BLOCK,
     keep: int | None = None,
     **more: Any,
 ) -> tw.JITKernel:
@@ -150,7 +151,9 @@ def build(
         plan = {"variant": "rows" if whole else "pieces", "block_N": columns if whole else 4096}
     else:
         clusters = found.kind != "cuda" or "cluster" in found.features
-        plan = choose(columns, clusters, block, keep if dtype in ("float16", "bfloat16") else None)
+        # sizes that somebody names are those of rows that blocks hold
+        keep = keep if dtype in ("float16", "bfloat16") and not choice else None
+        plan = choose(columns, clusters, block, single, keep)
     plan = {**plan, **choice}
     if plan["variant"] == "rows" and (plan.get("block_N") or columns) < columns:
         raise ValueError(f"{plan['block_N']} columns in a block, {columns} in a row")

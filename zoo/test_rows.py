@@ -36,6 +36,14 @@ def test_choices_cover_the_row(columns):
         assert (plan["cluster"] - 1) * part < columns <= plan["cluster"] * part  # all have some
 
 
+@pytest.mark.parametrize("columns, block_M, threads", [
+    (1500, 10, 256), (4000, 4, 256), (4096, 1, 128), (7168, 1, 128), (8192, 1, 256)
+])  # fmt: skip
+def test_rows_of_layer_norm_that_blocks_hold(columns, block_M, threads):
+    plan = rows.choose(columns, single=layer_norm.SINGLE, keep=layer_norm.KEEP)
+    assert (plan["variant"], plan["block_M"], plan["threads"]) == ("held", block_M, threads)
+
+
 @pytest.mark.parametrize("columns, cluster, clusters, threads", [
     (9000, 1, 264, 512), (16384, 1, 264, 512), (18000, 1, 132, 1024), (32768, 1, 132, 1024),
     (33000, 2, 66, 1024), (65536, 2, 66, 1024), (120000, 4, 30, 1024), (262144, 8, 15, 512),

@@ -183,7 +183,7 @@ def rms_norm_rows(N, eps=1e-6, dtype="bfloat16", target="auto", silu=False, **ch
     """The kernel (X, W, Y) for rows of `N`, any number of them; `zoo.rows` says what is chosen."""
     # more to compute in a thread: fewer values, 0.98 of a copy's speed against 0.92 at 1024 columns
     block = rows.BLOCK // 2 if silu else rows.BLOCK
-    return rows.build(VARIANTS, N, dtype, target, choice, block, KEEP, eps=eps, silu=silu)
+    return rows.build(VARIANTS, N, dtype, target, choice, block, keep=KEEP, eps=eps, silu=silu)
 
 
 def reference(x: np.ndarray, w: np.ndarray, eps: float = 1e-6, silu: bool = False) -> np.ndarray:
