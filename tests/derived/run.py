@@ -24,7 +24,7 @@ def main() -> int:
         for found in pool.map(count, *zip(*chosen), [given.every] * len(chosen)):
             counts.append(found)
             print(found, flush=True)
-            for text in (*(f"missed {m}" for m in found.missed), *found.wronged):
+            for text in (*(f"harmless: {m}" for m in found.missed), *found.wronged):
                 print(f"  {text}", flush=True)
     reasons: Counter[str] = sum((c.reasons for c in counts), Counter())
     for reason, n in reasons.most_common():
