@@ -43,6 +43,7 @@ READ = """
     copy g -> Y[bx, :]
 """
 TAIL = "}\n}"
+PEERS = "alloc b: barrier[1] barrier\nbarrier_init b count 1\nfence barrier_init\nsync cluster\n"
 
 
 def counted(text: str):
@@ -128,6 +129,10 @@ def test_only_whom_it_concerns_waits_for_bytes():
         + STORES.replace("slots", "more")
         + "\nsync cluster"
         + READ.replace("slots", "more"),
+        PEERS + "arrive b@1\n" + STORES + "\nsync cluster" + READ,
+        PEERS
+        + "arrive b bytes=256\ncopy X[0, :] -> more[0, :] barrier=b multicast=3 atom=bulk_load\n"
+        "wait b phase 0\n" + STORES + "\nsync cluster" + READ,
     ],
     ids=[
         "no_meeting",
@@ -143,6 +148,8 @@ def test_only_whom_it_concerns_waits_for_bytes():
         "zeroed_for_atomics",
         "atomics_read",
         "view",
+        "arrival",
+        "multicast",
     ],
 )
 def test_what_else_depends_on_the_meeting_keeps_it(body):
@@ -257,8 +264,11 @@ def test_a_round_of_two_exchanges_meets_once(one_slot):
         "for r in 0 .. 2 {\nfor s in 0 .. 2 {\n" + ROUND + "}\n}",  # rounds that no variable counts
         "for r in 0 .. 2 {\nif r > 0 {\n" + ROUND + "}\n}",  # not in every round
         "for r in 0 .. 2 {\ncopy slots[0, :] -> f\n" + ROUND + "}",  # read before it is told
+        "for r in 0 .. 2 {\nsync cluster\nif bx % 4 == 1 { fill Y[bx - 1, :] = 7.0 }\n"
+        + ROUND.removeprefix("sync cluster\n")
+        + "}",  # a tensor is written on both sides
     ],
-    ids=["no_first_meeting", "behind", "nested", "guarded", "before"],
+    ids=["no_first_meeting", "behind", "nested", "guarded", "before", "overwritten"],
 )
 def test_other_loops_keep_their_meetings(body):
     given, found = counted(HEAD + body + TAIL)
@@ -370,6 +380,37 @@ def test_what_keeps_the_first_meeting(text):
     given, found = counted(text + "\n" + TAIL)
     assert any(isinstance(op, Sync) and op.scope == "cluster" for op in walk_ops(loop_of(found)))
     assert all(not op.barrier.starts[0].value for op in walk_ops(found) if isinstance(op, Wait))
+
+
+def test_rounds_of_a_loop_whose_start_changes_are_counted():
+    """The variable's distance from what the start is by now says nothing."""
+    text = "alloc n: int32 local init=0\nfor r in n .. 4 {\n" + COUNT + ROUND + "}\n"
+    given, found = counted(HEAD + text + TAIL)
+    assert meetings(found) == 1
+    check(given, found, 4)
+
+
+def test_a_tile_with_a_view_has_one_slot():
+    view = "view v: float32[256] shared of slots\n"
+    body = view + ROUND.replace("slots[p, i]", "v[p * 64 + i]")
+    given, found = counted(HEAD + "for r in 0 .. 5 {\n" + body + "}\n" + TAIL)
+    assert meetings(found) == 2
+    check(given, found, 5)
+
+
+@pytest.mark.parametrize("how", ["continue", "break"])
+def test_rounds_that_have_some_of_their_exchanges_keep_their_meetings(how):
+    body = COUNT + ROUND + f"if n % 3 == 1 {{ {how} }}\nsync cluster" + OTHER
+    given, found = counted(HEAD + WHILE.format(first=0, last=6) + body + "}\n" + TAIL)
+    assert found == given
+
+
+def test_loops_within_an_exchange_may_be_left():
+    inner = "\nfor z in 0 .. 3 { if z == 1 { break } }\nsync cluster\n"
+    body = COUNT + ROUND.replace("\nsync cluster\n", inner)
+    given, found = counted(HEAD + WHILE.format(first=0, last=3) + body + "}\n" + TAIL)
+    assert meetings(found) == 1
+    check(given, found, 3)
 
 
 def test_an_exchange_that_is_left_halfway_keeps_its_meetings():

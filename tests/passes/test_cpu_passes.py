@@ -185,6 +185,7 @@ def test_independent_loops_become_axes():
     "for v in 1 .. 4 { C[i * 4 + v] = C[i * 4 + v - 1] }",  # turns depend on each other
     "for v in 0 .. 3 { C[i * 4 + v + 1] = C[i * 4 + v] }",
     "for v in 0 .. i { C[i * 4 + v % 4] = 1.0 }",
+    "for v in 0 .. 4 { let back = v; C[i * 4 + v - back] = A[v] }",  # all turns at one place
 ])  # fmt: skip
 def test_dependent_loops_stay(loop):
     before = program(

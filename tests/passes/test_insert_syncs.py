@@ -172,7 +172,9 @@ def test_a_changed_access_is_as_if_made_anew() -> None:
 ROUNDS = """alloc n: int32 local init=0
 while n < 3 {{
   {met}
+  let up = n
   for k in 0 .. 4 {{
+    let back = k * 8
     copy f[0:+16, :] -> Y[{row}, :]
   }}
   n = n + 1
@@ -187,11 +189,32 @@ while n < 3 {{
         ("sync block", "k * 8:+16", 2),  # steps overlap
         ("sync block", "n * 16:+16", 2),  # every step writes the same rows
         ("sync block", "(k * 16 + n * 16) % 64:+16", 2),
+        ("sync block", "k * 16 - back:+16", 2),  # steps overlap by what each of them finds out
+        ("sync block", "k * 16 + up:+16", 1),  # what a round finds out is the same in its steps
     ],
 )
 def test_steps_of_a_round_that_write_other_rows_of_a_tensor(met, row, syncs):
     """What a `while` counts is not known, but that it is the same round is."""
     body = "copy X -> f\n" + ROUNDS.format(met=met, row=row)
     given = parse_program(HEAD + body + "\n}\n}")
+    found = map_kernels(given, lambda kernel: insert_syncs(kernel, HOPPER)).kernels[0]
+    assert sum(isinstance(op, Sync) for op in walk_ops(found)) == syncs
+
+
+@pytest.mark.parametrize(
+    ("value", "syncs"),
+    [("at[0] = 8", 1), ("fill at = 8", 1), ("copy N[0:+1] -> at", 1), ("other[0] = 8", 0)],
+)
+def test_indices_that_change_between_two_stores(value, syncs):
+    """However they do: rows that were behind others may be among them."""
+    body = f"""copy X -> f
+    alloc at: int32[1] local
+    alloc other: int32[1] local
+    fill at = 0
+    copy f[0:+16, :] -> Y[at[0] + 16:+16, :]
+    {value}
+    copy f[0:+16, :] -> Y[at[0]:+16, :]"""
+    head = HEAD.replace("  kernel", "  param N: int32[1] global\n  kernel", 1)
+    given = parse_program(head + body + "\n}\n}")
     found = map_kernels(given, lambda kernel: insert_syncs(kernel, HOPPER)).kernels[0]
     assert sum(isinstance(op, Sync) for op in walk_ops(found)) == syncs

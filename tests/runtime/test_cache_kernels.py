@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import py_compile
 import random
 import re
 import subprocess
@@ -467,6 +468,19 @@ def test_files_that_changed_under_a_process(package, store):
     (package / "passes" / "one.py").write_text("new")
     assert not sources_.unchanged()
     assert Sources(str(package / "nothing"), "targets/cpu/").digest(store) is None
+
+
+def test_files_that_changed_within_the_second_of_their_compiled_modules(package, store):
+    """Python takes those for theirs where the size is the same."""
+    file = package / "passes" / "one.py"
+    second = 1_000_000_000
+    compiled = Path(py_compile.compile(str(file), doraise=True))
+    at = file.stat().st_mtime_ns // second * second
+    os.utime(file, ns=(at, at + 300))
+    os.utime(compiled, ns=(at, at + 200))
+    assert later(package).digest(store) is None
+    os.utime(compiled, ns=(at, at + 400))
+    assert later(package).digest(store) is not None
 
 
 def test_nothing_is_kept_by_a_compiler_that_changed(monkeypatch, store):

@@ -67,7 +67,11 @@ def _independent(body: Body, var: Var, viewed: set[str]) -> bool:
     if not all(isinstance(op, (Store, Let, If)) for op in ops):
         return False
     written = {op.buffer.name: op.indices for op in stores}
-    if any(op.buffer.space is Space.LOCAL or not _separates(op.indices, var) for op in stores):
+    found = {op.var for op in ops if isinstance(op, Let)}  # in each turn
+    places = [tuple(i for i in op.indices if not variables(i) & found) for op in stores]
+    if not all(_separates(place, var) for place in places):
+        return False
+    if any(op.buffer.space is Space.LOCAL for op in stores):
         return False
     if any(op.indices != written[op.buffer.name] for op in stores) or viewed & set(written):
         return False

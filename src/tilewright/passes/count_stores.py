@@ -29,7 +29,7 @@ from typing import TypeGuard
 from tilewright.ir.bounds import linear
 from tilewright.ir.buffer import Buffer, Region, Space, element, whole
 from tilewright.ir.dtype import BARRIER, INT32
-from tilewright.ir.expr import Const, Expr, Load, Select, Var, compare, const
+from tilewright.ir.expr import Const, Expr, Load, Select, Var, compare, const, loads
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -51,6 +51,7 @@ from tilewright.ir.op import (
     View,
     Wait,
     While,
+    bodies,
     read_buffers,
     regions,
     walk_ops,
@@ -95,13 +96,13 @@ def _kernel(kernel: Kernel, names: set[str]) -> Kernel:
     if not remote or inside or passes_tensors(kernel):
         return kernel
     work = _Work(kernel, names)
-    bodies: dict[int, tuple[Op, ...]] = {}
+    made: dict[int, tuple[Op, ...]] = {}
     counted = 0
     for body, loop in places:
         found = _count(work, body, loop)
         if found is None:
             return kernel
-        bodies[id(loop)], stores = found
+        made[id(loop)], stores = found
         counted += stores
     if counted != len(remote):
         return kernel
@@ -111,12 +112,12 @@ def _kernel(kernel: Kernel, names: set[str]) -> Kernel:
         work.start.append(Fence("barrier_init", loc=kernel.loc))
     top: list[Op] = []
     met = False
-    for op in bodies[id(None)]:
+    for op in made[id(None)]:
         met = met or _is_meeting(op)
         if id(op) in work.met and not met:
             top.append(work.met[id(op)])
             met = True
-        top.append(rebuild(op, body=bodies[id(op)]) if id(op) in bodies else op)
+        top.append(rebuild(op, body=made[id(op)]) if id(op) in made else op)
     body = map_body(
         (*work.start, *top),
         lambda op: (
@@ -140,17 +141,16 @@ def _count(work: _Work, body: Body, loop: For | While | None) -> tuple[Body, int
         behind = body[last + 1 :]
         if not _is_read_behind(kernel, stores.values(), behind) or not _are_apart(stores.values()):
             return None
-        if any(isinstance(op, (Break, Continue)) for op in walk_ops(body[first:last])):
-            return None
         exchanges.append((first, last, stores))
     if not exchanges:
         return body, 0
+    # an iteration has all of its exchanges or none: one number counts them
+    if _jumps(body[meetings[0] : exchanges[-1][1]]):
+        return None
     changes: dict[int, tuple[Op, ...]] = {}
     before: tuple[Op, ...] = ()
     turn: Expr = const(0)
-    if isinstance(loop, For) and not any(
-        isinstance(op, (Break, Continue)) for op in walk_ops(loop)
-    ):
+    if isinstance(loop, For) and not (_jumps(body) or loads(loop.start) or loads(loop.step)):
         turn = (loop.var - loop.start) // loop.step
     elif loop is not None:
         counter = Buffer(fresh_name("exchange", work.names), (), INT32, Space.LOCAL)
@@ -200,8 +200,7 @@ def _count(work: _Work, body: Body, loop: For | While | None) -> tuple[Body, int
 
 def _take_turns(work: _Work, loop: For | While, exchanges: list[Collection[Copy]]) -> bool:
     """Whether two slots for each of the tiles make the loop's first meeting needless: in every
-    exchange each block tells all of them something. Copies to several blocks at once know by
-    meetings that their tiles are free."""
+    exchange each block tells all of them something."""
     kernel = work.kernel
     ranks = set(range(prod(kernel.cluster)))
     tiles = {op.dst.buffer for stores in exchanges for op in stores}
@@ -212,7 +211,16 @@ def _take_turns(work: _Work, loop: For | While, exchanges: list[Collection[Copy]
         and all({_rank_told(op) for op in stores} == ranks for stores in exchanges)
         and all(any(isinstance(op, Alloc) and op.buffer == tile for op in made) for tile in tiles)
         and not any(isinstance(op, Hint) and op.buffer in tiles for op in ops)
-        and not any(isinstance(op, Copy) and op.multicast is not None for op in ops)
+        and not any(isinstance(op, View) and op.source in tiles for op in ops)
+    )
+
+
+def _jumps(body: Body) -> bool:
+    """Whether something in the body of a loop ends its iteration, or the loop."""
+    return any(
+        isinstance(op, (Break, Continue))
+        or (not isinstance(op, (For, While)) and any(map(_jumps, bodies(op))))
+        for op in body
     )
 
 
@@ -221,7 +229,12 @@ def _is_meeting(op: Op) -> bool:
 
 
 def _is_remote(op: Op) -> bool:
-    return any(r.cta is not None for r in regions(op, reads=True, writes=True))
+    """Whether it touches anything of peers. Copies to several blocks at once know by meetings that
+    their tiles are free, and all that arrives there that barriers have been made."""
+    if isinstance(op, Copy) and op.multicast is not None:
+        return True
+    at = [op.barrier] if isinstance(op, Arrive) else []
+    return any(r.cta is not None for r in [*at, *regions(op, reads=True, writes=True)])
 
 
 def _is_countable(op: Op, kernel: Kernel) -> TypeGuard[Copy]:

@@ -76,6 +76,7 @@ from tilewright.passes.rings import turning_tiles
 WARPGROUP = 128
 ASYNC = ("matrix", "bulk_read", "bulk_write")
 OLDEST = 3  # groups of bulk stores are told apart up to this age
+NOWHERE: frozenset[Var] = frozenset()
 AGAIN = Var(" again")  # what a `while` counts, as far as accesses go
 Path: TypeAlias = tuple[tuple[int, str], ...]
 OpT = TypeVar("OpT", bound=Op)
@@ -267,6 +268,17 @@ class Walk:
         self.idle: dict[int, Op] = {}  # by their ids, ops that change no state
         self.later = 0  # loops around that are not in their first round
 
+    @cached_property
+    def defined(self) -> Mapping[Var, frozenset[Var]]:
+        """The loops that variables are defined in."""
+        found: dict[Var, frozenset[Var]] = {}
+        for loop in walk_ops(self.kernel):
+            if isinstance(loop, (For, While)):
+                var = frozenset({loop.var if isinstance(loop, For) else AGAIN})
+                for each in (v for op in loop.body for v in bound_within(op)):
+                    found[each] = found.get(each, frozenset()) | var
+        return found
+
     def root(self, name: str) -> str:
         while name in self.roots:
             name = self.roots[name]
@@ -359,9 +371,10 @@ class Walk:
             state.fenced.clear()
         for access in new:
             self.record(access, state)
-        if isinstance(op, Store) and op.buffer.space is Space.LOCAL:
-            state.stale(op.buffer)
-        elif not new and isinstance(op, _MOSTLY_IDLE):
+        scalars = [b for b in written_buffers(op) if b.space is Space.LOCAL]
+        for buffer in scalars:
+            state.stale(buffer)
+        if not (new or scalars) and isinstance(op, _MOSTLY_IDLE):
             self.idle[id(op)] = op
 
     def meets_inside(self, op: Op) -> bool:
@@ -423,7 +436,8 @@ class Walk:
         key = id(one), id(other), old.path == new.path
         found = self.conflicts.get(key)
         if found is None:
-            found = self.conflicts[key] = (_conflict(old, new), one, other)  # ids stay theirs
+            conflict = _conflict(old, new, self.defined)
+            found = self.conflicts[key] = (conflict, one, other)  # ids stay theirs
         return found[0]
 
     def takes_turns(self, old: Access, new: Access) -> bool:
@@ -594,7 +608,7 @@ def _span(
     return substitute(index, zeros), size
 
 
-def _conflict(old: Access, new: Access) -> bool:
+def _conflict(old: Access, new: Access, defined: Mapping[Var, frozenset[Var]]) -> bool:
     if old.root != new.root or not (old.writes or new.writes):
         return False
     if old.kind == new.kind == "atomic" or old.kind == new.kind == "lanes":
@@ -605,7 +619,8 @@ def _conflict(old: Access, new: Access) -> bool:
         return True
     if _apart(old.box, new.box, old.fresh and new.fresh):
         return False
-    if old.path == new.path and old.writes and new.writes and _walks(new, old.turned):
+    again = old.path == new.path and old.writes and new.writes
+    if again and _walks(new, old.turned, defined):
         return False
     same = old.threads is not None and old.threads == new.threads
     return not (same and _is_fixed(old.box) and _is_fixed(new.box) and _equal(old.box, new.box))
@@ -645,10 +660,11 @@ def _equal(a: Box, b: Box) -> bool:
                for x, y in zip(a, b, strict=True))  # fmt: skip
 
 
-def _walks(access: Access, turned: frozenset[Var]) -> bool:
+def _walks(access: Access, turned: frozenset[Var], defined: Mapping[Var, frozenset[Var]]) -> bool:
     """Iterations of the loops around never come to the same elements twice: every loop moves one
-    dimension that no other loop moves, by at least its extent. Of a tensor's accesses it is known
-    which loops have `turned` between two of them; in the others it is still the same iteration."""
+    dimension that no other loop moves, nor a variable `defined` in one, by at least its extent. Of
+    a tensor's accesses it is known which loops have `turned` between two of them; in the others it
+    is still the same iteration."""
     if access.box is None:
         return False
     moving = access.loops if access.shared else tuple(v for v in access.loops if v in turned)
@@ -657,6 +673,8 @@ def _walks(access: Access, turned: frozenset[Var]) -> bool:
         moved = False
         for part in access.box:
             if part is None or variables(part[0]) & loops != {var} or loads(part[0]):
+                continue
+            if any(loops & defined.get(other, NOWHERE) for other in variables(part[0]) - {var}):
                 continue
             stride = stride_of(part[0], var)
             moved = moved or (stride is not None and abs(stride) >= part[1])

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from tilewright.ir.bounds import stride_of
 from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import Const, const, loads, variables
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import (
     Arrive,
@@ -25,6 +27,7 @@ from tilewright.ir.op import (
     Kernel,
     Op,
     Role,
+    Store,
     Sync,
     View,
     Wait,
@@ -88,14 +91,18 @@ def passes_tensors(kernel: Kernel, ordered: Callable[[Op], bool] = lambda op: Fa
     roots: dict[Buffer, Buffer] = {}
     read, written, seen = set[Buffer](), set[Buffer](), set[Buffer]()
     atomics: dict[Buffer, set[str]] = {}
-    places: dict[Buffer, list[int]] = {}
-    meetings: list[tuple[int, bool]] = []
+    # in the kernel's body, and in the order of its text: a loop may hold both sides
+    places: dict[Buffer, list[tuple[int, int]]] = {}
+    meetings: list[tuple[int, int, bool]] = []
+    own: dict[Buffer, frozenset[object]] = {}
+    line = 0
     for at, top in enumerate(kernel.body):
         for op in walk_ops((top,)):
+            line += 1
             if isinstance(op, View):
                 roots[op.buffer] = roots.get(op.source, op.source)
             elif isinstance(op, Sync) and op.scope == "cluster":
-                meetings.append((at, op is top))
+                meetings.append((at, line, op is top))
             elif isinstance(op, Intrinsic) and INTRINSICS[op.name].opaque:
                 written |= _tensors(read_buffers(op), roots)
             reads, writes = (_tensors(f(op), roots) for f in (read_buffers, written_buffers))
@@ -111,16 +118,36 @@ def passes_tensors(kernel: Kernel, ordered: Callable[[Op], bool] = lambda op: Fa
                 written |= writes
             read |= reads
             for b in writes:
-                places.setdefault(b, []).append(at)
+                places.setdefault(b, []).append((at, line))
+                own[b] = own.get(b, _own(kernel, op, b)) & _own(kernel, op, b)
     if read & (written | set(atomics)):
         return True
     free = {b for b, kinds in atomics.items() if len(kinds) == 1} - seen - written
+    free |= {b for b, parts in own.items() if parts}
+    between = ((min(each), max(each)) for b, each in places.items() if b not in free)
     return any(
-        min(at) < m < max(at) or (not alone and min(at) < max(at) and m in (min(at), max(at)))
-        for b, at in places.items()
-        if b not in free
-        for m, alone in meetings
+        start < met < end or (not alone and first < last and at in (first, last))
+        for (first, start), (last, end) in between
+        for at, met, alone in meetings
     )
+
+
+def _own(kernel: Kernel, op: Op, tensor: Buffer) -> frozenset[object]:
+    """The dimensions of what an op writes of a tensor, and the indices in them, that no other block
+    of the cluster has, whenever it writes the same."""
+    along = [v for v, n in zip(kernel.blocks, kernel.cluster or (), strict=False) if n != 1]
+    written = [(r.starts, r.extents) for r in regions(op, writes=True) if r.buffer == tensor]
+    if isinstance(op, Store) and op.buffer == tensor:
+        written.append((op.indices, (const(1),) * len(op.indices)))
+    if len(along) != 1 or len(written) != 1:
+        return frozenset()
+    return frozenset(
+        (dim, start, extent)
+        for dim, (start, extent) in enumerate(zip(*written[0], strict=True))
+        if variables(start) <= set(kernel.blocks) and not loads(start)
+        and isinstance(extent, Const)
+        and abs(stride_of(start, along[0]) or 0) >= int(extent)
+    )  # fmt: skip
 
 
 def _tensors(buffers: Iterable[Buffer], roots: Mapping[Buffer, Buffer]) -> set[Buffer]:

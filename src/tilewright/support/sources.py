@@ -20,6 +20,7 @@ from tilewright.support.cache import UNREADABLE, Header, Store
 
 # the clock of files ticks every few milliseconds
 _TICK = 20_000_000
+_SECOND = 1_000_000_000
 _NEVER = 2**63
 # What shows that a file's contents are others: its size, when they and when anything about it
 # changed. One that takes another's place changes the folder.
@@ -71,7 +72,7 @@ class Sources:
                 state, found = self.state(), None
             if state.changed(folders=False) > self.since - _TICK:
                 found = None
-            elif found is None:
+            elif found is None and not any(map(self._is_overtaken, state.names)):
                 found = self._contents(state.names)
                 # what a folder that changed just now gets next may not show in its times
                 if state.changed(folders=True) < now - _TICK:
@@ -125,6 +126,20 @@ class Sources:
                     path += "/"
                 for word in re.findall(r"\w+", words):
                     yield from (f"{path}{word}.py", f"{path}{word}/__init__.py")
+
+    def _is_overtaken(self, name: str) -> bool:
+        """Whether Python runs what a file was before: it takes the compiled module of a file whose
+        size is the same and that was written in the same second."""
+        if not name.endswith(".py"):
+            return False
+        from importlib.util import cache_from_source
+
+        path = os.path.join(self.package, name)
+        with suppress(OSError, NotImplementedError):
+            file, compiled = os.stat(path), os.stat(cache_from_source(path))
+            same_second = file.st_mtime_ns // _SECOND == compiled.st_mtime_ns // _SECOND
+            return same_second and compiled.st_mtime_ns < file.st_mtime_ns
+        return False
 
     def _look(self, names: list[str]) -> list[int]:
         # from the package's folder on where that can be said: the way to it takes a third as long
