@@ -184,3 +184,31 @@ def test_what_a_block_fetches_is_its_own():
         if isinstance(op, Copy) and op.atom == "bulk_load"
     }
     assert sent == {"A": False, "B": True}
+
+
+def test_what_threads_load_they_load_for_themselves():
+    """Only the bulk engine sends to other blocks."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((512, 128), "float16"),
+        B: T.Tensor((128, 64), "float16"),
+        C: T.Tensor((512, 64), "float32"),
+    ):
+        with T.Kernel(4, threads=256) as bx:
+            a = T.alloc_shared((128, 64), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((128, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[bx * 128, k * 64], a)
+                T.copy(B[k * 64, 0], b, prefer="cp_async")
+                T.gemm(a, b, c)
+            T.copy(c, C[bx * 128, 0])
+
+    a, b = numbers(512, 128), numbers(128, 64, seed=1)
+    out = np.zeros((512, 64), np.float32)
+    found = lower(main.program, PAIRS)
+    assert found.result.kernels[0].cluster == (2,)
+    interp.run_threads(found.result, {"A": a, "B": b, "C": out})
+    np.testing.assert_array_equal(out, a.astype(np.float32) @ b.astype(np.float32))

@@ -58,6 +58,18 @@ def kernel_of(body: str) -> Kernel:
             lambda x, y: y + 2,
         ),
         ("for k in 0 .. by { turn = k }", lambda x, y: 0),
+        (
+            "let top = -inf if bx > 0 else 0.0\nfor k in 0 .. by kind=pipelined { turn = k }",
+            lambda x, y: y,
+        ),
+        (
+            "for k in 0 .. 1 - (int32(bx > 0) - int32(by > 1)) kind=pipelined { turn = k }",
+            lambda x, y: 1 - (x > 0) + (y > 1),
+        ),
+        (
+            "if bx > 0 { for k in 0 .. 8 // bx kind=pipelined { turn = k } }",
+            lambda x, y: 8 // x if x else 0,
+        ),
     ],
 )  # fmt: skip
 def test_iterations_of_tiles(body, length):

@@ -365,6 +365,27 @@ def test_what_threads_have_of_their_own_is_not_asked():
 
 
 @pytest.mark.parametrize(
+    "first, asked",
+    [
+        pytest.param("if n > 0 { v = n }", False, id="maybe"),
+        pytest.param("if n > 0 { v = n } else { v = 3 }", True, id="either way"),
+        pytest.param("v = n", True, id="always"),
+        pytest.param("for t in 0 .. n { v = t }", False, id="in a loop"),
+    ],
+)
+def test_scalars_are_not_read_before_they_have_values(first, asked):
+    """A loop without iterations reads nothing, and neither does what stands in front of it."""
+    body = GUARDED.format(cond="k * 5 + j < v")
+    before = program(body, stop="min(n, 6)", before=f"alloc v: int32 local\n{first}")
+    after = hoisted(before)
+    assert bool(branches(after)) is asked
+    for n in (-1, 0, 3, 9):
+        out, want = np.zeros((3, 4, 5), np.int32), results(before, n)
+        interp.run(after, {"O": out, "N": np.zeros(3, np.int32), "n": n}, sanitize=True)
+        np.testing.assert_array_equal(out, want)
+
+
+@pytest.mark.parametrize(
     "beside",
     [
         "if k == 4 { break }",

@@ -6,9 +6,13 @@ import pytest
 
 from tests.passes.test_lower_threads import lowered
 from tests.passes.thread_code import run_code
+from tilewright import interp
 from tilewright.ir.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
+from tilewright.ir.target import Target
+from tilewright.ir.text import parse_program
 from tilewright.passes.lower_reduce import plan_reduction
 from tilewright.support.errors import CompileError
+from tilewright.targets.cuda.backend import lower
 
 ACC = wgmma_accumulator(64, 48)
 ROW = row_of(ACC, 1)
@@ -193,3 +197,20 @@ def test_reductions_across_warps_of_a_role():
     )
     np.testing.assert_array_equal(found["columns"], s.sum(0))
     np.testing.assert_array_equal(found["single"], s.sum(1))
+
+
+def test_registers_by_a_count_of_conditions():
+    """Conditions in an index are numbers: two that hold count twice."""
+    text = """program p {
+      param O: int32[64] global
+      kernel main grid bx in 1 threads tx in 64 {
+        alloc F: int32[4] fragment
+        map (b) in (4) { F[b] = b * 10 + 1 }
+        map (i) in (64) {
+          O[i] = F[min(int32(i % 4 > 0) + int32(i % 4 > 1) + max(i % 4 - 1, 0), 3)]
+        }
+      }
+    }"""
+    out = np.zeros(64, np.int32)
+    interp.run_threads(lower(parse_program(text), Target.parse("cuda")).result, {"O": out})
+    assert out.tolist() == [1, 11, 31, 31] * 16

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.ir.bounds import Ranges, multiple_of
 from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.dtype import INT32
+from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import (
     Bin,
     Call,
@@ -174,8 +174,10 @@ def swizzle_expr(swizzle: Swizzle, offset: Expr) -> Expr:
 
 MOST_CASES = 256  # of an index that is looked up
 
+_quietly = np.errstate(divide="ignore")  # a quotient that is not asked for may divide by 0
 _INTEGER: dict[str, Callable[[Any, Any], Any]] = {
-    "+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.remainder,
+    "+": np.add, "-": np.subtract, "*": np.multiply,
+    "//": _quietly(np.floor_divide), "%": _quietly(np.remainder),
     "min": np.minimum, "max": np.maximum, "&": np.bitwise_and, "|": np.bitwise_or,
     "^": np.bitwise_xor, "<<": np.left_shift, ">>": np.right_shift, "<": np.less,
     "<=": np.less_equal, "==": np.equal, "!=": np.not_equal, ">": np.greater,
@@ -186,19 +188,28 @@ _INTEGER: dict[str, Callable[[Any, Any], Any]] = {
 def evaluate(expr: Expr, values: Mapping[Var, Any]) -> Any:
     """An integer or bool expression over arrays of its variables' values."""
     match expr:
-        case Const():
+        case Const() if (expr.dtype.is_int or expr.dtype.is_bool) and expr.value < 1 << 63:
             return np.int64(expr.value)
         case Var():
             return values[expr]
         case Bin() | Cmp():
-            return _INTEGER[expr.op](evaluate(expr.a, values), evaluate(expr.b, values))
+            found = _INTEGER[expr.op](evaluate(expr.a, values), evaluate(expr.b, values))
+            return _wrapped(found, expr.dtype)
         case Select():
             return np.where(*(evaluate(e, values) for e in expr.children))
         case Cast() if expr.dtype.is_int:
-            return evaluate(expr.a, values)
+            return _wrapped(np.add(evaluate(expr.a, values), 0), expr.dtype)  # bools count
         case Call(name="neg"):
-            return -evaluate(expr.args[0], values)
+            return _wrapped(-evaluate(expr.args[0], values), expr.dtype)
     raise CompileError(f"{expr} is not known at compile time")
+
+
+def _wrapped(found: Any, kind: DType) -> Any:
+    """`found` as `kind` holds it; an index of 32 or 64 bits that overflows is undefined."""
+    if not kind.is_int or kind.bits == 64 or kind == INT32:
+        return found
+    least = int(kind.min_value)
+    return (found - least) % (1 << kind.bits) + least
 
 
 def fit_index(

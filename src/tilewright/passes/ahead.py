@@ -146,7 +146,10 @@ class Ahead:
         if copy is None:
             return None
         how, width = self.engine(copy, loop, ranges)
-        return None if how is None else Fill(at, copy, how, uses, self.peers(copy), width)
+        if how is None:
+            return None
+        # the bulk engine alone sends to other blocks
+        return Fill(at, copy, how, uses, self.peers(copy) if how == BULK else 1, width)
 
     def gathers_ahead(self, loop: For, at: int, op: Map, ranges: Ranges) -> Fill | None:
         """Statement `at` of `loop` as a nest of `cp.async` that may run in an earlier iteration."""

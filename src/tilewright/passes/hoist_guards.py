@@ -78,7 +78,7 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import because, key_of
-from tilewright.passes.sure_spans import EVERYWHERE, Facts, Span, SureSpans
+from tilewright.passes.sure_spans import EVERYWHERE, Facts, Span, SureSpans, surely_written
 
 KINDS = ("serial", "pipelined", "persistent")
 
@@ -250,10 +250,10 @@ class _Hoister:
 
     def run(self) -> Kernel:
         ranges = scope.entry(self.kernel, self.facts.dims)
-        return rebuild(self.kernel, body=self.body(self.kernel.body, ranges, None))
+        return rebuild(self.kernel, body=self.body(self.kernel.body, ranges, None, frozenset()))
 
-    def body(self, body: Body, ranges: Ranges, loop: _Loop | None) -> Body:
-        """`loop`: the innermost one around."""
+    def body(self, body: Body, ranges: Ranges, loop: _Loop | None, written: frozenset[str]) -> Body:
+        """`loop`: the innermost one around; `written`: scalars that have values in front."""
         result: list[Op] = []
         for op in body:
             if not _guarded(op):
@@ -261,19 +261,23 @@ class _Hoister:
             elif isinstance(op, Map):
                 result += self.nest(op, ranges, loop) if loop is not None else (op,)
             else:
-                result += self.inside(op, ranges, loop)
-            ranges = scope.after(op, ranges)
+                result += self.inside(op, ranges, loop, written)
+            ranges, written = scope.after(op, ranges), written | surely_written((op,))
         return _kept(body, result)
 
-    def inside(self, op: Op, ranges: Ranges, loop: _Loop | None) -> Iterator[Op]:
+    def inside(
+        self, op: Op, ranges: Ranges, loop: _Loop | None, written: frozenset[str]
+    ) -> Iterator[Op]:
         """`op` with nests in its bodies rewritten."""
         mine = loop
         if isinstance(op, For) and op.kind in KINDS:
-            mine = _Loop(SureSpans(op, ranges, self.facts)) if self.counts(op) else None
+            mine = _Loop(SureSpans(op, ranges, self.facts, written)) if self.counts(op) else None
         new = rebuild(
             op,
             **{
-                f.name: self.body(getattr(op, f.name), scope.inside(op, f.name, ranges), mine)
+                f.name: self.body(
+                    getattr(op, f.name), scope.inside(op, f.name, ranges), mine, written
+                )
                 for f in marked(op, "body")
             },
         )

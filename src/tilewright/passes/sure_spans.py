@@ -7,7 +7,7 @@ first or the last iteration. What is found is sure, not sharp: there may be othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
@@ -32,7 +32,19 @@ from tilewright.ir.expr import (
     walk,
 )
 from tilewright.ir.linear import Linear, TooLarge, build_sum, factors, product
-from tilewright.ir.op import Dim, For, Kernel, Let, View, bound_within, walk_ops
+from tilewright.ir.op import (
+    Body,
+    Dim,
+    For,
+    If,
+    Kernel,
+    Let,
+    View,
+    bodies,
+    bound_within,
+    walk_ops,
+    written_buffers,
+)
 from tilewright.ir.simplify import simplify
 from tilewright.ir.uniform import PerThread, per_thread
 from tilewright.passes.rings import written_in
@@ -105,13 +117,29 @@ class Facts:
         return True
 
 
-class SureSpans:
-    """For which iterations of `loop` conditions inside hold. `ranges` hold in front of it."""
+def surely_written(body: Body) -> set[str]:
+    """Scalars that have values behind `body`, whichever way control takes."""
+    found: set[str] = set()
+    for op in body:
+        if isinstance(op, If):
+            found |= surely_written(op.then) & surely_written(op.orelse)
+        elif not bodies(op):
+            scalars = [b for b in written_buffers(op) if b.space is Space.LOCAL and not b.shape]
+            found |= {b.name for b in scalars}
+    return found
 
-    def __init__(self, loop: For, ranges: Ranges, facts: Facts) -> None:
+
+class SureSpans:
+    """For which iterations of `loop` conditions inside hold. `ranges` hold in front of it, and the
+    scalars `written` have values there."""
+
+    def __init__(
+        self, loop: For, ranges: Ranges, facts: Facts, written: Collection[str] = ()
+    ) -> None:
         self.loop = loop
         self.ranges = ranges
         self.facts = facts
+        self.written = written
         self.inner = {loop.var, *(var for op in loop.body for var in bound_within(op))}
 
     @cached_property
@@ -140,8 +168,8 @@ class SureSpans:
             return False
         if buffer.space is Space.GLOBAL:
             return buffer.name not in self.facts.written
-        scalar = buffer.space is Space.LOCAL and not buffer.shape
-        return scalar and buffer.name not in self.changed
+        # one that is not written yet may stand in a branch, or a loop, that does not run
+        return buffer.name in self.written and buffer.name not in self.changed
 
     def holds(self, cond: Expr, want: bool, ranges: Ranges) -> Span | None:
         """Iterations in which `cond` surely is `want` at every point; None: nobody knows any.
@@ -335,4 +363,4 @@ def _widened(atom: Expr, kind: DType) -> Expr:
     return product(cast(factor, kind) for factor in factors(atom))
 
 
-__all__ = ["EVERYWHERE", "Facts", "Span", "SureSpans"]
+__all__ = ["EVERYWHERE", "Facts", "Span", "SureSpans", "surely_written"]
