@@ -13,10 +13,6 @@ import tilewright as tw
 import tilewright.language as T
 from zoo import rows
 
-# What the L2 cache is told of results. On an H200 0.970 of a copy's speed with it against 0.952 at
-# 4096 columns; elsewhere within 0.006.
-STORED = "evict_first"
-
 
 @tw.jit
 def layer_norm_whole(M, N, block_M=4, block_N=None, threads=128, eps=1e-5, dtype="float32"):
@@ -49,7 +45,7 @@ def layer_norm_whole(M, N, block_M=4, block_N=None, threads=128, eps=1e-5, dtype
                 scale[i] = T.rsqrt(scale[i] / N + eps)
             for i, j in T.Parallel(block_M, block_N):
                 y[i, j] = (x[i, j] - mean[i]) * scale[i] * w[j] + b[j]
-            T.copy(y, Y[row, 0], cache=STORED)
+            T.copy(y, Y[row, 0])
 
     return main
 
@@ -141,7 +137,7 @@ def layer_norm_held(
                 T.copy(B[column + k * width], b)
                 for i, j in T.Parallel(*tile):
                     x[i, j] = (held[i, k * width + j] - mean[i]) * scale[i] * w[j] + b[j]
-                T.copy(x, Y[row, column + k * width], cache=STORED)
+                T.copy(x, Y[row, column + k * width])
 
     return main
 

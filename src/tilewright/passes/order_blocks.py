@@ -326,7 +326,7 @@ def section_size(
                 starts = [ranges.resolve(s, var) for s in copy.src.starts]
                 again |= all(s is not None and var not in variables(s) for s in starts)
     sizes = [int(n) for n in kernel.grid]
-    width = prod(sizes) // sizes[axis]
+    width = prod(n for k, n in enumerate(sizes) if k != axis)
     most = max(1, target.chip.multiprocessors // SHARING)
     if not again or width <= most:
         return None
