@@ -75,8 +75,17 @@ def numbers(head: int) -> tuple[float, int]:
     return math.log2(math.e) / math.sqrt(head), blocks
 
 
-def worst(q: Any, k: Any, v: Any, o: Any, causal: bool) -> float:
-    """The largest error of `o` in units of what roundings to bf16 explain; inf for a NaN."""
+def softmax(scores: Any) -> Any:
+    import torch
+
+    return torch.nan_to_num(torch.softmax(scores, -1), nan=0.0)  # a query that sees nothing
+
+
+def worst(
+    q: Any, k: Any, v: Any, o: Any, causal: bool, weigh: Callable[[Any], Any] = softmax
+) -> float:
+    """The largest error of `o` in units of what roundings to bf16 explain; inf for a NaN. `weigh`
+    makes weights of scores, -inf where a key is not seen."""
     import torch
 
     most = 0.0
@@ -87,7 +96,7 @@ def worst(q: Any, k: Any, v: Any, o: Any, causal: bool) -> float:
             if causal:
                 seen = torch.ones(sq, sk, dtype=torch.bool, device="cuda").tril(sk - sq)
                 scores.masked_fill_(~seen, float("-inf"))
-            p = torch.nan_to_num(torch.softmax(scores, -1), nan=0.0)  # a query that sees nothing
+            p = weigh(scores)
             del scores
             want = p @ v[b, h].double()
             # the probabilities and the result each keep 8 bits; the rest is float32

@@ -8,13 +8,15 @@
 The zoo's GEMM, attention and MLA decode, without a word about barriers or roles, take turns with
 the hand-scheduled programs of tests/schedules, cuBLAS, cuDNN, and on request Triton and TileLang.
 Of each kernel a few tile sizes are tried on the first arrays, and the fastest races; peers get the
-same. Checked first: NaN-poisoned outputs, all elements of a product against float32, of attention
-and of MLA against float64 with the bounds of attention_scheduled.py and mla_scheduled.py, 20 runs
-bit for bit on the first shape of each kind. ReLU is part of our GEMM.
+same. Attention whose softmax is replaced by other functions of the scores races along. Checked
+first: NaN-poisoned outputs, all elements of a product against float32, of attention and of MLA
+against float64 with the bounds of attention_scheduled.py and mla_scheduled.py, 20 runs bit for bit
+on the first shape of each kind. ReLU is part of our GEMM.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -70,6 +72,12 @@ FLASH = {
         {"block_M": 192, "block_N": 128, "threads": 384},
         {"block_M": 192, "block_N": 96, "threads": 384},
     ),
+}
+# attention with other functions of the scores, in the same sizes: their names in the zoo, and what
+# they make of scores of n keys
+WEIGHTS: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
+    "by sigmoids": ("sigmoid", lambda scores, n: (scores - math.log(n)).sigmoid()),
+    "by squared ReLU": ("relu_squared", lambda scores, n: scores.clamp(min=0) ** 2 / n),
 }
 HAND = {128: "flash_attention", 64: "flash_attention_64"}
 # what is switched off, or on, to see what it gives
@@ -208,17 +216,25 @@ def attention(
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     from zoo.attention.flash import flash_attention
+    from zoo.attention.pointwise import pointwise_attention
 
     about: dict[str, Any] = {"shape": (batch, heads, length, head), "causal": causal}
     ours: dict[str, Any] = {}
+    texts = {
+        name: (flash_attention, (heads, heads), target, more)
+        for name, (target, more) in sources(parts).items()
+    }
+    if not parts:
+        for name, (weight, _) in WEIGHTS.items():
+            texts[name] = (pointwise_attention, (heads,), "cuda", {"weight": weight})
 
     def contenders() -> dict[str, Callable[[], Any]]:
         qkv = attention_scheduled.inputs(batch, heads, length, length, head)
         o = torch.empty_like(qkv[0])
-        for name, (target, more) in sources(parts).items():
+        for name, (text, counts, target, more) in texts.items():
             made = {
-                label(t): flash_attention.on(target)(
-                    batch, heads, heads, length, length, head, causal=causal, dtype="bfloat16",
+                label(t): text.on(target)(
+                    batch, *counts, length, length, head, causal=causal, dtype="bfloat16",
                     **{"block_M": 128, "threads": 256, **t, **more},
                 )
                 for t in (FLASH[head][:1] if parts else FLASH[head])
@@ -242,6 +258,9 @@ def attention(
     def checks() -> Iterator[dict[str, Any]]:
         qkv = attention_scheduled.inputs(batch, heads, length, length, head)
         for name, kernel in ours.items():
+            weigh = attention_scheduled.softmax
+            if name in WEIGHTS:
+                weigh = partial(WEIGHTS[name][1], n=length)
 
             def run(kernel: Any = kernel) -> tuple[Any]:
                 o = torch.full_like(qkv[0], float("nan"))
@@ -254,13 +273,13 @@ def attention(
                 continue
             # all elements of two heads: those of all take minutes in float64
             few = [x[:1, :2] for x in (*qkv, first[0])]
-            error = attention_scheduled.worst(*few, causal)
+            error = attention_scheduled.worst(*few, causal, weigh)
             ok = error <= 1.0 and bool(torch.isfinite(first[0]).all())
             yield {"contender": name, "ok": ok, "error_of_bound": error, "runs": runs}
 
     work = 4.0 * batch * heads * length * length * head * (0.5 if causal else 1.0)
     name = f"attention {batch}x{heads}x{length} head {head}" + " causal" * causal
-    return Race(name, contenders, checks, work=work, ours=list(sources(parts)), about=about)
+    return Race(name, contenders, checks, work=work, ours=list(texts), about=about)
 
 
 # ── MLA decode ───────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ import pytest
 from tests.passes.overlap import ROLES, numbers, program, run
 from tests.passes.scaled_products import arguments, results, said, scaled_product, stage
 from tilewright.ir.expr import TRUE
-from tilewright.ir.op import Fill, Gemm, walk_ops
+from tilewright.ir.op import Fill, For, Gemm, Hint, If, Map, walk_ops
 from tilewright.ir.rewrite import map_kernels
 from tilewright.passes.begin_products import begin_products
 from tilewright.targets.cuda.backend import lower
@@ -72,6 +72,53 @@ def test_which_begin_anew(more, anew):
         args = {"A": numbers(64, 256), "B": numbers(256, 64, seed=1)}
         args |= {"C": np.zeros((64, 64), np.float32), "steps": steps}
         assert run(found, args)["C"].tobytes() == run(given, args)["C"].tobytes()
+
+
+MASK = "map (x, y) in (64, 64) {{ t[x, y] = {} }}"
+
+
+@pytest.mark.parametrize(
+    "ahead, anew",
+    [
+        (MASK.format("0.0 if x + i * 16 >= y else -inf"), True),
+        (MASK.format("0.0 if x >= y else (inf if y == 63 else -inf)"), True),
+        (MASK.format("0.0"), True),
+        ("map (x, y) in (64, 64) { let d = x - y\n t[x, y] = 0.0 if d > i else -inf }", True),
+        (MASK.format("0.0 if A[x, i] > A[y, i] else -inf"), True),
+        (MASK.format("0.0 if x >= y else -1.0"), False),  # a sum would round
+        (MASK.format("0.0 if t[x, y] > 1.0 else -inf"), False),
+        ("map (x, y) in (64, 64) { t[y, x] = 0.0 if x >= y else -inf }", False),
+        ("map (x, y) in (64, 32) { t[x, y] = 0.0 if x >= y else -inf }", False),
+        (MASK.format("0.0 if C[x, y] > 0.0 else -inf") + "\nfill C = 1.0", False),
+        (MASK.format("0.0 if x >= y else -inf") + f"\n{ADD}", False),
+        (MASK.format("0.0 if x >= y else -inf") + "\nif i == 2 { break }", False),
+    ],
+)
+def test_masks_are_added_behind(ahead, anew):
+    given = made(before=CLEAR, ahead=ahead)
+    found = map_kernels(given, lambda kernel: begin_products(kernel, ROLES))
+    body = next(op for op in walk_ops(found.kernels[0]) if isinstance(op, For)).body
+    at = next(k for k, op in enumerate(body) if isinstance(op, Gemm))
+    assert (body[at].clear is TRUE) is anew
+    if anew:
+        assert not isinstance(body[at - 1], Map)
+    for steps in (0, 1, 4):
+        args = {"A": numbers(64, 256), "B": numbers(256, 64, seed=1)}
+        args |= {"C": numbers(64, 64, seed=2).astype(np.float32), "steps": steps}
+        assert run(found, args)["C"].tobytes() == run(given, args)["C"].tobytes()
+
+
+def test_an_added_mask_is_asked_for_where_it_matters():
+    """Causal attention that writes its mask first costs what one costs that applies it last."""
+    given = made(ahead=MASK.format("0.0 if x + 192 >= i * 64 + y else -inf"))
+    found = stage(lower(given, ROLES), "hoist_guards")
+    masks = [
+        op
+        for op in walk_ops(found.kernels[0])
+        if isinstance(op, If)
+        and any(isinstance(each, Hint) and each.name == "rare" for each in op.then)
+    ]
+    assert [op.orelse for op in masks] == [()]
 
 
 @pytest.mark.parametrize("between, anew", [("", True), ("copy t -> D[o, :, :]", False)])

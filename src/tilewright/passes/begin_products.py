@@ -10,14 +10,34 @@ nothing to do with each other.
     for k { T = A[k]·B[k]; … }
 
 In the second form nobody else may have to do with the tile: behind the loop it would not be zero.
+
+A mask that is written first, of zeros and infinities, is added behind the product instead, where
+most of its elements do nothing and `hoist_guards` asks for few of the others:
+
+    map (i, j) { T[i, j] = 0 if seen else -inf }; T += A·B
+
+    T = A·B; map (i, j) { T[i, j] = T[i, j] if seen else T[i, j] + -inf }
+
+The sums are the same: zero changes none, and an infinity makes all of them itself, or NaN of NaN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isinf
 
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import FALSE, TRUE, Const, Var
+from tilewright.ir.expr import (
+    FALSE,
+    TRUE,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    binary,
+    loads,
+)
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -26,16 +46,20 @@ from tilewright.ir.op import (
     Gemm,
     Hint,
     Kernel,
+    Let,
+    Map,
     Op,
+    Store,
     View,
     bodies,
+    expressions,
     marked,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import because
-from tilewright.passes.rings import leaves_early, mentioned
+from tilewright.passes.rings import leaves_early, mentioned, written_in
 
 
 def begin_products(kernel: Kernel, target: Target) -> Kernel:
@@ -46,7 +70,7 @@ def begin_products(kernel: Kernel, target: Target) -> Kernel:
 
     def body(ops: Body) -> Body:
         found: list[Op] = []
-        if not any(isinstance(op, (Fill, For)) for op in ops):
+        if not any(isinstance(op, (Fill, For, Gemm)) for op in ops):
             return ops
         for at, op in enumerate(ops):
             new = op
@@ -56,13 +80,12 @@ def begin_products(kernel: Kernel, target: Target) -> Kernel:
                     assert isinstance(new, For)
                     new = _begun(kernel, new, tile)
             elif isinstance(op, Gemm) and _adds(op) and op.c.buffer.name not in shown:
-                tile = op.c.buffer
-                last = next((k for k in range(at - 1, -1, -1) if _touches(ops[k], tile)), None)
-                # who leaves in between leaves zeros behind
-                stays = last is not None and not leaves_early(ops[last:at])
-                if last is not None and stays and _clears(ops[last], tile):
-                    found = [each for each in found if each is not ops[last]]
-                    new = _anew(kernel, op)
+                behind = _behind(ops, at, op.c.buffer, shown)
+                if behind is not None:
+                    first, nest = behind
+                    found = [each for each in found if each is not first]
+                    found += [_anew(kernel, op), *nest]
+                    continue
             found.append(new)
         return tuple(found)
 
@@ -90,6 +113,57 @@ def _clears(op: Op, tile: Buffer) -> bool:
         and isinstance(op.value, Const)
         and op.value.value == 0
     )
+
+
+def _behind(ops: Body, at: int, tile: Buffer, shown: set[str]) -> tuple[Op, Body] | None:
+    """What starts a tile for the product `ops[at]`, and what does the same behind that."""
+    last = next((k for k in range(at - 1, -1, -1) if _touches(ops[k], tile)), None)
+    if last is None or leaves_early(ops[last:at]):  # who leaves in between leaves zeros behind
+        return None
+    first = ops[last]
+    if _clears(first, tile):
+        return first, ()
+    if not isinstance(first, Map):
+        return None
+    reads = mentioned(first) - {tile.name}  # would they be the same behind the product?
+    if reads & shown or reads & written_in(ops[last:at]):
+        return None
+    nest = _added(first, tile)
+    return None if nest is None else (first, nest)
+
+
+def _added(nest: Map, tile: Buffer) -> Body | None:
+    """The zeros and infinities that `nest` writes to every element of `tile`, added to it; None if
+    it does anything else."""
+    *names, store = nest.body
+    if (
+        not all(isinstance(op, Let) for op in names)
+        or not isinstance(store, Store)
+        or store.buffer != tile
+        or store.indices != nest.vars
+        or nest.extents != tile.shape
+        or any(
+            load.buffer == tile for op in nest.body for e in expressions(op) for load in loads(e)
+        )
+    ):
+        return None
+    old = Load(tile, store.indices)
+
+    def added(value: Expr) -> Expr | None:
+        match value:
+            case Select(cond, a, b):
+                yes, no = added(a), added(b)
+                return None if yes is None or no is None else Select(cond, yes, no)
+            case Const(0):
+                return old
+            case Const(v) if isinf(v):
+                return binary("+", old, value)
+        return None
+
+    new = added(store.value)
+    if new is None or new is old:
+        return None if new is None else ()
+    return (rebuild(nest, body=(*names, rebuild(store, value=new))),)
 
 
 def _touches(op: Op, tile: Buffer) -> bool:

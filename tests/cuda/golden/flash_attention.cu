@@ -469,7 +469,7 @@ flash_attention_main(
 #line 119 "flash_attention.tw"
       for (int v_2 = 0; v_2 < 88; ++v_2) {
 #line 121 "flash_attention.tw"
-        s[v_2] = tw::exp2_fast(s[v_2] * scale - top[(v_2 >> 1) & 1] * scale);
+        s[v_2] = tw::exp2(s[v_2] * scale - top[(v_2 >> 1) & 1] * scale);
       }
 #line 123 "flash_attention.tw"
       float sum_part[4];
@@ -579,7 +579,7 @@ flash_attention_main(
 #line 141 "flash_attention.tw"
         for (int v_6 = 0; v_6 < 2; ++v_6) {
 #line 142 "flash_attention.tw"
-          old[v_6] = tw::exp2_fast((old[v_6] - top[v_6]) * scale);
+          old[v_6] = tw::exp2((old[v_6] - top[v_6]) * scale);
 #line 143 "flash_attention.tw"
           sum[v_6] = sum[v_6] * old[v_6];
         }
@@ -587,7 +587,7 @@ flash_attention_main(
 #line 145 "flash_attention.tw"
         for (int v_7 = 0; v_7 < 88; ++v_7) {
 #line 147 "flash_attention.tw"
-          s[v_7] = tw::exp2_fast(s[v_7] * scale - top[(v_7 >> 1) & 1] * scale);
+          s[v_7] = tw::exp2(s[v_7] * scale - top[(v_7 >> 1) & 1] * scale);
         }
 #line 149 "flash_attention.tw"
         float sum_part_1[4];

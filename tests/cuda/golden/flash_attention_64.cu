@@ -368,7 +368,7 @@ flash_attention_64_main(
 #line 115 "flash_attention_64.tw"
       for (int v_2 = 0; v_2 < 64; ++v_2) {
 #line 117 "flash_attention_64.tw"
-        s[v_2] = tw::exp2_fast(s[v_2] * scale - top[(v_2 >> 1) & 1] * scale);
+        s[v_2] = tw::exp2(s[v_2] * scale - top[(v_2 >> 1) & 1] * scale);
       }
 #line 119 "flash_attention_64.tw"
       float sum_part[4];
@@ -477,7 +477,7 @@ flash_attention_64_main(
 #line 137 "flash_attention_64.tw"
         for (int v_6 = 0; v_6 < 2; ++v_6) {
 #line 138 "flash_attention_64.tw"
-          old[v_6] = tw::exp2_fast((old[v_6] - top[v_6]) * scale);
+          old[v_6] = tw::exp2((old[v_6] - top[v_6]) * scale);
 #line 139 "flash_attention_64.tw"
           sum[v_6] = sum[v_6] * old[v_6];
         }
@@ -485,7 +485,7 @@ flash_attention_64_main(
 #line 141 "flash_attention_64.tw"
         for (int v_7 = 0; v_7 < 64; ++v_7) {
 #line 143 "flash_attention_64.tw"
-          s[v_7] = tw::exp2_fast(s[v_7] * scale - top[(v_7 >> 1) & 1] * scale);
+          s[v_7] = tw::exp2(s[v_7] * scale - top[(v_7 >> 1) & 1] * scale);
         }
 #line 145 "flash_attention_64.tw"
         float sum_part_1[4];

@@ -385,7 +385,7 @@ flash_attention_64_causal_main(
 #line 123 "flash_attention_64_causal.tw"
       for (int v_3 = 0; v_3 < 64; ++v_3) {
 #line 125 "flash_attention_64_causal.tw"
-        s[v_3] = tw::exp2_fast(s[v_3] * scale - base[(v_3 >> 1) & 1]);
+        s[v_3] = tw::exp2(s[v_3] * scale - base[(v_3 >> 1) & 1]);
       }
 #line 127 "flash_attention_64_causal.tw"
       float sum_part[4];
@@ -505,7 +505,7 @@ flash_attention_64_causal_main(
 #line 150 "flash_attention_64_causal.tw"
           base[v_8] = top[v_8] > __uint_as_float(0xff800000u) ? top[v_8] * scale : 0.0f;
 #line 151 "flash_attention_64_causal.tw"
-          old[v_8] = tw::exp2_fast(old[v_8] * scale - base[v_8]);
+          old[v_8] = tw::exp2(old[v_8] * scale - base[v_8]);
 #line 152 "flash_attention_64_causal.tw"
           sum[v_8] = sum[v_8] * old[v_8];
         }
@@ -513,7 +513,7 @@ flash_attention_64_causal_main(
 #line 154 "flash_attention_64_causal.tw"
         for (int v_9 = 0; v_9 < 64; ++v_9) {
 #line 156 "flash_attention_64_causal.tw"
-          s[v_9] = tw::exp2_fast(s[v_9] * scale - base[(v_9 >> 1) & 1]);
+          s[v_9] = tw::exp2(s[v_9] * scale - base[(v_9 >> 1) & 1]);
         }
 #line 158 "flash_attention_64_causal.tw"
         float sum_part_1[4];
@@ -642,7 +642,7 @@ flash_attention_64_causal_main(
 #line 185 "flash_attention_64_causal.tw"
           base[v_14] = top[v_14] * scale;
 #line 186 "flash_attention_64_causal.tw"
-          old[v_14] = tw::exp2_fast(old[v_14] * scale - base[v_14]);
+          old[v_14] = tw::exp2(old[v_14] * scale - base[v_14]);
 #line 187 "flash_attention_64_causal.tw"
           sum[v_14] = sum[v_14] * old[v_14];
         }
@@ -650,7 +650,7 @@ flash_attention_64_causal_main(
 #line 189 "flash_attention_64_causal.tw"
         for (int v_15 = 0; v_15 < 64; ++v_15) {
 #line 191 "flash_attention_64_causal.tw"
-          s[v_15] = tw::exp2_fast(s[v_15] * scale - base[(v_15 >> 1) & 1]);
+          s[v_15] = tw::exp2(s[v_15] * scale - base[(v_15 >> 1) & 1]);
         }
 #line 193 "flash_attention_64_causal.tw"
         float sum_part_2[4];

@@ -438,7 +438,7 @@ flash_attention_causal_main(
 #line 126 "flash_attention_causal.tw"
       for (int v_3 = 0; v_3 < 64; ++v_3) {
 #line 128 "flash_attention_causal.tw"
-        s[v_3] = tw::exp2_fast(s[v_3] * scale - base[(v_3 >> 1) & 1]);
+        s[v_3] = tw::exp2(s[v_3] * scale - base[(v_3 >> 1) & 1]);
       }
 #line 130 "flash_attention_causal.tw"
       float sum_part[4];
@@ -558,7 +558,7 @@ flash_attention_causal_main(
 #line 153 "flash_attention_causal.tw"
           base[v_8] = top[v_8] > __uint_as_float(0xff800000u) ? top[v_8] * scale : 0.0f;
 #line 154 "flash_attention_causal.tw"
-          old[v_8] = tw::exp2_fast(old[v_8] * scale - base[v_8]);
+          old[v_8] = tw::exp2(old[v_8] * scale - base[v_8]);
 #line 155 "flash_attention_causal.tw"
           sum[v_8] = sum[v_8] * old[v_8];
         }
@@ -566,7 +566,7 @@ flash_attention_causal_main(
 #line 157 "flash_attention_causal.tw"
         for (int v_9 = 0; v_9 < 64; ++v_9) {
 #line 159 "flash_attention_causal.tw"
-          s[v_9] = tw::exp2_fast(s[v_9] * scale - base[(v_9 >> 1) & 1]);
+          s[v_9] = tw::exp2(s[v_9] * scale - base[(v_9 >> 1) & 1]);
         }
 #line 161 "flash_attention_causal.tw"
         float sum_part_1[4];
@@ -695,7 +695,7 @@ flash_attention_causal_main(
 #line 188 "flash_attention_causal.tw"
           base[v_14] = top[v_14] * scale;
 #line 189 "flash_attention_causal.tw"
-          old[v_14] = tw::exp2_fast(old[v_14] * scale - base[v_14]);
+          old[v_14] = tw::exp2(old[v_14] * scale - base[v_14]);
 #line 190 "flash_attention_causal.tw"
           sum[v_14] = sum[v_14] * old[v_14];
         }
@@ -703,7 +703,7 @@ flash_attention_causal_main(
 #line 192 "flash_attention_causal.tw"
         for (int v_15 = 0; v_15 < 64; ++v_15) {
 #line 194 "flash_attention_causal.tw"
-          s[v_15] = tw::exp2_fast(s[v_15] * scale - base[(v_15 >> 1) & 1]);
+          s[v_15] = tw::exp2(s[v_15] * scale - base[(v_15 >> 1) & 1]);
         }
 #line 196 "flash_attention_causal.tw"
         float sum_part_2[4];

@@ -440,7 +440,7 @@ mla_seesaw_main(
 #line 97 "mla_seesaw.tw"
       for (int v_6 = 0; v_6 < 2; ++v_6) {
 #line 98 "mla_seesaw.tw"
-        f[v_6] = tw::exp2_fast((m[v_6] - r[v_6]) * scale);
+        f[v_6] = tw::exp2((m[v_6] - r[v_6]) * scale);
 #line 99 "mla_seesaw.tw"
         m[v_6] = r[v_6];
       }
@@ -466,7 +466,7 @@ mla_seesaw_main(
 #line 104 "mla_seesaw.tw"
       for (int v_11 = 0; v_11 < 32; ++v_11) {
 #line 106 "mla_seesaw.tw"
-        s[v_11] = tw::exp2_fast(s[v_11] * scale - m[(v_11 >> 1) & 1] * scale);
+        s[v_11] = tw::exp2(s[v_11] * scale - m[(v_11 >> 1) & 1] * scale);
       }
       #pragma unroll
 #line 108 "mla_seesaw.tw"
@@ -889,7 +889,7 @@ mla_seesaw_main(
 #line 255 "mla_seesaw.tw"
           r_1[v_42] = fmaxf(r_1[v_42], m_1[v_42]);
 #line 256 "mla_seesaw.tw"
-          g[v_42] = tw::exp2_fast((m_1[v_42] - r_1[v_42]) * scale);
+          g[v_42] = tw::exp2((m_1[v_42] - r_1[v_42]) * scale);
 #line 257 "mla_seesaw.tw"
           m_1[v_42] = r_1[v_42];
 #line 258 "mla_seesaw.tw"
@@ -917,7 +917,7 @@ mla_seesaw_main(
 #line 263 "mla_seesaw.tw"
         for (int v_47 = 0; v_47 < 32; ++v_47) {
 #line 265 "mla_seesaw.tw"
-          s_1[v_47] = tw::exp2_fast(s_1[v_47] * scale - m_1[(v_47 >> 1) & 1] * scale);
+          s_1[v_47] = tw::exp2(s_1[v_47] * scale - m_1[(v_47 >> 1) & 1] * scale);
         }
         #pragma unroll
 #line 267 "mla_seesaw.tw"

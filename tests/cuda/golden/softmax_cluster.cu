@@ -142,7 +142,7 @@ softmax_cluster_main(
 #line 56 "softmax_cluster.tw"
       for (int v_3 = 0; v_3 < 16; ++v_3) {
 #line 57 "softmax_cluster.tw"
-        x[v_3] = top[0] > __uint_as_float(0xff800000u) ? exp2f((x[v_3] - top[0]) * scale) : 0.0f;
+        x[v_3] = top[0] > __uint_as_float(0xff800000u) ? tw::exp2((x[v_3] - top[0]) * scale) : 0.0f;
       }
 #line 59 "softmax_cluster.tw"
       float sum_part[2];
@@ -238,13 +238,13 @@ softmax_cluster_main(
 #line 85 "softmax_cluster.tw"
         const int i_4_1 = thread >> 4;
 #line 86 "softmax_cluster.tw"
-        all_sum[0] = all_sum[0] + slots[i_4_1 + peer_2 * 16 + s * 64 + 8] * exp2f((slots[i_4_1 + peer_2 * 16 + s * 64] - all_top[0]) * scale);
+        all_sum[0] = all_sum[0] + slots[i_4_1 + peer_2 * 16 + s * 64 + 8] * tw::exp2((slots[i_4_1 + peer_2 * 16 + s * 64] - all_top[0]) * scale);
       }
       #pragma unroll
 #line 90 "softmax_cluster.tw"
       for (int v_12 = 0; v_12 < 16; ++v_12) {
 #line 91 "softmax_cluster.tw"
-        x[v_12] = x[v_12] * exp2f((top[0] - all_top[0]) * scale) / all_sum[0];
+        x[v_12] = x[v_12] * tw::exp2((top[0] - all_top[0]) * scale) / all_sum[0];
       }
 #line 93 "softmax_cluster.tw"
       const int at_3 = (thread & 15) * 4 + (thread >> 4) * 256;

@@ -205,7 +205,7 @@ softmax_cluster_wide_main(
 #line 87 "softmax_cluster_wide.tw"
       for (int v_4 = 0; v_4 < 64; ++v_4) {
 #line 88 "softmax_cluster_wide.tw"
-        x[v_4] = tw::exp2_fast(x[v_4] * scale - factor[0]);
+        x[v_4] = tw::exp2(x[v_4] * scale - factor[0]);
       }
 #line 90 "softmax_cluster_wide.tw"
       float part_part_1[16];
@@ -340,7 +340,7 @@ softmax_cluster_wide_main(
         all_top[d_13] = tw::max_nan(own_14, other_14);
       }
 #line 116 "softmax_cluster_wide.tw"
-      sums[0] = sums[0] * tw::exp2_fast((tops[0] - all_top[0]) * scale);
+      sums[0] = sums[0] * tw::exp2((tops[0] - all_top[0]) * scale);
 #line 118 "softmax_cluster_wide.tw"
       float all_sum_part[1];
       #pragma unroll
@@ -365,7 +365,7 @@ softmax_cluster_wide_main(
         all_sum[d_15] = own_19 + other_19;
       }
 #line 120 "softmax_cluster_wide.tw"
-      factor[0] = tw::exp2_fast((top[0] - all_top[0]) * scale) / all_sum[0];
+      factor[0] = tw::exp2((top[0] - all_top[0]) * scale) / all_sum[0];
       #pragma unroll
 #line 122 "softmax_cluster_wide.tw"
       for (int v_18 = 0; v_18 < 64; ++v_18) {

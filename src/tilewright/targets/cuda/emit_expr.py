@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from typing import TypeGuard
 
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
@@ -70,12 +71,15 @@ _LIBRARY = frozenset(
     "exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh erf "
     "floor ceil trunc pow fmod atan2 copysign fma".split()
 )
+# of float32, in fewer instructions than the library's
+_SINGLE = {"exp2": "tw::exp2", "sigmoid": "tw::sigmoid"}
 _RENAMED = {"round": "rint", "abs": "fabs"}
 _SAME_NAME = frozenset({"isnan", "isinf", "isfinite"})
 _FAST = {
-    "__exp": "__expf", "__exp2": "tw::exp2_fast", "__exp10": "__exp10f", "__log": "__logf",
+    "__exp": "tw::exp_fast", "__exp2": "tw::exp2", "__exp10": "__exp10f", "__log": "__logf",
     "__log2": "__log2f", "__log10": "__log10f", "__sin": "__sinf", "__cos": "__cosf",
-    "__tan": "__tanf", "__tanh": "tw::tanh_fast", "__divide": "__fdividef",
+    "__tan": "__tanf", "__tanh": "tw::tanh_fast", "__sigmoid": "tw::sigmoid_fast",
+    "__divide": "__fdividef",
 }  # fmt: skip
 _OWN = {
     "pack_bfloat16": "tw::pack_bfloat16", "pack_float16": "tw::pack_float16",
@@ -129,6 +133,8 @@ class _Printer:
             elif kind.bits < 32:
                 found = f"{name}(int({self.go(e.a)[0]}), int({self.go(e.b)[0]}))", 99
             return self.narrowed(e, found)
+        if op == "/" and _divides_in_place(e.b):
+            return f"tw::divide_by({self.go(e.a)[0]}, {_constant(e.b)[0]})", 99
         return self.narrowed(e, self.infix(e, op))
 
     def infix(self, e: Bin | Cmp, op: str) -> tuple[str, int]:
@@ -201,12 +207,8 @@ class _Printer:
             if kind.kind == "uint":
                 return self.go(e.args[0])
             return self.cut(f"abs({args[0]})", 99, e.dtype)
-        if e.name in ("sigmoid", "__sigmoid"):
-            if e.name == "__sigmoid" and kind.name == "float32":
-                return f"tw::sigmoid_fast({args[0]})", 99
-            if kind.name == "float64":
-                return f"1.0 / (1.0 + exp(-({args[0]})))", 12
-            return f"1.0f / (1.0f + expf(-({args[0]})))", 12
+        if e.name in ("sigmoid", "__sigmoid") and kind.name == "float64":
+            return f"1.0 / (1.0 + exp(-({args[0]})))", 12
         if e.name == "reinterpret":
             return _reinterpret(args[0], e.args[0].dtype, e.dtype), 99
         if e.name in ("popcount", "clz"):
@@ -221,6 +223,15 @@ class _Printer:
         if kind.is_int and kind.bits < 32:
             return f"{TYPES[kind.name]}({text})", 99
         return text, strength
+
+
+def _divides_in_place(divisor: Expr) -> TypeGuard[Const]:
+    """Whether a product with the reciprocal and one correction give the rounded quotient: not where
+    that overflows, nor with a significand of ones only. A power of two is left to the compiler."""
+    if not isinstance(divisor, Const) or divisor.dtype.name != "float32":
+        return False
+    size, _ = math.frexp(divisor.value)
+    return 1 < abs(divisor.value) <= 2.0**60 and abs(size) not in (0.5, 1 - 2.0**-24)
 
 
 def _suffix(kind: DType) -> str:
@@ -239,6 +250,8 @@ def _function(name: str, kind: DType) -> str | None:
         name = name.removeprefix("__")
     if name in _SAME_NAME:
         return name
+    if name in _SINGLE and kind.name != "float64":
+        return _SINGLE[name]
     if name in _LIBRARY or name in _RENAMED:
         return _RENAMED.get(name, name) + _suffix(kind)
     return None

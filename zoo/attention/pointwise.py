@@ -1,5 +1,5 @@
-"""Attention whose weights are sigmoids of the scores instead of a softmax: no row needs another's
-maximum or sum, so nothing is rescaled."""
+"""Attention whose weights are a function of each score alone, in place of a softmax: no row has a
+maximum or a sum, so nothing is rescaled."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ import numpy as np
 import tilewright as tw
 import tilewright.language as T
 
+# weights of scores that are scaled; n keys: their weights sum up to about one
+WEIGHTS = {
+    "sigmoid": lambda score, n: T.__sigmoid(score - log(n)),
+    "relu_squared": lambda score, n: T.max(score, 0.0) * T.max(score, 0.0) / n,
+}
+
 
 @tw.jit
-def sigmoid_attention(
-    batch, heads, seq_q, seq_kv, dim, causal=False,
-    block_M=64, block_N=64, threads=128, stages=2, dtype="float16", scale=None, bias=None,
+def pointwise_attention(
+    batch, heads, seq_q, seq_kv, dim, causal=False, weight="sigmoid",
+    block_M=64, block_N=64, threads=128, stages=2, dtype="float16", scale=None,
 ):  # fmt: skip
     """Q, O: (batch, heads, seq_q, dim); K, V: (batch, heads, seq_kv, dim).
 
-    `bias` is added to the scores; -log(seq_kv) by default, so that weights sum up to about one. A
-    causal query row i sees keys up to i + seq_kv - seq_q.
+    `weight` names one of WEIGHTS. A causal query row i sees keys up to i + seq_kv - seq_q.
     """
-    factor, shift = scale or dim**-0.5, -log(seq_kv) if bias is None else bias
-    past = seq_kv - seq_q
+    factor, past = scale or dim**-0.5, seq_kv - seq_q
+    function = WEIGHTS[weight]
 
     @T.prim_func
     def main(
@@ -50,18 +55,18 @@ def sigmoid_attention(
                     seen = key < seq_kv
                     if causal:
                         seen = seen and key <= bx * block_M + i + past
-                    weight = T.__sigmoid(S[i, j] * factor + shift)
-                    P[i, j] = T.if_then_else(seen, weight, 0.0)
+                    P[i, j] = T.if_then_else(seen, function(S[i, j] * factor, seq_kv), 0.0)
                 T.gemm(P, V_shared, acc)
             T.copy(acc, O[b, h, bx * block_M : (bx + 1) * block_M, :])
 
     return main
 
 
-def reference(q, k, v, causal: bool = False, scale: float | None = None) -> np.ndarray:
+def reference(q, k, v, causal: bool = False, weight: str = "sigmoid") -> np.ndarray:
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
-    s = q @ k.transpose(0, 1, 3, 2) * (scale or q.shape[-1] ** -0.5) - log(k.shape[2])
-    p = 1 / (1 + np.exp(-s))
+    n = k.shape[2]
+    s = q @ k.transpose(0, 1, 3, 2) * q.shape[-1] ** -0.5
+    p = {"sigmoid": 1 / (1 + n * np.exp(-s)), "relu_squared": np.maximum(s, 0) ** 2 / n}[weight]
     if causal:
-        p = p * np.tri(q.shape[2], k.shape[2], k.shape[2] - q.shape[2])
+        p = p * np.tri(q.shape[2], n, n - q.shape[2])
     return p @ v

@@ -1,0 +1,64 @@
+"""Functions of float32 on a GPU that have forms of their own there, over all a float32 can be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+import tilewright.language as T
+from tests.cpu.test_functions import COUNT, distance, exact_of, patterns
+
+pytestmark = pytest.mark.gpu
+
+LEAST_NORMAL = 2.0**-126
+# name → ulp, and where results change fast, overflow or underflow
+FORMS = {
+    "exp2": (2, (-152, 130)),
+    "sigmoid": (4, (-106, 106)),
+    "__exp2": (2, (-152, 130)),
+}
+
+
+@tw.jit
+def apply(count, name, divisor=1.0):
+    function = getattr(T, name, lambda x: x / divisor)
+
+    @T.prim_func
+    def main(X: T.Tensor((count,), "float32"), Y: T.Tensor((count,), "float32")):
+        with T.Kernel(T.ceildiv(count, 1024), threads=128) as bx:
+            for i in T.Parallel(1024):
+                Y[bx * 1024 + i] = function(X[bx * 1024 + i])
+
+    return main
+
+
+def applied(x, *how):
+    import torch
+
+    y = torch.full((len(x),), float("nan"), device="cuda")
+    apply.on("cuda")(len(x), *how)(torch.from_numpy(x).cuda(), y)
+    return y.cpu().numpy()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_few_ulp_but_where_results_are_tiny(name):
+    bound, (low, high) = FORMS[name]
+    for x in (patterns(12345), np.linspace(low, high, COUNT).astype(np.float32)):
+        y = applied(x, name)
+        exact = exact_of(name.removeprefix("__"), x)
+        flushed = (np.abs(exact) < LEAST_NORMAL * (1 + 2.0**-20)) & (y == 0)
+        far = np.where(flushed, 0, distance(y, exact))
+        at = int(far.argmax())
+        assert far[at] <= bound, f"{name}({x[at]!r}) is {y[at]!r}, off by {far[at]:.2f} ulp"
+
+
+@pytest.mark.parametrize("divisor", [3.0, 50.0, -448.0, 11.313708, 1.0000001, 1.9999999, 1e18])
+def test_division_by_a_constant_is_rounded_once(divisor):
+    x = patterns(54321)
+    y = applied(x, "quotient", divisor)
+    with np.errstate(all="ignore"):
+        want = x / np.float32(divisor)
+    small = np.abs(x) < 2.0**-100
+    np.testing.assert_array_equal(y[~small], want[~small])
+    assert distance(y[small], want[small].astype(np.float64)).max() <= 1
