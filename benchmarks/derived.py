@@ -99,18 +99,9 @@ PARTS = {
 
 def quickest(variants: Mapping[str, Callable[[], Any]]) -> str:
     """The name of the one that is fastest in a short trial, in turns."""
-    import torch
+    from tilewright.profiler import measure
 
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(11):
-        for name, run in variants.items():
-            ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            ends[0].record()
-            run()
-            ends[1].record()
-            torch.cuda.synchronize()
-            if turn:
-                times[name].append(ends[0].elapsed_time(ends[1]))
+    times = measure(variants, rounds=9)
     return min(times, key=lambda name: sorted(times[name])[len(times[name]) // 2])
 
 

@@ -1,5 +1,6 @@
 """Timing: bursts, turns and timers, on clocks and a driver made of Python."""
 
+import re
 import sys
 from types import SimpleNamespace
 
@@ -70,9 +71,17 @@ def test_events_time_each_in_turn():
     assert {name: len(t) for name, t in times.items()} == {"slow": 10, "fast": 10}
     assert times["slow"] == pytest.approx([4e-4] * 10)
     assert times["fast"] == pytest.approx([1e-4] * 10)
-    # a round: at least a millisecond of each, one after the other
-    bursts = [b for b in "".join("s" if x == 4e-4 else "f" for x in log).split("f") if b]
-    assert bursts[-10:] == ["sss"] * 10
+    # a round: at least a millisecond of each, one after the other, in an order that changes
+    ran = "".join("s" if x == 4e-4 else "f" for x in log)
+    slow, fast = "s{3}", "f{10,12}"
+    rounds = [slow + fast, fast + slow, fast + slow, slow + fast] * 3
+    assert re.search("".join(rounds[:10]) + "$", ran)
+
+
+def test_every_order_has_its_turn():
+    orders = ["".join(timing._order(list("abc"), turn)) for turn in range(6)]
+    assert sorted(orders) == ["abc", "acb", "bac", "bca", "cab", "cba"]
+    assert timing._order(["a"], 5) == ["a"]
 
 
 def test_a_burst_is_long_enough_when_calls_overlap():

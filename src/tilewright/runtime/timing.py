@@ -206,7 +206,8 @@ def measure(
     timer: Timer | None = None,
 ) -> dict[str, list[float]]:
     """Seconds per call of each contender, one entry a round; contenders take turns in every
-    round, and a round is a burst of at least `burst` seconds, or of `count` calls.
+    round, and a round is a burst of at least `burst` seconds, or of `count` calls. Their order
+    changes from round to round: who comes behind a hot kernel finds a slower GPU.
 
     `backend` is 'auto' or 'event' (CUDA events where a GPU is in use, the clock elsewhere),
     'graph' (the burst as one CUDA graph) or 'clock' (what a call costs the host).
@@ -233,11 +234,19 @@ def measure(
     for done in range(10_000):
         if done >= 3 and (done >= rounds or time.perf_counter() - begin > budget):
             break
-        for name, (timed, calls) in ready.items():
+        for name in _order(list(ready), done):
+            timed, calls = ready[name]
             if pause:
                 time.sleep(pause)
             taken[name].append(timed() / calls)
     return taken
+
+
+def _order(names: list[str], turn: int) -> list[str]:
+    """Names forwards and backwards in turn, each pair of rounds beginning with another."""
+    first = turn // 2 % len(names)
+    order = names[first:] + names[:first]
+    return order[::-1] if turn % 2 else order
 
 
 def _ready(
