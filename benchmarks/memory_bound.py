@@ -48,8 +48,8 @@ class Family:
     is ours, called on all of them; `eager(*inputs)` is PyTorch's.
 
     `wanted(*inputs)` in float64, with the error allowed beyond rounding. `moved`: elements for each
-    of the first input. `by_row`: how many of the inputs go row by row. `across`: the output's rows
-    are the input's columns.
+    of the first input. `beside`: bytes moved for each row besides. `by_row`: how many of the inputs
+    go row by row. `across`: the output's rows are the input's columns.
     """
 
     inputs: Callable[[int, int], Arrays]
@@ -59,6 +59,7 @@ class Family:
     wanted: Callable[..., tuple[Any, Any]]
     quack: Callable[..., Any] | None = None
     moved: float = 2.0
+    beside: int = 0
     by_row: int = 1
     across: bool = False
     usual: Mapping[str, Any] = field(default_factory=dict)  # of the kernel, for shapes not odd
@@ -192,6 +193,7 @@ def _cross_entropy() -> Family:
         wanted,
         quack,
         moved=1.0,
+        beside=8 + 4,  # label and loss
         by_row=2,
         tunings=loss_tunings,
     )
@@ -463,7 +465,7 @@ def race(
             about["compiled"][label] = kernel.resources
         moved = int(family.moved * inputs[0].numel() / 2) >> 15 << 15
         if family.moved == 1.0:
-            found.update(sums(inputs[0].flatten()[: moved * 2]))
+            found.update(sums(_random((moved * 2 + shape[0] * family.beside // 2) >> 15 << 15)))
         elif family.moved == 2.0:
             found.update(copies(inputs[0].flatten()[:moved], made["y"].flatten()[:moved]))
         else:
@@ -506,7 +508,7 @@ def race(
         f"{name} {shape[0]}x{shape[1]}" + " tuning" * tune,
         contenders,
         checks,
-        work=family.moved * shape[0] * shape[1] * 2,
+        work=shape[0] * (family.moved * shape[1] * 2 + family.beside),
         unit="B",
         ours=list(ours),
         about=about,

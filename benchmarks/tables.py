@@ -81,14 +81,14 @@ def speed(contender: dict[str, Any]) -> tuple[float, str]:
 
 
 def others(contenders: dict[str, Any]) -> dict[str, Any]:
-    """Those that ours is compared with, by the name that is shown; of several plain copies (or
-    sums) the best one."""
+    """Those that ours is compared with, by the name that is shown; of several copies (or sums) the
+    best one. Kernels of ours that compute something else are not among them."""
     found: dict[str, Any] = {}
     for name, contender in contenders.items():
-        if name in ("derived", "ours", "hand"):
+        if name in ("derived", "ours", "hand") or name.startswith("by "):
             continue
         plain = re.match(r"copy|sum", name)
-        shown = f"a plain {plain[0]}" if plain else NAMES.get(name, name)
+        shown = f"a {plain[0]}" if plain else NAMES.get(name, name)
         if shown not in found or speed(contender) > speed(found[shown]):
             found[shown] = contender
     return found
