@@ -49,6 +49,7 @@ from tilewright.passes.reasons import key_of
 from tilewright.passes.reduce_by_atomics import reduce_by_atomics
 from tilewright.passes.reuse_shared import reuse_shared
 from tilewright.passes.roles import part_roles
+from tilewright.passes.share_fragments import share_fragments
 from tilewright.passes.stage_stores import stage_stores
 from tilewright.passes.take_turns import take_turns
 from tilewright.passes.use_fast_functions import use_fast_functions
@@ -94,6 +95,11 @@ SCHEDULE = (
     ),
     Pass("announce_barriers", announce_barriers, "any time: derived ones are announced"),
     Pass("use_fast_functions", use_fast_functions, "any time: it changes expressions only"),
+    Pass(
+        "share_fragments",
+        share_fragments,
+        "early: what follows asks what control depends on, and how much memory there is",
+    ),
     Pass("hoist_views", hoist_views, "before anything moves the copies of what they show"),
     Pass("own_tiles", own_tiles, "before anything asks how many threads share a tile"),
     Pass("choose_stages", choose_stages, "before anything asks how deep loops run ahead"),
