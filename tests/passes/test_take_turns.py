@@ -356,7 +356,8 @@ def summed(work, threads=256):
 
     @T.prim_func
     def main(A: T.Tensor((M, 64), "float16"), B: T.Tensor((5, 64, 64), "float16"),
-             n: T.int32, O: T.Tensor((M, 64), "float32"), R: T.Tensor((M,), "float32")):  # fmt: skip
+             n: T.int32, O: T.Tensor((M, 64), "float32"),
+             R: T.Tensor((M,), "float32")):  # fmt: skip
         with T.Kernel(1, threads=threads):
             a = T.alloc_shared((M, 64), "float16")
             b = T.alloc_shared((64, 64), "float16")
