@@ -75,6 +75,7 @@ def test_which_begin_anew(more, anew):
 
 
 MASK = "map (x, y) in (64, 64) {{ t[x, y] = {} }}"
+NEST = "map (x, y) in (64, 64) {{ {} }}"
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,9 @@ MASK = "map (x, y) in (64, 64) {{ t[x, y] = {} }}"
         (MASK.format("0.0 if A[x, i] > A[y, i] else -inf"), True),
         (MASK.format("0.0 if x >= y else -1e9"), True),
         (MASK.format("float32(A[x, i]) if x >= y else 0.0"), False),
+        (NEST.format("if x >= y { t[x, y] = 0.0 } else { t[x, y] = -inf }"), True),
+        (NEST.format("if x >= y { t[x, y] = 0.0 } else { t[y, x] = -inf }"), False),
+        (NEST.format("if x >= y { t[x, y] = 0.0 }"), False),
         (MASK.format("0.0 if t[x, y] > 1.0 else -inf"), False),
         ("map (x, y) in (64, 64) { t[y, x] = 0.0 if x >= y else -inf }", False),
         ("map (x, y) in (64, 32) { t[x, y] = 0.0 if x >= y else -inf }", False),

@@ -215,6 +215,8 @@ SHARP = [
     "(k * 5 + j) // 4 >= n",
     "bx * 4 + i < n",
     "n > 3 and k * 5 + j < 22",
+    "(k * 5 + j < n) & (k * 5 + j >= bx * 4)",
+    "not((k * 5 + j >= n) | (k * 5 + j < bx * 4))",
 ]
 SURE = [
     "(k * 5 + j) // 4 <= (n + i) // 4",
@@ -258,6 +260,8 @@ conditions = st.recursive(
     lambda inner: st.one_of(
         st.builds("({} and {})".format, inner, inner),
         st.builds("({} or {})".format, inner, inner),
+        st.builds("(({}) & ({}))".format, inner, inner),
+        st.builds("(({}) | ({}))".format, inner, inner),
         st.builds("not({})".format, inner),
     ),
     max_leaves=4,

@@ -48,6 +48,7 @@ from tilewright.ir.op import (
     For,
     Gemm,
     Hint,
+    If,
     Kernel,
     Let,
     Map,
@@ -155,6 +156,9 @@ def _added(nest: Map, tile: Buffer) -> Body | None:
     """The constants that `nest` writes to every element of `tile`, added to it; None if it does
     anything else."""
     *names, store = nest.body
+    match store:
+        case If(cond, (Store() as yes,), (Store() as no,)) if _same_place(yes, no):
+            store = rebuild(yes, value=Select(cond, yes.value, no.value))
     if (
         not all(isinstance(op, Let) for op in names)
         or not isinstance(store, Store)
@@ -183,6 +187,10 @@ def _added(nest: Map, tile: Buffer) -> Body | None:
     if new is None or new is old:
         return None if new is None else ()
     return (rebuild(nest, body=(*names, rebuild(store, value=new))),)
+
+
+def _same_place(a: Store, b: Store) -> bool:
+    return a.buffer == b.buffer and a.indices == b.indices
 
 
 def _touches(op: Op, tile: Buffer) -> bool:

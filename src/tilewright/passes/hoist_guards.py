@@ -48,7 +48,6 @@ from tilewright.ir.expr import (
     Var,
     binary,
     compare,
-    fold,
     logical_not,
     transform,
     variables,
@@ -83,7 +82,14 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import because, key_of
-from tilewright.passes.sure_spans import EVERYWHERE, Facts, Span, SureSpans, surely_written
+from tilewright.passes.sure_spans import (
+    CONNECTIVES,
+    EVERYWHERE,
+    Facts,
+    Span,
+    SureSpans,
+    surely_written,
+)
 
 KINDS = ("serial", "pipelined", "persistent")
 
@@ -187,7 +193,7 @@ def _rank(value: Expr, op: Op) -> int:
 def _together(cond: Expr, want: bool) -> list[tuple[Expr, bool]]:
     """Conditions that are all asked for where `cond` is to be `want`, and what they are to be."""
     match cond:
-        case Bin("and" | "or", a, b) if (cond.op == "and") is want:
+        case Bin(op, a, b) if op in CONNECTIVES and (CONNECTIVES[op] == "and") is want:
             return _together(a, want) + _together(b, want)
     return [(cond, want)]
 
@@ -247,10 +253,10 @@ def _holding(e: Expr, held: Mapping[Expr, bool]) -> Expr:
         if node.dtype.is_bool and node in held:
             return TRUE if held[node] else FALSE
         match node:
-            case Bin("and" | "or", a, Const() as b):
-                return a if bool(b.value) is (node.op == "and") else fold(node.op, b, a)
-            case Bin("and" | "or", Const(), b):
-                return fold(node.op, node.a, b)
+            case Bin(op, a, Const() as b) if op in CONNECTIVES and node.dtype.is_bool:
+                return a if bool(b.value) is (CONNECTIVES[op] == "and") else b
+            case Bin(op, Const() as a, b) if op in CONNECTIVES and node.dtype.is_bool:
+                return b if bool(a.value) is (CONNECTIVES[op] == "and") else a
             case Call("not", (Const(value),)):
                 return FALSE if value else TRUE
             case Select(Const(value), a, b):
