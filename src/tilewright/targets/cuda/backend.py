@@ -30,6 +30,7 @@ from tilewright.passes.deal_tiles import NotDealt, deal_tiles, own_tiles
 from tilewright.passes.fit_registers import TooManyRegisters, fit_registers
 from tilewright.passes.hoist_guards import hoist_guards
 from tilewright.passes.hoist_views import hoist_views
+from tilewright.passes.hold_operands import hold_operands
 from tilewright.passes.infer_layouts import infer_layouts
 from tilewright.passes.inline_rows import inline_rows
 from tilewright.passes.insert_syncs import insert_syncs
@@ -99,6 +100,11 @@ SCHEDULE = (
         "share_fragments",
         share_fragments,
         "early: what follows asks what control depends on, and how much memory there is",
+    ),
+    Pass(
+        "hold_operands",
+        hold_operands,
+        "early: what follows asks what is in shared memory, and who meets for it",
     ),
     Pass("hoist_views", hoist_views, "before anything moves the copies of what they show"),
     Pass("own_tiles", own_tiles, "before anything asks how many threads share a tile"),
