@@ -75,6 +75,7 @@ def test_which_begin_anew(more, anew):
 
 
 MASK = "map (x, y) in (64, 64) {{ t[x, y] = {} }}"
+NEST = "map (x, y) in (64, 64) {{ {} }}"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,11 @@ MASK = "map (x, y) in (64, 64) {{ t[x, y] = {} }}"
         (MASK.format("0.0"), True),
         ("map (x, y) in (64, 64) { let d = x - y\n t[x, y] = 0.0 if d > i else -inf }", True),
         (MASK.format("0.0 if A[x, i] > A[y, i] else -inf"), True),
-        (MASK.format("0.0 if x >= y else -1.0"), False),  # a sum would round
+        (MASK.format("0.0 if x >= y else -1e9"), True),
+        (MASK.format("float32(A[x, i]) if x >= y else 0.0"), False),
+        (NEST.format("if x >= y { t[x, y] = 0.0 } else { t[x, y] = -inf }"), True),
+        (NEST.format("if x >= y { t[x, y] = 0.0 } else { t[y, x] = -inf }"), False),
+        (NEST.format("if x >= y { t[x, y] = 0.0 }"), False),
         (MASK.format("0.0 if t[x, y] > 1.0 else -inf"), False),
         ("map (x, y) in (64, 64) { t[y, x] = 0.0 if x >= y else -inf }", False),
         ("map (x, y) in (64, 32) { t[x, y] = 0.0 if x >= y else -inf }", False),
@@ -102,6 +107,46 @@ def test_masks_are_added_behind(ahead, anew):
     assert (body[at].clear is TRUE) is anew
     if anew:
         assert not isinstance(body[at - 1], Map)
+    for steps in (0, 1, 4):
+        args = {"A": numbers(64, 256), "B": numbers(256, 64, seed=1)}
+        args |= {"C": numbers(64, 64, seed=2).astype(np.float32), "steps": steps}
+        assert run(found, args)["C"].tobytes() == run(given, args)["C"].tobytes()
+
+
+@pytest.mark.parametrize("dtype, anew", [("float32", True), ("float16", False)])
+def test_numbers_are_added_where_sums_are_wide(dtype, anew):
+    text = TEXT.replace("alloc t: float32", f"alloc t: {dtype}")
+    text = text.replace("2.0 + t[x, y]", "2.0 + float32(t[x, y])")
+    ahead = MASK.format("0.0 if x >= y else -1000.0")
+    given = program(text.format(before=CLEAR, ahead=ahead, behind="", after=""))
+    found = map_kernels(given, lambda kernel: begin_products(kernel, ROLES))
+    products = [op for op in walk_ops(found.kernels[0]) if isinstance(op, Gemm)]
+    assert [op.clear is TRUE for op in products] == [anew]
+
+
+@pytest.mark.parametrize(
+    "between, behind",
+    [
+        ("", 2),
+        ("copy B[0:+64, :] -> b", 2),
+        ("fill C = 1.0", 1),  # the mask reads it
+        (ADD, 1),
+        ("if i == 2 { break }", 1),
+    ],
+)
+def test_a_mask_is_added_behind_all_products_of_its_tile(between, behind):
+    """Scores that are the sum of two products (with and without positions) are masked once, and
+    nobody waits between them."""
+    mask = MASK.format("0.0 if x >= y and C[x, y] < 5.0 else -inf")
+    given = made(before=CLEAR, ahead=f"{mask}\ngemm a, b -> t\n{between}")
+    found = map_kernels(given, lambda kernel: begin_products(kernel, ROLES))
+    body = next(op for op in walk_ops(found.kernels[0]) if isinstance(op, For)).body
+    first = next(k for k, op in enumerate(body) if isinstance(op, Gemm))
+    assert body[first].clear is TRUE
+    at = next(
+        k for k, op in enumerate(body) if isinstance(op, Map) and op.body[-1].buffer.name == "t"
+    )
+    assert sum(isinstance(op, Gemm) for op in body[:at]) == behind
     for steps in (0, 1, 4):
         args = {"A": numbers(64, 256), "B": numbers(256, 64, seed=1)}
         args |= {"C": numbers(64, 64, seed=2).astype(np.float32), "steps": steps}

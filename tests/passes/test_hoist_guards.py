@@ -215,6 +215,8 @@ SHARP = [
     "(k * 5 + j) // 4 >= n",
     "bx * 4 + i < n",
     "n > 3 and k * 5 + j < 22",
+    "(k * 5 + j < n) & (k * 5 + j >= bx * 4)",
+    "not((k * 5 + j >= n) | (k * 5 + j < bx * 4))",
 ]
 SURE = [
     "(k * 5 + j) // 4 <= (n + i) // 4",
@@ -258,6 +260,8 @@ conditions = st.recursive(
     lambda inner: st.one_of(
         st.builds("({} and {})".format, inner, inner),
         st.builds("({} or {})".format, inner, inner),
+        st.builds("(({}) & ({}))".format, inner, inner),
+        st.builds("(({}) | ({}))".format, inner, inner),
         st.builds("not({})".format, inner),
     ),
     max_leaves=4,
@@ -304,6 +308,33 @@ def test_what_stores_what_it_loads_goes():
     assert [asks for _, asks in asking(after, bx=0, n=0)] == [False] * 4 + [True] * 2
     (branch,) = branches(after)
     assert str(branch.cond) == "k >= 4" and not branch.orelse
+
+
+UNWANTED = [
+    ("F[i, j] = 0 if {} else F[i, j]", True),
+    ("F[i, j] = F[i, j] - 9 if {} else F[i, j]", True),
+    ("F[i, j] = 0 if {} else F[i, j] * 3", True),
+    ("F[i, j] = F[i, j] + (-9 if {} else 0)", True),
+    ("if {} {{ F[i, j] = 0 }}", True),
+    ("if {} {{ F[i, j] = 0 }} else {{ F[i, j] = F[i, j] + 1 }}", True),
+    ("F[i, j] = F[i, j] * 3 if {} else 0", False),
+    ("if {} {{ F[i, j] = F[i, j] * 2 }}", False),
+]
+
+
+@pytest.mark.parametrize("form, unwanted", UNWANTED)
+@pytest.mark.parametrize("cond", ["k * 5 + j >= n", "k * 5 + j >= n or bx * 4 + i < k - 2"])
+def test_a_text_may_ask_for_what_is_not_wanted(form, unwanted, cond):
+    """Of the two answers the one counts that leaves most to do or to keep."""
+    before = assuming(program(f"map (i, j) in (4, 5) {{ {form.format(cond)} }}"))
+    after = check_same(before)
+    if unwanted:
+        assert {n: [asks for _, asks in asking(after, bx=0, n=n)] for n in (11, 30)} == {
+            11: [False] * 2 + [True] * 4,
+            30: [False] * (3 if "or" in cond else 6) + [True] * (3 if "or" in cond else 0),
+        }
+    elif branches(after):
+        assert [asks for _, asks in asking(after, bx=0, n=11)][:2] == [True] * 2
 
 
 def test_one_guard_of_several_goes():

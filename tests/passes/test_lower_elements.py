@@ -90,6 +90,36 @@ def test_masks_compare_a_constant_with_one_limit():
     assert len(names) == 2 and any(n.startswith("limit") for n in names)
 
 
+@pytest.mark.parametrize(
+    "value, once",
+    [
+        ("bx * 48 + j - i", True),
+        ("j + 100000", True),
+        ("bx * 9000000 + j", False),  # more digits than a float has
+        ("bound + j", False),  # nobody knows how many
+        ("i * j", False),
+    ],
+)
+def test_integers_are_converted_once(value, once):
+    """Distances between rows and columns (ALiBi, decay) cost an addition an element."""
+    body = f'map (i, j) in (64, 48) layout="{ACC}" {{ s[i, j] = s[i, j] * float32({value}) }}'
+    s = numbers((64, 48))
+    found = execute(body, {"s": (ACC, "float32")}, {"s": s}, bx=3, bound=7)
+    i, j = np.indices((64, 48))
+    want = eval(value, {"bx": 3, "bound": 7, "i": i, "j": j}).astype(np.float32)
+    np.testing.assert_allclose(found["s"], s * want, rtol=1e-7)
+
+    from tilewright.ir.expr import Cast, variables, walk
+    from tilewright.ir.op import Store, walk_ops
+
+    head = "program p {\n param bound: int32\n kernel main grid bx in 4 threads tx in 128 {\n"
+    text = f'role r warps 0 + 4 {{ alloc s: float32[64, 48] fragment layout="{ACC}"\n{body}\n}}\n'
+    program = lowered(text, head)
+    (store,) = (op for op in walk_ops(program.kernels[0]) if isinstance(op, Store))
+    casts = [node for node in walk(store.value) if isinstance(node, Cast)]
+    assert all(len(variables(node)) == 1 for node in casts) is once
+
+
 def test_statements_of_a_map_run_in_order():
     a, b = numbers(64), numbers(64, 1)
     found = execute(

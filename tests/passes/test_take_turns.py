@@ -350,6 +350,68 @@ def test_the_count_runs_on_across_loops(threads):
         assert run(found.result, args, seed=seed).tobytes() == want.tobytes()
 
 
+def summed(work, threads=256):
+    """A chain of products whose iteration ends with sums of rows, `work` times the same."""
+    M = threads // 2
+
+    @T.prim_func
+    def main(A: T.Tensor((M, 64), "float16"), B: T.Tensor((5, 64, 64), "float16"),
+             n: T.int32, O: T.Tensor((M, 64), "float32"),
+             R: T.Tensor((M,), "float32")):  # fmt: skip
+        with T.Kernel(1, threads=threads):
+            a = T.alloc_shared((M, 64), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+            v = T.alloc_shared((64, 64), "float16")
+            s = T.alloc_fragment((M, 64), "float32")
+            p = T.alloc_fragment((M, 64), "float16")
+            o = T.alloc_fragment((M, 64), "float32")
+            part = T.alloc_fragment((M,), "float32")
+            row = T.alloc_fragment((M,), "float32")
+            T.copy(A, a)
+            T.clear(o)
+            T.clear(row)
+            for k in T.Pipelined(n, num_stages=2):
+                T.copy(B[k, 0, 0], b)
+                T.copy(B[4 - k, 0, 0], v)
+                T.gemm(a, b, s, clear_accum=True)
+                for i, j in T.Parallel(M, 64):
+                    s[i, j] = s[i, j] / 8 + k
+                T.copy(s, p)
+                T.gemm(p, v, o)
+                for _ in tuple(range(work)):
+                    T.reduce_sum(s, part, dim=1)
+                for i in T.Parallel(M):
+                    row[i] = row[i] * 2 + part[i]
+            T.copy(o, O)
+            T.copy(row, R)
+
+    return main.program
+
+
+@pytest.mark.parametrize("work, count", [(1, 1), (4, 2)])
+def test_work_under_the_last_products_stands_in_their_section(work, count):
+    """Sums of rows behind the last product run under it, and keep nobody waiting."""
+    given = summed(work)
+    code = lower(given, Target.parse(PLAIN + " -boxes=off"))
+    (loop,) = [
+        op
+        for op in walk_ops(consumer(code.after("take_turns")).body)
+        if isinstance(op, For) and any(isinstance(i, Turn) for i in op.body)
+    ]
+    kinds = [op.edge for op in loop.body if isinstance(op, Turn)]
+    assert kinds == (["end", "begin"] if count == 1 else ["begin", "end"] * 2)
+    for n in (0, 1, 4):
+        args = {"A": numbers(128, 64), "B": numbers(5, 64, 64, seed=1), "n": n}
+        empty = {"O": np.zeros((128, 64), np.float32), "R": np.zeros(128, np.float32)}
+        want = {**args, **{k: v.copy() for k, v in empty.items()}}
+        interp.run(given, want)
+        for seed in range(3):
+            got = {**args, **{k: v.copy() for k, v in empty.items()}}
+            interp.run_threads(code.result, got, seed=seed)
+            for name in empty:
+                np.testing.assert_array_equal(got[name], want[name])
+
+
 @pytest.mark.parametrize("stages", [1, 3])
 def test_several_sections(stages):
     """Three runs of products in an iteration; what is between them cannot be joined."""

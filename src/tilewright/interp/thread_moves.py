@@ -316,14 +316,17 @@ def atomic(b: ThreadBuilder, op: Intrinsic) -> Step:
         raise RunError("an atomic takes an element of memory", loc=op.loc)
     where, kind = b.evaluate.region(target), target.dtype
     combine = atomic_fn(fields_of(op)["op"], kind)
-    value = to = None
-    if given and not isinstance(given[0], Region):
-        value, to = b.evaluate(given[0]), cast_fn(given[0].dtype, kind)
+    values = [
+        (b.evaluate(each), cast_fn(each.dtype, kind))
+        for each in given
+        if not isinstance(each, Region)
+    ]
+    count = max(len(values), 1)  # of neighbours, each by itself
 
     def run(fr: Frame) -> None:
         mem = fr.memory(target.buffer.name)
         idx = tuple(s(fr) for s in where.starts)
-        require_inside(fr, mem, idx, 1, None)
+        require_inside(fr, mem, idx, count, None)
         lanes = active(fr)
         if op.name == "atomic_of_warp":
             converge(fr, op.name)
@@ -337,12 +340,15 @@ def atomic(b: ThreadBuilder, op: Intrinsic) -> Step:
             agent.block.shadow.write(units, actors, op, atomic=True)
             agent.unfenced.append(units)
             agent.apart = True
-        new = spread(fr, np.zeros((), kind.numpy) if value is None or to is None else to(value(fr)))
+        none = [np.zeros((), kind.numpy)]
+        news = [spread(fr, x) for x in ([to(value(fr)) for value, to in values] or none)]
         old = np.zeros(fr.lanes, kind.numpy)
         for lane in lanes:
             at = tuple(int(p[lane]) for p in places)
             old[lane] = mem.data[at]
-            mem.data[at] = combine(mem.data[at], new[lane])
+            for k, new in enumerate(news):
+                here = (*at[:-1], at[-1] + k) if k else at
+                mem.data[here] = combine(mem.data[here], new[lane])
         if op.result is not None:
             if op.name == "atomic_of_warp":
                 old = old[agent_of(fr).positions // WARP * WARP]

@@ -11,20 +11,23 @@ nothing to do with each other.
 
 In the second form nobody else may have to do with the tile: behind the loop it would not be zero.
 
-A mask that is written first, of zeros and infinities, is added behind the product instead, where
-most of its elements do nothing and `hoist_guards` asks for few of the others:
+A mask that is written first, of zeros and other constants, is added behind the product instead, or
+behind the last of several into the same tile, where most of its elements do nothing and
+`hoist_guards` asks for few of the others:
 
     map (i, j) { T[i, j] = 0 if seen else -inf }; T += A·B
 
     T = A·B; map (i, j) { T[i, j] = T[i, j] if seen else T[i, j] + -inf }
 
 The sums are the same: zero changes none, and an infinity makes all of them itself, or NaN of NaN.
+Other constants are one more number of a sum, which has no order; in a type of 16 bits, whose sums
+are rounded where threads add to them, they stay where they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isinf
+from math import isinf, isnan
 
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
@@ -45,6 +48,7 @@ from tilewright.ir.op import (
     For,
     Gemm,
     Hint,
+    If,
     Kernel,
     Let,
     Map,
@@ -70,6 +74,7 @@ def begin_products(kernel: Kernel, target: Target) -> Kernel:
 
     def body(ops: Body) -> Body:
         found: list[Op] = []
+        later: dict[int, Body] = {}  # what follows the op at that place
         if not any(isinstance(op, (Fill, For, Gemm)) for op in ops):
             return ops
         for at, op in enumerate(ops):
@@ -84,9 +89,10 @@ def begin_products(kernel: Kernel, target: Target) -> Kernel:
                 if behind is not None:
                     first, nest = behind
                     found = [each for each in found if each is not first]
-                    found += [_anew(kernel, op), *nest]
-                    continue
-            found.append(new)
+                    new = _anew(kernel, op)
+                    if nest:
+                        later[_last_product(ops, at, op.c.buffer, nest)] = nest
+            found += [new, *later.get(at, ())]
         return tuple(found)
 
     def rule(op: Op) -> Op | None:
@@ -132,10 +138,27 @@ def _behind(ops: Body, at: int, tile: Buffer, shown: set[str]) -> tuple[Op, Body
     return None if nest is None else (first, nest)
 
 
+def _last_product(ops: Body, at: int, tile: Buffer, nest: Body) -> int:
+    """The last of the products that add to `tile` from `ops[at]` on, one after the other, with
+    nothing between them that changes what `nest` reads."""
+    reads = {name for op in nest for name in mentioned(op)} - {tile.name}
+    last = at
+    for k in range(at + 1, len(ops)):
+        op = ops[k]
+        adds = isinstance(op, Gemm) and _adds(op) and op.c.buffer == tile
+        if (not adds and _touches(op, tile)) or reads & written_in((op,)) or leaves_early((op,)):
+            break
+        last = k if adds else last
+    return last
+
+
 def _added(nest: Map, tile: Buffer) -> Body | None:
-    """The zeros and infinities that `nest` writes to every element of `tile`, added to it; None if
-    it does anything else."""
+    """The constants that `nest` writes to every element of `tile`, added to it; None if it does
+    anything else."""
     *names, store = nest.body
+    match store:
+        case If(cond, (Store() as yes,), (Store() as no,)) if _same_place(yes, no):
+            store = rebuild(yes, value=Select(cond, yes.value, no.value))
     if (
         not all(isinstance(op, Let) for op in names)
         or not isinstance(store, Store)
@@ -156,7 +179,7 @@ def _added(nest: Map, tile: Buffer) -> Body | None:
                 return None if yes is None or no is None else Select(cond, yes, no)
             case Const(0):
                 return old
-            case Const(v) if isinf(v):
+            case Const(v) if isinf(v) or (tile.dtype.bits >= 32 and not isnan(v)):
                 return binary("+", old, value)
         return None
 
@@ -164,6 +187,10 @@ def _added(nest: Map, tile: Buffer) -> Body | None:
     if new is None or new is old:
         return None if new is None else ()
     return (rebuild(nest, body=(*names, rebuild(store, value=new))),)
+
+
+def _same_place(a: Store, b: Store) -> bool:
+    return a.buffer == b.buffer and a.indices == b.indices
 
 
 def _touches(op: Op, tile: Buffer) -> bool:

@@ -40,6 +40,7 @@ from tilewright.passes.lowering import MEMORY, Lowering, accesses_memory
 from tilewright.passes.nests import Nest, make_nest, region_nest
 from tilewright.passes.replicas import hand_over, runs_once
 from tilewright.passes.spread import coalesced
+from tilewright.passes.vector_atomics import lower_sums
 from tilewright.support.errors import CompileError
 
 UINT32 = dtype("uint32")
@@ -62,7 +63,9 @@ def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
     once = nest.first_copy() if runs_once(low, op) else TRUE
     nest.alone = once is not TRUE
     nest.bound = frozenset(v for inner in op.body for v in bound_within(inner))
-    result = lower_groups(nest, op, _body) if nest.values > 1 else None
+    result = None
+    if nest.values > 1:
+        result = lower_sums(nest, op) or lower_groups(nest, op, _body)
     if result is None:
         result = nest.loop(_body(nest, op.body))
     low.unrolled, low.ranges = unrolled, ranges

@@ -105,7 +105,7 @@ def lower_groups(nest: Nest, op: Map, lower: Callable[[Nest, Body], Body]) -> Bo
         found = {}
         for (buffer, indices), candidate in candidates.items():
             for share in (1, 2, 4) if (buffer, indices) not in written else (1,):
-                access = _access(nest, buffer, indices, candidate, group, count, share)
+                access = access_together(nest, buffer, indices, candidate, group, count, share)
                 if access is not None:
                     found[buffer, indices] = access
                     break
@@ -130,7 +130,7 @@ def moved_together(nest: Nest, found: Gather, group: Var, count: int) -> Access 
     load = found.load
     if count > 1:
         wanted = Candidate(indices, cond, rows)
-        return _access(nest, load.buffer, (), wanted, group, count, 1, borders=True)
+        return access_together(nest, load.buffer, (), wanted, group, count, 1, borders=True)
     low = nest.low
     if not low.begins_on(load.buffer, load.dtype.bits // 8):
         return None
@@ -244,7 +244,7 @@ def _both(a: Expr, b: Expr) -> Expr:
     return b if a is TRUE else a if b is TRUE else binary("and", a, b)
 
 
-def _access(
+def access_together(
     nest: Nest,
     buffer: Buffer,
     indices: tuple[Expr, ...],

@@ -15,16 +15,18 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.bounds import linear, prove
+from tilewright.ir.bounds import bounds, linear, prove
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import (
     TRUE,
+    Cast,
     Cmp,
     Const,
     Expr,
     Load,
     Var,
     binary,
+    cast,
     compare,
     const,
     is_pure,
@@ -42,6 +44,8 @@ from tilewright.passes.lowering import chosen as pick
 from tilewright.passes.widen import widened
 from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError, Loc
+
+EXACT = {"float32": 1 << 24, "float64": 1 << 53}  # integers up to these are floats
 
 
 @dataclass
@@ -83,8 +87,8 @@ class Nest:
             return self.named.get(e, e)
         if isinstance(e, Load):
             return self.load(e)
-        if isinstance(e, Cmp):
-            hoisted = self.comparison(e)
+        if isinstance(e, (Cmp, Cast)):
+            hoisted = self.comparison(e) if isinstance(e, Cmp) else self.converted(e)
             if hoisted is not None:
                 return hoisted
         children = tuple(self.expr(c) for c in e.children)
@@ -190,22 +194,50 @@ class Nest:
         limit`: one instruction an element, the limit computed once."""
         if not e.a.dtype.is_int or not is_pure(e.a) or not is_pure(e.b):
             return None
-        difference = self.expr(e.a) - self.expr(e.b)
+        parts = self.apart(self.expr(e.a) - self.expr(e.b))
+        if parts is None:
+            return None
+        moving, fixed = parts
+        left = self.low.simplify(build_sum(moving, e.a.dtype))
+        limit = self.low.simplify(build_sum(fixed.scaled(-1), e.a.dtype))
+        if not isinstance(limit, (Const, Var)):
+            limit = self.name("limit", limit)
+        return compare(e.op, left, limit)
+
+    def converted(self, e: Cast) -> Expr | None:
+        """An integer of coordinates as a float: what is the same for all values is converted once,
+        and adding to it is exact where no integer needs more digits than the type has."""
+        kind, given = e.dtype, e.a.dtype
+        exact = EXACT.get(kind.name)
+        if exact is None or not given.is_int or not is_pure(e.a):
+            return None
+        value = self.expr(e.a)
+        parts = self.apart(value)
+        if parts is None:
+            return None
+        moving, fixed = (self.low.simplify(build_sum(part, given)) for part in parts)
+        for part in (value, moving, fixed):
+            span = bounds(part, self.low.ranges)
+            if span.lo is None or span.hi is None or max(-span.lo, span.hi) > exact:
+                return None
+        base = cast(fixed, kind)
+        if not isinstance(base, Const):
+            base = self.name("base", base)
+        return base + cast(moving, kind)
+
+    def apart(self, value: Expr) -> tuple[Linear, Linear] | None:
+        """What of an integer differs from value to value, and what is the same for all of them."""
         private = {self.var, *self.lets, *self.bound}
-        form = linear(difference, self.low.ranges)
-        if form is None or self.var not in variables(difference):
+        form = linear(value, self.low.ranges)
+        if form is None or self.var not in variables(value):
             return None
         moving = {a: c for a, c in form.terms.items() if self.var in variables(a)}
-        fixed = {a: -c for a, c in form.terms.items() if a not in moving}
+        fixed = {a: c for a, c in form.terms.items() if a not in moving}
         if any(variables(a) - {self.var} for a in moving):
             return None
         if any(variables(a) & private for a in fixed):
             return None
-        left = self.low.simplify(build_sum(Linear(moving, 0), e.a.dtype))
-        limit = self.low.simplify(build_sum(Linear(fixed, -form.const), e.a.dtype))
-        if not isinstance(limit, (Const, Var)):
-            limit = self.name("limit", limit)
-        return compare(e.op, left, limit)
+        return Linear(moving, 0), Linear(fixed, form.const)
 
     def name(self, name: str, value: Expr) -> Var:
         """`value`, computed once in front of the loop."""

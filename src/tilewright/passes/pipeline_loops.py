@@ -69,6 +69,7 @@ from tilewright.passes.ahead import Ahead
 from tilewright.passes.cluster_blocks import blocks_of_cluster
 from tilewright.passes.fetched_scalars import Fetches, find_fetches, make_fetches
 from tilewright.passes.gathers import WIDE, rows_before
+from tilewright.passes.guarded_fills import loops_of_guards
 from tilewright.passes.insert_syncs import settle_stores
 from tilewright.passes.loop_sections import Section, Sections, always, copies_of
 from tilewright.passes.matrix_groups import (
@@ -132,12 +133,16 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
     numbered = rebuild(kernel, body=body)
     work, producer = _Pipeliner(numbered, program, target, names), tuple[Role, ...]()
     told = target.choice("roles")
-    if told != "off" and any(plan.fills for plan in work.plans.values()):
-        against = work.why_whole() or (None if told == "on" else why_not_worth(numbered))
+    # a producer asks for guards itself
+    asked = rebuild(kernel, body=loops_of_guards(body, names)) if told != "off" else numbered
+    ahead = work if asked.body == body else _Pipeliner(asked, program, target, names)
+    if told != "off" and any(plan.fills for plan in ahead.plans.values()):
+        against = ahead.why_whole() or (None if told == "on" else why_not_worth(asked))
         if against is None:
-            apart = _Pipeliner(numbered, program, target, names, apart=True)
+            apart = _Pipeliner(asked, program, target, names, apart=True)
             try:
-                work, producer = apart, (apart.producer(),)
+                producer = (apart.producer(),)
+                work, numbered = apart, asked
                 apart.skew_loops()
             except NoProducer as error:
                 against = str(error)

@@ -1,7 +1,9 @@
 """Copies that do not run ahead, made by the bulk engine where it can.
 
 Loads of single tiles get a barrier of their own, a run of them one, waited for before the next op
-that uses one of the tiles; tiles in shared memory are stored by the engine too.
+that uses one of the tiles; tiles in shared memory are stored by the engine too. In a loop a load
+begins as soon as its tile is free, not behind products that it has nothing to do with: what is used
+late comes while threads wait for what is used first.
 """
 
 from __future__ import annotations
@@ -13,15 +15,20 @@ from math import prod
 from tilewright.ir.atoms import Feature
 from tilewright.ir.bounds import Ranges
 from tilewright.ir.buffer import Buffer, Space, element
-from tilewright.ir.expr import Load, const
+from tilewright.ir.expr import Load, const, variables
 from tilewright.ir.op import (
     Arrive,
     Body,
     Copy,
+    Gemm,
     Kernel,
     Op,
     Store,
+    Sync,
     Wait,
+    bound,
+    expressions,
+    op_loads,
     read_buffers,
     walk_ops,
     written_buffers,
@@ -111,6 +118,7 @@ class SingleCopies:
         found: list[Op] = []
         waiting: list[tuple[set[str], list[Op]]] = []
         run: list[Copy] = []
+        body, moved = self.early(body) if looped else (body, set())
 
         def issue() -> None:
             if not run:
@@ -138,7 +146,7 @@ class SingleCopies:
         for op in body:
             load = isinstance(op, Copy) and op.atom == BULK and op.barrier is None
             used = mentioned(op)
-            if not load or used & {c.dst.buffer.name for c in run}:
+            if not load or id(op) in moved or used & {c.dst.buffer.name for c in run}:
                 issue()
             everything = leaves_early((op,)) or any(self.gives(o) for o in walk_ops(op))
             settle(None if everything else used)
@@ -149,3 +157,33 @@ class SingleCopies:
         issue()
         settle(None)
         return tuple(found)
+
+    def early(self, body: list[Op]) -> tuple[list[Op], set[int]]:
+        """`body` of a loop whose loads begin as soon as their tiles are free, and which of them
+        were moved: what is used late then comes while threads wait for what is used first."""
+        found: list[Op] = []
+        moved: set[int] = set()
+        for op in body:
+            at = len(found)
+            if isinstance(op, Copy) and op.atom == BULK and op.barrier is None:
+                while at > 0 and not self.orders(found[at - 1], op):
+                    at -= 1
+                if any(isinstance(i, Gemm) for each in found[at:] for i in walk_ops(each)):
+                    moved.add(id(op))
+                else:  # nothing to wait for in between
+                    at = len(found)
+            found.insert(at, op)
+        return found, moved
+
+    def orders(self, before: Op, load: Copy) -> bool:
+        """Whether `load` has to stay behind `before`."""
+        if isinstance(before, Copy) and before.atom == BULK:
+            return True  # loads come in the order of the text
+        needs = {v for e in expressions(load) for v in variables(e)}
+        reads = {x.buffer.name for x in op_loads(load)} | {load.dst.buffer.name}
+        return (
+            bool(needs & set(bound(before)))
+            or bool(reads & mentioned(before))
+            or leaves_early((before,))
+            or any(self.gives(o) or isinstance(o, Sync) for o in walk_ops(before))
+        )

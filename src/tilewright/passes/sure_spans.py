@@ -50,6 +50,7 @@ from tilewright.ir.uniform import PerThread, per_thread
 from tilewright.passes.rings import written_in
 
 WIDEST = 1 << 62  # sums beyond this are not divided
+CONNECTIVES = {"and": "and", "or": "or", "&": "and", "|": "or"}  # of conditions
 
 
 @dataclass(frozen=True)
@@ -180,9 +181,9 @@ class SureSpans:
                 return EVERYWHERE if bool(value) is want else None
             case Call("not", (inner,)):
                 return self.holds(inner, not want, ranges)
-            case Bin("and" | "or", a, b):
+            case Bin("and" | "or" | "&" | "|", a, b):
                 one, other = self.holds(a, want, ranges), self.holds(b, want, ranges)
-                if (cond.op == "or") is want:
+                if (CONNECTIVES[cond.op] == "or") is want:
                     found = _either(one, other)
                 elif one is not None and other is not None:
                     found = one & other
@@ -363,4 +364,4 @@ def _widened(atom: Expr, kind: DType) -> Expr:
     return product(cast(factor, kind) for factor in factors(atom))
 
 
-__all__ = ["EVERYWHERE", "Facts", "Span", "SureSpans", "surely_written"]
+__all__ = ["CONNECTIVES", "EVERYWHERE", "Facts", "Span", "SureSpans", "surely_written"]

@@ -9,8 +9,10 @@ an iteration begins and ends with products, the last of one and the first of the
 section reaches across the loop's end, and lasts where the loop begins. With q for a product and s
 for what threads do between two of them, two warpgroups then need max(4q, 2q + s) for an iteration;
 two sections would need max(4q, 3q + s), since a warpgroup could not begin the next iteration before
-the other one's softmax is over. Products in front of such a loop (a peeled iteration) take turns
-too; those behind it have nothing left to wait for.
+the other one's softmax is over. What threads do with registers at either end (the sum of a row)
+stands in such a section too, where it takes less time than the products in front of it: they run
+meanwhile, and nobody else could use the tensor core. Products in front of such a loop (a peeled
+iteration) take turns too; those behind it have nothing left to wait for.
 
 Loops get them unasked where the tensor core is busy longer than the threads are. On an H200,
 warpgroups often fall out of step by themselves, but not always: heads of 192 and 256 ran at 573 and
@@ -46,7 +48,9 @@ from tilewright.ir.op import (
     Break,
     Commit,
     Continue,
+    Copy,
     Fence,
+    Fill,
     For,
     Gemm,
     Hint,
@@ -67,6 +71,7 @@ from tilewright.ir.op import (
     While,
     expressions,
     read_buffers,
+    touched_within,
     walk_ops,
     written_buffers,
 )
@@ -169,7 +174,7 @@ class _Sections:
         ops = [op for op, _ in self.inner(loop.body)]
         runs = _runs(ops)
         outside = ops[: runs[0].first] + ops[runs[-1].last + 1 :]
-        across = len(runs) > 1 and all(map(_is_quiet, outside))
+        across = len(runs) > 1 and _is_brief(outside, ops[runs[-1].first : runs[-1].last + 1])
         count = len(runs) - across
         text = f"{count} section{'s' * (count != 1)} in an iteration of {loop.var.name}"
         if across:
@@ -227,6 +232,22 @@ def _is_quiet(op: Op) -> bool:
     if isinstance(op, If):
         return all(_is_fence(i) or isinstance(i, (Let, Hint)) for i in (*op.then, *op.orelse))
     return _is_product(op) or isinstance(op, (Let, Hint, Alloc, View, Wait))
+
+
+def _is_brief(ops: list[Op], products: list[Op]) -> bool:
+    """Whether `ops` are over before the products in front of them, and wait for nothing but memory:
+    others lose nothing if they stand in a section."""
+    work = [op for op in ops if not _is_quiet(op)]
+    most = sum(cycles(op) for op in products if _is_product(op))
+    return all(map(_in_registers, work)) and sum(map(cycles, work)) < most
+
+
+def _in_registers(op: Op) -> bool:
+    """What each warp does with fragments and scalars alone."""
+    if not isinstance(op, (Map, Reduce, Copy, Fill)):
+        return False
+    spaces = {buffer.space for buffer, _ in touched_within(op)}
+    return spaces <= {Space.FRAGMENT, Space.LOCAL}
 
 
 def _runs(body: list[Op]) -> list[_Run]:

@@ -209,7 +209,9 @@ class _Walk:
                 width = int(words["bytes"])
             elif "count" in words:
                 width *= int(words["count"])
-            elif op.name != "atomic":
+            elif op.name == "atomic":
+                width *= max(len(op.args) - 1, 1)
+            else:
                 width *= prod(int(e) for e in region.extents if isinstance(e, Const))
             yield self.one(op, region.buffer, region.starts, rule, writes, width, mask)
 

@@ -30,6 +30,7 @@ from tilewright.passes.deal_tiles import NotDealt, deal_tiles, own_tiles
 from tilewright.passes.fit_registers import TooManyRegisters, fit_registers
 from tilewright.passes.hoist_guards import hoist_guards
 from tilewright.passes.hoist_views import hoist_views
+from tilewright.passes.hold_operands import hold_operands
 from tilewright.passes.infer_layouts import infer_layouts
 from tilewright.passes.inline_rows import inline_rows
 from tilewright.passes.insert_syncs import insert_syncs
@@ -49,6 +50,7 @@ from tilewright.passes.reasons import key_of
 from tilewright.passes.reduce_by_atomics import reduce_by_atomics
 from tilewright.passes.reuse_shared import reuse_shared
 from tilewright.passes.roles import part_roles
+from tilewright.passes.share_fragments import share_fragments
 from tilewright.passes.stage_stores import stage_stores
 from tilewright.passes.take_turns import take_turns
 from tilewright.passes.use_fast_functions import use_fast_functions
@@ -94,6 +96,16 @@ SCHEDULE = (
     ),
     Pass("announce_barriers", announce_barriers, "any time: derived ones are announced"),
     Pass("use_fast_functions", use_fast_functions, "any time: it changes expressions only"),
+    Pass(
+        "share_fragments",
+        share_fragments,
+        "early: what follows asks what control depends on, and how much memory there is",
+    ),
+    Pass(
+        "hold_operands",
+        hold_operands,
+        "early: what follows asks what is in shared memory, and who meets for it",
+    ),
     Pass("hoist_views", hoist_views, "before anything moves the copies of what they show"),
     Pass("own_tiles", own_tiles, "before anything asks how many threads share a tile"),
     Pass("choose_stages", choose_stages, "before anything asks how deep loops run ahead"),

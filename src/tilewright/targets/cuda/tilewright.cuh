@@ -523,6 +523,29 @@ TW_NATIVE(float, float, atomic_exch, atomicExch)
 TW_NATIVE(double, double, atomic_add, atomicAdd)
 #undef TW_INTEGER
 #undef TW_NATIVE
+// Neighbours in global memory, each by itself.
+TW_DEVICE void atomic_add(float* at, float a, float b) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(
+                   __cvta_generic_to_global(at)),
+               "f"(a), "f"(b)
+               : "memory");
+#else
+  atomicAdd(at, a);
+  atomicAdd(at + 1, b);
+#endif
+}
+TW_DEVICE void atomic_add(float* at, float a, float b, float c, float d) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                   __cvta_generic_to_global(at)),
+               "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
+#else
+  atomic_add(at, a, b);
+  atomic_add(at + 2, c, d);
+#endif
+}
 // By thread 0 of the block, which goes on until it needs the old value. The assembler gathers what a
 // warp's threads add to one element, and hands old values out by a shuffle, which waits for them right
 // there; not where the address may differ between threads, as far as it knows.

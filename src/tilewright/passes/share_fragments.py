@@ -1,0 +1,155 @@
+"""Fragments of which control asks for single elements.
+
+An element of a fragment is in the registers of some threads; a guard, a loop or the place of a copy
+needs it in all of them. What a copy has brought from a tensor that nobody writes is asked for
+there, and any other fragment that nests and copies fill is a shared tile instead:
+
+    copy Mask[b, :] -> used;  for k { if used[k] { … } }
+
+    for k { if Mask[b, k] { … } }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import Const, Expr, Load, loads, transform
+from tilewright.ir.op import (
+    Alloc,
+    Body,
+    Copy,
+    Fill,
+    Hint,
+    Kernel,
+    Map,
+    Op,
+    View,
+    bodies,
+    marked,
+    op_loads,
+    regions,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.rewrite import map_exprs, rebuild, replace_buffers
+from tilewright.ir.target import Target
+from tilewright.passes.reasons import because
+from tilewright.passes.rings import mentioned, written_by
+
+
+def share_fragments(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel`, its control asking for elements of memory only, as far as they can be there."""
+    asked = {
+        load.buffer.name: load.buffer
+        for op in _outside(kernel.body)
+        for load in op_loads(op)
+        if load.buffer.space is Space.FRAGMENT
+    }
+    if not asked:
+        return kernel
+    written = written_by(kernel)
+    for buffer in asked.values():
+        source = _source(kernel, buffer, written)
+        if source is not None:
+            kernel = _asked_there(kernel, buffer, source)
+        elif _movable(kernel, buffer):
+            because(kernel.name, buffer.name, "control asks for its elements")
+            shared = replace(buffer, space=Space.SHARED)
+            kernel = rebuild(kernel, body=replace_buffers(kernel.body, {buffer: shared}))
+    return kernel
+
+
+def _outside(body: Body) -> Iterator[Op]:
+    """The ops of `body` that are not inside nests."""
+    for op in body:
+        yield op
+        if not isinstance(op, Map):
+            for inner in bodies(op):
+                yield from _outside(inner)
+
+
+def _source(kernel: Kernel, buffer: Buffer, written: set[str]) -> Copy | None:
+    """The copy that alone fills a fragment, before anything asks for it, with what stays the same
+    in memory."""
+    writers = [op for op in walk_ops(kernel) if buffer in written_buffers(op)]
+    users = [op for op in kernel.body if buffer.name in mentioned(op)]
+    users = [op for op in users if not isinstance(op, Alloc)]
+    if len(writers) != 1 or not users or users[0] is not writers[0] or _is_viewed(kernel, buffer):
+        return None
+    op = users[0]
+    if (
+        not isinstance(op, Copy)
+        or not op.dst.is_whole
+        or op.src.buffer.space is not Space.GLOBAL
+        or op.src.buffer.dtype != buffer.dtype
+        or len(_long(op.src.extents)) != len(_long(buffer.shape))
+    ):
+        return None
+    read = {load.buffer for start in op.src.starts for load in loads(start)}
+    steady = all(b.space is Space.GLOBAL and b.name not in written for b in (op.src.buffer, *read))
+    return op if steady else None
+
+
+def _is_viewed(kernel: Kernel, buffer: Buffer) -> bool:
+    views = (op for op in walk_ops(kernel) if isinstance(op, View))
+    return any(buffer.name in (op.buffer.name, op.source.name) for op in views)
+
+
+def _long(extents: tuple[Expr, ...]) -> list[int]:
+    """The dimensions that have more than one element."""
+    return [d for d, e in enumerate(extents) if not (isinstance(e, Const) and e.value == 1)]
+
+
+def _asked_there(kernel: Kernel, buffer: Buffer, copy: Copy) -> Kernel:
+    """`kernel` with elements outside nests read where `copy` reads them; without the copy where
+    nobody else needs it."""
+    places = dict(zip(_long(copy.src.extents), _long(buffer.shape), strict=True))
+
+    def there(e: Expr) -> Expr | None:
+        if not (isinstance(e, Load) and e.buffer.name == buffer.name):
+            return None
+        starts = enumerate(copy.src.starts)
+        indices = tuple(s + e.indices[places[d]] if d in places else s for d, s in starts)
+        return Load(copy.src.buffer, indices, e.loc)
+
+    def each(body: Body) -> Body:
+        found: list[Op] = []
+        for op in body:
+            new = op
+            if not isinstance(op, Map) and buffer.name in mentioned(op):
+                inner = {f.name: each(getattr(op, f.name)) for f in marked(op, "body")}
+                new = map_exprs(rebuild(op, **inner), lambda e: transform(e, there))
+            found.append(new)
+        return tuple(found)
+
+    new = each(kernel.body)
+    users = [op for op in new if buffer.name in mentioned(op)]
+    if all(isinstance(op, Alloc) or op == copy for op in users):
+        gone = {id(op) for op in users}
+        new = tuple(op for op in new if id(op) not in gone and not _allocates(op, buffer))
+    return rebuild(kernel, body=new)
+
+
+def _allocates(op: Op, buffer: Buffer) -> bool:
+    return isinstance(op, Alloc) and op.buffer == buffer
+
+
+def _movable(kernel: Kernel, buffer: Buffer) -> bool:
+    """Whether all that use a fragment as a tile could use shared memory as well."""
+    if _is_viewed(kernel, buffer):
+        return False
+    for op in _outside(kernel.body):
+        if isinstance(op, (Alloc, Copy, Fill, Map)):
+            continue
+        if isinstance(op, Hint) and op.buffer == buffer:
+            return False
+        if any(r.buffer == buffer for r in regions(op, reads=True, writes=True)):
+            return False
+        if buffer in written_buffers(op):
+            return False
+    return True
+
+
+__all__ = ["share_fragments"]
