@@ -300,7 +300,8 @@ atom=cp_async {
 
 def test_what_the_producer_does():
     """The table is asked once; a slot is announced an iteration after its copies began."""
-    text = print_program(scheduled(rows_of(K=256), Target.parse("cuda -roles -persistent=off -depth=text")))
+    target = Target.parse("cuda -roles -persistent=off -depth=text")
+    text = print_program(scheduled(rows_of(K=256), target))
     assert PRODUCER in text
 
 
