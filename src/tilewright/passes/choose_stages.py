@@ -126,26 +126,25 @@ def _deeper(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
     """As many as the text says, or as hide a load where those cannot even if all of it comes from
     the L2 cache; and why."""
     said, rate = loop.stages, L2_BYTES[target.arch]
+    fits, _ = _stages(kernel, loop, work, target)
+    advice = f"{said} stages, as the text says: {fits} would fit, and hide more of a load"
+    kept = said, advice if 0 < said < fits else ""
     if said < 1 or loop.order is not None or not work.slot or not _fed(kernel, loop, target):
-        return said, ""
+        return kept
     busy = max(work.busy, work.slot / rate)
-    if replace(work, busy=busy).hiding(rate) <= said:
-        return said, ""
+    if replace(work, busy=busy).hiding(rate) <= said or target.choice("depth") in ("text", "least"):
+        return kept
     most = min(work.hiding(BYTES_PER_CYCLE), MOST)
     trips = simplify(loop.stop - loop.start)
     if isinstance(trips, Const) and not worth_it(kernel, target)[0]:
         most = min(most, int(trips))  # no next tile whose first slots could be filled
     spare = STAGED * dealt_to(kernel) + ROOM + _turning(kernel, loop, work)
     for stages in range(most, said, -1):
-        if planned_bytes(_with(kernel, loop, stages)) + spare > target.chip.shared:
-            continue
-        if target.choice("depth") in ("text", "least"):
-            return said, f"{said} stages, as the text says: {stages} would hide more of a load"
-        return stages, (
-            f"{stages} stages, {said} in the text: a load takes "
-            f"{work.load(BYTES_PER_CYCLE):.0f} cycles, an iteration {busy:.0f}"
-        )
-    return said, ""
+        if planned_bytes(_with(kernel, loop, stages)) + spare <= target.chip.shared:
+            load = work.load(BYTES_PER_CYCLE)
+            why = f"a load takes {load:.0f} cycles, an iteration {busy:.0f}"
+            return stages, f"{stages} stages, {said} in the text: {why}"
+    return kept
 
 
 def _fed(kernel: Kernel, loop: For, target: Target) -> bool:

@@ -37,6 +37,7 @@ from tilewright.passes.insert_syncs import insert_syncs
 from tilewright.passes.label_prints import LABEL
 from tilewright.passes.lay_out_shared import pin_shared
 from tilewright.passes.lower_threads import lower_threads
+from tilewright.passes.nest_copies import nest_copies
 from tilewright.passes.nest_stores import nest_stores
 from tilewright.passes.order_blocks import order_blocks
 from tilewright.passes.pack_elements import pack_elements, uses_packed
@@ -170,6 +171,12 @@ SCHEDULE = (
         "cut_products",
         cut_products,
         "before prefetch_loads: what differs between columns is one number in a piece of them",
+        whole_program=True,
+    ),
+    Pass(
+        "nest_copies",
+        nest_copies,
+        "before prefetch_loads, which makes loads of nests early; behind all who look for copies",
         whole_program=True,
     ),
     Pass(
