@@ -1,4 +1,4 @@
-"""Expressions as C++: which divisions need no division."""
+"""Expressions as C++: which divisions need no division, which conversions no conversion."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.ir.dtype import FLOAT32, dtype
-from tilewright.ir.expr import Var, binary, const
+from tilewright.ir.expr import Var, binary, cast, const
 from tilewright.targets.cuda.emit_expr import Names, _divides_in_place, print_expr
 
 FLOAT64 = dtype("float64")
+FLOAT16, BFLOAT16 = dtype("float16"), dtype("bfloat16")
 ONES = 2.0 - 2.0**-23  # a significand of ones only
 
 
@@ -49,3 +50,58 @@ def test_one_correction_rounds_as_a_division_does(divisor, xs):
     assert (left == left.astype(np.float32)).all()
     got = (left * np.float64(r) + near.astype(np.float64)).astype(np.float32)
     np.testing.assert_array_equal(got, x / c)
+
+
+def printed(e):
+    return print_expr(e, Names(), lambda load: "")
+
+
+I32, U8, I8 = (Var(name[0], dtype(name)) for name in ("int32", "uint8", "int8"))
+NIBBLE = binary("&", I32, const(15))
+
+
+@pytest.mark.parametrize(
+    "number, kind, text",
+    [
+        (U8, FLOAT16, "tw::small_float16(int(u))"),
+        (I8, FLOAT16, "tw::small_float16(int(i))"),
+        (I8, BFLOAT16, "tw::to_bfloat16(tw::small_float(int(i)))"),
+        (U8, FLOAT32, "tw::small_float(int(u))"),
+        (NIBBLE, FLOAT16, "tw::small_float16(i & 15)"),
+        (binary("-", NIBBLE, const(8)), FLOAT16, "tw::small_float16((i & 15) - 8)"),
+        (binary("&", I32, const(1023)), FLOAT16, "tw::to_float16(tw::small_float(i & 1023))"),
+        (binary("&", I32, const(2**22)), FLOAT32, "float(i & 4194304)"),
+        (I32, FLOAT16, "tw::to_float16(double(i))"),
+        (I32, FLOAT32, "float(i)"),
+        (U8, FLOAT64, "double(u)"),
+    ],
+)
+def test_small_integers_as_floats(number, kind, text):
+    assert printed(cast(number, kind)) == text
+
+
+@pytest.mark.parametrize(
+    "low, high, word, near",
+    [(-512, 512, "uint16", 0x6600), (-(2**22) + 1, 2**22, "uint32", 0x4B400000)],
+)
+def test_small_integers_are_digits_of_a_larger_number(low, high, word, near):
+    """What tw::small_float16 and tw::small_float compute."""
+    numbers = np.arange(low, high, dtype=np.int64)
+    kind = np.float16 if word == "uint16" else np.float32
+    bits = (near + numbers).astype(word)
+    got = bits.view(kind) - np.array(near, word).view(kind)
+    np.testing.assert_array_equal(got.astype(np.int64), numbers)
+
+
+def test_sums_and_products_of_float16():
+    x, y, z = (Var(n, FLOAT16) for n in "xyz")
+
+    def wide(op, a, b):
+        return cast(binary(op, cast(a, FLOAT32), cast(b, FLOAT32)), FLOAT16)
+
+    assert printed(wide("*", wide("-", x, const(8.0, FLOAT16)), y)) == (
+        "tw::mul(tw::sub(x, tw::float16{0x4800}), y)"
+    )
+    inexact = cast(binary("+", cast(z, FLOAT32), const(0.1, FLOAT32)), FLOAT16)
+    assert printed(inexact).startswith("tw::to_float16(tw::to_float(z) + 0.1")
+    assert printed(wide("/", x, y)).startswith("tw::to_float16(")

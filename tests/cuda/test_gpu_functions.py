@@ -62,3 +62,49 @@ def test_division_by_a_constant_is_rounded_once(divisor):
     small = np.abs(x) < 2.0**-100
     np.testing.assert_array_equal(y[~small], want[~small])
     assert distance(y[small], want[small].astype(np.float64)).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16"])
+@pytest.mark.parametrize("wide", ["float16", "bfloat16", "float32"])
+def test_small_integers_become_floats(kind, wide):
+    import torch
+
+    ends = np.iinfo(kind)
+    x = np.arange(ends.min, ends.max + 1).astype(kind)
+
+    @T.prim_func
+    def main(X: T.Tensor((len(x),), kind), Y: T.Tensor((len(x),), wide)):
+        with T.Kernel(T.ceildiv(len(x), 256), threads=128) as bx:
+            for i in T.Parallel(256):
+                Y[bx * 256 + i] = X[bx * 256 + i]
+
+    y = torch.empty(len(x), dtype=getattr(torch, wide), device="cuda")
+    tw.compile(main, target="cuda")(torch.from_numpy(x).cuda(), y)
+    want = torch.from_numpy(x.astype(np.float32)).to(y.dtype)
+    assert torch.equal(y.cpu(), want)
+
+
+@pytest.mark.parametrize("op", ["+", "-", "*"])
+def test_float16_is_rounded_once_an_operation(op):
+    import torch
+
+    compute = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}[op]
+    rng = np.random.default_rng(5)
+    a, b = (rng.integers(0, 2**16, 2**20).astype(np.uint16).view(np.float16) for _ in range(2))
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((2**20,), "float16"),
+        B: T.Tensor((2**20,), "float16"),
+        C: T.Tensor((2**20,), "float16"),
+    ):
+        with T.Kernel(2**20 // 1024, threads=128) as bx:
+            for i in T.Parallel(1024):
+                C[bx * 1024 + i] = compute(compute(A[bx * 1024 + i], B[bx * 1024 + i]), 3)
+
+    c = torch.empty(2**20, dtype=torch.float16, device="cuda")
+    tw.compile(main, target="cuda")(torch.from_numpy(a).cuda(), torch.from_numpy(b).cuda(), c)
+    with np.errstate(all="ignore"):
+        inner = compute(a.astype(np.float32), b.astype(np.float32)).astype(np.float16)
+        want = compute(inner.astype(np.float32), np.float32(3)).astype(np.float16)
+    np.testing.assert_array_equal(c.cpu().numpy(), want)

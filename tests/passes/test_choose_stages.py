@@ -1,10 +1,11 @@
-"""Loops that do not say how deep they run ahead."""
+"""Loops that do not say how deep they run ahead, or say less than it takes."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+import tilewright as tw
 import tilewright.language as T
 from tests.passes.overlap import numbers
 from tilewright import interp
@@ -16,16 +17,25 @@ from tilewright.targets.cuda.backend import lower
 CUDA = Target.parse("cuda")
 
 
-def product(block_M=128, block_N=128, block_K=64, threads=256, stages=None, K=256):
+def product(
+    block_M=128,
+    block_N=128,
+    block_K=64,
+    threads=256,
+    stages=None,
+    K=256,
+    dtype="float16",
+    whole=False,
+):
     @T.prim_func
     def main(
-        A: T.Tensor((block_M, K), "float16"),
-        B: T.Tensor((K, block_N), "float16"),
+        A: T.Tensor((block_M, K), dtype),
+        B: T.Tensor((K, block_N), dtype),
         C: T.Tensor((block_M, block_N), "float16"),
     ):
         with T.Kernel(1, threads=threads):
-            a = T.alloc_shared((block_M, block_K), "float16")
-            b = T.alloc_shared((block_K, block_N), "float16")
+            a = T.alloc_shared((block_M, block_K), dtype)
+            b = T.alloc_shared((block_K, block_N), dtype)
             c = T.alloc_fragment((block_M, block_N), "float32")
             T.clear(c)
             for k in T.Pipelined(T.ceildiv(K, block_K), num_stages=stages):
@@ -34,7 +44,7 @@ def product(block_M=128, block_N=128, block_K=64, threads=256, stages=None, K=25
                 T.gemm(a, b, c)
             T.copy(c, C)
 
-    return main.program
+    return main if whole else main.program
 
 
 def chosen(program):
@@ -50,18 +60,58 @@ def chosen(program):
         ({"block_N": 256, "block_K": 128}, 2),
         ({"threads": 128, "block_M": 64}, 3),  # and a second block beside it
         ({"stages": 0}, 0),
-        ({"stages": 2}, 2),
+        ({"stages": 2}, 4),  # of the text's two, a load would take most of an iteration
+        ({"stages": 2, "K": 64 * 16}, 6),
+        ({"stages": 2, "K": 64 * 3}, 3),  # and no more than there are iterations
+        ({"stages": 3, "block_N": 256}, 3),  # a load is hidden
+        ({"stages": 1, "block_N": 256, "block_K": 128}, 2),  # two of 96 KB fit
+        ({"stages": 2, "threads": 128}, 2),  # more would be a resident block less
+        ({"stages": 2, "dtype": "float32"}, 2),  # products by threads; no producer
     ],
 )
 def test_stages(sizes, want):
     assert chosen(product(**sizes)) == [want]
 
 
-def test_more_than_the_text_says_is_recommended():
-    reasons = lower(product(stages=3), CUDA).reasons
+def test_more_than_the_text_says_is_said():
+    reasons = lower(product(stages=3, K=1024), CUDA).reasons
+    assert any("6 stages, 3 in the text" in why for why in reasons.values())
+    reasons = lower(product(stages=3, K=1024), CUDA.choosing("depth", "text")).reasons
     assert any("3 stages, as the text says: 6 would fit" in why for why in reasons.values())
     reasons = lower(product(stages=6), CUDA).reasons
-    assert not any("as the text says" in why for why in reasons.values())
+    assert not any("the text" in why for why in reasons.values())
+
+
+def test_loops_share_the_room():
+    """What one loop is given is not there for the next; tiles that nests gather count."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((128, 1024), "float16"),
+        B: T.Tensor((1024, 128), "float16"),
+        rows: T.Tensor((128,), "int32"),
+        C: T.Tensor((128, 128), "float16"),
+    ):
+        with T.Kernel(1, threads=256):
+            c = T.alloc_fragment((128, 128), "float32")
+            T.clear(c)
+            for _ in tuple(range(2)):
+                a = T.alloc_shared((128, 64), "float16")
+                b = T.alloc_shared((64, 128), "float16")
+                for k in T.Pipelined(16, num_stages=2):
+                    for i, j in T.Parallel(128, 64):
+                        a[i, j] = A[rows[i], k * 64 + j]
+                    T.copy(B[k * 64, 0], b)
+                    T.gemm(a, b, c)
+            T.copy(c, C)
+
+    assert chosen(main.program) == [4, 2]
+    assert not any(what == "given up" for _, what in lower(main.program, CUDA).reasons)
+
+
+def test_explain_says_how_deep_loops_run():
+    kernel = tw.compile(product(stages=3, K=1024, whole=True), target="cuda")
+    assert "loop k: 6 stages" in kernel.explain()
 
 
 def test_nothing_to_load():

@@ -20,6 +20,7 @@ from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.order_blocks import ABOUT, _Orders, most_work, order_blocks
 from tilewright.passes.reasons import listening
+from tilewright.targets.cuda.backend import lower
 from zoo.attention.flash import flash_attention
 
 CUDA = Target.parse("cuda")
@@ -369,3 +370,42 @@ def test_many_heads_come_in_sections():
     assert told(many).endswith(why)
     few = flash_attention.prim_func(2, 16, 16, 2048, 2048, 128, True, **sizes).program
     assert told(few).endswith("runs longer the more bx is")
+
+
+def grouped_product(gathered: bool):
+    """Rows of several groups, each with a matrix of its own: which one, a table says."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((4096, 512), "float16"),
+        B: T.Tensor((8, 512, 2048), "float16"),
+        first: T.Tensor((8,), "int32"),
+        owner: T.Tensor((40,), "int32"),
+        C: T.Tensor((4096, 2048), "float16"),
+    ):
+        with T.Kernel(40, 16, threads=256) as (bx, by):
+            a = T.alloc_shared((128, 64), "float16")
+            b = T.alloc_shared((64, 128), "float16")
+            c = T.alloc_fragment((128, 128), "float32")
+            g = T.alloc_var("int32", init=0)
+            if gathered:
+                for i in range(8):
+                    g = T.if_then_else(bx * 128 >= first[i], i, g)
+            else:
+                g = owner[bx]
+            row = bx * 128 - first[g]
+            T.clear(c)
+            for k in T.Pipelined(8, num_stages=3):
+                T.copy(A[row, k * 64], a)
+                T.copy(B[g, k * 64, by * 128], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[row, by * 128])
+
+    return main.program
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_what_is_looked_up_is_taken_to_be_shared(gathered: bool):
+    """Neighbouring rows mostly are of one group; where they are not, no order is better."""
+    why = lower(grouped_product(gathered), Target.parse("cuda")).reasons["main", ABOUT]
+    assert why == "grouped, panels of 8 rows: rows of blocks share tiles of B, columns of A"

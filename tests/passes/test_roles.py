@@ -43,7 +43,7 @@ def roles_of(program):
 
 
 def parted(program):
-    whole = ROLES.choosing("boxes", "off")
+    whole = ROLES.choosing("boxes", "off").choosing("depth", "text")
     return next(s.program for s in lower(program, whole) if s.name == "part_roles")
 
 
@@ -214,6 +214,7 @@ def test_warp_specialize_asks_for_them():
         for on in (True, False)
     }
     assert "role producer" in text[True] and "role" not in text[False]
-    said = tw.compile(product(), target="cuda", pass_configs={"warp_specialize": True}).explain()
+    told = {"target": "cuda -depth=text", "pass_configs": {"warp_specialize": True}}
+    said = tw.compile(product(), **told).explain()
     assert "role producer: warps 8 … 11, 24 registers a thread" in said
     assert "loop k_1: 3 stages" in said and "first fills" not in said

@@ -69,7 +69,7 @@ def test_known_trip_counts(steps, stages):
 
 def test_two_iterations_at_a_time():
     program = scaled_product.prim_func(8, "by the engine").program
-    found = stage(lower(program, SKEWED))
+    found = stage(lower(program, SKEWED.choosing("depth", "text")))
     loop = next(
         op
         for op in walk_ops(found.kernels[0])
@@ -140,7 +140,7 @@ def test_as_far_as_registers_go(block, threads, fits):
 
 def test_one_slot_is_not_enough():
     program = scaled_product.prim_func(4, stages=1).program
-    trace = lower(program, SKEWED)
+    trace = lower(program, SKEWED.choosing("depth", "text"))
     assert "nothing late: it has fewer than two products" in said(trace)
 
 

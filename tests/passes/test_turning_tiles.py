@@ -143,7 +143,7 @@ def test_the_next_tile_is_written_under_the_product():
 
 @pytest.mark.parametrize("stages, want", [(1, (64, 64)), (2, (2, 64, 64)), (5, (3, 64, 64))])
 def test_slots(stages, want):
-    assert slots(unpacked(stages))[0] == want
+    assert slots(unpacked(stages), ROLES.choosing("depth", "text"))[0] == want
 
 
 def test_what_an_iteration_keeps_has_no_slots():

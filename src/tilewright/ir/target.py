@@ -29,7 +29,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "bulk": ON_OFF,  # copies by the bulk engine
     "turning": ON_OFF,  # tiles that threads fill for products have several slots
     "gathers": ON_OFF,  # nests that move rows from anywhere do so ahead, past the registers
-    "depth": ("most", "least"),  # of loops whose text does not say how many stages they have
+    "depth": ("most", "text", "least"),  # of rings: more slots than the text says, as many, or few
     "inline": ON_OFF,  # rows of numbers are loaded by the nests that need them
     "pieces": ON_OFF,  # products that leave too few registers are made in pieces
     "stage": ON_OFF,  # accumulators reach memory by way of shared memory

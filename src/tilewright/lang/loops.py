@@ -410,7 +410,8 @@ def Pipelined(
     Left out, the compiler chooses by how long loads and computing take; 0 keeps copies in place.
 
     `Pipelined(n)` or `Pipelined(start, stop)`. Tiles in shared memory that the loop copies into
-    get `num_stages` slots; barriers and waits are the compiler's. `order` and `stage`, one entry
+    get `num_stages` slots, or more where those hide too little and memory is left; barriers and
+    waits are the compiler's. `order` and `stage`, one entry
     for each statement (or for each `group` of them), pin the schedule where a producer copies:
     statements of the later stage run one iteration behind the others, in this order.
 

@@ -81,6 +81,7 @@ class Ahead:
         self.mapped = _mapped(program, views)
         self.written = written_by(kernel)
         self.copies: set[int] = set()
+        self.by_threads: set[int] = set()  # copies that could run ahead, if there were an engine
         self.against: dict[int, str] = {}  # of nests that only move: why they do not run ahead
         self.common = Common(kernel)
         self.plans = self.find_plans(program)
@@ -147,6 +148,8 @@ class Ahead:
             return None
         how, width = self.engine(copy, loop, ranges)
         if how is None:
+            if tensor.name not in self.written:
+                self.by_threads.add(id(op))
             return None
         # the bulk engine alone sends to other blocks
         return Fill(at, copy, how, uses, self.peers(copy) if how == BULK else 1, width)

@@ -14,13 +14,14 @@ functions of the number, one to one for every size of the grid; nothing else cha
   axes, so that some of the blocks that run together load the same tiles.
 
 Left to itself the pass follows the hint, or else takes `longest` where loops of blocks differ, or
-else `grouped` where blocks of a row load the same tiles and blocks of a column too.
+else `grouped` where blocks of a row load the same tiles and blocks of a column too, as far as their
+places are computed; what is looked up is taken to be the same for neighbours.
 In kernels with clusters these are the orders of clusters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from math import prod
@@ -36,6 +37,7 @@ from tilewright.ir.expr import (
     Cast,
     Const,
     Expr,
+    Load,
     Select,
     Var,
     binary,
@@ -349,19 +351,36 @@ def reloaded(kernel: Kernel, dims: Iterable[Dim] = ()) -> str | None:
     if len(kernel.grid) < 2:
         return None
     found: dict[int, str] = {}  # by the axis that does not matter
+    named = {op.var: op.value for op in walk_ops(kernel) if isinstance(op, Let)}
     for op, ranges in scope.walk_ranges(kernel, dims):
         if not isinstance(op, For) or op.kind != "pipelined":
             continue
         for each in op.body:
             tensor, places = _loaded(each)
             starts = [ranges.resolve(s, op.var) for s in places]
-            asked = {v for s in starts if s is not None for v in variables(s)}
+            asked = _asked((s for s in starts if s is not None), named)
             same = [axis for axis in (0, 1) if kernel.blocks[axis] not in asked]
             if tensor is not None and len(same) == 1 and None not in starts:
                 found.setdefault(same[0], tensor.name)
     if len(found) < 2:
         return None
     return f"rows of blocks share tiles of {found[0]}, columns of {found[1]}"
+
+
+def _asked(exprs: Iterable[Expr], named: Mapping[Var, Expr]) -> set[Var]:
+    """Variables that `exprs` are computed from. What is looked up (the expert of some rows, a page)
+    is taken to be the same for neighbours."""
+    found: set[Var] = set()
+    left = list(exprs)
+    while left:
+        e = left.pop()
+        if isinstance(e, Load) or e in found:
+            continue
+        if isinstance(e, Var):
+            found.add(e)
+            left += [named[e]] if e in named else []
+        left += e.children
+    return found
 
 
 def _loaded(op: Op) -> tuple[Buffer | None, list[Expr]]:

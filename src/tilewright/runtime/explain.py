@@ -61,7 +61,7 @@ def explanation(name: str, target: Target, trace: Trace, figures: Figures) -> di
             tuple(threads.get(code.name, ())),
             tuple(op for op in walk_ops(code) if isinstance(op, Intrinsic)),
             _places(code) if target.kind == "cuda" else {},
-            _written_loops(trace[0][1]),
+            _pipelined_loops(trace),
             {
                 op.buffer.name: op.loc
                 for op in walk_ops(trace[0][1].kernels[index])
@@ -115,7 +115,9 @@ def _places(kernel: Kernel) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _written_loops(program: Program) -> dict[Loc, For]:
+def _pipelined_loops(trace: Trace) -> dict[Loc, For]:
+    """Loops as they were written, as deep as they are to run ahead."""
+    program = next((p for name, p in trace if name == "choose_stages"), trace[0][1])
     return {
         op.loc: op
         for kernel in program.kernels

@@ -27,6 +27,7 @@ from tilewright.passes.cut_products import cut_products
 from tilewright.passes.deal_roles import deal_roles
 from tilewright.passes.deal_tiles import ABOUT as TILES
 from tilewright.passes.deal_tiles import NotDealt, deal_tiles, own_tiles
+from tilewright.passes.drop_unused import drop_unused
 from tilewright.passes.fit_registers import TooManyRegisters, fit_registers
 from tilewright.passes.hoist_guards import hoist_guards
 from tilewright.passes.hoist_views import hoist_views
@@ -37,6 +38,8 @@ from tilewright.passes.insert_syncs import insert_syncs
 from tilewright.passes.label_prints import LABEL
 from tilewright.passes.lay_out_shared import pin_shared
 from tilewright.passes.lower_threads import lower_threads
+from tilewright.passes.nest_copies import nest_copies
+from tilewright.passes.nest_stores import nest_stores
 from tilewright.passes.order_blocks import order_blocks
 from tilewright.passes.pack_elements import pack_elements, uses_packed
 from tilewright.passes.part_boxes import part_boxes
@@ -89,10 +92,17 @@ REMEDIES = {
 }
 # From tiles to the scheduled form. Kernels with roles have it already, and pass unchanged.
 SCHEDULE = (
+    Pass("drop_unused", drop_unused, "before anything adds up what tiles take"),
+    Pass(
+        "nest_stores",
+        nest_stores,
+        "before anything asks what threads compute: nests are all that there is",
+        whole_program=True,
+    ),
     Pass(
         "place_roles",
         place_roles,
-        "first: what is placed has its own time, which passes that derive one leave alone",
+        "early: what is placed has its own time, which passes that derive one leave alone",
     ),
     Pass("announce_barriers", announce_barriers, "any time: derived ones are announced"),
     Pass("use_fast_functions", use_fast_functions, "any time: it changes expressions only"),
@@ -173,6 +183,12 @@ SCHEDULE = (
         "cut_products",
         cut_products,
         "before prefetch_loads: what differs between columns is one number in a piece of them",
+        whole_program=True,
+    ),
+    Pass(
+        "nest_copies",
+        nest_copies,
+        "before prefetch_loads, which makes loads of nests early; behind all who look for copies",
         whole_program=True,
     ),
     Pass(

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import TypeGuard
 
+import numpy as np
+
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
 from tilewright.support.errors import CompileError
@@ -65,6 +67,7 @@ _STRENGTH = {
 _WORDS = {"and": "&&", "or": "||"}
 _BITS = ("&", "^", "|", "<<", ">>")  # few remember how these bind: parentheses
 _SMALL_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_HALVES = {"+": "add", "-": "sub", "*": "mul"}  # instructions of float16
 
 # functions of float32 and float64 that have the C library's names; float32's end in f
 _LIBRARY = frozenset(
@@ -178,6 +181,11 @@ class _Printer:
             text = f"tw::to_float({text})"
             if target.name == "float32":
                 return text, 99
+        if target.name == "float16" and (halves := self.halves(e.a)):
+            return halves, 99
+        small = _interval(e.a) if source.is_int and target.is_float and target.bits <= 32 else None
+        if small is not None:
+            return _small_number(text, source, small, target), 99
         if target.name in _SMALL_FLOATS:
             inner = text
             if not source.is_float:
@@ -193,6 +201,27 @@ class _Printer:
         if source.is_float and target.is_int:
             return f"tw::to_integer<{TYPES[target.name]}>({text})", 99
         return f"{TYPES[target.name]}({text})", 99
+
+    def halves(self, e: Expr) -> str | None:
+        """A float32 sum or product of float16 numbers, rounded to float16, in one instruction
+        of that type: rounding to 24 bits in between, more than twice 11, changes nothing."""
+        if not isinstance(e, Bin) or e.op not in _HALVES or e.dtype.name != "float32":
+            return None
+        parts = [self.half(x) for x in (e.a, e.b)]
+        if None in parts or (isinstance(e.a, Const) and isinstance(e.b, Const)):
+            return None
+        return f"tw::{_HALVES[e.op]}({parts[0]}, {parts[1]})"
+
+    def half(self, e: Expr) -> str | None:
+        """A float32 number that is one of float16, as that."""
+        if isinstance(e, Cast) and e.a.dtype.name == "float16":
+            return self.go(e.a)[0]
+        if isinstance(e, Const) and math.isfinite(e.value):
+            with np.errstate(over="ignore"):
+                value = np.float16(e.value)
+            if float(value) == e.value:
+                return f"tw::float16{{{hex(int(value.view(np.uint16)))}}}"
+        return None
 
     def call(self, e: Call) -> tuple[str, int]:
         args = [self.go(a)[0] for a in e.args]
@@ -223,6 +252,40 @@ class _Printer:
         if kind.is_int and kind.bits < 32:
             return f"{TYPES[kind.name]}({text})", 99
         return text, strength
+
+
+def _interval(e: Expr) -> tuple[int, int] | None:
+    """What an integer expression of up to 32 bits lies between, where its text tells: within 22
+    bits, which all floats of 32 bits have room for."""
+    match e:
+        case Bin("&", a, Const(value)) | Bin("&", Const(value), a) if value >= 0:
+            found: tuple[int, int] | None = (0, int(value))
+        case Const(value):
+            found = int(value), int(value)
+        case Bin("+" | "-" as op, a, b) if e.dtype.bits == 32 and e.dtype.kind == "int":
+            left, right = _interval(a), _interval(b)
+            if left is None or right is None:
+                return None
+            low, high = right if op == "+" else (-right[1], -right[0])
+            found = left[0] + low, left[1] + high
+        case Cast(_, a) if a.dtype.is_int and a.dtype.bits < e.dtype.bits == 32:
+            found = _interval(a)
+        case _ if e.dtype.bits <= 16 and not e.dtype.is_bool:
+            low = -(1 << (e.dtype.bits - 1)) if e.dtype.kind == "int" else 0
+            found = low, low + (1 << e.dtype.bits) - 1
+        case _:
+            return None
+    return found if found is not None and max(map(abs, found)) < 1 << 22 else None
+
+
+def _small_number(text: str, source: DType, span: tuple[int, int], target: DType) -> str:
+    """An integer between the ends of `span` as a float, exact before it is rounded: added to a
+    number whose last digit is 1. Instructions that convert have a quarter of the rate."""
+    whole = text if source.bits == 32 and source.kind == "int" else f"int({text})"
+    if target.name == "float16" and span[0] >= -512 and span[1] < 512:
+        return f"tw::small_float16({whole})"
+    number = f"tw::small_float({whole})"
+    return f"tw::to_{target.name}({number})" if target.name != "float32" else number
 
 
 def _divides_in_place(divisor: Expr) -> TypeGuard[Const]:

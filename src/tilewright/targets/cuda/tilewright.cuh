@@ -70,6 +70,27 @@ TW_DEVICE float to_float(float16 x) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
   return r;
 }
+// Not fused: each is rounded.
+TW_DEVICE float16 add(float16 x, float16 y) {
+  float16 r;
+  asm("add.rn.f16 %0, %1, %2;" : "=h"(r.bits) : "h"(x.bits), "h"(y.bits));
+  return r;
+}
+TW_DEVICE float16 sub(float16 x, float16 y) {
+  float16 r;
+  asm("sub.rn.f16 %0, %1, %2;" : "=h"(r.bits) : "h"(x.bits), "h"(y.bits));
+  return r;
+}
+TW_DEVICE float16 mul(float16 x, float16 y) {
+  float16 r;
+  asm("mul.rn.f16 %0, %1, %2;" : "=h"(r.bits) : "h"(x.bits), "h"(y.bits));
+  return r;
+}
+// Integers of up to 22 bits: 1.5 * 2^23 has them as its last digits; of up to 9 bits: 1536.
+TW_DEVICE float small_float(int x) { return __int_as_float(0x4b400000 + x) - 12582912.0f; }
+TW_DEVICE float16 small_float16(int x) {
+  return sub(float16{uint16_t(0x6600 + x)}, float16{0x6600});
+}
 TW_DEVICE bfloat16 to_bfloat16(double x) {
 #if __CUDA_ARCH__ >= 900
   bfloat16 r;

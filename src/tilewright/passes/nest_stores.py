@@ -1,0 +1,41 @@
+"""Single elements of fragments that are stored to outside nests, as nests of one point.
+
+    last[0] = X[row]    becomes    map p in 1 { last[0] = X[row] }
+
+Which threads hold the element is then a question of layouts, as for every nest.
+"""
+
+from __future__ import annotations
+
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Var, const, variables
+from tilewright.ir.op import Kernel, Map, Op, Program, Store, expressions, walk_ops
+from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
+from tilewright.ir.target import Target
+
+
+def nest_stores(program: Program, target: Target) -> Program:
+    """`program` with every store to a fragment in a nest."""
+    names = program_names(program)
+
+    def one(kernel: Kernel) -> Kernel:
+        ops = list(walk_ops(kernel.body))
+        nested = {id(each) for op in ops if isinstance(op, Map) for each in walk_ops(op.body)}
+        threads = set(kernel.thread_vars)
+        alone = {
+            id(op)
+            for op in ops
+            if isinstance(op, Store)
+            and op.buffer.space is Space.FRAGMENT
+            and id(op) not in nested
+            and not any(variables(e) & threads for e in expressions(op))
+        }
+
+        def rule(op: Op) -> Op | None:
+            if id(op) not in alone:
+                return None
+            return Map((Var(fresh_name("p", names)),), (const(1),), (op,), loc=op.loc)
+
+        return rebuild(kernel, body=map_body(kernel.body, rule)) if alone else kernel
+
+    return map_kernels(program, one)
