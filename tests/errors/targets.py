@@ -184,12 +184,14 @@ def small_matrix_tile():
 @case(CompileError, "f is a fragment and is read outside", "T.Parallel", "shared memory first")
 def element_of_a_fragment():
     @T.prim_func
-    def main(A: T.Tensor((64,), "float32"), n: T.int32):
+    def main(A: T.Tensor((64, 32), "float32"), B: T.Tensor((1,), "float32"), n: T.int32):
         with T.Kernel(1, threads=64):
+            a = T.alloc_fragment((64, 32), "float32")
             f = T.alloc_fragment((64,), "float32")
 #+          f = T.alloc_shared((64,), "float32")
-            T.copy(A, f)
-            A[0] = f[n]
+            T.copy(A, a)
+            T.reduce_sum(a, f, dim=1)
+            B[0] = f[n]
 #                  ^^^^
 
     tw.compile(main, target="cuda")
