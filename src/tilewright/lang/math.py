@@ -94,7 +94,7 @@ def _function(name: str, doc: str, sample: str, shown: str) -> Callable[..., Exp
 
 
 exp = _function("exp", "eˣ.", "x", "1 2.718 7.389")
-exp2 = _function("exp2", "2ˣ.", "x", "1 2 4 8")
+exp2 = _function("exp2", "2ˣ; on a GPU 0 where that is below 2⁻¹²⁶.", "x", "1 2 4 8")
 exp10 = _function("exp10", "10ˣ.", "-x", "1 0.1 0.01")
 log = _function("log", "The natural logarithm.", "x + 1", "0 0.6931 1.0986")
 log2 = _function("log2", "The logarithm to base 2.", "x + 1", "0 1 1.585 2")
@@ -111,7 +111,9 @@ atan = _function("atan", "The inverse tangent.", "x", "0 0.7854 1.1071")
 sinh = _function("sinh", "The hyperbolic sine.", "x", "0 1.1752 3.6269")
 cosh = _function("cosh", "The hyperbolic cosine.", "x", "1 1.5431 3.7622")
 tanh = _function("tanh", "The hyperbolic tangent.", "x", "0 0.7616 0.964")
-sigmoid = _function("sigmoid", "1 / (1 + e⁻ˣ).", "x", "0.5 0.7311 0.8808")
+sigmoid = _function(
+    "sigmoid", "1 / (1 + e⁻ˣ); on a GPU 0 where that is below 2⁻¹²⁶.", "x", "0.5 0.7311 0.8808"
+)
 erf = _function("erf", "The error function.", "x", "0 0.8427 0.9953")
 atan2 = _function(
     "atan2", "The angle of the point (x, y), given y first.", "x, 1.0", "0 0.7854 1.1071"
