@@ -36,7 +36,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.fragment import IDLE, Fragment
 from tilewright.ir.layout import Indices, Layout, LayoutError
-from tilewright.ir.linear import Linear, build_sum, factors, product
+from tilewright.ir.linear import Linear, build_sum
 from tilewright.ir.op import Body, For, If, Let, Op, expressions, walk_ops
 from tilewright.passes.addresses import evaluate, fit_registers, layout_expr
 from tilewright.passes.held import Held
@@ -212,10 +212,9 @@ class Nest:
         spans, full = [self.low.ranges.value(atom, True) for atom in form.terms], limits(kind)
         if kind.bits > 32 or not any(v.lo <= full.lo and full.hi <= v.hi for v in spans):
             return build_sum(form, kind)
-        terms = {product(cast(x, INT64) for x in factors(a)): c for a, c in form.terms.items()}
-        wide = build_sum(Linear(terms, form.const), INT64)
+        wide = Linear({cast(atom, INT64): c for atom, c in form.terms.items()}, form.const)
         least, most = const(full.lo, INT64), const(full.hi, INT64)
-        return cast(binary("min", most, binary("max", least, wide)), kind)
+        return cast(binary("min", most, binary("max", least, build_sum(wide, INT64))), kind)
 
     def converted(self, e: Cast) -> Expr | None:
         """An integer of coordinates as a float: what is the same for all values is converted once,
