@@ -156,8 +156,8 @@ BUGS = (
         "and multiple_of(memory.starts[-1], low.ranges) % count == 0", "and count > 0",
         "threads"),
     Bug("a mask's constant with the wrong sign", "passes/nests.py",
-        "build_sum(fixed.scaled(-1), e.a.dtype)",
-        "build_sum(Linear(fixed.scaled(-1).terms, fixed.const), e.a.dtype)", "threads"),
+        "self.distance(fixed.scaled(-1), e.a.dtype)",
+        "self.distance(Linear(fixed.scaled(-1).terms, fixed.const), e.a.dtype)", "threads"),
     # matrices
     Bug("matrices loaded without their transposition", "passes/lower_matrices.py",
         'op.src.dtype.bits)\n    text = f"count={found.count} trans={int(found.trans)}"',

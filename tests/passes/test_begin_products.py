@@ -114,14 +114,19 @@ def test_masks_are_added_behind(ahead, anew):
 
 
 @pytest.mark.parametrize("dtype, anew", [("float32", True), ("float16", False)])
-def test_numbers_are_added_where_sums_are_wide(dtype, anew):
+@pytest.mark.parametrize("hidden", ["-1000.0", "-inf"])
+def test_numbers_are_added_where_sums_are_wide(dtype, anew, hidden):
+    """In a narrow type -inf and a sum of products that is too large for it would be NaN."""
     text = TEXT.replace("alloc t: float32", f"alloc t: {dtype}")
     text = text.replace("2.0 + t[x, y]", "2.0 + float32(t[x, y])")
-    ahead = MASK.format("0.0 if x >= y else -1000.0")
+    ahead = MASK.format(f"0.0 if x >= y else {hidden}")
     given = program(text.format(before=CLEAR, ahead=ahead, behind="", after=""))
     found = map_kernels(given, lambda kernel: begin_products(kernel, ROLES))
     products = [op for op in walk_ops(found.kernels[0]) if isinstance(op, Gemm)]
     assert [op.clear is TRUE for op in products] == [anew]
+    args = {"A": np.full((64, 256), 64.0, np.float16), "B": np.full((256, 64), 32.0, np.float16)}
+    args |= {"C": np.zeros((64, 64), np.float32), "steps": 1}
+    assert run(found, args)["C"].tobytes() == run(given, args)["C"].tobytes()
 
 
 @pytest.mark.parametrize(

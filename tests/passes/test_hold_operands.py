@@ -36,6 +36,7 @@ def chain(kind="copy", M=128, N=64, D=64, threads=256, dtype="float16", stages=2
             s = T.alloc_fragment((M, N), "float32")
             o = T.alloc_fragment((M, D), "float32")
             row = T.alloc_fragment((M,), "float32")
+            flat = T.view(p, (M * N,), dtype) if kind == "viewed" else p
             T.copy(A, a)
             T.clear(o)
             for k in T.Pipelined(3, num_stages=stages):
@@ -54,7 +55,14 @@ def chain(kind="copy", M=128, N=64, D=64, threads=256, dtype="float16", stages=2
                         p[i, j] = s[i, j] + V[j, i % D]
                 else:
                     T.copy(s, p)
-                T.gemm(p, v, o, policy="full_col" if kind == "columns" else "full_row")
+                if kind == "asked":
+                    if p[0, 0] > 0:
+                        T.gemm(p, v, o)
+                else:
+                    T.gemm(p, v, o, policy="full_col" if kind == "columns" else "full_row")
+                if kind == "viewed":
+                    for i, j in T.Parallel(M, D):
+                        o[i, j] += flat[i * N]
                 if kind == "read":
                     for i, j in T.Parallel(M, D):
                         o[i, j] += p[i, 0]
@@ -74,6 +82,8 @@ CASES = [
     ({"kind": "turned"}, False),
     ({"kind": "from memory"}, False),
     ({"kind": "read"}, False),
+    ({"kind": "viewed"}, False),
+    ({"kind": "asked"}, False),
     ({"kind": "columns"}, False),
     ({"kind": "right", "N": 128, "D": 128}, False),
     ({"M": 64, "N": 256, "D": 128, "threads": 128}, False),  # too few registers

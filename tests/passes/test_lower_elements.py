@@ -73,6 +73,28 @@ def test_map_reads_rows_and_masks_by_coordinates(layout):
     np.testing.assert_array_equal(found["s"], want)
 
 
+@pytest.mark.parametrize(
+    "mask, bound, seen",
+    [
+        ("bx * 64 + j < bound", -(2**31), False),
+        ("bx * 64 + j < bound", 2**31 - 1, True),
+        ("j - bound >= bx * 7", 2**31 - 1, False),
+        ("bx * 64 + j >= i - bound", 2**31 - 1, True),
+    ],
+)
+def test_masks_of_numbers_that_are_far_apart(mask, bound, seen):
+    """Neither side is beyond 32 bits, though their distance is."""
+    s = numbers((64, 48))
+    found = execute(
+        f"""map (i, j) in (64, 48) layout="{ACC}" {{ s[i, j] = s[i, j] if {mask} else -inf }}""",
+        {"s": (ACC, "float32")},
+        {"s": s},
+        bound=bound,
+        bx=2,
+    )
+    np.testing.assert_array_equal(found["s"], s if seen else np.full_like(s, -np.inf))
+
+
 def test_masks_compare_a_constant_with_one_limit():
     program = lowered(f"""role r warps 0 + 4 {{
       alloc s: float32[64, 48] fragment layout="{ACC}"

@@ -9,9 +9,10 @@ import tilewright.language as T
 from tests.passes.overlap import numbers
 from tilewright import interp
 from tilewright.ir.buffer import Space
-from tilewright.ir.op import Alloc, Copy, Role, walk_ops
-from tilewright.ir.rewrite import map_kernels
+from tilewright.ir.op import Alloc, Copy, Hint, Role, walk_ops
+from tilewright.ir.rewrite import map_kernels, rebuild
 from tilewright.ir.target import Target
+from tilewright.ir.verify import Stage, verify
 from tilewright.passes.share_fragments import share_fragments
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
@@ -73,6 +74,18 @@ def test_it_means_the_same(kind, target):
             got = {**args, "C": np.zeros((2, 128, 64), np.float32)}
             interp.run_threads(code.result, got, seed=seed)
             np.testing.assert_array_equal(got["C"], want["C"])
+
+
+def test_advice_about_a_fragment_goes_with_it():
+    def advised(kernel):
+        (flags,) = (op for op in kernel.body if isinstance(op, Alloc) and op.buffer.name == "flags")
+        at = kernel.body.index(flags) + 1
+        hint = Hint("swizzle", flags.buffer)
+        return rebuild(kernel, body=(*kernel.body[:at], hint, *kernel.body[at:]))
+
+    found = map_kernels(masked_sum(), lambda kernel: share_fragments(advised(kernel), CUDA))
+    verify(found, Stage.TILE)
+    assert found == map_kernels(masked_sum(), lambda kernel: share_fragments(kernel, CUDA))
 
 
 def test_what_a_copy_brings_is_asked_for_in_its_tensor():

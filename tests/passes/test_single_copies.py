@@ -17,7 +17,7 @@ program p {{
   kernel k grid bx in 1 threads tx in 128 {{
     alloc q: float16[64, 64] shared
     alloc a: float16[64, 64] shared
-    alloc b: float16[64, 64] shared
+    {tile}
     alloc s: float32[64, 64] fragment
     alloc c: float32[64, 64] fragment
     alloc n: int32 local init=0
@@ -36,6 +36,7 @@ program p {{
   }}
 }}
 """
+TILE = "alloc b: float16[64, 64] shared"
 CASES = {
     "early": ({}, True),
     "named before": ({"first": "let m = M[i]", "place": "m * 64"}, True),
@@ -43,12 +44,16 @@ CASES = {
     "counted between": ({"between": "n = M[i]", "place": "n * 64"}, False),
     "used between": ({"first": "copy B[0:+64, :] -> b", "between": "gemm q, b -> c"}, False),
     "left between": ({"between": "if M[i] > 8 { break }"}, False),
+    "made between": ({"tile": "", "between": TILE}, False),
+    "waits between": ({"between": "while M[i] > 8 { n = n + 1 }"}, False),
+    "launched between": ({"between": "intrinsic pdl_wait ()"}, False),
 }
 
 
 @pytest.mark.parametrize("more, early", CASES.values(), ids=CASES)
 def test_where_loads_begin(more, early):
-    given = program(TEXT.format(**{"first": "", "between": "", "place": "i * 64", **more}))
+    plain = {"tile": TILE, "first": "", "between": "", "place": "i * 64"}
+    given = program(TEXT.format(**plain | more))
     args = {"A": numbers(64, 256), "B": numbers(256, 64, seed=1)}
     args |= {"M": np.array([2, 0, 3, 1], np.int32), "C": np.zeros((64, 64), np.float32)}
     found = check_same(given, args, HOPPER)

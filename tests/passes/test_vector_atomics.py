@@ -12,7 +12,7 @@ from tests.passes.overlap import numbers
 from tilewright import interp
 from tilewright.ir.op import Intrinsic, walk_ops
 from tilewright.ir.target import Target
-from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.backend import alignments, lower
 
 HOPPER, AMPERE = Target.parse("cuda"), Target.parse("cuda -arch=sm_80")
 
@@ -63,6 +63,8 @@ def test_each_element_is_added_once(more, widths, target):
         op for op in walk_ops(code.kernels[0]) if isinstance(op, Intrinsic) and op.name == "atomic"
     ]
     assert {len(op.args) - 1 for op in atomics} == widths
+    (width,) = widths
+    assert alignments(code).get("C", 4) == 4 * width  # the launch asks for it
     out = np.zeros(tuple(int(e) for e in program.tensors[2].shape), program.tensors[2].dtype.numpy)
     args = {"A": numbers(64, 64), "B": numbers(64, 64, seed=1)}
     want, got = ({**args, "C": out.copy()} for _ in range(2))

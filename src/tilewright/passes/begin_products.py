@@ -20,14 +20,15 @@ behind the last of several into the same tile, where most of its elements do not
     T = A·B; map (i, j) { T[i, j] = T[i, j] if seen else T[i, j] + -inf }
 
 The sums are the same: zero changes none, and an infinity makes all of them itself, or NaN of NaN.
-Other constants are one more number of a sum, which has no order; in a type of 16 bits, whose sums
-are rounded where threads add to them, they stay where they are.
+Other constants are one more number of a sum, which has no order. In a type of 16 bits they stay
+where they are: its sums are rounded where threads add to them, and one that is too large for the
+type is an infinity, which with the other one of a mask is NaN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isinf, isnan
+from math import isnan
 
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
@@ -179,7 +180,7 @@ def _added(nest: Map, tile: Buffer) -> Body | None:
                 return None if yes is None or no is None else Select(cond, yes, no)
             case Const(0):
                 return old
-            case Const(v) if isinf(v) or (tile.dtype.bits >= 32 and not isnan(v)):
+            case Const(v) if tile.dtype.bits >= 32 and not isnan(v):
                 return binary("+", old, value)
         return None
 

@@ -22,13 +22,14 @@ from tilewright.ir.op import (
     Alloc,
     Copy,
     Gemm,
+    Hint,
     Kernel,
     Let,
     Map,
     Op,
     Store,
-    bodies,
     expressions,
+    named_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import rebuild, replace_buffers
@@ -90,15 +91,19 @@ def _could_be(buffer: Buffer, groups: int) -> bool:
 
 
 def _users(ops: list[Op], buffer: Buffer) -> list[Op]:
-    """The ops that have to do with a tile, nests as a whole; others that have bodies aside."""
+    """The ops that have to do with a tile, nests as a whole, others that have bodies where they
+    ask for its elements themselves."""
     found: list[Op] = []
     inside: set[int] = set()
     for op in ops:
         if isinstance(op, Map):
             inside |= {id(each) for each in walk_ops(op.body)}
-        elif bodies(op) or isinstance(op, Alloc):
+            names = mentioned(op)
+        elif isinstance(op, (Alloc, Hint)):
             continue
-        if id(op) not in inside and buffer.name in mentioned(op):
+        else:
+            names = {each.name for each in named_buffers(op)}
+        if id(op) not in inside and buffer.name in names:
             found.append(op)
     return found
 

@@ -15,8 +15,9 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.bounds import bounds, linear, prove
+from tilewright.ir.bounds import bounds, limits, linear, prove
 from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.dtype import INT64, DType
 from tilewright.ir.expr import (
     TRUE,
     Cast,
@@ -199,10 +200,21 @@ class Nest:
             return None
         moving, fixed = parts
         left = self.low.simplify(build_sum(moving, e.a.dtype))
-        limit = self.low.simplify(build_sum(fixed.scaled(-1), e.a.dtype))
+        limit = self.low.simplify(self.distance(fixed.scaled(-1), e.a.dtype))
         if not isinstance(limit, (Const, Var)):
             limit = self.name("limit", limit)
         return compare(e.op, left, limit)
+
+    def distance(self, form: Linear, kind: DType) -> Expr:
+        """`form`, how far two sides of a comparison are apart, in their type. Where a number of
+        which nothing is known (2³¹ - 1 for "no window") may take it too far, it is the nearest
+        one there is, which no coordinate comes near to; sizes of tensors are not that large."""
+        spans, full = [self.low.ranges.value(atom, True) for atom in form.terms], limits(kind)
+        if kind.bits > 32 or not any(v.lo <= full.lo and full.hi <= v.hi for v in spans):
+            return build_sum(form, kind)
+        wide = Linear({cast(atom, INT64): c for atom, c in form.terms.items()}, form.const)
+        least, most = const(full.lo, INT64), const(full.hi, INT64)
+        return cast(binary("min", most, binary("max", least, build_sum(wide, INT64))), kind)
 
     def converted(self, e: Cast) -> Expr | None:
         """An integer of coordinates as a float: what is the same for all values is converted once,

@@ -28,6 +28,7 @@ from tilewright.ir.op import (
     View,
     bodies,
     marked,
+    named_buffers,
     op_loads,
     regions,
     walk_ops,
@@ -125,15 +126,15 @@ def _asked_there(kernel: Kernel, buffer: Buffer, copy: Copy) -> Kernel:
         return tuple(found)
 
     new = each(kernel.body)
-    users = [op for op in new if buffer.name in mentioned(op)]
-    if all(isinstance(op, Alloc) or op == copy for op in users):
-        gone = {id(op) for op in users}
-        new = tuple(op for op in new if id(op) not in gone and not _allocates(op, buffer))
+    left = tuple(op for op in new if op != copy and not _is_about(op, buffer))
+    if not any(buffer in named_buffers(op) for op in walk_ops(left)):
+        new = left
     return rebuild(kernel, body=new)
 
 
-def _allocates(op: Op, buffer: Buffer) -> bool:
-    return isinstance(op, Alloc) and op.buffer == buffer
+def _is_about(op: Op, buffer: Buffer) -> bool:
+    """What says that a tile exists, or how it should lie."""
+    return isinstance(op, (Alloc, Hint)) and op.buffer == buffer
 
 
 def _movable(kernel: Kernel, buffer: Buffer) -> bool:

@@ -18,16 +18,21 @@ from tilewright.ir.buffer import Buffer, Space, element
 from tilewright.ir.expr import Load, const, variables
 from tilewright.ir.op import (
     Arrive,
+    Atomic,
     Body,
     Copy,
+    Fence,
     Gemm,
+    Intrinsic,
     Kernel,
     Op,
     Store,
     Sync,
     Wait,
+    While,
     bound,
     expressions,
+    named_buffers,
     op_loads,
     read_buffers,
     walk_ops,
@@ -181,9 +186,18 @@ class SingleCopies:
             return True  # loads come in the order of the text
         needs = {v for e in expressions(load) for v in variables(e)}
         reads = {x.buffer.name for x in op_loads(load)} | {load.dst.buffer.name}
+        named = mentioned(before) | {buffer.name for buffer in named_buffers(before)}
         return (
             bool(needs & set(bound(before)))
-            or bool(reads & mentioned(before))
+            or bool(reads & named)
             or leaves_early((before,))
-            or any(self.gives(o) or isinstance(o, Sync) for o in walk_ops(before))
+            or any(self.gives(o) or _meets_others(o) for o in walk_ops(before))
         )
+
+
+def _meets_others(op: Op) -> bool:
+    """Whether `op` may be there to wait until others, even of other kernels, have written what is
+    loaded behind it."""
+    return isinstance(op, (Sync, Fence, Intrinsic, While)) or (
+        isinstance(op, Atomic) and (op.result is not None or op.order != "relaxed")
+    )

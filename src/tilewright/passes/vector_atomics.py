@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import TRUE, Expr, binary, const, substitute
-from tilewright.ir.op import Atomic, Body, For, If, Intrinsic, Map
+from tilewright.ir.op import Atomic, Body, For, Hint, If, Intrinsic, Map
 from tilewright.ir.simplify import simplify
 from tilewright.passes.lower_vectors import Candidate, access_together
 from tilewright.passes.nests import Nest, used
@@ -57,7 +57,9 @@ def lower_sums(nest: Nest, op: Map) -> Body | None:
         if groups > 1:
             body = (For(group, const(0), const(groups), body, kind="unroll", loc=loc),)
         low.touched = True
-        return (*used(nest.before, body), *body)
+        size = count * dst.dtype.bits // 8
+        aligned = Hint("align", low.base(dst.buffer)[0], detail=(size,), loc=loc)
+        return (*used(nest.before, body), aligned, *body)
     del nest.before[before:]
     return None
 
