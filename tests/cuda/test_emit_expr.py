@@ -12,7 +12,7 @@ from tilewright.ir.expr import Var, binary, cast, const
 from tilewright.targets.cuda.emit_expr import Names, _divides_in_place, print_expr
 
 FLOAT64 = dtype("float64")
-FLOAT16, BFLOAT16 = dtype("float16"), dtype("bfloat16")
+FLOAT16, BFLOAT16, UINT32 = dtype("float16"), dtype("bfloat16"), dtype("uint32")
 ONES = 2.0 - 2.0**-23  # a significand of ones only
 
 
@@ -48,8 +48,22 @@ def test_one_correction_rounds_as_a_division_does(divisor, xs):
     near = x * r
     left = x.astype(np.float64) - near.astype(np.float64) * np.float64(c)
     assert (left == left.astype(np.float32)).all()
-    got = (left * np.float64(r) + near.astype(np.float64)).astype(np.float32)
+    moved = (left * np.float64(r) + near.astype(np.float64)).astype(np.float32)
+    got = np.where(np.abs(left) > 0, moved, near)
     np.testing.assert_array_equal(got, x / c)
+
+
+@pytest.mark.parametrize("divisor", [50.0, -3.5, 1.5 * 2.0**59])
+@pytest.mark.parametrize("x", [0.0, -0.0, np.inf, -np.inf, np.nan])
+def test_what_a_division_leaves_nothing_of(x, divisor):
+    """Zeros keep their sign, and infinities and NaN stand."""
+    with np.errstate(invalid="ignore"):
+        c, x = np.float32(divisor), np.float32(x)
+        near = x * (np.float32(1) / c)
+        left = x - near * c
+        got = left * (np.float32(1) / c) + near if np.abs(left) > 0 else near
+    np.testing.assert_array_equal(got, x / c)
+    assert np.signbit(got) == np.signbit(x / c)
 
 
 def printed(e):
@@ -71,6 +85,9 @@ NIBBLE = binary("&", I32, const(15))
         (binary("-", NIBBLE, const(8)), FLOAT16, "tw::small_float16((i & 15) - 8)"),
         (binary("&", I32, const(1023)), FLOAT16, "tw::to_float16(tw::small_float(i & 1023))"),
         (binary("&", I32, const(2**22)), FLOAT32, "float(i & 4194304)"),
+        (cast(U8, UINT32), FLOAT32, "tw::small_float(int(uint32_t(u)))"),
+        (cast(I8, UINT32), FLOAT32, "float(uint32_t(i))"),  # -1 is 2^32 - 1
+        (cast(I8, UINT32), FLOAT16, "tw::to_float16(double(uint32_t(i)))"),
         (I32, FLOAT16, "tw::to_float16(double(i))"),
         (I32, FLOAT32, "float(i)"),
         (U8, FLOAT64, "double(u)"),
