@@ -108,3 +108,19 @@ def test_unused_tiles_take_nothing():
         for trace in (with_spare, without)
     ]
     assert shared[0] == shared[1]
+
+
+def test_what_variables_begin_with_is_used():
+    @T.prim_func
+    def main(X: T.Tensor((4,), "int32"), Y: T.Tensor((4,), "int32")):
+        with T.Kernel(4, threads=32) as b:
+            T.alloc_shared((32,), "int32")
+            first = T.alloc_var("int32", init=X[b])
+            second = T.alloc_var("int32", init=first + 1)
+            sure = T.alloc_var("int32", init=X[b])
+            T.assume(sure > 0)
+            Y[b] = second
+
+    x, y = np.arange(1, 5, dtype=np.int32), np.zeros(4, np.int32)
+    interp.run_threads(lower(main.program, CUDA).result, {"X": x, "Y": y})
+    np.testing.assert_array_equal(y, x + 1)
