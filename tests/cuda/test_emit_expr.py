@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes.util
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tilewright.ir.dtype import FLOAT32, dtype
@@ -12,7 +14,7 @@ from tilewright.ir.expr import Var, binary, cast, const
 from tilewright.targets.cuda.emit_expr import Names, _divides_in_place, print_expr
 
 FLOAT64 = dtype("float64")
-FLOAT16, BFLOAT16 = dtype("float16"), dtype("bfloat16")
+FLOAT16, BFLOAT16, UINT32 = dtype("float16"), dtype("bfloat16"), dtype("uint32")
 ONES = 2.0 - 2.0**-23  # a significand of ones only
 
 
@@ -35,21 +37,40 @@ def test_division_by_a_constant(divisor, kind, text):
     assert found == text if text is not None else found.startswith("x / ")
 
 
+def divided(x, c):
+    """What tw::divide_by computes."""
+    fmaf = ctypes.CDLL(ctypes.util.find_library("m")).fmaf
+    fmaf.argtypes, fmaf.restype = [ctypes.c_float] * 3, ctypes.c_float
+    with np.errstate(invalid="ignore", over="ignore"):
+        r = np.float32(1) / c
+        near = x * r
+    left = fmaf(-c, near, x)
+    return np.float32(fmaf(left, r, near)) if abs(left) > 0 else near
+
+
 @given(
     st.floats(1, 2.0**60, width=32, exclude_min=True),
     st.lists(st.floats(2.0**-99, width=32, allow_infinity=False), min_size=1, max_size=50),
 )
+# close to the middle of two floats, and a first guess too far off for an exact remainder
+@example(float.fromhex("0x1.fef866p+3"), [float.fromhex("0x1.ff3a4ep+23")])
+@example(float.fromhex("0x1.fff9c6p+0"), [float.fromhex("0x1.fff006p+0")])
 def test_one_correction_rounds_as_a_division_does(divisor, xs):
-    """What tw::divide_by computes; products and differences of float32 are exact in float64."""
-    c, x = np.float32(divisor), np.array(xs, np.float32)
+    c = np.float32(divisor)
     if not _divides_in_place(const(float(c), FLOAT32)):
         return
-    r = np.float32(1) / c
-    near = x * r
-    left = x.astype(np.float64) - near.astype(np.float64) * np.float64(c)
-    assert (left == left.astype(np.float32)).all()
-    got = (left * np.float64(r) + near.astype(np.float64)).astype(np.float32)
-    np.testing.assert_array_equal(got, x / c)
+    for x in np.array(xs, np.float32):
+        if x / c >= 2.0**-100:
+            assert divided(x, c) == x / c
+
+
+@pytest.mark.parametrize("divisor", [50.0, -3.5, 1.5 * 2.0**59])
+@pytest.mark.parametrize("x", [0.0, -0.0, np.inf, -np.inf, np.nan])
+def test_what_a_division_leaves_nothing_of(x, divisor):
+    """Zeros keep their sign, and infinities and NaN stand."""
+    x, c = np.float32(x), np.float32(divisor)
+    np.testing.assert_array_equal(divided(x, c), x / c)
+    assert np.signbit(divided(x, c)) == np.signbit(x / c)
 
 
 def printed(e):
@@ -71,6 +92,9 @@ NIBBLE = binary("&", I32, const(15))
         (binary("-", NIBBLE, const(8)), FLOAT16, "tw::small_float16((i & 15) - 8)"),
         (binary("&", I32, const(1023)), FLOAT16, "tw::to_float16(tw::small_float(i & 1023))"),
         (binary("&", I32, const(2**22)), FLOAT32, "float(i & 4194304)"),
+        (cast(U8, UINT32), FLOAT32, "tw::small_float(int(uint32_t(u)))"),
+        (cast(I8, UINT32), FLOAT32, "float(uint32_t(i))"),  # -1 is 2^32 - 1
+        (cast(I8, UINT32), FLOAT16, "tw::to_float16(double(uint32_t(i)))"),
         (I32, FLOAT16, "tw::to_float16(double(i))"),
         (I32, FLOAT32, "float(i)"),
         (U8, FLOAT64, "double(u)"),

@@ -55,13 +55,15 @@ def test_a_few_ulp_but_where_results_are_tiny(name):
 
 @pytest.mark.parametrize("divisor", [3.0, 50.0, -448.0, 11.313708, 1.0000001, 1.9999999, 1e18])
 def test_division_by_a_constant_is_rounded_once(divisor):
-    x = patterns(54321)
+    x = np.concatenate([patterns(54321), np.float32([0.0, -0.0, 1e-45, -1e-45])])
     y = applied(x, "quotient", divisor)
     with np.errstate(all="ignore"):
         want = x / np.float32(divisor)
     small = np.abs(x) < 2.0**-100
     np.testing.assert_array_equal(y[~small], want[~small])
     assert distance(y[small], want[small].astype(np.float64)).max() <= 1
+    zero = want == 0
+    np.testing.assert_array_equal(np.signbit(y[zero]), np.signbit(want[zero]))
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16"])

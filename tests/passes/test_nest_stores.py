@@ -11,6 +11,7 @@ from tilewright import interp
 from tilewright.ir.op import Alloc, walk_ops
 from tilewright.ir.target import Target
 from tilewright.passes.drop_unused import drop_unused
+from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
 
 CUDA = Target.parse("cuda")
@@ -45,6 +46,29 @@ def test_single_elements_of_fragments(threads):
     want = x * scale + np.where(scale > 1, scale + 1, 3)
     want[[0, 17, 34, 51], 3] = 7
     np.testing.assert_array_equal(y, want)
+
+
+@pytest.mark.parametrize("how", ["index", "value", "guard"])
+def test_stores_that_differ_between_threads_are_refused(how):
+    @T.prim_func
+    def main(Y: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            own = T.alloc_local((1,), "int32")
+            own[0] = tx + 1
+            s = T.alloc_fragment((128,), "float32")
+            T.clear(s)
+            if how == "index":
+                s[own[0] - 1] = 5
+            elif how == "value":
+                s[3] = own[0]
+            else:
+                if tx == 0:
+                    s[3] = 5
+            T.copy(s, Y)
+
+    with pytest.raises(CompileError, match="s is a fragment and is stored to outside a tile op"):
+        lower(main.program, CUDA)
 
 
 def product(spare):
@@ -84,3 +108,19 @@ def test_unused_tiles_take_nothing():
         for trace in (with_spare, without)
     ]
     assert shared[0] == shared[1]
+
+
+def test_what_variables_begin_with_is_used():
+    @T.prim_func
+    def main(X: T.Tensor((4,), "int32"), Y: T.Tensor((4,), "int32")):
+        with T.Kernel(4, threads=32) as b:
+            T.alloc_shared((32,), "int32")
+            first = T.alloc_var("int32", init=X[b])
+            second = T.alloc_var("int32", init=first + 1)
+            sure = T.alloc_var("int32", init=X[b])
+            T.assume(sure > 0)
+            Y[b] = second
+
+    x, y = np.arange(1, 5, dtype=np.int32), np.zeros(4, np.int32)
+    interp.run_threads(lower(main.program, CUDA).result, {"X": x, "Y": y})
+    np.testing.assert_array_equal(y, x + 1)

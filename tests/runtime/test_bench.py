@@ -82,6 +82,7 @@ def test_every_order_has_its_turn():
     orders = ["".join(timing._order(list("abc"), turn)) for turn in range(6)]
     assert sorted(orders) == ["abc", "acb", "bac", "bca", "cab", "cba"]
     assert timing._order(["a"], 5) == ["a"]
+    assert timing._order([], 1) == []
 
 
 def test_a_burst_is_long_enough_when_calls_overlap():

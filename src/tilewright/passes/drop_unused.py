@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.ir.buffer import Buffer
 from tilewright.ir.op import Alloc, Body, Hint, Kernel, Op, named_buffers, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
@@ -10,11 +11,16 @@ from tilewright.ir.target import Target
 def drop_unused(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` without buffers that are only allocated, and what is said of their layouts."""
     ops = list(walk_ops(kernel.body))
-    used = {b for op in ops if not isinstance(op, (Alloc, Hint)) for b in named_buffers(op)}
+    # what a variable begins with, or an assumption asks for, is used
+    used = {b for op in ops for b in named_buffers(op) if b is not _about(op)}
 
     def rule(op: Op) -> Body | None:
-        about = op.buffer if isinstance(op, (Alloc, Hint)) else None
+        about = _about(op)
         return None if about is None or about in used else ()
 
     unused = {op.buffer for op in ops if isinstance(op, Alloc)} - used
     return rebuild(kernel, body=map_body(kernel.body, rule)) if unused else kernel
+
+
+def _about(op: Op) -> Buffer | None:
+    return op.buffer if isinstance(op, (Alloc, Hint)) else None

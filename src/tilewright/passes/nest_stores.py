@@ -2,16 +2,18 @@
 
     last[0] = X[row]    becomes    map p in 1 { last[0] = X[row] }
 
-Which threads hold the element is then a question of layouts, as for every nest.
+Which threads hold the element is then a question of layouts, as for every nest. Stores that differ
+between threads stay, and are refused where threads are told apart.
 """
 
 from __future__ import annotations
 
 from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Var, const, variables
+from tilewright.ir.expr import Var, const
 from tilewright.ir.op import Kernel, Map, Op, Program, Store, expressions, walk_ops
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
+from tilewright.ir.uniform import per_thread
 
 
 def nest_stores(program: Program, target: Target) -> Program:
@@ -21,14 +23,15 @@ def nest_stores(program: Program, target: Target) -> Program:
     def one(kernel: Kernel) -> Kernel:
         ops = list(walk_ops(kernel.body))
         nested = {id(each) for op in ops if isinstance(op, Map) for each in walk_ops(op.body)}
-        threads = set(kernel.thread_vars)
+        differs = per_thread(kernel)
         alone = {
             id(op)
             for op in ops
             if isinstance(op, Store)
             and op.buffer.space is Space.FRAGMENT
             and id(op) not in nested
-            and not any(variables(e) & threads for e in expressions(op))
+            and id(op) not in differs.controls
+            and differs.source(expressions(op)) is None
         }
 
         def rule(op: Op) -> Op | None:

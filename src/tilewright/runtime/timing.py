@@ -244,7 +244,7 @@ def measure(
 
 def _order(names: list[str], turn: int) -> list[str]:
     """Names forwards and backwards in turn, each pair of rounds beginning with another."""
-    first = turn // 2 % len(names)
+    first = turn // 2 % max(len(names), 1)
     order = names[first:] + names[:first]
     return order[::-1] if turn % 2 else order
 

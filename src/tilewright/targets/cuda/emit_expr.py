@@ -270,6 +270,8 @@ def _interval(e: Expr) -> tuple[int, int] | None:
             found = left[0] + low, left[1] + high
         case Cast(_, a) if a.dtype.is_int and a.dtype.bits < e.dtype.bits == 32:
             found = _interval(a)
+            if found is not None and found[0] < 0 and e.dtype.kind == "uint":
+                return None  # what is negative wraps
         case _ if e.dtype.bits <= 16 and not e.dtype.is_bool:
             low = -(1 << (e.dtype.bits - 1)) if e.dtype.kind == "int" else 0
             found = low, low + (1 << e.dtype.bits) - 1

@@ -292,7 +292,8 @@ TW_DEVICE float reciprocal(float x) {
 // division's branch: 4 instructions instead of 14. See emit_expr.py for the constants it takes.
 TW_DEVICE float divide_by(float x, float c) {
   float near = x * (1.0f / c), left = fmaf(-c, near, x);
-  return fabsf(near) < __uint_as_float(0x7f800000u) ? fmaf(left, 1.0f / c, near) : near;
+  // nothing left: a zero keeps its sign; infinities leave no number
+  return fabsf(left) > 0.0f ? fmaf(left, 1.0f / c, near) : near;
 }
 // The divisor is 1 or more: a division's branch for very small and very large ones is not needed.
 TW_DEVICE float sigmoid(float x) { return reciprocal(1.0f + expf(-x)); }
