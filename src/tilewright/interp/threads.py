@@ -21,9 +21,8 @@ from tilewright.interp.meaning import Builder, Step, meaning
 from tilewright.interp.memory import Array
 from tilewright.interp.numbers import Value, bin_fn
 from tilewright.interp.postmortem import in_lane
-from tilewright.ir.buffer import Region
+from tilewright.ir.buffer import Region, long_dims
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Const
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import Intrinsic
 from tilewright.support.errors import RunError
@@ -203,9 +202,7 @@ def _shown(fr: Frame, tile: TileRegion) -> Any:
     """What is printed of a region: an element, a tile, or the tile of each lane."""
     if not tile.region.tile:
         return _element(fr, tile)
-    kept = [
-        k for k, e in enumerate(tile.region.extents) if not (isinstance(e, Const) and e.value == 1)
-    ]
+    kept = long_dims(tile.region.extents)
 
     def squeezed(array: Array) -> Array:
         return array.reshape([array.shape[k] for k in kept])

@@ -102,7 +102,7 @@ class Region:
     @property
     def tile(self) -> tuple[Expr, ...]:
         """The extents that are not 1: the shape tile operations see."""
-        return tuple(e for e in self.extents if not (isinstance(e, Const) and e.value == 1))
+        return tuple(self.extents[d] for d in long_dims(self.extents))
 
     @property
     def static_tile(self) -> tuple[int, ...]:
@@ -122,6 +122,11 @@ class Region:
         )
 
 
+def long_dims(extents: tuple[Expr, ...]) -> list[int]:
+    """The dimensions that have more than one element, as far as is known."""
+    return [d for d, e in enumerate(extents) if not (isinstance(e, Const) and e.value == 1)]
+
+
 def whole(buffer: Buffer) -> Region:
     """All of `buffer`."""
     return Region(buffer, tuple(const(0) for _ in buffer.shape), buffer.shape)
@@ -129,7 +134,7 @@ def whole(buffer: Buffer) -> Region:
 
 def along(region: Region, dim: int, start: Expr, extent: int) -> Region:
     """`extent` elements from `start` on along one of the dimensions of a region's tile."""
-    long = [i for i, e in enumerate(region.extents) if not (isinstance(e, Const) and e.value == 1)]
+    long = long_dims(region.extents)
     starts, extents = list(region.starts), list(region.extents)
     starts[long[dim]] = starts[long[dim]] + start
     extents[long[dim]] = const(extent)

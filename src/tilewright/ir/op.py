@@ -579,6 +579,25 @@ def walk_ops(op: Op | Body) -> Iterator[Op]:
     return iter((op, *_inside(op)))
 
 
+def outside_nests(body: Body) -> Iterator[Op]:
+    """Every op of `body` in text order, nests as a whole."""
+    for op in body:
+        yield op
+        if not isinstance(op, Map):
+            for inner in bodies(op):
+                yield from outside_nests(inner)
+
+
+def viewed_buffers(kernel: Kernel) -> set[str]:
+    """Buffers whose memory has more than one name."""
+    return {
+        name
+        for op in walk_ops(kernel)
+        if isinstance(op, View)
+        for name in (op.buffer.name, op.source.name)
+    }
+
+
 @_kept
 def expressions(op: Op) -> tuple[Expr, ...]:
     """The expressions among the op's operands, starts and ranks of regions included."""

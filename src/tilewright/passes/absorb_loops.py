@@ -18,11 +18,11 @@ from tilewright.ir.op import (
     Op,
     Store,
     op_loads,
+    viewed_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_ops, substitute_vars
 from tilewright.ir.target import Target
-from tilewright.passes.fuse_maps import viewed_buffers
 
 
 def absorb_loops(kernel: Kernel, target: Target) -> Kernel:

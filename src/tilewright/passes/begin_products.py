@@ -55,10 +55,10 @@ from tilewright.ir.op import (
     Map,
     Op,
     Store,
-    View,
     bodies,
     expressions,
     marked,
+    viewed_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_body, rebuild
@@ -69,8 +69,7 @@ from tilewright.passes.rings import leaves_early, mentioned, written_in
 
 def begin_products(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` without clearing tiles for products that begin there."""
-    views = [op for op in walk_ops(kernel) if isinstance(op, View)]
-    shown = {b.name for op in views for b in (op.buffer, op.source)}
+    shown = viewed_buffers(kernel)
     alone = _once_filled(kernel, shown)
 
     def body(ops: Body) -> Body:

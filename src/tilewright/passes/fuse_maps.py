@@ -17,9 +17,9 @@ from tilewright.ir.op import (
     Map,
     Op,
     Store,
-    View,
     marked,
     op_loads,
+    viewed_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_ops, rebuild, substitute_vars
@@ -65,16 +65,6 @@ def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
 
     inner = map_ops(kernel, visit)
     return rebuild(inner, body=fuse(inner.body))
-
-
-def viewed_buffers(kernel: Kernel) -> set[str]:
-    """Buffers whose memory has more than one name."""
-    return {
-        name
-        for op in walk_ops(kernel)
-        if isinstance(op, View)
-        for name in (op.buffer.name, op.source.name)
-    }
 
 
 def _join(first: Map, second: Map, places: Places, viewed: set[str]) -> Map | None:

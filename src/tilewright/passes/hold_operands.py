@@ -30,16 +30,17 @@ from tilewright.ir.op import (
     Store,
     expressions,
     named_buffers,
+    outside_nests,
     walk_ops,
 )
 from tilewright.ir.rewrite import rebuild, replace_buffers
 from tilewright.ir.target import Target
 from tilewright.passes.placed import is_placed
 from tilewright.passes.reasons import because
+from tilewright.passes.register_shares import MOST, WARPGROUP
 from tilewright.passes.rings import mentioned
 
-WARPGROUP, ROWS = 128, 64
-REGISTERS, MOST = 65536, 240  # of a block, of a thread
+ROWS = 64  # of a matrix instruction
 
 
 def hold_operands(kernel: Kernel, target: Target) -> Kernel:
@@ -50,13 +51,13 @@ def hold_operands(kernel: Kernel, target: Target) -> Kernel:
     ops = list(walk_ops(kernel.body))
     results = {op.c.buffer for op in ops if isinstance(op, Gemm) and op.c.is_whole}
     held: dict[Buffer, Buffer] = {}
-    room = min(REGISTERS // threads, MOST) * 3 // 4
+    room = min(target.chip.registers // threads, MOST) * 3 // 4
     room -= sum(
         _words(op.buffer, threads) for op in ops if isinstance(op, Alloc) and _is_fragment(op)
     )
     for op in ops:
         if isinstance(op, Alloc) and _could_be(op.buffer, threads // WARPGROUP):
-            users = _users(ops, op.buffer)
+            users = _users(kernel, op.buffer)
             writers = [each for each in users if not isinstance(each, Gemm)]
             if len(writers) != 1 or len(users) < 2:
                 continue
@@ -90,20 +91,15 @@ def _could_be(buffer: Buffer, groups: int) -> bool:
     )
 
 
-def _users(ops: list[Op], buffer: Buffer) -> list[Op]:
+def _users(kernel: Kernel, buffer: Buffer) -> list[Op]:
     """The ops that have to do with a tile, nests as a whole, others that have bodies where they
     ask for its elements themselves."""
     found: list[Op] = []
-    inside: set[int] = set()
-    for op in ops:
-        if isinstance(op, Map):
-            inside |= {id(each) for each in walk_ops(op.body)}
-            names = mentioned(op)
-        elif isinstance(op, (Alloc, Hint)):
+    for op in outside_nests(kernel.body):
+        if isinstance(op, (Alloc, Hint)):
             continue
-        else:
-            names = {each.name for each in named_buffers(op)}
-        if id(op) not in inside and buffer.name in names:
+        names = {each.name for each in named_buffers(op)}
+        if buffer.name in (mentioned(op) if isinstance(op, Map) else names):
             found.append(op)
     return found
 

@@ -7,8 +7,8 @@ the same has its loads one iteration early (`prefetch_loads`), and its tile seve
 
 from __future__ import annotations
 
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Const, Expr, Load, Var, cast, const
+from tilewright.ir.buffer import Space, long_dims
+from tilewright.ir.expr import Expr, Load, Var, cast, const
 from tilewright.ir.op import Copy, For, Gemm, Kernel, Map, Op, Program, Role, Store, walk_ops
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
@@ -54,8 +54,7 @@ def _nest(op: Op, names: set[str]) -> Op | None:
         return None
     if tile.layout is not None or tile.space is not Space.SHARED or not tile.is_static:
         return None
-    long = [d for d, e in enumerate(tile.shape) if not _is_one(e)]
-    from_ = [d for d, e in enumerate(op.src.extents) if not _is_one(e)]
+    long, from_ = long_dims(tile.shape), long_dims(op.src.extents)
     extents = tuple(tile.shape[d] for d in long)
     if not long or [op.src.extents[d] for d in from_] != list(extents):
         return None
@@ -66,7 +65,3 @@ def _nest(op: Op, names: set[str]) -> Op | None:
     value = cast(Load(op.src.buffer, places, op.loc), tile.dtype)
     indices: tuple[Expr, ...] = tuple(here.get(d, const(0)) for d in range(tile.rank))
     return Map(own, extents, (Store(tile, indices, value, loc=op.loc),), loc=op.loc)
-
-
-def _is_one(e: Expr) -> bool:
-    return isinstance(e, Const) and e.value == 1

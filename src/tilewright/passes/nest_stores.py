@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Var, const
-from tilewright.ir.op import Kernel, Map, Op, Program, Store, expressions, walk_ops
+from tilewright.ir.op import Kernel, Map, Op, Program, Store, expressions, outside_nests
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.uniform import per_thread
@@ -21,15 +21,12 @@ def nest_stores(program: Program, target: Target) -> Program:
     names = program_names(program)
 
     def one(kernel: Kernel) -> Kernel:
-        ops = list(walk_ops(kernel.body))
-        nested = {id(each) for op in ops if isinstance(op, Map) for each in walk_ops(op.body)}
         differs = per_thread(kernel)
         alone = {
             id(op)
-            for op in ops
+            for op in outside_nests(kernel.body)
             if isinstance(op, Store)
             and op.buffer.space is Space.FRAGMENT
-            and id(op) not in nested
             and id(op) not in differs.controls
             and differs.source(expressions(op)) is None
         }

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space
+from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space, long_dims
 from tilewright.ir.expr import (
     Const,
     Expr,
@@ -200,10 +200,7 @@ ROWS = 8  # of a swizzle's pattern: parts begin at whole ones
 
 def part_of(copy: Copy, count: int, which: Expr) -> Copy | None:
     """One of `count` equal parts of a copy, cut along its rows; None where they cannot be."""
-    places = [
-        next((d for d, e in enumerate(r.extents) if not (isinstance(e, Const) and e.value == 1)), 0)
-        for r in (copy.src, copy.dst)
-    ]
+    places = [next(iter(long_dims(r.extents)), 0) for r in (copy.src, copy.dst)]
     sizes = [r.extents[d] for r, d in zip((copy.src, copy.dst), places, strict=True)]
     if not all(isinstance(e, Const) for e in sizes) or int(sizes[0]) != int(sizes[1]):
         return None

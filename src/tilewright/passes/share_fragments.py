@@ -11,11 +11,10 @@ there, and any other fragment that nests and copies fill is a shared tile instea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Const, Expr, Load, loads, transform
+from tilewright.ir.buffer import Buffer, Space, long_dims
+from tilewright.ir.expr import Expr, Load, loads, transform
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -25,12 +24,12 @@ from tilewright.ir.op import (
     Kernel,
     Map,
     Op,
-    View,
-    bodies,
     marked,
     named_buffers,
     op_loads,
+    outside_nests,
     regions,
+    viewed_buffers,
     walk_ops,
     written_buffers,
 )
@@ -42,11 +41,12 @@ from tilewright.passes.rings import mentioned, written_by
 
 def share_fragments(kernel: Kernel, target: Target) -> Kernel:
     """`kernel`, its control asking for elements of memory only, as far as they can be there."""
+    viewed = viewed_buffers(kernel)
     asked = {
         load.buffer.name: load.buffer
-        for op in _outside(kernel.body)
+        for op in outside_nests(kernel.body)
         for load in op_loads(op)
-        if load.buffer.space is Space.FRAGMENT
+        if load.buffer.space is Space.FRAGMENT and load.buffer.name not in viewed
     }
     if not asked:
         return kernel
@@ -62,22 +62,13 @@ def share_fragments(kernel: Kernel, target: Target) -> Kernel:
     return kernel
 
 
-def _outside(body: Body) -> Iterator[Op]:
-    """The ops of `body` that are not inside nests."""
-    for op in body:
-        yield op
-        if not isinstance(op, Map):
-            for inner in bodies(op):
-                yield from _outside(inner)
-
-
 def _source(kernel: Kernel, buffer: Buffer, written: set[str]) -> Copy | None:
     """The copy that alone fills a fragment, before anything asks for it, with what stays the same
     in memory."""
     writers = [op for op in walk_ops(kernel) if buffer in written_buffers(op)]
     users = [op for op in kernel.body if buffer.name in mentioned(op)]
     users = [op for op in users if not isinstance(op, Alloc)]
-    if len(writers) != 1 or not users or users[0] is not writers[0] or _is_viewed(kernel, buffer):
+    if len(writers) != 1 or not users or users[0] is not writers[0]:
         return None
     op = users[0]
     if (
@@ -85,7 +76,7 @@ def _source(kernel: Kernel, buffer: Buffer, written: set[str]) -> Copy | None:
         or not op.dst.is_whole
         or op.src.buffer.space is not Space.GLOBAL
         or op.src.buffer.dtype != buffer.dtype
-        or len(_long(op.src.extents)) != len(_long(buffer.shape))
+        or len(long_dims(op.src.extents)) != len(long_dims(buffer.shape))
     ):
         return None
     read = {load.buffer for start in op.src.starts for load in loads(start)}
@@ -93,20 +84,10 @@ def _source(kernel: Kernel, buffer: Buffer, written: set[str]) -> Copy | None:
     return op if steady else None
 
 
-def _is_viewed(kernel: Kernel, buffer: Buffer) -> bool:
-    views = (op for op in walk_ops(kernel) if isinstance(op, View))
-    return any(buffer.name in (op.buffer.name, op.source.name) for op in views)
-
-
-def _long(extents: tuple[Expr, ...]) -> list[int]:
-    """The dimensions that have more than one element."""
-    return [d for d, e in enumerate(extents) if not (isinstance(e, Const) and e.value == 1)]
-
-
 def _asked_there(kernel: Kernel, buffer: Buffer, copy: Copy) -> Kernel:
     """`kernel` with elements outside nests read where `copy` reads them; without the copy where
     nobody else needs it."""
-    places = dict(zip(_long(copy.src.extents), _long(buffer.shape), strict=True))
+    places = dict(zip(long_dims(copy.src.extents), long_dims(buffer.shape), strict=True))
 
     def there(e: Expr) -> Expr | None:
         if not (isinstance(e, Load) and e.buffer.name == buffer.name):
@@ -139,9 +120,7 @@ def _is_about(op: Op, buffer: Buffer) -> bool:
 
 def _movable(kernel: Kernel, buffer: Buffer) -> bool:
     """Whether all that use a fragment as a tile could use shared memory as well."""
-    if _is_viewed(kernel, buffer):
-        return False
-    for op in _outside(kernel.body):
+    for op in outside_nests(kernel.body):
         if isinstance(op, (Alloc, Copy, Fill, Map)):
             continue
         if isinstance(op, Hint) and op.buffer == buffer:

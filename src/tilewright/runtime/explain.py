@@ -22,13 +22,12 @@ from tilewright.ir.op import (
     Intrinsic,
     Kernel,
     Map,
-    Op,
     Program,
     Reduce,
     Relayout,
     Role,
     Sync,
-    bodies,
+    outside_nests,
     walk_ops,
 )
 from tilewright.ir.target import Target
@@ -132,23 +131,15 @@ def _pipelined_loops(trace: Trace) -> dict[Loc, For]:
 def _entries(kernel: Kernel, told: Told, given: Kernel) -> Iterator[Entry]:
     """One for each op, those inside nests told with the nest; then what passes have used up."""
     seen: set[Loc | None] = set()
-    for op in _outside_nests(kernel.body):
+    for op in outside_nests(kernel.body):
         found = entry_of(op, told)
         seen |= {found.loc, *(inner.loc for inner in walk_ops(op) if isinstance(op, Map))}
         yield found
-    for op in _outside_nests(given.body):
+    for op in outside_nests(given.body):
         if op.loc not in seen:
             found = entry_of(op, told)
             text = f"{found.text}: taken up by a pass"
             yield Entry(found.op, op.loc, text, minor=True)
-
-
-def _outside_nests(body: tuple[Op, ...]) -> Iterator[Op]:
-    for op in body:
-        yield op
-        if not isinstance(op, Map):
-            for inner in bodies(op):
-                yield from _outside_nests(inner)
 
 
 def _as_dict(entry: Entry) -> dict[str, Any]:

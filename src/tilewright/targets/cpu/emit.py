@@ -36,9 +36,9 @@ from tilewright.ir.op import (
     View,
     WaitGroup,
     While,
+    viewed_buffers,
     walk_ops,
 )
-from tilewright.passes.fuse_maps import viewed_buffers
 from tilewright.support.errors import CompileError, at
 from tilewright.targets.cpu.emit_expr import Mem, Size, row_major
 from tilewright.targets.cpu.emit_nest import conjuncts
