@@ -215,6 +215,7 @@ class FakeApi:
             attributes = [(a.id, tuple(a.value[:3])) for a in array]
         self.launches.append(
             SimpleNamespace(
+                kernel=list(self.kernels)[function - 0xF0],
                 grid=tuple(c.grid),
                 block=tuple(c.block),
                 shared=c.shared,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -35,6 +36,7 @@ class _Interned(type):
     """Constructing an equal expression again returns the object that exists."""
 
     _pool: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+    _lock = RLock()  # of two threads that construct the same, one would keep an object of its own
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         # one key however it is written: Var("i"), Var("i", INT32) and Var("i", dtype=INT32)
@@ -48,8 +50,11 @@ class _Interned(type):
         key = (cls, _exact(args[0]), *args[1:])
         found = _Interned._pool.get(key)
         if found is None:
-            found = super().__call__(*args, **kwargs)
-            _Interned._pool[key] = found
+            with _Interned._lock:
+                found = _Interned._pool.get(key)
+                if found is None:
+                    found = super().__call__(*args, **kwargs)
+                    _Interned._pool[key] = found
         return found
 
 

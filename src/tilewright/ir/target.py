@@ -27,6 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "waits": ("late", "iteration", "each"),  # for products by warpgroups, at the latest
     "fast_math": ON_OFF,  # approximate functions and division
     "bulk": ON_OFF,  # copies by the bulk engine
+    "rows": ("any",),  # no second form for sizes that put the rows of tensors on 16 bytes
     "turning": ON_OFF,  # tiles that threads fill for products have several slots
     "gathers": ON_OFF,  # nests that move rows from anywhere do so ahead, past the registers
     "depth": ("most", "text", "least"),  # of rings: more slots than the text says, as many, or few

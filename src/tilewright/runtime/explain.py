@@ -221,7 +221,7 @@ def _lines(lives: Lifetimes, name: str) -> tuple[int | None, int | None]:
 
 # what passes say of a kernel's blocks and warps
 GRID = (
-    "block order", "persistent blocks", "tiles of warpgroups", "given up", "placement",
+    "rows", "block order", "persistent blocks", "tiles of warpgroups", "given up", "placement",
     "registers of roles",
 )  # fmt: skip
 

@@ -24,6 +24,7 @@ from tilewright.support.errors import entry
 from tilewright.targets.cuda.launch import (
     KEPT,
     CudaModule,
+    Form,
     Prepared,
     Scalar,
     Step,
@@ -69,8 +70,10 @@ def make_caller(
     module: CudaModule,
     params: Sequence[TensorArg | Scalar],
     check: Callable[[Mapping[str, ArrayView]], Sizes],
+    forms: Sequence[Form] = (),
 ) -> Callable[..., None]:
     """See `CudaModule.caller`."""
+    scratch = any(each.scratch for each in (module, *(form.module for form in forms)))
     name = module.specs[0].kernel if module.specs else "kernel"
     words = [p.name for p in params]
     tensors = [p for p in params if isinstance(p, TensorArg)]
@@ -117,8 +120,9 @@ def make_caller(
             for p in tensors:
                 if p.name in views and not p.strided and not views[p.name].contiguous:
                     raise not_contiguous(p.name, views[p.name])
-            call = Prepared(module, views, scalars, check(views), where)
-            found = Entry(call if module.scratch else call.steps(0), Looks())
+            sizes = check(views)
+            call = Prepared(module.formed(forms, views, sizes), views, scalars, sizes, where)
+            found = Entry(call if scratch else call.steps(0), Looks())
         if len(kept) >= KEPT:
             kept.clear()
             looks.clear()
@@ -191,7 +195,7 @@ def make_caller(
     stream = "" if "stream" in words else "stream=None, "
     values = "".join(f"{x}, " for x in at)
     launch = "found.run()"
-    if not module.scratch:
+    if not scratch:
         launch = """\
 for step in found:
         status = launch(*step.arguments)

@@ -32,6 +32,7 @@ from tilewright.targets.cuda.driver import Device
 from tilewright.targets.cuda.emit import Site
 from tilewright.targets.cuda.launch import (
     CudaModule,
+    Form,
     LaunchSpec,
     Scalar,
     Step,
@@ -264,6 +265,7 @@ class DiagnosticModule(CudaModule):
         self,
         params: Sequence[TensorArg | Scalar],
         check: Callable[[Mapping[str, ArrayView]], Sizes],
+        forms: Sequence[Form] = (),
     ) -> Callable[..., None]:
         """As of any module, with nothing kept between calls."""
         words = [p.name for p in params]
@@ -279,6 +281,8 @@ class DiagnosticModule(CudaModule):
             }
             views, where = read_arrays(arrays, stream)
             scalars = {p.name: encode_scalar(p.name, p.dtype, args[p.name]) for p in numbers}
-            self.run(self.prepare(views, scalars, check(views), where))
+            sizes = check(views)
+            module = self.formed(forms, views, sizes)
+            module.run(module.prepare(views, scalars, sizes, where))
 
         return call

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,11 @@ from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.support import env
 from tilewright.support.cache import UNREADABLE
+from tilewright.support.errors import CompileError
 from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.arguments import ProgramCheck
-from tilewright.targets.cuda.launch import CudaModule, Scalar, TensorArg
+from tilewright.targets.cuda.forms import ROWS, aligned_rows, in_words
+from tilewright.targets.cuda.launch import CudaModule, Form, Scalar, TensorArg
 from tilewright.targets.cuda.nvrtc import (
     NO_WARPGROUPS,
     CompiledCuda,
@@ -39,8 +42,12 @@ class CudaKernel:
     """A compiled program. Call it with a mapping from parameter names to arrays and numbers.
 
     A diagnostic build bounds its barrier waits and says which did not end (`diagnose`). `found` is
-    what an earlier compilation left: its record, code and source.
+    what an earlier compilation left: its record, code and source. `otherwise` takes the calls whose
+    sizes break this program's contract, where it is a form of another one (`forms`).
     """
+
+    otherwise: CudaKernel | None = None
+    reasons: Mapping[tuple[str, str], str] = {}  # what no pass says, for explanations
 
     def __init__(
         self,
@@ -87,8 +94,20 @@ class CudaKernel:
         from tilewright.targets.cuda.backend import lower, remedied
 
         if self.record.serialized is not None:
-            return remedied(self.given, self.target, self.record.serialized)
-        return lower(self.given, self.target)
+            trace = remedied(self.given, self.target, self.record.serialized)
+        else:
+            trace = lower(self.given, self.target)
+        trace.reasons.update(self.reasons)
+        return trace
+
+    def beside(self, otherwise: CudaKernel) -> CudaKernel:
+        """This one as a form of `otherwise`, which takes what its contract does not allow."""
+        self.otherwise = otherwise
+        why = in_words(self.given, otherwise.given)
+        self.reasons = {(kernel.name, ROWS): why for kernel in self.given.kernels}
+        if "trace" in vars(self):
+            self.trace.reasons.update(self.reasons)
+        return self
 
     @property
     def program(self) -> Program:
@@ -111,7 +130,8 @@ class CudaKernel:
     def caller(self) -> Callable[..., None]:
         """A function of the parameters in order that checks and launches."""
         if self._call is None:
-            program = self.given
+            general = self.otherwise or self
+            program = general.given
             params: list[TensorArg | Scalar] = []
             unused = unused_params(program)
             for p in program.params:
@@ -119,8 +139,10 @@ class CudaKernel:
                     params.append(TensorArg(p.name, p.strides is not None, p.name in unused))
                 else:
                     params.append(Scalar(p.name, p.dtype))
-            check = ProgramCheck(program, written_params(program), self.record.align)
-            self._call = self.module.caller(params, check)
+            check = ProgramCheck(program, written_params(program), general.record.align)
+            multiples = {dim.var.name: dim.multiple_of for dim in self.given.dims}
+            own = [Form(self.module, multiples, self.record.align)] if self.otherwise else []
+            self._call = general.module.caller(params, check, own)
         return self._call
 
     def __call__(self, args: Mapping[str, Any]) -> None:
@@ -160,7 +182,28 @@ class Uncompiled:
 
 
 def compile_program(program: Program, target: Target) -> CudaKernel | Uncompiled:
-    """Machine code for an NVIDIA GPU, from the cache where it is there."""
+    """Machine code for an NVIDIA GPU, from the cache where it is there: two forms of it where sizes
+    known at launch decide whether rows are aligned, made side by side."""
+    rows = aligned_rows(program) if target.choice(ROWS) == "auto" else None
+    if rows is None:
+        return _compile_form(program, target)
+    started = perf_counter()
+    with ThreadPoolExecutor(1) as pool:
+        general = pool.submit(_compile_form, program, target)
+        try:
+            aligned = _compile_form(rows, target)
+        except CompileError:  # what was chosen for speed; the text may compile without it
+            aligned = None
+        kernel = general.result()
+    if not (isinstance(kernel, CudaKernel) and isinstance(aligned, CudaKernel)):
+        return kernel
+    if aligned.source == kernel.source:
+        return kernel
+    aligned.compile_seconds = perf_counter() - started
+    return aligned.beside(kernel)
+
+
+def _compile_form(program: Program, target: Target) -> CudaKernel | Uncompiled:
     if "diagnostic" in target.options or env.DIAGNOSTIC.on():
         return CudaKernel(program, target, diagnostic=True)  # its sites are ops of the program
     started = perf_counter()

@@ -168,13 +168,13 @@ class Step:
     arguments: tuple[int, int, int, None]
     device: Device
     spec: LaunchSpec
+    resources: Resources
     memory: tuple[Any, ...] = field(repr=False)  # what `arguments` point into
 
 
 def make_step(
     spec: LaunchSpec,
-    device: Device,
-    function: int,
+    loaded: Loaded,
     stream: int,
     views: Mapping[str, ArrayView],
     scalars: Mapping[str, bytes],
@@ -210,8 +210,10 @@ def make_step(
         ctypes.addressof(array) if attributes else None,
         len(attributes),
     )
+    function = loaded.functions[spec.kernel]
     arguments = (ctypes.addressof(config), function, ctypes.addressof(pointers), None)
-    return Step(arguments, device, spec, (config, array, pointers, block))
+    resources = loaded.resources[spec.kernel]
+    return Step(arguments, loaded.device, spec, resources, (config, array, pointers, block))
 
 
 def _encode(
@@ -258,7 +260,7 @@ class Loaded:
     def __init__(self, found: Driver, device: Device, cubin: bytes, specs: Sequence[LaunchSpec]):
         self.device = device
         self.module = found.load(device, cubin)
-        self.functions: list[int] = []
+        self.functions: dict[str, int] = {}
         self.resources: dict[str, Resources] = {}
         for spec in specs:
             function = found.function(device, self.module, spec.kernel)
@@ -266,7 +268,7 @@ class Loaded:
                 resources = self.resources[spec.kernel] = found.resources(function)
                 _check(spec, resources, device.limits)
                 found.allow(function, shared=spec.shared, cluster=prod(spec.cluster))
-            self.functions.append(int(function))
+            self.functions[spec.kernel] = int(function)
 
 
 def _check(spec: LaunchSpec, resources: Resources, limits: Any) -> None:
@@ -397,11 +399,11 @@ class CudaModule:
     def hold(self, views: Mapping[str, ArrayView], stream: int) -> None:
         """Keep borrowed arrays until what was launched on them is done."""
         owners = [view.owner for view in views.values() if view.borrowed]
-        if owners:
+        ordinal = common_device(views)
+        if owners and ordinal is not None:
             if self._held is None:
                 self._held = Held(self.driver)
-            device = self.load(common_device(views)).device
-            self._held.until_done(device, stream, owners)
+            self._held.until_done(self.driver.device(ordinal), stream, owners)
 
     def integers(self, scalars: Mapping[str, bytes]) -> dict[str, int]:
         """Integer scalars count among the sizes: a grid may depend on them."""
@@ -440,7 +442,7 @@ class CudaModule:
             notes=(
                 f"grid {tuple(config.grid)}, {step.spec.threads} threads, "
                 f"clusters of {step.spec.cluster}, {step.spec.shared} bytes of dynamic shared "
-                f"memory, {self._loaded[step.device.ordinal].resources[step.spec.kernel]}",
+                f"memory, {step.resources}",
             ),
         )
 
@@ -448,15 +450,38 @@ class CudaModule:
         self,
         params: Sequence[TensorArg | Scalar],
         check: Callable[[Mapping[str, ArrayView]], Sizes],
+        forms: Sequence[Form] = (),
     ) -> Callable[..., None]:
-        """A function of the arguments `params` (and `stream=`) that checks and launches.
+        """A function of the arguments `params` (and `stream=`) that checks and launches this
+        module, or the first of `forms` that takes the call.
 
         `check` sees the arrays' views, raises `LaunchError` or returns the sizes. It must follow
         from the views alone, for it runs once for each distinct set of them.
         """
         from tilewright.targets.cuda.caller import make_caller
 
-        return make_caller(self, params, check)
+        return make_caller(self, params, check, forms)
+
+    def formed(
+        self, forms: Sequence[Form], views: Mapping[str, ArrayView], sizes: Sizes
+    ) -> CudaModule:
+        """The first of `forms` that takes a call, or this module."""
+        return next((form.module for form in forms if form.takes(views, sizes)), self)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A module for some calls: those whose sizes are `multiples`, and whose tensors begin on
+    `align` bytes."""
+
+    module: CudaModule
+    multiples: Mapping[str, int]
+    align: Mapping[str, int]
+
+    def takes(self, views: Mapping[str, ArrayView], sizes: Sizes) -> bool:
+        known = (sizes[name] % step for name, step in self.multiples.items())
+        begun = (views[name].address % step for name, step in self.align.items() if name in views)
+        return not any(known) and not any(begun)
 
 
 @dataclass(frozen=True)
@@ -482,8 +507,8 @@ class Prepared:
     ) -> None:
         self.module, self.scalars, self.stream = module, scalars, stream
         self.views = {name: replace(view, owner=None) for name, view in views.items()}
-        loaded = module.load(common_device(views))
-        self.device, self.functions = loaded.device, loaded.functions
+        self.loaded = module.load(common_device(views))
+        self.device = self.loaded.device
         self.sizes = {**sizes, **module.integers(scalars), SM_COUNT: self.device.sms}
         self.scratch_bytes = 0
         self.scratch: dict[str, tuple[int, tuple[int, ...], DType]] = {}
@@ -503,23 +528,27 @@ class Prepared:
         }
         views, maps = {**self.views, **scratch}, self.module.maps()
         made = (
-            make_step(spec, self.device, f, self.stream, views, self.scalars, self.sizes, maps)
-            for spec, f in zip(self.module.specs, self.functions, strict=True)
+            make_step(spec, self.loaded, self.stream, views, self.scalars, self.sizes, maps)
+            for spec in self.module.specs
         )
         return tuple(step for step in made if step is not None)
 
     def run(self) -> None:
         """Allocate, launch, free: the memory goes to the next call on the stream, which mostly
         gets the same address."""
+        if not self.module.scratch:  # called beside a form that has some
+            self.module.run(self.kept(0))
+            return
         found = self.module.driver
         address = found.allocate(self.device, self.scratch_bytes, self.stream)
         try:
-            steps = self._steps.get(address)
-            if steps is None:
-                steps = keep(self._steps, address, self.steps(address))
-            self.module.run(steps)
+            self.module.run(self.kept(address))
         finally:
             found.free(self.device, address, self.stream)
+
+    def kept(self, address: int) -> tuple[Step, ...]:
+        steps = self._steps.get(address)
+        return keep(self._steps, address, self.steps(address)) if steps is None else steps
 
 
 _SCRATCH_ALIGN = 1024

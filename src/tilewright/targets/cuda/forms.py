@@ -1,0 +1,115 @@
+"""Two forms of one program: for sizes that put every row of a tensor on 16 bytes, and for all.
+
+The bulk engine and vector accesses need rows that begin on 16 bytes. Where sizes are known at
+launch only, and their contract does not say that they are such multiples, nobody knows; and yet
+almost all sizes that people pass are. So there are two kernels, compiled together, and a launch
+takes the one that its sizes allow: nothing is compiled later.
+
+    C[m, n] = A[m, k] @ B[n, k], float16      k and n multiples of 8: bulk copies, a producer
+                                              others: elements, two bytes at a time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
+from math import gcd, lcm
+
+from tilewright.ir.bounds import Ranges, multiple_of
+from tilewright.ir.buffer import Buffer, Region
+from tilewright.ir.expr import Bin, Const, Expr, Var, loads, variables
+from tilewright.ir.op import Copy, Dim, Map, Program, Store, expressions, walk_ops
+
+ROWS = "rows"  # the choice, and what explanations call it
+ROW = 128  # bits on which rows begin
+
+
+def aligned_rows(program: Program) -> Program | None:
+    """`program` with contracts that put the rows of its tensors on 16 bytes; None where they say
+    so already, or nothing that they could say would help."""
+    known = reduce(
+        lambda ranges, dim: ranges.where(dim.var, dim.min, dim.max, dim.multiple_of),
+        program.dims,
+        Ranges(),
+    )
+    steps: dict[Var, int] = {}
+    for tensor in _moved(program):
+        for pitch in _pitches(tensor):
+            step = ROW // gcd(ROW, tensor.dtype.bits)
+            if multiple_of(pitch, known) % step:
+                found = _divided(pitch, step)
+                if found is not None:
+                    steps[found[0]] = lcm(steps.get(found[0], 1), found[1])
+    dims = tuple(_tightened(dim, steps.get(dim.var, 1)) for dim in program.dims)
+    return None if dims == program.dims else replace(program, dims=dims)
+
+
+def _moved(program: Program) -> Iterator[Buffer]:
+    """Tensors whose rows are moved in pieces. Tables that say where something lies, and flags, are
+    not among them: they are read one by one, or are short, and must not keep the data from it."""
+    touched = set()
+    for kernel in program.kernels:
+        for op in walk_ops(kernel):
+            if isinstance(op, Copy):
+                touched |= {r.buffer.name for r in (op.src, op.dst) if _has_rows(r)}
+            elif isinstance(op, Map):
+                touched |= set(_along(op))
+    for tensor in program.tensors:
+        kind = tensor.dtype
+        if tensor.name in touched and (kind.is_float or (kind.is_int and kind.bits <= 8)):
+            yield tensor
+
+
+def _has_rows(region: Region) -> bool:
+    last = region.extents[-1] if region.extents else None
+    return not (isinstance(last, Const) and last.value == 1)
+
+
+def _along(nest: Map) -> Iterator[str]:
+    """Tensors that a nest's last variable runs along."""
+    for op in walk_ops(nest.body):
+        places = [(x.buffer, x.indices) for e in expressions(op) for x in loads(e)]
+        if isinstance(op, Store):
+            places.append((op.buffer, op.indices))
+        for buffer, indices in places:
+            if indices and nest.vars[-1] in variables(indices[-1]):
+                yield buffer.name
+
+
+def _pitches(tensor: Buffer) -> Iterator[Expr]:
+    """Elements from one row to the next, as far as sizes decide them."""
+    if tensor.strides is None:
+        yield from tensor.shape[-1:] if tensor.rank > 1 else ()
+    elif isinstance(tensor.strides[-1], Const) and tensor.strides[-1].value == 1:
+        yield from tensor.strides[:-1]
+
+
+def _divided(pitch: Expr, step: int) -> tuple[Var, int] | None:
+    """The size that must be a multiple for `pitch` to be one of `step`, and of what."""
+    match pitch:
+        case Var():
+            return pitch, step
+        case Bin("*", Var() as size, Const(value)) | Bin("*", Const(value), Var() as size):
+            return size, step // gcd(step, int(value))
+    return None
+
+
+def _tightened(dim: Dim, step: int) -> Dim:
+    together = lcm(dim.multiple_of, step)
+    if dim.max is not None and together > dim.max:
+        return dim  # no size would be left
+    return replace(dim, multiple_of=together)
+
+
+def in_words(aligned: Program, general: Program) -> str:
+    """Which calls the first form takes."""
+    said = [
+        f"{dim.var.name} a multiple of {dim.multiple_of}"
+        for dim, before in zip(aligned.dims, general.dims, strict=True)
+        if dim != before
+    ]
+    return (
+        f"on 16 bytes, with {' and '.join(said)}: such calls run what is told here, others a "
+        "second form, which -rows=any tells of"
+    )
