@@ -87,7 +87,8 @@ def moves(*tensors, dims="dim m\n dim n", body="copy A[0:+4, 0:+64] -> x"):
         (moves("A: float16[64, 64] global", "B: float16[m, n] global"), None),  # nobody touches B
         (moves("A: float16[m, 64] global strides=[n, 1]"), {"m": 1, "n": 8}),
         (moves("A: float16[m, 64] global strides=[1, n]"), None),
-        (moves("A: float16[n] global", body="copy A[0:+64] -> x[0, 0:+64]"), None),  # one row
+        (moves("A: float16[n] global", body="copy A[0:+64] -> x[0, 0:+64]"), {"m": 1, "n": 1}),
+        (moves("A: float16[64] global", body="copy A[0:+64] -> x[0, 0:+64]"), None),
         (moves("A: float16[m, n] global", body="copy A[0:+4, 0] -> x[0:+4, 0]"), None),
     ],
 )  # fmt: skip
@@ -116,7 +117,7 @@ def test_two_forms_are_compiled():
     assert fast.source != general.source
     assert [d.multiple_of for d in general.given.dims] == [1, 1, 1]
     told = kernel.explain()
-    assert "rows: on 16 bytes, with" in told and "k a multiple of 8" in told
+    assert "rows: on 16 bytes, where" in told and "k is a multiple of 8" in told
     only = tw.compile(product(*sizes("m", "n", "k")), target=f"{CUDA} -rows=any")
     assert only.executable.otherwise is None and only.executable.source == general.source
     assert "rows: on" not in only.explain()

@@ -7,6 +7,8 @@ takes the one that its sizes allow: nothing is compiled later.
 
     C[m, n] = A[m, k] @ B[n, k], float16      k and n multiples of 8: bulk copies, a producer
                                               others: elements, two bytes at a time
+
+Tensors must begin on 16 bytes, too, for the first; a slice may not.
 """
 
 from __future__ import annotations
@@ -27,22 +29,25 @@ ROW = 128  # bits on which rows begin
 
 def aligned_rows(program: Program) -> Program | None:
     """`program` with contracts that put the rows of its tensors on 16 bytes; None where they say
-    so already, or nothing that they could say would help."""
+    so already, or nothing that they could say would help. A tensor of one row of any length needs
+    no other contract, but begins on them."""
     known = reduce(
         lambda ranges, dim: ranges.where(dim.var, dim.min, dim.max, dim.multiple_of),
         program.dims,
         Ranges(),
     )
     steps: dict[Var, int] = {}
+    alone = False
     for tensor in _moved(program):
+        step = ROW // gcd(ROW, tensor.dtype.bits)
+        alone |= tensor.rank == 1 and multiple_of(tensor.shape[0], known) % step > 0
         for pitch in _pitches(tensor):
-            step = ROW // gcd(ROW, tensor.dtype.bits)
             if multiple_of(pitch, known) % step:
                 found = _divided(pitch, step)
                 if found is not None:
                     steps[found[0]] = lcm(steps.get(found[0], 1), found[1])
     dims = tuple(_tightened(dim, steps.get(dim.var, 1)) for dim in program.dims)
-    return None if dims == program.dims else replace(program, dims=dims)
+    return replace(program, dims=dims) if alone or dims != program.dims else None
 
 
 def _moved(program: Program) -> Iterator[Buffer]:
@@ -105,11 +110,12 @@ def _tightened(dim: Dim, step: int) -> Dim:
 def in_words(aligned: Program, general: Program) -> str:
     """Which calls the first form takes."""
     said = [
-        f"{dim.var.name} a multiple of {dim.multiple_of}"
+        f"{dim.var.name} is a multiple of {dim.multiple_of}"
         for dim, before in zip(aligned.dims, general.dims, strict=True)
         if dim != before
     ]
+    where = f", where {' and '.join(said)}" if said else ""
     return (
-        f"on 16 bytes, with {' and '.join(said)}: such calls run what is told here, others a "
-        "second form, which -rows=any tells of"
+        f"on 16 bytes{where}: such calls run what is told here, others a second form, which "
+        "-rows=any tells of"
     )

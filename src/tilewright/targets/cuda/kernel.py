@@ -22,8 +22,8 @@ from tilewright.support.cache import UNREADABLE
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.arguments import ProgramCheck
-from tilewright.targets.cuda.forms import ROWS, aligned_rows, in_words
-from tilewright.targets.cuda.launch import CudaModule, Form, Scalar, TensorArg
+from tilewright.targets.cuda.forms import ROW, ROWS, aligned_rows, in_words
+from tilewright.targets.cuda.launch import CudaModule, Form, Map, Scalar, TensorArg
 from tilewright.targets.cuda.nvrtc import (
     NO_WARPGROUPS,
     CompiledCuda,
@@ -140,10 +140,15 @@ class CudaKernel:
                 else:
                     params.append(Scalar(p.name, p.dtype))
             check = ProgramCheck(program, written_params(program), general.record.align)
-            multiples = {dim.var.name: dim.multiple_of for dim in self.given.dims}
-            own = [Form(self.module, multiples, self.record.align)] if self.otherwise else []
+            own = [Form(self.module, *self._takes())] if self.otherwise else []
             self._call = general.module.caller(params, check, own)
         return self._call
+
+    def _takes(self) -> tuple[dict[str, int], dict[str, int]]:
+        """What sizes must be multiples of, and on which bytes tensors must begin."""
+        maps = (p.spec.tensor for s in self.specs for p in s.params if isinstance(p, Map))
+        align = {**dict.fromkeys(maps, ROW // 8), **self.record.align}
+        return {dim.var.name: dim.multiple_of for dim in self.given.dims}, align
 
     def __call__(self, args: Mapping[str, Any]) -> None:
         self.caller()(*(args[p.name] for p in self.given.params))
@@ -189,7 +194,7 @@ def compile_program(program: Program, target: Target) -> CudaKernel | Uncompiled
         return _compile_form(program, target)
     started = perf_counter()
     with ThreadPoolExecutor(1) as pool:
-        general = pool.submit(_compile_form, program, target)
+        general = pool.submit(_compile_form, program, target.choosing(ROWS, "any"))
         try:
             aligned = _compile_form(rows, target)
         except CompileError:  # what was chosen for speed; the text may compile without it
