@@ -438,7 +438,7 @@ class Intrinsic(Op):
 @dataclass(frozen=True)
 class Hint(Op):
     """Advice that never changes results: swizzle, layout, padding, l2_hit_ratio, max_nreg, assume;
-    `rare` at the beginning of a branch that few iterations take."""
+    `rare` at the beginning of a branch that few iterations, or threads, take."""
 
     syntax = "hint {name}"
     name: str = attr()
@@ -586,6 +586,11 @@ def outside_nests(body: Body) -> Iterator[Op]:
         if not isinstance(op, Map):
             for inner in bodies(op):
                 yield from outside_nests(inner)
+
+
+def is_rare(body: Body) -> bool:
+    """A branch that few take (`hint rare`)."""
+    return any(isinstance(op, Hint) and op.name == "rare" for op in body)
 
 
 def viewed_buffers(kernel: Kernel) -> set[str]:

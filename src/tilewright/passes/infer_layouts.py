@@ -108,6 +108,7 @@ class Nest:
     op: Map
     extents: tuple[int, ...]
     accesses: list[Access]
+    ranges: Ranges  # that hold where it stands
 
 
 @dataclass
@@ -196,7 +197,8 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
     }
     for position, (op, around, turns) in enumerate(_walk(kernel.body, {}, 1)):
         problem.turns[id(op)] = turns
-        problem.ops.append((position, op, ranges.get(id(op), Ranges())))
+        known = ranges.get(id(op), Ranges())
+        problem.ops.append((position, op, known))
         if isinstance(op, Alloc | View) and op.buffer.space is Space.FRAGMENT:
             problem.fragments[op.buffer.name] = op.buffer
             problem.crews[op.buffer.name] = crews.get(id(op), problem.threads)
@@ -207,7 +209,8 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
             number = len(problem.nests)
             problem.numbers[id(op)] = number
             problem.crews[number] = crews.get(id(op), problem.threads)
-            problem.nests[number] = Nest(number, op, static_extents(op), accesses(op, around))
+            held = accesses(op, around)
+            problem.nests[number] = Nest(number, op, static_extents(op), held, known)
             if isinstance(op.layout, Fragment):
                 problem.known[number] = op.layout
                 problem.why[number] = "given with the program"
@@ -492,7 +495,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
     reduced: dict[int, int] = {}
     if isinstance(key, str):
         buffer = problem.fragments[key]
-        nests: list[Map] = []
+        nests: list[Nest] = []
         for op, ranges in problem.touching.get(key, ()):
             if isinstance(op, Copy):
                 for held, memory in ((op.src, op.dst), (op.dst, op.src)):
@@ -505,7 +508,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
             elif isinstance(op, Map):
                 nest = problem.nests[problem.numbers[id(op)]]
                 own = [a for a in nest.accesses if a.buffer.name == key]
-                nests += [op for a in own if a.indices[-1:] == op.vars[-1:]]
+                nests += [nest for a in own if a.indices[-1:] == op.vars[-1:]]
             uses += problem.turns[id(op)]
         for space in (Space.GLOBAL, Space.SHARED):
             if not vectors:
@@ -515,7 +518,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
             size = max(1, buffer.dtype.bits // 8)
             vectors = [WIDEST // size or 1]
     else:
-        for width, element in _widths(problem.nests[key].op, (Space.GLOBAL, Space.SHARED)):
+        for width, element in _widths(problem.nests[key], (Space.GLOBAL, Space.SHARED)):
             vectors.append(width)
             size = element
     exact = isinstance(key, str) and key in problem.viewed
@@ -524,15 +527,15 @@ def _wish(problem: Problem, key: Key) -> Wish:
     return Wish(max(vectors, default=1), size, pairs, exact, max(uses, 1), lanes)
 
 
-def _widths(nest: Map, spaces: tuple[Space, ...]) -> Iterator[tuple[int, int]]:
+def _widths(nest: Nest, spaces: tuple[Space, ...]) -> Iterator[tuple[int, int]]:
     """How wide a nest may move what it touches in `spaces`, and the bytes of an element."""
-    for inner in walk_ops(nest.body):
+    for inner in walk_ops(nest.op.body):
         places = [x for e in expressions(inner) for x in loads(e)]
         if isinstance(inner, Store):
             places.append(Load(inner.buffer, inner.indices))
         for place in places:
             if place.buffer.space in spaces and place.indices:
-                width = element_width(place, nest)
+                width = element_width(place, nest.op, nest.ranges)
                 if width:
                     yield width, max(1, place.buffer.dtype.bits // 8)
 
@@ -567,7 +570,7 @@ def _is_one(expr: Expr) -> bool:
     return isinstance(expr, Const) and expr.value == 1
 
 
-def element_width(place: Load, nest: Map) -> int:
+def element_width(place: Load, nest: Map, ranges: Ranges) -> int:
     """Like `vector_width` for an element under a nest: 0 when its last index does not run with the
     nest's last variable."""
     last = nest.vars[-1]
@@ -576,11 +579,10 @@ def element_width(place: Load, nest: Map) -> int:
     ):
         return 0
     size = max(1, place.buffer.dtype.bits // 8)
-    rows = [s for s in _row_sizes(place.buffer) if isinstance(s, Const)]
     limit = WIDEST // size or 1
-    while limit > 1 and any(int(s.value) % limit for s in rows):
+    while any(multiple_of(s, ranges) % limit for s in _row_sizes(place.buffer)):
         limit //= 2
-    return limit if len(rows) == len(_row_sizes(place.buffer)) else 1
+    return limit
 
 
 # ── the result ───────────────────────────────────────────────────────────────────────────────

@@ -56,8 +56,11 @@ def _gathered(nest: Nest, op: Map, found: Gather) -> Body | None:
         body.append(Let(row, value, loc=loc))
         rows[var] = row
     amount: Expr = const(size)
-    if source.inside is not TRUE:
-        amount = select(substitute(source.inside, rows), amount, const(0))
+    wanted = substitute(source.inside, rows)
+    if source.ragged is not None:
+        amount = source.ragged.map(lambda e: substitute(e, rows)).amount(wanted, bits // 8)
+    elif wanted is not TRUE:
+        amount = select(wanted, amount, const(0))
     start = tuple(substitute(s, rows) for s in source.start)
     ones = (const(1) for _ in start[1:])
     there = Region(low.flat(source.buffer), start, (*ones, const(count)))

@@ -16,11 +16,9 @@ from tilewright.ir.bounds import multiple_of
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import (
     TRUE,
-    Const,
     Expr,
     Load,
     Var,
-    binary,
     cast,
     const,
     select,
@@ -43,6 +41,7 @@ from tilewright.passes.addresses import (
 from tilewright.passes.lower_maps import check_single
 from tilewright.passes.lowering import Lowering
 from tilewright.passes.nests import Nest, dimensions, make_nest, region_nest, used
+from tilewright.passes.ragged import Ragged, both, ragged, vectors_in
 from tilewright.passes.spread import coalesced
 from tilewright.support.errors import CompileError
 
@@ -70,6 +69,7 @@ class Moves:
     cond: Expr
     lets: Body
     own: Expr = TRUE  # whether the registers are the region's at all
+    ragged: Ragged | None = None  # where the tensor may end within a group; not in `cond` then
 
     @property
     def groups(self) -> int:
@@ -82,6 +82,16 @@ class Moves:
             stop = const(self.groups)
             body = (For(self.var, const(0), stop, body, kind="unroll", loc=nest.loc),)
         return (*used(self.lets, body), *body)
+
+    def at(self, swap: dict[Var, Expr], low: Lowering) -> Moves:
+        """The same with other names for groups."""
+
+        def rule(e: Expr) -> Expr:
+            return low.simplify(substitute(e, swap))
+
+        parted = None if self.ragged is None else self.ragged.map(rule)
+        start = tuple(map(rule, self.start))
+        return replace(self, start=start, cond=rule(self.cond), ragged=parted)
 
     def where(self, buffer: Buffer) -> Region:
         """The group's elements in memory."""
@@ -122,7 +132,6 @@ def _move(
     something, single elements move by instructions too."""
     kind, held = memory.dtype, registers.dtype
     kept = f" cache={op.cache}" if op.cache and memory.space is Space.GLOBAL else ""
-    body: Op
     if moves.count == 1 and not kept:
         if store:
             value: Expr = Load(registers, (first,), op.loc)
@@ -135,12 +144,6 @@ def _move(
     text = f"type={kind.name} count={moves.count}{kept}"
     span = Region(registers, (first,), (const(moves.count),))
     where = moves.where(memory)
-    same = kind == held or (moves.count > 1 and (kind.name, held.name) in _CONVERTED)
-    if same:
-        args = (where, span) if store else (span, where)
-        body = Intrinsic(name, args, text=text, loc=op.loc)
-        if store or moves.cond is TRUE:
-            return (body,)
 
     def each(of: Callable[[Expr, tuple[Expr]], Op]) -> Op:
         if moves.count == 1:
@@ -153,27 +156,32 @@ def _move(
     def clear(_: Expr, place: tuple[Expr]) -> Op:
         return Store(registers, place, const(0, held), loc=op.loc)
 
-    if same:
-        return (If(moves.cond, (body,), (each(clear),), loc=op.loc),)
-    # converted element by element beside a vector of the memory's own type
-    piece = Buffer(low.var("piece").name, (const(moves.count),), kind, Space.LOCAL)
-    whole = Region(piece, (const(0),), (const(moves.count),))
-    alloc = Alloc(piece, loc=op.loc)
-
     def narrow(var: Expr, place: tuple[Expr]) -> Op:
         return Store(piece, (var,), cast(Load(registers, place, op.loc), kind), loc=op.loc)
 
     def widen(var: Expr, place: tuple[Expr]) -> Op:
         return Store(registers, place, cast(Load(piece, (var,), op.loc), held), loc=op.loc)
 
-    if store:
-        done = Intrinsic(name, (where, whole), text=text, loc=op.loc)
-        return alloc, each(narrow), done
-    convert = each(widen)
-    body = Intrinsic(name, (whole, where), text=text, loc=op.loc)
-    if moves.cond is not TRUE:
-        return alloc, If(moves.cond, (body, convert), (each(clear),), loc=op.loc)
-    return alloc, body, convert
+    before: Body = ()
+    vectors: Body
+    if kind == held or (moves.count > 1 and (kind.name, held.name) in _CONVERTED):
+        args = (where, span) if store else (span, where)
+        vectors = (Intrinsic(name, args, text=text, loc=op.loc),)
+    else:
+        # converted element by element beside a vector of the memory's own type
+        piece = Buffer(low.var("piece").name, (const(moves.count),), kind, Space.LOCAL)
+        whole = Region(piece, (const(0),), (const(moves.count),))
+        before = (Alloc(piece, loc=op.loc),)
+        args = (where, whole) if store else (whole, where)
+        done = Intrinsic(name, args, text=text, loc=op.loc)
+        vectors = (each(narrow), done) if store else (done, each(widen))
+    wanted = TRUE if store else moves.cond
+    if wanted is not TRUE:
+        vectors = (If(wanted, vectors, (each(clear),), loc=op.loc),)
+    if moves.ragged is not None:
+        places, slots = (memory, moves.start), (registers, first)
+        vectors = (moves.ragged.move(low, vectors, places, slots, store, op.loc, wanted),)
+    return (*before, *vectors)
 
 
 def _align(low: Lowering, memory: Region, count: int, op: Copy) -> Iterable[Op]:
@@ -203,7 +211,9 @@ def copy_between(low: Lowering, op: Copy) -> Iterable[Op]:
     src, dst = low.flat(op.src.buffer), low.flat(op.dst.buffer)
     if op.atom == "cp_async" and size in CP_ASYNC_BYTES:
         amount: Expr = const(size)
-        if source.cond is not TRUE:
+        if source.ragged is not None:
+            amount = source.ragged.amount(source.cond, op.src.dtype.bits // 8)
+        elif source.cond is not TRUE:
             amount = select(source.cond, amount, const(0))
         body: Op = Intrinsic(
             "cp_async",
@@ -227,10 +237,7 @@ def copy_between(low: Lowering, op: Copy) -> Iterable[Op]:
         moved, first = side, wrap(0)
         if batch > 1:
             index = side.var * batch + b if source.groups > batch else b
-            swap: dict[Var, Expr] = {side.var: index}
-            start = tuple(low.simplify(substitute(s, swap)) for s in side.start)
-            cond = low.simplify(substitute(side.cond, swap))
-            moved, first = replace(side, start=start, cond=cond), b * count
+            moved, first = side.at({side.var: index}, low), b * count
         part = _move(low, op, moved, memory, piece, first, store)
         if store and moved.cond is not TRUE:
             part = (If(moved.cond, part, loc=op.loc),)
@@ -301,13 +308,15 @@ def _both_sides(low: Lowering, op: Copy) -> tuple[Moves, Moves, int]:
     sides = []
     for region in (op.src, op.dst):
         start, lets, within = places_in(low, nest, region, kept, var, count, op)
-        cond = _and(nest.guard(), within)
+        parted = _ragged(low, region, start, var, count, nest.values // count)
+        cond = nest.guard() if parted is not None else both(nest.guard(), within)
         cond = _at_group(low, cond, nest.var, var, count, nest.values // count)
-        sides.append(Moves(nest, count, var, const(0), start, cond, tuple(lets)))
+        place = const(0)
+        sides.append(Moves(nest, count, var, place, start, cond, tuple(lets), ragged=parted))
     once = nest.first_copy()
     sides[0] = replace(sides[0], lets=(*nest.before, *sides[0].lets))
     if once is not TRUE:
-        sides[1] = replace(sides[1], cond=_and(once, sides[1].cond))
+        sides[1] = replace(sides[1], cond=both(once, sides[1].cond))
     return sides[0], sides[1], count
 
 
@@ -366,12 +375,14 @@ def _plan(low: Lowering, op: Copy, held: Region, memory: Region, store: bool) ->
         count //= 2
     count = count if count >= least else 1
     var = low.var("v")
-    start, lets, within = places_in(low, nest, memory, kept, var, count, op)
-    cond = _and(nest.guard(), within)
     groups = nest.values // count
+    start, lets, within = places_in(low, nest, memory, kept, var, count, op)
+    parted = _ragged(low, memory, start, var, count, groups)
+    within = TRUE if parted is not None else within
+    cond = both(nest.guard(), within)
     own: Expr = TRUE
     if store:
-        cond = _and(nest.first_copy(), cond)
+        cond = both(nest.first_copy(), cond)
     elif nest.inside is not TRUE:
         # what lies outside the region keeps its value
         own, cond = nest.guard(), within
@@ -379,11 +390,16 @@ def _plan(low: Lowering, op: Copy, held: Region, memory: Region, store: bool) ->
     cond = _at_group(low, cond, nest.var, var, count, groups)
     register = _at_group(low, register, nest.var, var, count, groups)
     low.unrolled, low.ranges = unrolled, ranges
-    return Moves(nest, count, var, register, start, cond, (*nest.before, *lets), own)
+    return Moves(nest, count, var, register, start, cond, (*nest.before, *lets), own, parted)
 
 
-def _and(a: Expr, b: Expr) -> Expr:
-    return b if a is TRUE else a if b is TRUE else binary("and", a, b)
+def _ragged(
+    low: Lowering, memory: Region, start: tuple[Expr, ...], var: Var, count: int, groups: int
+) -> Ragged | None:
+    """How groups of `count` elements that begin at `start` may be in `memory` by a part."""
+    if count == 1 or memory.buffer.space is not Space.GLOBAL:
+        return None
+    return ragged(low, memory.buffer, start, count, low.ranges.where(var, 0, groups - 1))
 
 
 def _in_row(register: Expr, nest: Nest, count: int, bits: int) -> bool:
@@ -485,22 +501,14 @@ def fits_in(low: Lowering, nest: Nest, memory: Region, count: int) -> bool:
 def _global_fits(low: Lowering, nest: Nest, memory: Region, count: int) -> bool:
     """The last dimension is contiguous, rows and the region begin on `count` elements. The
     tensor itself does: the launch checks it (`hint align`)."""
-    buffer = memory.buffer
     if not memory.extents or int(memory.extents[-1]) == 1:
         return False
-    if not low.begins_on(buffer, count * memory.dtype.bits // 8):
-        return False
-    rows = list(buffer.shape[-1:])
-    if buffer.strides is not None:
-        if not (isinstance(buffer.strides[-1], Const) and buffer.strides[-1].value == 1):
-            return False
-        rows += buffer.strides[:-1]
     table = nest.table
     last = np.where(table < 0, -1, table % int(memory.extents[-1]))
     return (
         _neighbours(last, count)
         and multiple_of(memory.starts[-1], low.ranges) % count == 0
-        and all(multiple_of(row, low.ranges) % count == 0 for row in rows)
+        and vectors_in(low, memory.buffer, count)
     )
 
 

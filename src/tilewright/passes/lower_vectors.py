@@ -5,7 +5,8 @@ so together: loads into a piece of registers in front, stores out of one behind.
 plain statements, and only buffers that no statement reads after one has written them.
 
 What decides where they lie, or whether they are loaded at all, must be the same for a whole group:
-a row that a table names (`X[table[i], j]`), a condition that a tile's border makes.
+a row that a table names (`X[table[i], j]`), a condition that a tile's border makes. Only the end of
+a tensor may part a group (`ragged`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from tilewright.ir.expr import (
     Load,
     Select,
     Var,
-    binary,
     const,
     loads,
     logical_not,
@@ -41,6 +41,7 @@ from tilewright.passes.addresses import layout_expr, shared_layout, swizzle_expr
 from tilewright.passes.gathers import holds_for_all
 from tilewright.passes.lowering import MEMORY
 from tilewright.passes.nests import Nest, used
+from tilewright.passes.ragged import Ragged, both, joined, ragged, vectors_in
 
 WIDEST, WORD = 128, 32  # bits
 COUNTS = (16, 8, 4, 2)
@@ -68,6 +69,7 @@ class Access:
     share: int = 1
     named: tuple[tuple[Var, Expr], ...] = ()
     given: Expr = TRUE  # the condition on which it is wanted, as it was written
+    ragged: Ragged | None = None  # where the tensor may end within it; `inside` is then: wanted
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def moved_together(nest: Nest, found: Gather, group: Var, count: int) -> Access 
     places = tuple(at(nest.index(i)) for i in indices)
     before = low.ranges
     low.ranges = before.where(group, 0, max(nest.values - 1, 0))
-    inside = _both(at(nest.expr(cond)), low.within(load.buffer, places))
+    inside = both(at(nest.expr(cond)), low.within(load.buffer, places))
     low.ranges = before
     named = tuple((var, at(nest.expr(e))) for var, e in rows)
     return Access(load.buffer, (), places, inside, 1, 1, named)
@@ -230,18 +232,14 @@ def _reached(e: Expr, cond: Expr = TRUE) -> Iterable[tuple[Load, Expr]]:
         yield e, cond
     elif isinstance(e, Select):
         yield from _reached(e.cond, cond)
-        yield from _reached(e.a, _both(cond, e.cond))
-        yield from _reached(e.b, _both(cond, logical_not(e.cond)))
+        yield from _reached(e.a, both(cond, e.cond))
+        yield from _reached(e.b, both(cond, logical_not(e.cond)))
     elif isinstance(e, Bin) and e.op in ("and", "or"):
         yield from _reached(e.a, cond)
-        yield from _reached(e.b, _both(cond, e.a if e.op == "and" else logical_not(e.a)))
+        yield from _reached(e.b, both(cond, e.a if e.op == "and" else logical_not(e.a)))
     else:
         for child in e.children:
             yield from _reached(child, cond)
-
-
-def _both(a: Expr, b: Expr) -> Expr:
-    return b if a is TRUE else a if b is TRUE else binary("and", a, b)
 
 
 def access_together(
@@ -296,7 +294,7 @@ def access_together(
             return None
         where: tuple[Expr, ...] = (simplify(swizzle_expr(swizzle, start), ranges),)
         return Access(buffer, indices, where, wanted, width, share, named, candidate.given)
-    if not places or not _contiguous(nest, buffer, width):
+    if not places or not vectors_in(low, buffer, width):
         return None
     starts = tuple(at(p, zero) for p in places)
     for place, start in zip(places[:-1], starts[:-1], strict=True):
@@ -308,17 +306,11 @@ def access_together(
         return None
     before = low.ranges
     low.ranges = ranges.given(wanted)
-    inside = low.within(buffer, starts)
-    # where rows are no whole groups, one that begins inside may end outside
-    ends = (*starts[:-1], simplify(starts[-1] + (count - 1), ranges))
-    whole = multiple_of(buffer.shape[-1], ranges) % count == 0 or (
-        inside is TRUE and low.within(buffer, ends) is TRUE
-    )
+    parted = ragged(low, buffer, starts, count, low.ranges)
+    inside = wanted if parted is not None else both(wanted, low.within(buffer, starts))
     low.ranges = before
-    if not whole:
-        return None
-    inside = _both(wanted, inside)
-    return Access(buffer, indices, starts, inside, width, share, named, candidate.given)
+    given = candidate.given
+    return Access(buffer, indices, starts, inside, width, share, named, given, parted)
 
 
 def _counts(nest: Nest, last: Expr, start: Expr, step: Expr, ranges: Ranges) -> bool:
@@ -328,18 +320,6 @@ def _counts(nest: Nest, last: Expr, start: Expr, step: Expr, ranges: Ranges) -> 
         lets = {op.var: op.value for op in nest.before if isinstance(op, Let)}
         difference = simplify(substitute(difference, lets), ranges)
     return isinstance(difference, Const) and difference.value == 0
-
-
-def _contiguous(nest: Nest, buffer: Buffer, width: int) -> bool:
-    if not nest.low.begins_on(buffer, width * buffer.dtype.bits // 8):
-        return False
-    rows = list(buffer.shape[-1:]) if buffer.rank > 1 else []
-    if buffer.strides is not None:
-        last = buffer.strides[-1]
-        if not (isinstance(last, Const) and last.value == 1):
-            return False
-        rows = list(buffer.strides[:-1])
-    return all(multiple_of(row, nest.low.ranges) % width == 0 for row in rows)
 
 
 def _emit(
@@ -411,6 +391,7 @@ def _emit(
     once = nest.first_copy() if stored else TRUE
 
     def loop(ops: list[Op], b: Var, cond: Expr) -> list[Op]:
+        ops = joined(ops)
         for test in (cond, at(guard, b)):
             if test is not TRUE and ops:
                 ops = [If(test, tuple(ops), loc=loc)]
@@ -475,6 +456,12 @@ def _move(
         rows[var] = row
     several = int(piece.shape[0]) > count
     first: Expr = b * count if several else const(0)
+
+    def zeros() -> Body:
+        var = low.var("e")
+        zero = Store(piece, (first + var,), const(0, kind), loc=loc)
+        return (For(var, const(0), const(count), (zero,), kind="unroll", loc=loc),)
+
     for step in range(0, count, access.width):
         start = tuple(substitute(at(s, b), rows) for s in access.start)
         start = (*start[:-1], simplify(start[-1] + step, low.ranges))
@@ -484,11 +471,11 @@ def _move(
         args = (where, span) if store else (span, where)
         moves.append(Intrinsic(name, args, text=text, loc=loc))
     inside = substitute(at(access.inside, b), rows)
-    if inside is TRUE:
-        return [*found, *moves]
-    if store:
-        return [*found, If(inside, tuple(moves), loc=loc)]
-    var = low.var("e")
-    zero = Store(piece, (first + var,), const(0, kind), loc=loc)
-    zeros = For(var, const(0), const(count), (zero,), kind="unroll", loc=loc)
-    return [*found, If(inside, tuple(moves), (zeros,), loc=loc)]
+    body: Body = tuple(moves)
+    if inside is not TRUE:
+        body = (If(inside, body, () if store else zeros(), loc=loc),)
+    if access.ragged is not None:
+        parted = access.ragged.map(lambda e: substitute(at(e, b), rows))
+        start = tuple(substitute(at(s, b), rows) for s in access.start)
+        body = (parted.move(low, body, (flat, start), (piece, first), store, loc, inside),)
+    return [*found, *body]

@@ -11,12 +11,10 @@ from math import prod
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select
 from tilewright.ir.op import (
-    Body,
     Copy,
     Fill,
     For,
     Gemm,
-    Hint,
     If,
     Map,
     Op,
@@ -24,6 +22,7 @@ from tilewright.ir.op import (
     Store,
     bodies,
     expressions,
+    is_rare,
 )
 from tilewright.passes.matrix_tiles import shape_of
 
@@ -77,13 +76,8 @@ def cycles(op: Op) -> float:
             return (points + SHUFFLES * 32) / LANES
         case Copy() | Fill():
             return prod(op.dst.static_tile) / LANES
-    each = [0.0 if _is_rare(body) else sum(map(cycles, body)) for body in bodies(op)]
+    each = [0.0 if is_rare(body) else sum(map(cycles, body)) for body in bodies(op)]
     return max(each) if isinstance(op, If) else sum(each) * _turns(op)
-
-
-def _is_rare(body: Body) -> bool:
-    """A branch that few iterations take."""
-    return any(isinstance(op, Hint) and op.name == "rare" for op in body)
 
 
 def load_cycles(tile: Buffer) -> float:

@@ -38,7 +38,7 @@ def lower_sums(nest: Nest, op: Map) -> Body | None:
             continue
         wanted = Candidate(dst.starts, TRUE, ())
         access = access_together(nest, dst.buffer, (), wanted, group, count, 1)
-        if access is None or access.width != count:
+        if access is None or access.ragged is not None or access.width != count:
             continue
         groups = nest.values // count
         ranges = low.ranges.where(group, 0, groups - 1)

@@ -32,6 +32,7 @@ from tilewright.ir.op import (
     View,
     bodies,
     expressions,
+    is_rare,
     walk_ops,
 )
 from tilewright.passes.addresses import evaluate
@@ -124,11 +125,21 @@ class _Walk:
         elif isinstance(op, For):
             yield from self.loop(op, mask)
         elif isinstance(op, If):
-            yield from self.body(op.then, self.narrow(mask, op.cond, True))
-            yield from self.body(op.orelse, self.narrow(mask, op.cond, False))
+            yield from self.branch(op, mask)
         else:
             for inner in bodies(op):
                 yield from self.body(inner, mask)
+
+    def branch(self, op: If, mask: Any) -> Iterator[Access]:
+        """Both sides; of two forms of the same work, one of them rare, the other."""
+        sides = [
+            (is_rare(side), list(self.body(side, self.narrow(mask, op.cond, holds))))
+            for side, holds in ((op.then, True), (op.orelse, False))
+        ]
+        common = any(found for rare, found in sides if not rare)
+        for rare, found in sides:
+            if not (rare and common):
+                yield from found
 
     def loop(self, op: For, mask: Any) -> Iterator[Access]:
         bounds = (op.start, op.stop, op.step)
