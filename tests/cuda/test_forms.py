@@ -117,10 +117,31 @@ def test_two_forms_are_compiled():
     assert fast.source != general.source
     assert [d.multiple_of for d in general.given.dims] == [1, 1, 1]
     told = kernel.explain()
-    assert "rows: on 16 bytes, where" in told and "k is a multiple of 8" in told
+    assert "rows: aligned: where tensors begin on 16 bytes and" in told
+    assert "k is a multiple of 8" in told
     only = tw.compile(product(*sizes("m", "n", "k")), target=f"{CUDA} -rows=any")
     assert only.executable.otherwise is None and only.executable.source == general.source
-    assert "rows: on" not in only.explain()
+    assert "rows: aligned" not in only.explain()
+
+
+def test_one_row_of_any_length():
+    """Vectors, whole ones and the last by its elements; a slice moves them one by one, side by
+    side."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float16"), C: T.Tensor((n,), "float16")):
+        with T.Kernel(T.ceildiv(n, 2048), threads=256) as bx:
+            for i in T.Parallel(2048):
+                C[bx * 2048 + i] = A[bx * 2048 + i] * 2
+
+    kernel = tw.compile(main, target=CUDA)
+    assert "reads A      ld.global, 16 bytes a lane, once" in kernel.explain()
+    assert kernel.executable.record.align == {"A": 16, "C": 16}
+    general = tw.compile(main, target=f"{CUDA} -rows=any")
+    assert "reads A      load, 2 bytes a lane, 8 times, 2 sectors" in general.explain()
+    assert general.executable.source == kernel.executable.otherwise.source
+    assert not general.executable.record.align
 
 
 def test_one_form_where_contracts_say_enough():

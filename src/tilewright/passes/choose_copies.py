@@ -28,7 +28,7 @@ def choose_copies(program: Program, target: Target) -> Program:
     def one(kernel: Kernel) -> Kernel:
         if by_hand(kernel):
             return kernel
-        low = lowering_of(kernel, program, Names(names))
+        low = lowering_of(kernel, program, Names(names), target)
         return rebuild(kernel, body=_body(kernel.body, low, target))
 
     return map_kernels(program, one)

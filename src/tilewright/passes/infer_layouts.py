@@ -493,6 +493,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
     vectors: list[int] = []
     size, uses = 4, 0
     reduced: dict[int, int] = {}
+    anywhere = problem.target.choice("rows") == "any"
     if isinstance(key, str):
         buffer = problem.fragments[key]
         nests: list[Nest] = []
@@ -500,7 +501,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
             if isinstance(op, Copy):
                 for held, memory in ((op.src, op.dst), (op.dst, op.src)):
                     if held.buffer.name == key and memory.buffer.space is Space.GLOBAL:
-                        vectors.append(vector_width(memory, ranges))
+                        vectors.append(vector_width(memory, ranges, anywhere))
                         size = memory.dtype.bits // 8 or 1
             elif isinstance(op, Reduce) and op.src.buffer.name == key:
                 dim = reduced_dim(op)
@@ -512,13 +513,13 @@ def _wish(problem: Problem, key: Key) -> Wish:
             uses += problem.turns[id(op)]
         for space in (Space.GLOBAL, Space.SHARED):
             if not vectors:
-                found = [pair for nest in nests for pair in _widths(nest, (space,))]
+                found = [pair for nest in nests for pair in _widths(nest, (space,), anywhere)]
                 vectors, size = [width for width, _ in found], found[-1][1] if found else size
         if not vectors:
             size = max(1, buffer.dtype.bits // 8)
             vectors = [WIDEST // size or 1]
     else:
-        for width, element in _widths(problem.nests[key], (Space.GLOBAL, Space.SHARED)):
+        for width, element in _widths(problem.nests[key], (Space.GLOBAL, Space.SHARED), anywhere):
             vectors.append(width)
             size = element
     exact = isinstance(key, str) and key in problem.viewed
@@ -527,7 +528,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
     return Wish(max(vectors, default=1), size, pairs, exact, max(uses, 1), lanes)
 
 
-def _widths(nest: Nest, spaces: tuple[Space, ...]) -> Iterator[tuple[int, int]]:
+def _widths(nest: Nest, spaces: tuple[Space, ...], anywhere: bool) -> Iterator[tuple[int, int]]:
     """How wide a nest may move what it touches in `spaces`, and the bytes of an element."""
     for inner in walk_ops(nest.op.body):
         places = [x for e in expressions(inner) for x in loads(e)]
@@ -535,12 +536,12 @@ def _widths(nest: Nest, spaces: tuple[Space, ...]) -> Iterator[tuple[int, int]]:
             places.append(Load(inner.buffer, inner.indices))
         for place in places:
             if place.buffer.space in spaces and place.indices:
-                width = element_width(place, nest.op, nest.ranges)
+                width = element_width(place, nest.op, nest.ranges, anywhere)
                 if width:
                     yield width, max(1, place.buffer.dtype.bits // 8)
 
 
-def vector_width(memory: Region, ranges: Ranges) -> int:
+def vector_width(memory: Region, ranges: Ranges, anywhere: bool = False) -> int:
     """Elements of a tensor's region that may move in one access: whole, aligned, contiguous."""
     size = max(1, memory.dtype.bits // 8)
     limit = WIDEST // size or 1
@@ -553,24 +554,25 @@ def vector_width(memory: Region, ranges: Ranges) -> int:
     while limit > 1 and not (
         extents[-1] % limit == 0
         and multiple_of(memory.starts[-1], ranges) % limit == 0
-        and all(multiple_of(s, ranges) % limit == 0 for s in _row_sizes(buffer))
+        and all(multiple_of(s, ranges) % limit == 0 for s in _row_sizes(buffer, anywhere))
     ):
         limit //= 2
     return limit
 
 
-def _row_sizes(buffer: Buffer) -> list[Expr]:
-    """What the distance of rows is a multiple of: the last extent, or given strides."""
+def _row_sizes(buffer: Buffer, anywhere: bool) -> list[Expr]:
+    """What the distance of rows is a multiple of: the last extent, or given strides. A tensor of
+    one row is in vectors by its size alone where it may begin `anywhere`."""
     if buffer.strides is not None:
         return list(buffer.strides[:-1])
-    return [buffer.shape[-1]] if buffer.rank > 1 else []
+    return [buffer.shape[-1]] if buffer.rank > 1 or anywhere else []
 
 
 def _is_one(expr: Expr) -> bool:
     return isinstance(expr, Const) and expr.value == 1
 
 
-def element_width(place: Load, nest: Map, ranges: Ranges) -> int:
+def element_width(place: Load, nest: Map, ranges: Ranges, anywhere: bool = False) -> int:
     """Like `vector_width` for an element under a nest: 0 when its last index does not run with the
     nest's last variable."""
     last = nest.vars[-1]
@@ -580,7 +582,7 @@ def element_width(place: Load, nest: Map, ranges: Ranges) -> int:
         return 0
     size = max(1, place.buffer.dtype.bits // 8)
     limit = WIDEST // size or 1
-    while any(multiple_of(s, ranges) % limit for s in _row_sizes(place.buffer)):
+    while any(multiple_of(s, ranges) % limit for s in _row_sizes(place.buffer, anywhere)):
         limit //= 2
     return limit
 

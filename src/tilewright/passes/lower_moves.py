@@ -41,7 +41,7 @@ from tilewright.passes.addresses import (
 from tilewright.passes.lower_maps import check_single
 from tilewright.passes.lowering import Lowering
 from tilewright.passes.nests import Nest, dimensions, make_nest, region_nest, used
-from tilewright.passes.ragged import Ragged, both, ragged, vectors_in
+from tilewright.passes.ragged import Ragged, both, may_end_within, ragged, vectors_in
 from tilewright.passes.spread import coalesced
 from tilewright.support.errors import CompileError
 
@@ -509,6 +509,10 @@ def _global_fits(low: Lowering, nest: Nest, memory: Region, count: int) -> bool:
         _neighbours(last, count)
         and multiple_of(memory.starts[-1], low.ranges) % count == 0
         and vectors_in(low, memory.buffer, count)
+        and (
+            multiple_of(memory.buffer.shape[-1], low.ranges) % count == 0
+            or may_end_within(low, memory.buffer)
+        )
     )
 
 

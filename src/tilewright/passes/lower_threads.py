@@ -484,11 +484,12 @@ def lower_threads(program: Program, target: Target) -> Program:
     return dataclasses.replace(program, kernels=kernels)
 
 
-def lowering_of(kernel: Kernel, program: Program, names: set[str]) -> Lowering:
+def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Target) -> Lowering:
     """What the lowering of `kernel` begins with."""
     linear = linear_thread(kernel)
     whole = Instance(prod(kernel.threads), linear, linear // WARP)
     low = Lowering(kernel, RULES, names, scope.entry(kernel, program.dims), whole)
+    low.anywhere = target.choice("rows") == "any"
     low.warp = low.var("warp")
     low.differs = per_thread(kernel)
     for op in walk_ops(kernel):
@@ -513,7 +514,7 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str]) -> Lowering:
 
 def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Target) -> Kernel:
     linear = linear_thread(kernel)
-    low = lowering_of(kernel, program, names)
+    low = lowering_of(kernel, program, names, target)
     body = low.body(kernel.body)
     start: list[Op] = []
     if _has_roles(kernel) or _reads(body, low.warp):

@@ -41,7 +41,7 @@ from tilewright.passes.addresses import layout_expr, shared_layout, swizzle_expr
 from tilewright.passes.gathers import holds_for_all
 from tilewright.passes.lowering import MEMORY
 from tilewright.passes.nests import Nest, used
-from tilewright.passes.ragged import Ragged, both, joined, ragged, vectors_in
+from tilewright.passes.ragged import Ragged, both, joined, may_end_within, ragged, vectors_in
 
 WIDEST, WORD = 128, 32  # bits
 COUNTS = (16, 8, 4, 2)
@@ -276,6 +276,14 @@ def access_together(
     if any(at(e, each) is not at(e, zero) for _, e in rows):
         return None
     together = at(wanted, each) is at(wanted, zero)
+    if not together and buffer.space is Space.GLOBAL:
+        # a guard that holds all over the tensor says what its end does: outside nothing is stored,
+        # and zeros are loaded
+        before, low.ranges = low.ranges, ranges
+        inside = low.within(buffer, [at(p, each) for p in places])
+        low.ranges = before
+        if simplify(at(wanted, each), ranges.given(inside)) is TRUE:
+            wanted, together = TRUE, True
     if not together and not (borders and holds_for_all(wanted, at, each, values, ranges)):
         return None
     named = tuple((var, at(e, zero)) for var, e in rows)
@@ -309,6 +317,8 @@ def access_together(
     parted = ragged(low, buffer, starts, count, low.ranges)
     inside = wanted if parted is not None else both(wanted, low.within(buffer, starts))
     low.ranges = before
+    if parted is not None and not may_end_within(low, buffer):
+        return None
     given = candidate.given
     return Access(buffer, indices, starts, inside, width, share, named, given, parted)
 

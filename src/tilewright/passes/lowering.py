@@ -167,6 +167,7 @@ class Lowering:
     fenced: bool = False
     fresh: dict[Buffer, None] = field(default_factory=dict)
     warp: Var = Var("warp")
+    anywhere: bool = False  # tensors of any length begin on no more than an element (`-rows=any`)
     free_ids: list[int] = field(default_factory=list)
     crossing: frozenset[str] = frozenset()
     peer_fence: str = "cluster"

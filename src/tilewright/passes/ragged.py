@@ -123,6 +123,13 @@ def joined(ops: Iterable[Op]) -> list[Op]:
     return found
 
 
+def may_end_within(low: Lowering, buffer: Buffer) -> bool:
+    """Whether vectors are for tensors that may end within one. They must begin on a vector then:
+    for others there is another form (`-rows=any`) where sizes are known at launch only. Known sizes
+    have one form, and take slices that begin anywhere."""
+    return not low.anywhere and not isinstance(buffer.shape[-1], Const)
+
+
 def vectors_in(low: Lowering, buffer: Buffer, count: int) -> bool:
     """Whether each row of a tensor begins on a vector of `count` elements, and may have one."""
     last = buffer.shape[-1]

@@ -40,7 +40,8 @@ def aligned_rows(program: Program) -> Program | None:
     alone = False
     for tensor in _moved(program):
         step = ROW // gcd(ROW, tensor.dtype.bits)
-        alone |= tensor.rank == 1 and multiple_of(tensor.shape[0], known) % step > 0
+        if tensor.rank == 1 and not isinstance(tensor.shape[0], Const):
+            alone |= multiple_of(tensor.shape[0], known) % step > 0
         for pitch in _pitches(tensor):
             if multiple_of(pitch, known) % step:
                 found = _divided(pitch, step)
@@ -114,8 +115,5 @@ def in_words(aligned: Program, general: Program) -> str:
         for dim, before in zip(aligned.dims, general.dims, strict=True)
         if dim != before
     ]
-    where = f", where {' and '.join(said)}" if said else ""
-    return (
-        f"on 16 bytes{where}: such calls run what is told here, others a second form, which "
-        "-rows=any tells of"
-    )
+    where = " and ".join(["tensors begin on 16 bytes", *said])
+    return f"aligned: where {where}, this is what runs; else another form, which -rows=any tells of"
