@@ -92,6 +92,27 @@ def test_not_under_a_guard_that_differs():
 
 
 LAYOUT = 'layout="frag{tile=(64,64) tv=(128,32):(32,1)}"'
+ROWS = 'layout="frag{tile=(16,64) tv=(128,8):(8,1)}"'
+
+
+@pytest.mark.parametrize(
+    ("turns", "first", "second", "syncs"),
+    [
+        (2, "k * 32 + i, j", "k * 32 + 16 + i, 63 - j", 0),
+        (3, "k * 16 + i, j", "k * 16 + 16 + i, 63 - j", 1),  # the next turn's, by other threads
+        (3, "k * 16 + i, j", "48 - k * 16 + i, j", 1),
+    ],
+)
+@pytest.mark.parametrize("tile", ["s", "Y"])
+def test_stores_of_a_nest_that_meet_in_another_iteration(tile, turns, first, second, syncs):
+    """Each of them comes to other rows in every iteration, but to some where the other was."""
+    body = f"""for k in 0 .. {turns} {{
+      map (i, j) in (16, 64) {ROWS} {{
+        {tile}[{first}] = 1.0
+        {tile}[{second}] = 2.0
+      }}
+    }}"""
+    assert count(body) == syncs
 
 
 def test_same_threads_need_none():

@@ -80,8 +80,9 @@ NOWHERE: frozenset[Var] = frozenset()
 AGAIN = Var(" again")  # what a `while` counts, as far as accesses go
 Path: TypeAlias = tuple[tuple[int, str], ...]
 OpT = TypeVar("OpT", bound=Op)
-# per dimension a first index and a number of them; None: anywhere
-Box: TypeAlias = tuple[tuple[Expr, int] | None, ...]
+# of a dimension, a first index and a number of them; None: anywhere
+Part: TypeAlias = tuple[Expr, int] | None
+Box: TypeAlias = tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -620,7 +621,7 @@ def _conflict(old: Access, new: Access, defined: Mapping[Var, frozenset[Var]]) -
     if _apart(old.box, new.box, old.fresh and new.fresh):
         return False
     again = old.path == new.path and old.writes and new.writes
-    if again and _walks(new, old.turned, defined):
+    if again and _walk_apart(old, new, defined):
         return False
     same = old.threads is not None and old.threads == new.threads
     return not (same and _is_fixed(old.box) and _is_fixed(new.box) and _equal(old.box, new.box))
@@ -660,27 +661,38 @@ def _equal(a: Box, b: Box) -> bool:
                for x, y in zip(a, b, strict=True))  # fmt: skip
 
 
-def _walks(access: Access, turned: frozenset[Var], defined: Mapping[Var, frozenset[Var]]) -> bool:
-    """Iterations of the loops around never come to the same elements twice: every loop moves one
-    dimension that no other loop moves, nor a variable `defined` in one, by at least its extent. Of
-    a tensor's accesses it is known which loops have `turned` between two of them; in the others it
+def _walk_apart(old: Access, new: Access, defined: Mapping[Var, frozenset[Var]]) -> bool:
+    """Iterations of the loops around never come to elements that another one was at: every loop
+    moves one dimension that no other loop moves, nor a variable `defined` in one, far enough. Of a
+    tensor's accesses it is known which loops have `turned` between two of them; in the others it
     is still the same iteration."""
-    if access.box is None:
+    if old.box is None or new.box is None:
         return False
-    moving = access.loops if access.shared else tuple(v for v in access.loops if v in turned)
-    loops = set(moving)
-    for var in moving:
-        moved = False
-        for part in access.box:
-            if part is None or variables(part[0]) & loops != {var} or loads(part[0]):
-                continue
-            if any(loops & defined.get(other, NOWHERE) for other in variables(part[0]) - {var}):
-                continue
-            stride = stride_of(part[0], var)
-            moved = moved or (stride is not None and abs(stride) >= part[1])
-        if not moved:
+    moving = new.loops if new.shared else tuple(v for v in new.loops if v in old.turned)
+    loops, parts = frozenset(moving), tuple(zip(old.box, new.box, strict=True))
+    return bool(moving) and all(
+        any(_moves_apart(var, was, now, loops, defined) for was, now in parts) for var in moving
+    )
+
+
+def _moves_apart(
+    var: Var, old: Part, new: Part, loops: frozenset[Var], defined: Mapping[Var, frozenset[Var]]
+) -> bool:
+    """One iteration's `new` indices and any other's `old` ones do not meet: both move alike, by no
+    less than the two reach over each other."""
+    if old is None or new is None:
+        return False
+    (before, size), (start, extent) = old, new
+    for each in (before, start):
+        if variables(each) & loops != {var} or loads(each):
             return False
-    return bool(moving)
+        if any(loops & defined.get(other, NOWHERE) for other in variables(each) - {var}):
+            return False
+    stride = stride_of(start, var)
+    distance = simplify(start - before, Ranges())  # in one iteration
+    if stride is None or not isinstance(distance, Const):
+        return False
+    return abs(stride) >= max(size - int(distance.value), extent + int(distance.value))
 
 
 __all__ = ["Access", "Found", "Hazard", "Path", "State", "Walk", "goes_into"]
