@@ -118,6 +118,25 @@ def test_shrinking_keeps_the_failure():
     assert len(left) == 1 and word in left[0].head
 
 
+def test_a_program_without_tiles_has_thread_code():
+    source = """import tilewright.language as T
+
+
+@T.prim_func
+def program():
+    with T.Kernel(1, threads=32) as bx:
+        pass
+
+
+def arguments():
+    return {}
+
+
+CASES, EXACT = [{}], True
+"""
+    assert check_source(source, ["interp", "threads"]).kind == "ok"
+
+
 def test_a_worker_that_dies_or_hangs_is_a_finding():
     from tests.fuzz import faults
 

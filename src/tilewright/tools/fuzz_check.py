@@ -231,7 +231,8 @@ def _thread_code(
 
     trace = lowered(program, target)
     forms: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []
-    scheduled = next(s.program for s in trace if s.name == SCHEDULE[-1].name)
+    # a program of plain statements is scheduled as it is
+    scheduled = next((s.program for s in trace if s.name == SCHEDULE[-1].name), program)
     # elements of less than a byte become bytes
     if target not in THREADS and scheduled.params == program.params:
         forms += [
