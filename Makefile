@@ -85,7 +85,7 @@ test-gpu-%:
 	$(if $(TESTS_$*),$(call step,pytest -m gpu: $*,PYTHONPATH=src:. $(AT_MOST) $(GPU_PY) -m pytest -q -m gpu $(GPU_SIDE) $(TESTS_$*),),@echo "==> pytest -m gpu: $*: no such tests")
 
 MEMORY := softmax rms_norm layer_norm rms_norm_silu cross_entropy swiglu transpose
-FAMILY ?= gemm gemm_more derived_gemm derived_attention derived_mla derived_parts attention_backward attention attention_64 mla softmax host_cost $(addprefix memory_,$(MEMORY))
+FAMILY ?= gemm gemm_more any_size derived_gemm derived_attention derived_mla derived_parts attention_backward attention attention_64 mla softmax host_cost $(addprefix memory_,$(MEMORY))
 # Files of others that take turns with ours: Triton's 09-persistent-matmul.py, 02-fused-softmax.py and
 # 05-layer-norm.py, TileLang's example_mla_decode.py
 TRITON_TUTORIAL   ?=
@@ -95,6 +95,7 @@ TILELANG_MLA      ?=
 BENCH_gemm         := gemm_scheduled.py --triton $(if $(TRITON_TUTORIAL),--triton-tutorial $(TRITON_TUTORIAL))
 BENCH_gemm_more    := $(BENCH_gemm) --shapes 16384x16384x16384 2048x2048x2048 4096x14336x4096 4096x7168x2048 \
                       512x8192x8192 128x8192x8192 16x8192x8192
+BENCH_any_size     := any_size.py
 BENCH_attention    := attention_scheduled.py --kernels flash_attention flash_attention_causal --shapes 2x16x8192 2x16x2048
 BENCH_attention_64 := attention_scheduled.py --kernels flash_attention_64 flash_attention_64_causal --shapes 2x16x8192 2x16x2048
 BENCH_mla          := mla_scheduled.py $(if $(TILELANG_MLA),--tilelang $(TILELANG_MLA))
