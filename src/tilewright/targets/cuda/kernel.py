@@ -200,12 +200,12 @@ def compile_program(program: Program, target: Target) -> CudaKernel | Uncompiled
         except CompileError:  # what was chosen for speed; the text may compile without it
             aligned = None
         kernel = general.result()
-    if not (isinstance(kernel, CudaKernel) and isinstance(aligned, CudaKernel)):
+    if aligned is None or aligned.source == kernel.source:
         return kernel
-    if aligned.source == kernel.source:
-        return kernel
-    aligned.compile_seconds = perf_counter() - started
-    return aligned.beside(kernel)
+    if isinstance(aligned, CudaKernel) and isinstance(kernel, CudaKernel):
+        aligned.compile_seconds = perf_counter() - started
+        return aligned.beside(kernel)
+    return aligned  # without a compiler there is nothing to choose from: what most calls would run
 
 
 def _compile_form(program: Program, target: Target) -> CudaKernel | Uncompiled:
