@@ -144,6 +144,56 @@ def test_one_row_of_any_length():
     assert not general.executable.record.align
 
 
+def flat(m, n, s):
+    @T.prim_func
+    def main(A: T.Tensor((m, n), "float16"), C: T.Tensor((m, n), "float16")):
+        with T.Kernel(T.ceildiv(m * n, 1024), threads=128) as bx:
+            a, c = T.reshape(A, (m * n,)), T.reshape(C, (m * n,))
+            for i in T.Parallel(1024):
+                c[bx * 1024 + i] = a[bx * 1024 + i] + 1
+
+    return main
+
+
+def numbers(m, n, s):
+    @T.prim_func
+    def main(A: T.Tensor((n,), "int32"), C: T.Tensor((n,), "int32")):
+        with T.Kernel(T.ceildiv(n, 1024), threads=128) as bx:
+            for i in T.Parallel(1024):
+                C[bx * 1024 + i] = A[bx * 1024 + i] + 1
+
+    return main
+
+
+def filled(m, n, s):
+    @T.prim_func
+    def main(C: T.Tensor((n,), "float16")):
+        with T.Kernel(T.ceildiv(n, 1024), threads=128) as bx:
+            T.fill(C[bx * 1024 : (bx + 1) * 1024], 3)
+
+    return main
+
+
+def apart(m, n, s):
+    kind = T.StridedTensor((m, n), (s, 1), "float16")
+
+    @T.prim_func
+    def main(A: kind, C: kind):
+        with T.Kernel(T.ceildiv(n, 64), T.ceildiv(m, 4), threads=32) as (bx, by):
+            for i, j in T.Parallel(4, 64):
+                C[by * 4 + i, bx * 64 + j] = A[by * 4 + i, bx * 64 + j]
+
+    return main
+
+
+@pytest.mark.parametrize("make", [flat, numbers, filled, apart])
+def test_slices_have_a_form_wherever_tensors_end_within_a_vector(make):
+    kernel = tw.compile(make(*sizes("m", "n"), T.dynamic("s", multiple_of=8)), target=CUDA)
+    assert set(kernel.executable.record.align.values()) == {16}
+    assert not kernel.executable.otherwise.record.align
+    assert "aligned: where tensors begin on 16 bytes, this is what runs" in kernel.explain()
+
+
 def test_one_form_where_contracts_say_enough():
     for program in (
         product(*sizes("m", "n", "k", multiple_of=8)),

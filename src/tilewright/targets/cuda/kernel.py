@@ -22,7 +22,7 @@ from tilewright.support.cache import UNREADABLE
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.arguments import ProgramCheck
-from tilewright.targets.cuda.forms import ROW, ROWS, aligned_rows, in_words
+from tilewright.targets.cuda.forms import ROW, ROWS, aligned_rows, end_within, in_words
 from tilewright.targets.cuda.launch import CudaModule, Form, Map, Scalar, TensorArg
 from tilewright.targets.cuda.nvrtc import (
     NO_WARPGROUPS,
@@ -189,17 +189,28 @@ class Uncompiled:
 def compile_program(program: Program, target: Target) -> CudaKernel | Uncompiled:
     """Machine code for an NVIDIA GPU, from the cache where it is there: two forms of it where sizes
     known at launch decide whether rows are aligned, made side by side."""
-    rows = aligned_rows(program) if target.choice(ROWS) == "auto" else None
-    if rows is None:
+    if target.choice(ROWS) != "auto":
         return _compile_form(program, target)
-    started = perf_counter()
+    started, any_rows = perf_counter(), target.choosing(ROWS, "any")
+    rows = aligned_rows(program)
+    if rows is None:
+        only = _compile_form(program, target)
+        if isinstance(only, Uncompiled) or not end_within(program, only.record.align):
+            return only
+        return _both(only, _compile_form(program, any_rows), started)
     with ThreadPoolExecutor(1) as pool:
-        general = pool.submit(_compile_form, program, target.choosing(ROWS, "any"))
+        general = pool.submit(_compile_form, program, any_rows)
         try:
             aligned = _compile_form(rows, target)
         except CompileError:  # what was chosen for speed; the text may compile without it
             aligned = None
         kernel = general.result()
+    return _both(aligned, kernel, started)
+
+
+def _both(
+    aligned: CudaKernel | Uncompiled | None, kernel: CudaKernel | Uncompiled, started: float
+) -> CudaKernel | Uncompiled:
     if not (isinstance(kernel, CudaKernel) and isinstance(aligned, CudaKernel)):
         return kernel
     if aligned.source == kernel.source:
