@@ -9,8 +9,11 @@ import tilewright as tw
 import tilewright.language as T
 from tests.cuda.fake import fake_driver
 from tests.cuda.test_caller import PROGRAM, tensor, view
+from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
-from tilewright.support.errors import LaunchError
+from tilewright.support.errors import CompileError, LaunchError
+from tilewright.targets.cuda import kernel as cuda
+from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.arguments import ProgramCheck
 from tilewright.targets.cuda.forms import aligned_rows
 from tilewright.targets.cuda.launch import CudaModule, Form, LaunchSpec, TensorArg, TensorPointer
@@ -144,6 +147,56 @@ def test_one_row_of_any_length():
     assert not general.executable.record.align
 
 
+def flat(m, n, s):
+    @T.prim_func
+    def main(A: T.Tensor((m, n), "float16"), C: T.Tensor((m, n), "float16")):
+        with T.Kernel(T.ceildiv(m * n, 1024), threads=128) as bx:
+            a, c = T.reshape(A, (m * n,)), T.reshape(C, (m * n,))
+            for i in T.Parallel(1024):
+                c[bx * 1024 + i] = a[bx * 1024 + i] + 1
+
+    return main
+
+
+def numbers(m, n, s):
+    @T.prim_func
+    def main(A: T.Tensor((n,), "int32"), C: T.Tensor((n,), "int32")):
+        with T.Kernel(T.ceildiv(n, 1024), threads=128) as bx:
+            for i in T.Parallel(1024):
+                C[bx * 1024 + i] = A[bx * 1024 + i] + 1
+
+    return main
+
+
+def filled(m, n, s):
+    @T.prim_func
+    def main(C: T.Tensor((n,), "float16")):
+        with T.Kernel(T.ceildiv(n, 1024), threads=128) as bx:
+            T.fill(C[bx * 1024 : (bx + 1) * 1024], 3)
+
+    return main
+
+
+def apart(m, n, s):
+    kind = T.StridedTensor((m, n), (s, 1), "float16")
+
+    @T.prim_func
+    def main(A: kind, C: kind):
+        with T.Kernel(T.ceildiv(n, 64), T.ceildiv(m, 4), threads=32) as (bx, by):
+            for i, j in T.Parallel(4, 64):
+                C[by * 4 + i, bx * 64 + j] = A[by * 4 + i, bx * 64 + j]
+
+    return main
+
+
+@pytest.mark.parametrize("make", [flat, numbers, filled, apart])
+def test_slices_have_a_form_wherever_tensors_end_within_a_vector(make):
+    kernel = tw.compile(make(*sizes("m", "n"), T.dynamic("s", multiple_of=8)), target=CUDA)
+    assert set(kernel.executable.record.align.values()) == {16}
+    assert not kernel.executable.otherwise.record.align
+    assert "aligned: where tensors begin on 16 bytes, this is what runs" in kernel.explain()
+
+
 def test_one_form_where_contracts_say_enough():
     for program in (
         product(*sizes("m", "n", "k", multiple_of=8)),
@@ -151,6 +204,31 @@ def test_one_form_where_contracts_say_enough():
         product(128, 256, 257),
     ):
         assert tw.compile(program, target=CUDA).executable.otherwise is None
+
+
+def test_a_form_that_does_not_compile_is_left_out(monkeypatch):
+    real = cuda._compile_form
+
+    def refusing(program, target):
+        if any(dim.multiple_of > 1 for dim in program.dims):
+            raise CompileError("too many registers")
+        return real(program, target)
+
+    monkeypatch.setattr(cuda, "_compile_form", refusing)
+    kernel = tw.compile(product(*sizes("m", "n", "k")), target=CUDA)
+    assert kernel.executable.otherwise is None
+    assert "rows: any: no form for aligned ones compiles: too many registers" in kernel.explain()
+
+
+def test_what_most_calls_run_is_told_without_a_compiler(monkeypatch):
+    with_one = tw.compile(product(*sizes("m", "n", "k")), target=CUDA)
+
+    def without(program, target):
+        return cuda.Uncompiled(program, target, nvrtc.NoCompiler("no NVRTC here"))
+
+    monkeypatch.setattr(cuda, "_compile_form", without)
+    kernel = cuda.compile_program(with_one.program, Target.parse(CUDA))
+    assert kernel.source == with_one.get_kernel_source()
 
 
 def test_forms_come_from_the_cache(tmp_path, monkeypatch):

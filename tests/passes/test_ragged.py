@@ -156,6 +156,27 @@ def some_threads(A, B, table, C, bx, n):
         C[bx * TILE + i] = A[bx * TILE + i]
 
 
+@T.macro
+def reversed_within(A, B, table, C, bx, n):
+    # the guard keeps the index inside the tile, too
+    a = T.alloc_shared((TILE,), A.dtype)
+    for i in T.Parallel(TILE):
+        a[i] = A[bx * TILE + i]
+    for i in T.Parallel(TILE):
+        if bx * TILE + i < n:
+            C[bx * TILE + i] = a[T.min(n - bx * TILE, TILE) - 1 - i]
+
+
+@T.macro
+def named_within(A, B, table, C, bx, n):
+    a = T.alloc_shared((TILE,), A.dtype)
+    for i in T.Parallel(TILE):
+        a[i] = A[bx * TILE + i]
+    for i in T.Parallel(TILE):
+        if table[bx % 4] > 0:
+            C[bx * TILE + i] = a[(table[bx % 4] - 1) * 4 + i // 8]
+
+
 CASES = {  # kernel, dtypes, and how many elements its vectors have
     "add": (add, {}, {8}),
     "float32": (add, {"dtype": "float32"}, {4}),
@@ -177,6 +198,8 @@ CASES = {  # kernel, dtypes, and how many elements its vectors have
     "shifted": (shifted, {}, {8}),
     "asked": (asked, {}, set()),
     "far": (far, {}, {8}),
+    "reversed within": (reversed_within, {}, {8}),
+    "named within": (named_within, {}, {8}),
     "some threads": (some_threads, {}, {8}),
 }
 

@@ -380,7 +380,11 @@ def _emit(
             assert isinstance(new, Store)
             out = stored[statement.buffer, statement.indices]
             new = Store(out, (slot,), new.value, loc=statement.loc)
-        elif cond is not TRUE:
+            # what is not stored may be anything, unless computing it needs the guard
+            rest = [x for x in op_loads(statement) if (x.buffer, x.indices) not in loaded]
+            if all(_inside_anyway(nest, x) for x in rest):
+                cond = TRUE
+        if cond is not TRUE:
             new = If(swap(cond), (new,), loc=statement.loc)
         body.append(new)
     lowered = lower(nest, tuple(body))
@@ -435,6 +439,21 @@ def _emit(
         kind = "serial" if memory and groups // batch > MOST_UNROLLED else "unroll"
         result = (For(group, const(0), stop, result, kind=kind, loc=loc),)
     return (*hints, *used(nest.before, result), *result)
+
+
+def _inside_anyway(nest: Nest, load: Load) -> bool:
+    """Whether a load needs no guard in the text: those of tensors have one of their own, registers
+    are at hand, and other places are inside for all values, or not."""
+    low, buffer = nest.low, load.buffer
+    if buffer.space in (Space.GLOBAL, Space.FRAGMENT):
+        return True
+    if any(loads(i) for i in load.indices):
+        return False
+    places = [nest.index(i) for i in load.indices]
+    before, low.ranges = low.ranges, low.ranges.where(nest.var, 0, nest.values - 1)
+    inside = low.within(buffer, places)
+    low.ranges = before
+    return inside is TRUE
 
 
 def _touched(op: Op) -> Iterable[Buffer]:

@@ -22,7 +22,7 @@ from tilewright.support.cache import UNREADABLE
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.arguments import ProgramCheck
-from tilewright.targets.cuda.forms import ROW, ROWS, aligned_rows, in_words
+from tilewright.targets.cuda.forms import ROW, ROWS, aligned_rows, end_within, in_words
 from tilewright.targets.cuda.launch import CudaModule, Form, Map, Scalar, TensorArg
 from tilewright.targets.cuda.nvrtc import (
     NO_WARPGROUPS,
@@ -100,11 +100,9 @@ class CudaKernel:
         trace.reasons.update(self.reasons)
         return trace
 
-    def beside(self, otherwise: CudaKernel) -> CudaKernel:
-        """This one as a form of `otherwise`, which takes what its contract does not allow."""
-        self.otherwise = otherwise
-        why = in_words(self.given, otherwise.given)
-        self.reasons = {(kernel.name, ROWS): why for kernel in self.given.kernels}
+    def telling(self, rows: str) -> CudaKernel:
+        """This one, whose explanation says so of rows."""
+        self.reasons = {(kernel.name, ROWS): rows for kernel in self.given.kernels}
         if "trace" in vars(self):
             self.trace.reasons.update(self.reasons)
         return self
@@ -189,22 +187,35 @@ class Uncompiled:
 def compile_program(program: Program, target: Target) -> CudaKernel | Uncompiled:
     """Machine code for an NVIDIA GPU, from the cache where it is there: two forms of it where sizes
     known at launch decide whether rows are aligned, made side by side."""
-    rows = aligned_rows(program) if target.choice(ROWS) == "auto" else None
-    if rows is None:
+    if target.choice(ROWS) != "auto":
         return _compile_form(program, target)
-    started = perf_counter()
+    started, any_rows = perf_counter(), target.choosing(ROWS, "any")
+    rows = aligned_rows(program)
+    if rows is None:
+        only = _compile_form(program, target)
+        if isinstance(only, Uncompiled) or not end_within(program, only.record.align):
+            return only
+        return _both(only, _compile_form(program, any_rows), started)
     with ThreadPoolExecutor(1) as pool:
-        general = pool.submit(_compile_form, program, target.choosing(ROWS, "any"))
+        general = pool.submit(_compile_form, program, any_rows)
         try:
             aligned = _compile_form(rows, target)
-        except CompileError:  # what was chosen for speed; the text may compile without it
-            aligned = None
-        kernel = general.result()
-    if aligned is None or aligned.source == kernel.source:
+        except CompileError as error:  # what was chosen for speed; the text may compile without it
+            kernel = general.result()
+            why = f"any: no form for aligned ones compiles: {error.message}"
+            return kernel.telling(why) if isinstance(kernel, CudaKernel) else kernel
+        return _both(aligned, general.result(), started)
+
+
+def _both(
+    aligned: CudaKernel | Uncompiled, kernel: CudaKernel | Uncompiled, started: float
+) -> CudaKernel | Uncompiled:
+    if aligned.source == kernel.source:
         return kernel
     if isinstance(aligned, CudaKernel) and isinstance(kernel, CudaKernel):
         aligned.compile_seconds = perf_counter() - started
-        return aligned.beside(kernel)
+        aligned.otherwise = kernel
+        return aligned.telling(in_words(aligned.given, kernel.given))
     return aligned  # without a compiler there is nothing to choose from: what most calls would run
 
 
