@@ -19,6 +19,7 @@ PIECES = {
     "gathers": (">> ", "rng.permutation(", "T.if_then_else(", "T.gemm(", "// 3"),
     "chains": ("clear_accum=True", "num_stages=5", "T.alloc_local(", "T.Pipelined(0"),
     "tickets": ("T.Persistent(", "while t", "return_prev=True", "int64"),
+    "ends": ("+ 3]", "- 8]", " - 1:", ") & (", "T.copy("),
     "rows": ("clear=False", "T.reduce_sum(", "T.cummax(", "T.exp2(", "dim=0"),
 }
 

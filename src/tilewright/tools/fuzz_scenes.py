@@ -1,5 +1,5 @@
-"""Random kernels about one thing each: conditions, memory of several names, atomics, and those of
-`fuzz_flows`."""
+"""Random kernels about one thing each: conditions, memory of several names, atomics, tensors that
+end anywhere, and those of `fuzz_flows`."""
 
 from __future__ import annotations
 
@@ -420,6 +420,62 @@ class Scenes(Flows):
             body_of = Stmt(f"if {self.v.where(self.site(b, points))}:", body=(body_of,))
         return [Stmt(self.flat(points), body=(body_of,))]
 
+    # ── tensors that end anywhere ────────────────────────────────────────────────────────────
+
+    def scene_ends(self) -> Launch:
+        """Tensors of one row whose sizes, known at launch, are around those of tiles and vectors:
+        moved by nests and by copies, under guards that say what their ends do or something else."""
+        r = self.r
+        b, body = self.setting(), list[Stmt]()
+        tile = r.choice([64, 128, 256, 512, 1024, 96])
+        ends = [self.ending(tile, b.axes[0].most + 1) for _ in range(r.choice([1, 1, 2]))]
+        for _ in range(r.choice([1, 2, 2, 3])):
+            body += self.up_to(b, self.size(tile), ends)
+        return self.launched(b, body)
+
+    def ending(self, tile: int, blocks: int) -> str:
+        """A size known at launch: of a part of a vector, a tile, or all tiles, and about that."""
+
+        def draw() -> int:
+            near = self.r.choice([0, 8, tile, tile * blocks, tile * (blocks - 1)])
+            return max(1, near + self.r.choice([-9, -1, 0, 0, 1, 3, 7, 8]))
+
+        name = f"m{len(self.dynamic)}"
+        self.dynamic[name] = [draw() for _ in range(self.cases)]
+        self.sizes[name] = max(self.dynamic[name])
+        return f"${name}"
+
+    def up_to(self, b: Block, width: str, ends: list[str]) -> list[Stmt]:
+        """A tile of elements from tensors into one."""
+        r = self.r
+        kind, first = self.kind_of(), f"{b.axes[0].name} * {width}"
+        news = [self.tensor(kind, (r.choice(ends),), "A") for _ in range(r.choice([1, 2]))]
+        out = self.tensor(r.choice([kind, kind, self.kind_of()]), (r.choice(ends),), "O")
+        if r.random() < 0.35:
+            held = self.tile(b, (width,), kind, r.choice(["fragment", "fragment", "shared"]))
+            load = Stmt(f"T.copy({news[0].name}[{first}], {held.name})",
+                        effect=("copy", news[0].name, held.name, True))  # fmt: skip
+            store = Stmt(f"T.copy({held.name}, {out.name}[{first}])",
+                         effect=("copy", held.name, out.name, False))  # fmt: skip
+            return [load, store]
+        (point,) = self.points((width,))
+        at = f"{first} + {point.name}"
+        shift = r.choice(["", "", "", " + 8", " - 8", " - 1", " + 3"])
+        kids = [self.read(a, at + r.choice(["", "", shift]), out.dtype) for a in news]
+        sums = " + ".join(f"{{{n}}}" for n in range(len(kids)))
+        value = Ex("add", out.dtype, f"({sums})", tuple(kids))
+        end = out.shape[0]
+        asked = r.choice([
+            "", "", f"{at} < {end}", f"{at} < {end}", f"{at} <= {end} - 1", f"{at} < {end} - 1",
+            f"{at} < {r.choice(ends)}", f"({at} < {end}) & ({self.scalar()} > 1)",
+        ])  # fmt: skip
+        if asked and r.random() < 0.3:
+            value, asked = self.guarded(asked, value), ""
+        store = Stmt(f"{out.name}[{at}{r.choice(['', '', shift])}] = {{0}}", (value,),
+                     effect=("store", out.name, False))  # fmt: skip
+        inner = Stmt(f"if {asked}:", body=(store,)) if asked else store
+        return [Stmt(self.flat([point]), body=(inner,))]
+
 
 SCENES: dict[str, Callable[[Scenes], Launch]] = {
     "branches": Scenes.scene_branches,
@@ -429,4 +485,5 @@ SCENES: dict[str, Callable[[Scenes], Launch]] = {
     "chains": Scenes.scene_chains,
     "tickets": Scenes.scene_tickets,
     "rows": Scenes.scene_rows,
+    "ends": Scenes.scene_ends,
 }
