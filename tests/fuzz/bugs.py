@@ -116,7 +116,7 @@ BUGS = (
     Bug("hazards of the next iteration not seen", "passes/hazards.py",
         "if state == before:\n                state.join(inner)",
         "if True:\n                state.join(inner)", "threads"),
-    Bug("boxes apart that touch", "passes/hazards.py",
+    Bug("boxes apart that touch", "passes/accesses.py",
         "not -extent < int(distance.value) < size:",
         "not -extent < int(distance.value) < size - 1:",
         "threads"),

@@ -610,6 +610,15 @@ def logical_not(a: Operand) -> Expr:
     return Call("not", (x,), BOOL)
 
 
+def logical_and(a: Expr, b: Expr) -> Expr:
+    """Both conditions; one that always holds is left out.
+
+    >>> logical_and(TRUE, Var("i") < 3) is (Var("i") < 3)
+    True
+    """
+    return b if a is TRUE else a if b is TRUE else binary("and", a, b)
+
+
 def ceildiv(a: Any, b: Any) -> Any:
     """⌈a / b⌉ of Python integers or expressions.
 

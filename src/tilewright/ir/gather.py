@@ -15,7 +15,7 @@ from tilewright.ir.expr import (
     Load,
     Select,
     Var,
-    binary,
+    logical_and,
     logical_not,
     select,
     substitute,
@@ -55,7 +55,7 @@ def gather_of(op: Map) -> Gather | None:
             holds, kept = logical_not(value.cond), value.b
         elif not _is_zero(value.b):
             return None
-        cond = holds if cond is TRUE else binary("and", cond, holds)
+        cond = logical_and(cond, holds)
         value = kept
     if not isinstance(value, Load) or value.buffer.space is not Space.GLOBAL:
         return None

@@ -59,9 +59,7 @@ def entry(kernel: Kernel, dims: Iterable[Dim] = ()) -> Ranges:
 
     Sizes of tensors are never negative, whether or not their contract is at hand.
     """
-    ranges = _root.get() or Ranges()
-    for dim in dims:
-        ranges = ranges.where(dim.var, dim.min, dim.max, dim.multiple_of)
+    ranges = contracts(dims, _root.get() or Ranges())
     for size in _sizes(kernel):
         if isinstance(size, Var):
             ranges = ranges.where(size, 0)
@@ -73,6 +71,14 @@ def entry(kernel: Kernel, dims: Iterable[Dim] = ()) -> Ranges:
         ranges = ranges.where(var, 0, count - 1)
     if kernel.rank is not None:
         ranges = ranges.where(kernel.rank, 0, prod(kernel.cluster) - 1)
+    return ranges
+
+
+def contracts(dims: Iterable[Dim], ranges: Ranges | None = None) -> Ranges:
+    """`ranges`, and what is known of sizes."""
+    ranges = ranges or Ranges()
+    for dim in dims:
+        ranges = ranges.where(dim.var, dim.min, dim.max, dim.multiple_of)
     return ranges
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import TRUE, Expr, Load, binary, cast, const
+from tilewright.ir.expr import TRUE, Expr, Load, cast, const, logical_and
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import Alloc, Atomic, Body, Fence, If, Intrinsic, Let, Map, Op, Store
 from tilewright.ir.rewrite import rebuild
@@ -44,7 +44,7 @@ def atomic_element(
     cond = once
     if dst.buffer.space is Space.GLOBAL:
         within = low.within(dst.buffer, starts)
-        cond = within if cond is TRUE else cond if within is TRUE else binary("and", cond, within)
+        cond = logical_and(cond, within)
         where = Region(dst.buffer, starts, dst.extents)
     else:
         where = low.span(dst.buffer, low.offset(dst.buffer, starts, op.loc), 1)

@@ -21,6 +21,7 @@ from tilewright.ir.expr import (
     Var,
     cast,
     const,
+    logical_and,
     select,
     substitute,
     variables,
@@ -41,7 +42,7 @@ from tilewright.passes.addresses import (
 from tilewright.passes.lower_maps import check_single
 from tilewright.passes.lowering import Lowering
 from tilewright.passes.nests import Nest, dimensions, make_nest, region_nest, used
-from tilewright.passes.ragged import Ragged, both, may_end_within, ragged, vectors_in
+from tilewright.passes.ragged import Ragged, may_end_within, ragged, vectors_in
 from tilewright.passes.spread import coalesced
 from tilewright.support.errors import CompileError
 
@@ -309,14 +310,14 @@ def _both_sides(low: Lowering, op: Copy) -> tuple[Moves, Moves, int]:
     for region in (op.src, op.dst):
         start, lets, within = places_in(low, nest, region, kept, var, count, op)
         parted = _ragged(low, region, start, var, count, nest.values // count)
-        cond = nest.guard() if parted is not None else both(nest.guard(), within)
+        cond = nest.guard() if parted is not None else logical_and(nest.guard(), within)
         cond = _at_group(low, cond, nest.var, var, count, nest.values // count)
         place = const(0)
         sides.append(Moves(nest, count, var, place, start, cond, tuple(lets), ragged=parted))
     once = nest.first_copy()
     sides[0] = replace(sides[0], lets=(*nest.before, *sides[0].lets))
     if once is not TRUE:
-        sides[1] = replace(sides[1], cond=both(once, sides[1].cond))
+        sides[1] = replace(sides[1], cond=logical_and(once, sides[1].cond))
     return sides[0], sides[1], count
 
 
@@ -379,10 +380,10 @@ def _plan(low: Lowering, op: Copy, held: Region, memory: Region, store: bool) ->
     start, lets, within = places_in(low, nest, memory, kept, var, count, op)
     parted = _ragged(low, memory, start, var, count, groups)
     within = TRUE if parted is not None else within
-    cond = both(nest.guard(), within)
+    cond = logical_and(nest.guard(), within)
     own: Expr = TRUE
     if store:
-        cond = both(nest.first_copy(), cond)
+        cond = logical_and(nest.first_copy(), cond)
     elif nest.inside is not TRUE:
         # what lies outside the region keeps its value
         own, cond = nest.guard(), within

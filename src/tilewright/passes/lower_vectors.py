@@ -29,6 +29,7 @@ from tilewright.ir.expr import (
     Var,
     const,
     loads,
+    logical_and,
     logical_not,
     substitute,
     variables,
@@ -41,7 +42,7 @@ from tilewright.passes.addresses import layout_expr, shared_layout, swizzle_expr
 from tilewright.passes.gathers import holds_for_all
 from tilewright.passes.lowering import MEMORY
 from tilewright.passes.nests import Nest, used
-from tilewright.passes.ragged import Ragged, both, joined, may_end_within, ragged, vectors_in
+from tilewright.passes.ragged import Ragged, joined, may_end_within, ragged, vectors_in
 
 WIDEST, WORD = 128, 32  # bits
 COUNTS = (16, 8, 4, 2)
@@ -144,7 +145,7 @@ def moved_together(nest: Nest, found: Gather, group: Var, count: int) -> Access 
     places = tuple(at(nest.index(i)) for i in indices)
     before = low.ranges
     low.ranges = before.where(group, 0, max(nest.values - 1, 0))
-    inside = both(at(nest.expr(cond)), low.within(load.buffer, places))
+    inside = logical_and(at(nest.expr(cond)), low.within(load.buffer, places))
     low.ranges = before
     named = tuple((var, at(nest.expr(e))) for var, e in rows)
     return Access(load.buffer, (), places, inside, 1, 1, named)
@@ -232,11 +233,11 @@ def _reached(e: Expr, cond: Expr = TRUE) -> Iterable[tuple[Load, Expr]]:
         yield e, cond
     elif isinstance(e, Select):
         yield from _reached(e.cond, cond)
-        yield from _reached(e.a, both(cond, e.cond))
-        yield from _reached(e.b, both(cond, logical_not(e.cond)))
+        yield from _reached(e.a, logical_and(cond, e.cond))
+        yield from _reached(e.b, logical_and(cond, logical_not(e.cond)))
     elif isinstance(e, Bin) and e.op in ("and", "or"):
         yield from _reached(e.a, cond)
-        yield from _reached(e.b, both(cond, e.a if e.op == "and" else logical_not(e.a)))
+        yield from _reached(e.b, logical_and(cond, e.a if e.op == "and" else logical_not(e.a)))
     else:
         for child in e.children:
             yield from _reached(child, cond)
@@ -315,7 +316,7 @@ def access_together(
     before = low.ranges
     low.ranges = ranges.given(wanted)
     parted = ragged(low, buffer, starts, count, low.ranges)
-    inside = wanted if parted is not None else both(wanted, low.within(buffer, starts))
+    inside = wanted if parted is not None else logical_and(wanted, low.within(buffer, starts))
     low.ranges = before
     if parted is not None and not may_end_within(low, buffer):
         return None

@@ -23,10 +23,10 @@ from tilewright.ir.expr import (
     Expr,
     Load,
     Var,
-    binary,
     compare,
     const,
     loads,
+    logical_and,
     select,
     substitute,
     variables,
@@ -399,7 +399,7 @@ class Lowering:
             for cond in (compare(">=", index, 0), compare("<", index, size)):
                 known = prove(cond, self.ranges)
                 if known is None:
-                    result = binary("and", result, cond) if result is not TRUE else cond
+                    result = logical_and(result, cond)
                 elif not known:
                     return FALSE
         return result

@@ -31,6 +31,7 @@ from tilewright.ir.expr import (
     compare,
     const,
     is_pure,
+    logical_and,
     substitute,
     variables,
 )
@@ -271,7 +272,7 @@ class Nest:
         ):
             if most > size:
                 test = compare("<", coord, size)
-                cond = test if cond is TRUE else binary("and", cond, test)
+                cond = logical_and(cond, test)
         return cond
 
     def first_copy(self) -> Expr:
@@ -288,7 +289,7 @@ class Nest:
         for extent, stride in self.fragment.layout[0].modes():
             if stride == 0 and extent > 1:
                 test = compare("==", thread // inner % extent, 0)
-                cond = test if cond is TRUE else binary("and", cond, test)
+                cond = logical_and(cond, test)
                 chosen &= numbers // inner % extent == 0
             inner *= extent
         owners = flat[chosen]

@@ -30,6 +30,7 @@ from tilewright.ir.expr import (
     cast,
     compare,
     const,
+    logical_and,
     substitute,
 )
 from tilewright.ir.op import (
@@ -179,7 +180,7 @@ def _set_bits(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
     for index, size in zip(indices, op.buffer.shape, strict=True):
         for test in (compare(">=", index, 0), compare("<", index, size)):
             if prove(test, ranges) is not True:
-                inside = test if inside is TRUE else binary("and", inside, test)
+                inside = logical_and(inside, test)
     at: Expr = const(0)
     for index, size in zip((*indices[:-1], indices[-1] // per), raw.shape, strict=True):
         at = at * size + index

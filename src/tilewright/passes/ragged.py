@@ -25,6 +25,7 @@ from tilewright.ir.expr import (
     binary,
     cast,
     const,
+    logical_and,
     select,
     substitute,
     wrap,
@@ -66,7 +67,7 @@ class Ragged:
         tensor and `wanted`; a load reads zeros for what is not."""
         (tensor, start), (held, first) = memory, registers
         e = low.var("e")
-        cond = both(wanted, simplify(substitute(self.inside, {ELEMENT: e})))
+        cond = logical_and(wanted, simplify(substitute(self.inside, {ELEMENT: e})))
         place, slot = (*start[:-1], simplify(start[-1] + e)), (simplify(first + e),)
         if store:
             value = cast(Load(held, slot, loc), tensor.dtype)
@@ -82,7 +83,7 @@ class Ragged:
         instruction is told that fills up with zeros."""
         first = simplify(substitute(self.inside, {ELEMENT: const(0)}))
         some = binary("min", self.left, const(self.count)) * size
-        return select(both(wanted, first), some, const(0))
+        return select(logical_and(wanted, first), some, const(0))
 
 
 def ragged(
@@ -143,7 +144,3 @@ def vectors_in(low: Lowering, buffer: Buffer, count: int) -> bool:
         and all(multiple_of(row, low.ranges) % count == 0 for row in rows)
         and low.begins_on(buffer, count * buffer.dtype.bits // 8)
     )
-
-
-def both(a: Expr, b: Expr) -> Expr:
-    return b if a is TRUE else a if b is TRUE else binary("and", a, b)

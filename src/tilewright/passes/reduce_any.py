@@ -21,10 +21,10 @@ from tilewright.ir.expr import (
     Expr,
     Load,
     Var,
-    binary,
     cast,
     compare,
     const,
+    logical_and,
     select,
     substitute,
 )
@@ -99,7 +99,7 @@ def reduce_any(low: Lowering, op: Reduce) -> Iterable[Op]:
         rows = rows * extent + place
         for cond in (compare(">=", place, 0), compare("<", place, extent)):
             if low.proves(cond) is not True:
-                inside = cond if inside is TRUE else binary("and", inside, cond)
+                inside = logical_and(inside, cond)
     low.unrolled, low.ranges = unrolled, ranges
     direct = _direct(low, op, parts) if parts.ranks == 1 else None
     if direct is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import TRUE, Expr, binary, const, substitute
+from tilewright.ir.expr import TRUE, Expr, const, logical_and, substitute
 from tilewright.ir.op import Atomic, Body, For, Hint, If, Intrinsic, Map
 from tilewright.ir.simplify import simplify
 from tilewright.passes.lower_vectors import Candidate, access_together
@@ -51,7 +51,7 @@ def lower_sums(nest: Nest, op: Map) -> Body | None:
         guard = simplify(substitute(nest.guard(), {nest.var: first}), ranges)
         cond: Expr = TRUE
         for test in (nest.first_copy(), guard, access.inside):
-            cond = test if cond is TRUE else cond if test is TRUE else binary("and", cond, test)
+            cond = logical_and(cond, test)
         if cond is not TRUE:
             body = (If(cond, body, loc=loc),)
         if groups > 1:

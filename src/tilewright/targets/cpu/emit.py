@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from tilewright.ir import scope
 from tilewright.ir.bounds import Ranges
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import BOOL
@@ -151,12 +152,10 @@ class KernelEmitter(TileEmitter):
             self.module, f"internal void @{self.symbol}.block({head})", "noinline nounwind"
         )
         self._bind_arguments(tensors)
-        ranges = Ranges()
-        for dim in self.program.dims:
-            ranges = ranges.where(dim.var, dim.min, dim.max, dim.multiple_of)
+        ranges = scope.contracts(self.program.dims)
         for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
             self.counters[var] = f"%{plain(var.name)}"
-            ranges = ranges.loop(var, const(0, var.dtype), extent, const(1, var.dtype))
+            ranges = scope.counted(ranges, var, extent)
         self.ranges = ranges
         for tile in self.tiles:
             self.mems[tile.name] = Mem(tile, f"%{plain(tile.name)}", row_major(tile.static_shape))

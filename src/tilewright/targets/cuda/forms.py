@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import reduce
 from math import gcd, lcm, prod
 
-from tilewright.ir.bounds import Ranges, multiple_of
-from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.expr import Bin, Const, Expr, Var, loads, variables
-from tilewright.ir.op import Copy, Dim, Map, Program, Store, expressions, walk_ops
+from tilewright.ir import scope
+from tilewright.ir.bounds import multiple_of
+from tilewright.ir.buffer import Buffer, Region, long_dims
+from tilewright.ir.expr import Bin, Const, Expr, Var, variables
+from tilewright.ir.op import Copy, Dim, Map, Program, Store, op_loads, walk_ops
 
 ROWS = "rows"  # the choice, and what explanations call it
 ROW = 128  # bits on which rows begin
@@ -31,7 +31,7 @@ def aligned_rows(program: Program) -> Program | None:
     """`program` with contracts that put the rows of its tensors on 16 bytes; None where they say
     so already, or nothing that they could say would help. A tensor of one row of any length needs
     no other contract, but begins on them."""
-    known = _contracts(program)
+    known = scope.contracts(program.dims)
     steps: dict[Var, int] = {}
     alone = False
     for tensor in _moved(program):
@@ -51,19 +51,11 @@ def end_within(program: Program, align: Mapping[str, int]) -> bool:
     """Whether tensors that must begin on `align` bytes may end within as many: that is asked for
     speed alone, also of those that `aligned_rows` did not think of (views, numbers, fills), and
     slices need another form."""
-    known = _contracts(program)
+    known = scope.contracts(program.dims)
     return any(
         prod(multiple_of(size, known) for size in t.shape) * t.dtype.bits % (8 * align[t.name])
         for t in program.tensors
         if t.name in align and not all(isinstance(size, Const) for size in t.shape)
-    )
-
-
-def _contracts(program: Program) -> Ranges:
-    return reduce(
-        lambda ranges, dim: ranges.where(dim.var, dim.min, dim.max, dim.multiple_of),
-        program.dims,
-        Ranges(),
     )
 
 
@@ -84,14 +76,13 @@ def _moved(program: Program) -> Iterator[Buffer]:
 
 
 def _has_rows(region: Region) -> bool:
-    last = region.extents[-1] if region.extents else None
-    return not (isinstance(last, Const) and last.value == 1)
+    return len(region.extents) - 1 in long_dims(region.extents)
 
 
 def _along(nest: Map) -> Iterator[str]:
     """Tensors that a nest's last variable runs along."""
     for op in walk_ops(nest.body):
-        places = [(x.buffer, x.indices) for e in expressions(op) for x in loads(e)]
+        places = [(x.buffer, x.indices) for x in op_loads(op)]
         if isinstance(op, Store):
             places.append((op.buffer, op.indices))
         for buffer, indices in places:
