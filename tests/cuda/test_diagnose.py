@@ -18,8 +18,9 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.support.errors import HangError, LaunchError, RunError
 from tilewright.targets.cuda import driver as real
-from tilewright.targets.cuda.backend import CudaKernel, compile_program, header
+from tilewright.targets.cuda.backend import CudaKernel, compile_program, headers
 from tilewright.targets.cuda.diagnose import RECORDS, DiagnosticModule, Record, Standing
+from tilewright.targets.cuda.emit import HEADER
 from tilewright.targets.cuda.launch import CudaModule
 from tilewright.targets.cuda.views import ArrayView
 
@@ -77,10 +78,10 @@ def test_it_compiles(name):
 
 
 def test_the_header_means_the_same():
-    found = re.search(r"enum Standing : uint32_t \{ (.*) \};", header())
+    found = re.search(r"enum Standing : uint32_t \{ (.*) \};", headers()[HEADER])
     assert found is not None
     assert found[1].split(", ") == [s.name.lower() for s in Standing]
-    found = re.search(r"struct alignas\(32\) Record \{\s*uint32_t (.*);", header())
+    found = re.search(r"struct alignas\(32\) Record \{\s*uint32_t (.*);", headers()[HEADER])
     assert found is not None and len(found[1].split(", ")) == 8
 
 

@@ -21,8 +21,8 @@ from tilewright.passes.pipeline import Pass, run_pipeline
 from tilewright.passes.place_shared import place_shared
 from tilewright.passes.spread import coalesced
 from tilewright.support.errors import CompileError
-from tilewright.targets.cuda.backend import compile_program, header, lower
-from tilewright.targets.cuda.emit import HEADER, emit_program
+from tilewright.targets.cuda.backend import compile_program, headers, lower
+from tilewright.targets.cuda.emit import emit_program
 from tilewright.targets.cuda.nvrtc import compile_cuda
 
 PASSES = (
@@ -50,7 +50,7 @@ def lowered(name):
 def compiled(name):
     source = emit_program(lowered(name)).text
     options = ("--minimal",)
-    return compile_cuda(source, f"{name}.cu", "sm_90a", options, headers={HEADER: header()})
+    return compile_cuda(source, f"{name}.cu", "sm_90a", options, headers=headers())
 
 
 def arguments(program, seed=0):
@@ -285,7 +285,7 @@ def test_sizes_known_at_launch(multiple, vectors):
         interp.run_threads(after, {"A": a, "C": got})
         np.testing.assert_array_equal(got.astype(np.float32), a * 3)
     source = emit_program(after).text
-    found = compile_cuda(source, "p.cu", "sm_90a", ("--minimal",), headers={HEADER: header()})
+    found = compile_cuda(source, "p.cu", "sm_90a", ("--minimal",), headers=headers())
     assert found.problems() == []
     assert bool(re.search(r"st\.global\.v4", found.ptx)) == bool(vectors)
     assert bool(re.search(r"cp\.async\.cg", found.ptx)) == bool(vectors)

@@ -4,7 +4,7 @@
 
 A thread that holds neighbours, as those of a matrix product's result do, adds two or four of them
 by one instruction: half as many requests, each of whole sectors. On an architecture that has none
-it is as many single ones (`tilewright.cuh`). Elements are atomic one by one, as they were.
+it is as many single ones (`threads.cuh`). Elements are atomic one by one, as they were.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ from tilewright.passes.take_turns import take_turns
 from tilewright.passes.use_fast_functions import use_fast_functions
 from tilewright.support.errors import CompileError, VerifyError
 from tilewright.targets.cuda.blame import blamed
-from tilewright.targets.cuda.emit import HEADER, KernelSource, MapParam, Source, emit_program
+from tilewright.targets.cuda.emit import HEADER, PARTS, KernelSource, MapParam, Source, emit_program
 from tilewright.targets.cuda.kernel import CudaKernel, compile_program
 from tilewright.targets.cuda.launch import LaunchSpec, Param, Scalar, Size, TensorPointer
 from tilewright.targets.cuda.launch import (
@@ -389,9 +389,10 @@ def run_passes(program: Program, target: Target, steps: tuple[Pass, ...], stage:
 
 
 @cache
-def header() -> str:
-    """The text of the one header that generated sources include."""
-    return (package_files.files("tilewright.targets.cuda") / HEADER).read_text()
+def headers() -> dict[str, str]:
+    """The texts of the header that generated sources include, and of those that it includes."""
+    folder = package_files.files("tilewright.targets.cuda")
+    return {name: (folder / name).read_text() for name in (HEADER, *PARTS)}
 
 
 @dataclass(frozen=True)
@@ -485,7 +486,7 @@ def _compiled(
             target.arch,
             # textures and the device runtime, which generated code has no use for
             () if program.sources else ("--minimal",),
-            headers={HEADER: header()},
+            headers=headers(),
             diagnostic=diagnostic,
         )
     except Serialized:

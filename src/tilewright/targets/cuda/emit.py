@@ -53,6 +53,7 @@ from tilewright.targets.cuda.emit_products import adjacent, together
 from tilewright.targets.cuda.sm90a import REGISTERS, fields_of, instruction
 
 HEADER = "tilewright.cuh"
+PARTS = ("numbers.cuh", "threads.cuh")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,294 @@
+// What threads, warps and blocks are to each other: votes, shuffles, folds; and atomics.
+#pragma once
+
+#include "numbers.cuh"
+
+namespace tw {
+
+// ── threads ─────────────────────────────────────────────────────────────────────────────────
+
+TW_DEVICE uint32_t address(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+TW_DEVICE int warp_index(int thread) { return __shfl_sync(~0u, thread / 32, 0); }
+// True in one thread of the warp; all of its threads call it.
+TW_DEVICE bool elect() {
+  uint32_t chosen;
+  asm volatile(
+      "{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.b32 %0, 1, 0, p;\n}"
+      : "=r"(chosen));
+  return chosen != 0;
+}
+template <int Count>
+TW_DEVICE void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+TW_DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+TW_DEVICE void sync_named(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+TW_DEVICE void arrive_named(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+TW_DEVICE void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+// Orders what each block has written in its own shared memory, and no other: the whole fence waits
+// for the thread's accesses at the scope of the GPU.
+TW_DEVICE void sync_cluster_shared() {
+  asm volatile(
+      "fence.release.sync_restrict::shared::cta.cluster;\n"
+      " barrier.cluster.arrive.relaxed.aligned;\n barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+TW_DEVICE int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// The same place in the shared memory of another block of the cluster.
+TW_DEVICE uint32_t remote(uint32_t address, int rank) {
+  uint32_t r;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+  return r;
+}
+
+// Shuffles of what the built-in ones do not take: narrow types, by their bits.
+template <class T>
+TW_DEVICE uint32_t narrow_bits(T x) {
+  uint32_t r = 0;
+  if constexpr (sizeof(T) == 2) {
+    r = bits_as<uint16_t>(x);
+  } else {
+    static_assert(sizeof(T) == 1, "8 or 16 bits");
+    r = bits_as<uint8_t>(x);
+  }
+  return r;
+}
+template <class T>
+TW_DEVICE T from_narrow_bits(uint32_t x) {
+  if constexpr (sizeof(T) == 2)
+    return bits_as<T>(uint16_t(x));
+  else
+    return bits_as<T>(uint8_t(x));
+}
+namespace narrow {
+#define TW_SHUFFLE(name)                                                             \
+  template <class T>                                                                 \
+  TW_DEVICE T name(uint32_t mask, T x, int lane, int width = 32) {                    \
+    return from_narrow_bits<T>(::name(mask, narrow_bits(x), lane, width));            \
+  }
+TW_SHUFFLE(__shfl_sync)
+TW_SHUFFLE(__shfl_xor_sync)
+TW_SHUFFLE(__shfl_up_sync)
+TW_SHUFFLE(__shfl_down_sync)
+#undef TW_SHUFFLE
+}  // namespace narrow
+
+// Two values as one operation makes of them; narrow floats by way of float.
+template <class T>
+struct Number {
+  using Wide = T;
+  static TW_DEVICE T wide(T x) { return x; }
+  static TW_DEVICE T narrow(T x) { return x; }
+};
+template <>
+struct Number<float16> {
+  using Wide = float;
+  static TW_DEVICE float wide(float16 x) { return to_float(x); }
+  static TW_DEVICE float16 narrow(float x) { return to_float16(x); }
+};
+template <>
+struct Number<bfloat16> {
+  using Wide = float;
+  static TW_DEVICE float wide(bfloat16 x) { return to_float(x); }
+  static TW_DEVICE bfloat16 narrow(float x) { return to_bfloat16(x); }
+};
+template <class T>
+TW_DEVICE T larger(T a, T b) { return a > b ? a : b; }
+template <class T>
+TW_DEVICE T smaller(T a, T b) { return a < b ? a : b; }
+TW_DEVICE float larger(float a, float b) { return fmaxf(a, b); }
+TW_DEVICE float smaller(float a, float b) { return fminf(a, b); }
+TW_DEVICE double larger(double a, double b) { return fmax(a, b); }
+TW_DEVICE double smaller(double a, double b) { return fmin(a, b); }
+#define TW_FOLD(name, expression)                               \
+  struct Fold_##name {                                          \
+    template <class T>                                          \
+    TW_DEVICE T operator()(T x, T y) const {                    \
+      const auto a = Number<T>::wide(x), b = Number<T>::wide(y); \
+      return Number<T>::narrow(expression);                     \
+    }                                                           \
+  };
+TW_FOLD(sum, a + b)
+TW_FOLD(max, larger(a, b))
+TW_FOLD(min, smaller(a, b))
+TW_FOLD(and, a & b)
+TW_FOLD(or, a | b)
+TW_FOLD(xor, a ^ b)
+#undef TW_FOLD
+template <class T>
+TW_DEVICE T shuffle_xor(T x, int lane) {
+  if constexpr (sizeof(T) >= 4)
+    return __shfl_xor_sync(~0u, x, lane);
+  else
+    return narrow::__shfl_xor_sync(~0u, x, lane);
+}
+template <class T>
+TW_DEVICE T shuffle(uint32_t mask, T x, int lane) {
+  if constexpr (sizeof(T) >= 4)
+    return __shfl_sync(mask, x, lane);
+  else
+    return narrow::__shfl_sync(mask, x, lane);
+}
+// Lanes of this thread's warp: the last one of a block may not have all.
+TW_DEVICE uint32_t warp_lanes() {
+  const int total = blockDim.x * blockDim.y * blockDim.z;
+  const int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  const int left = total - (thread & ~31);
+  return left >= 32 ? ~0u : (1u << left) - 1;
+}
+template <int Width, class T, class F>
+TW_DEVICE T warp_reduce(T x, F fold) {
+  const uint32_t there = warp_lanes();
+  if (there == ~0u) {
+#pragma unroll
+    for (int lane = Width / 2; lane > 0; lane /= 2) x = fold(x, shuffle_xor(x, lane));
+    return x;
+  }
+  const int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  const int first = thread & 31 & ~(Width - 1);
+  T found = shuffle(there, x, first);
+#pragma unroll 1  // unrolled it needs more predicates than there are (C7600)
+  for (int lane = first + 1; lane < first + Width; ++lane) {
+    const T other = shuffle(there, x, lane);
+    if (there >> lane & 1) found = fold(found, other);
+  }
+  return found;
+}
+
+// ── atomics: the old value, order relaxed ───────────────────────────────────────────────────
+
+template <int Bytes>
+struct Word;
+template <>
+struct Word<2> {
+  using Bits = unsigned short;
+};
+template <>
+struct Word<4> {
+  using Bits = unsigned int;
+};
+template <>
+struct Word<8> {
+  using Bits = unsigned long long;
+};
+// What the hardware has no instruction for: compare and swap until nobody came between.
+template <class T, class F>
+TW_DEVICE T atomic_update(T* at, F next) {
+  using Bits = typename Word<sizeof(T)>::Bits;
+  Bits* const word = reinterpret_cast<Bits*>(at);
+  Bits seen = *const_cast<volatile Bits*>(word);
+  while (true) {
+    const Bits wanted = bits_as<Bits>(next(bits_as<T>(seen)));
+    const Bits found = atomicCAS(word, seen, wanted);
+    if (found == seen) return bits_as<T>(seen);
+    seen = found;
+  }
+}
+#define TW_ATOMIC(name, fold)                                                       \
+  template <class T, class V>                                                       \
+  TW_DEVICE T name(T* at, V value) {                                                \
+    return atomic_update(at, [=](T old) { return fold(old, static_cast<T>(value)); }); \
+  }
+TW_ATOMIC(atomic_add, Fold_sum())
+TW_ATOMIC(atomic_max, Fold_max())
+TW_ATOMIC(atomic_min, Fold_min())
+TW_ATOMIC(atomic_and, Fold_and())
+TW_ATOMIC(atomic_or, Fold_or())
+TW_ATOMIC(atomic_xor, Fold_xor())
+#undef TW_ATOMIC
+template <class T, class V>
+TW_DEVICE T atomic_exch(T* at, V value) {
+  return atomic_update(at, [=](T) { return static_cast<T>(value); });
+}
+#define TW_NATIVE(type, as, name, builtin)                                             \
+  template <class V>                                                                   \
+  TW_DEVICE type name(type* at, V value) {                                             \
+    return type(builtin(reinterpret_cast<as*>(at), static_cast<as>(type(value))));      \
+  }
+#define TW_INTEGER(type, as, sum)              \
+  TW_NATIVE(type, sum, atomic_add, atomicAdd)  \
+  TW_NATIVE(type, as, atomic_max, atomicMax)   \
+  TW_NATIVE(type, as, atomic_min, atomicMin)   \
+  TW_NATIVE(type, sum, atomic_and, atomicAnd)  \
+  TW_NATIVE(type, sum, atomic_or, atomicOr)    \
+  TW_NATIVE(type, sum, atomic_xor, atomicXor)  \
+  TW_NATIVE(type, sum, atomic_exch, atomicExch)
+TW_INTEGER(int32_t, int, int)
+TW_INTEGER(uint32_t, unsigned int, unsigned int)
+TW_INTEGER(int64_t, long long, unsigned long long)
+TW_INTEGER(uint64_t, unsigned long long, unsigned long long)
+TW_NATIVE(float, float, atomic_add, atomicAdd)
+TW_NATIVE(float, float, atomic_exch, atomicExch)
+TW_NATIVE(double, double, atomic_add, atomicAdd)
+#undef TW_INTEGER
+#undef TW_NATIVE
+// Neighbours in global memory, each by itself.
+TW_DEVICE void atomic_add(float* at, float a, float b) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(
+                   __cvta_generic_to_global(at)),
+               "f"(a), "f"(b)
+               : "memory");
+#else
+  atomicAdd(at, a);
+  atomicAdd(at + 1, b);
+#endif
+}
+TW_DEVICE void atomic_add(float* at, float a, float b, float c, float d) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                   __cvta_generic_to_global(at)),
+               "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
+#else
+  atomic_add(at, a, b);
+  atomic_add(at + 2, c, d);
+#endif
+}
+// By thread 0 of the block, which goes on until it needs the old value. The assembler gathers what a
+// warp's threads add to one element, and hands old values out by a shuffle, which waits for them right
+// there; not where the address may differ between threads, as far as it knows.
+template <class T, class V>
+TW_DEVICE T first_atomic_add(T* at, V value) {
+  static_assert(sizeof(T) == 4, "a word");
+  unsigned zero;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(zero));
+  T old;
+  asm volatile("atom.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(at + zero), "r"(T(value)) : "memory");
+  return old;
+}
+template <class T>
+TW_DEVICE T atomic_load(const T* at) {
+  using Bits = typename Word<sizeof(T)>::Bits;
+  return bits_as<T>(*reinterpret_cast<const volatile Bits*>(at));
+}
+template <class T, class V>
+TW_DEVICE void atomic_store(T* at, V value) {
+  using Bits = typename Word<sizeof(T)>::Bits;
+  *reinterpret_cast<volatile Bits*>(at) = bits_as<Bits>(static_cast<T>(value));
+}
+// What one lane gets, in all lanes of the warp.
+template <class F>
+TW_DEVICE auto from_lane_0(F get) {
+  decltype(get()) r{};
+  if ((threadIdx.x & 31) == 0) r = get();
+  return __shfl_sync(~0u, r, 0);
+}
+
+}  // namespace tw
