@@ -38,7 +38,7 @@ lint: $(DEV) ## ruff check and ruff format --check
 	$(call step,ruff format,$(PY) -m ruff format -q --check .,'make fix' formats.)
 
 types: $(DEV) ## mypy --strict
-	$(call step,mypy,$(PY) -m mypy --strict src/tilewright,)
+	$(call step,mypy,$(PY) -m mypy --strict,)
 
 # The wheel is unpacked, not installed: the library that is loaded first is the one in use.
 NVRTC ?= 13.0
@@ -61,7 +61,7 @@ docs: $(CORE) ## rewrite what is generated: reference, tutorial pages, the READM
 
 NIGHTLY ?= 7200
 nightly: $(DEV) ## 10,000 random schedules, and every mutant of derived ones; takes an hour
-	$(call step,schedules,$(PY) -m tilewright schedules zoo/schedules.py --count 10000 --jobs $(JOBS) --time $(NIGHTLY),A failure is printed as the command that repeats it.)
+	$(call step,schedules,$(PY) -m devtools schedules zoo/schedules.py --count 10000 --jobs $(JOBS) --time $(NIGHTLY),A failure is printed as the command that repeats it.)
 	$(call step,mutants,$(PY) -m tests.derived.run --jobs $(JOBS),)
 
 # A GPU machine brings its own Python with PyTorch and CUDA; nothing is installed there. A shard or a

@@ -22,7 +22,7 @@ BELOW = {
 }
 PUBLIC = {"tilewright", "tilewright.language", "tilewright.layout", "tilewright.profiler"}
 # The wheel holds none of these.
-OUTSIDE = {"zoo", "tests", "examples", "benchmarks"}
+OUTSIDE = {"devtools", "zoo", "tests", "examples", "benchmarks"}
 HEAVY = {"torch", "jax", "cupy", "llvmlite", "hypothesis", "click", "rich", "matplotlib"}
 
 

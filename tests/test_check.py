@@ -11,7 +11,7 @@ import tilewright as tw
 import tilewright.language as T
 from tilewright.ir.dtype import DTYPES
 from tilewright.tools import check as tool
-from tilewright.tools import fuzz_check
+from tilewright.tools import compare
 from tilewright.tools.collect import collect_all
 from tilewright.tools.inputs import arguments, sizes
 
@@ -140,14 +140,14 @@ def test_a_target_that_differs(monkeypatch):
                 A[i] = A[i] + 1
 
     assert not report(main).findings
-    run = fuzz_check._run
+    run = compare.run_kernel
 
     def wrong(kernel, given, program):
         found = run(kernel, given, program)
         found["A"][7] += 1
         return found
 
-    monkeypatch.setattr(fuzz_check, "_run", wrong)
+    monkeypatch.setattr(compare, "run_kernel", wrong)
     (finding,) = report(main).findings.values()
     assert "mismatch on cpu" in str(finding) and "1 of 64 differ, first at (7,)" in str(finding)
 

@@ -1,6 +1,6 @@
 """Sizes at random for every kernel of the zoo: small and odd ones, tails, few turns of a loop.
 
-    tilewright schedules zoo/schedules.py
+    python -m devtools schedules zoo/schedules.py
 
 `schedules` maps a name to two functions: `draw(rng)` gives arguments, all literals, and
 `make(**arguments)` the kernel, the sizes that only a launch knows, and whether its results are

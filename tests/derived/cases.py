@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from devtools.schedules.run import scheduled
+from devtools.schedules.subjects import Subject, subject
 from tests.mutants import Mutant, mutants
 from tilewright import interp
 from tilewright.ir.op import Program
@@ -17,8 +19,6 @@ from tilewright.ir.verify import Stage, verify
 from tilewright.passes.pipeline import run_pipeline
 from tilewright.support.errors import TilewrightError
 from tilewright.targets.cuda.backend import PIPELINE
-from tilewright.tools.schedule_subjects import Subject, subject
-from tilewright.tools.schedules import scheduled
 
 ZOO = str(Path(__file__).parents[2] / "zoo/schedules.py")
 # Rings come round twice and more, so that every slot and phase matters.

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tilewright.language as T
+from devtools.schedules.run import Recipe, judge, scheduled
 from tilewright import interp
 from tilewright.ir.target import Target
-from tilewright.tools.schedules import Recipe, judge, scheduled
 
 
 def test_a_slot_is_handed_back_when_its_store_has_read_it():

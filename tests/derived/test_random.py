@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from devtools.schedules.run import Recipe, draw, judge, run_some
 from tilewright.ir.target import CHOICES
-from tilewright.tools.schedules import Recipe, draw, judge, run_some
 
 ZOO = str(Path(__file__).parents[2] / "zoo/schedules.py")
 COUNT, PARTS = 500, 10
@@ -54,7 +54,7 @@ def test_a_failure_repeats_by_its_command():
     )
     arguments = ["--program", "rings(seed=1)", "--target", recipe.target, "--seed", "3"]
     done = subprocess.run(
-        [sys.executable, "-m", "tilewright", "schedules", *arguments],
+        [sys.executable, "-m", "devtools", "schedules", *arguments],
         capture_output=True,
         text=True,
         timeout=120,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tilewright.tools import fuzz
+from devtools.fuzz import run as fuzz
 
 
 def die() -> None:

@@ -15,11 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from devtools.fuzz.check import DRAWN, drawn, load
+from devtools.fuzz.programs import make
+from devtools.fuzz.recipe import render
+from devtools.fuzz.run import judge
 from tilewright.ir.text import print_program
-from tilewright.tools.fuzz import judge
-from tilewright.tools.fuzz_check import DRAWN, Verdict, drawn, load, lowered
-from tilewright.tools.fuzz_programs import make
-from tilewright.tools.fuzz_recipe import render
+from tilewright.tools.compare import Verdict, lowered
 
 EACH = 90  # seconds a program
 

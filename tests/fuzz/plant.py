@@ -61,7 +61,7 @@ class Outcome:
 def _hunter(source: Path, *words: object) -> Any:
     with tempfile.TemporaryDirectory() as cache:
         # names in the code follow the order of sets; nothing compiled is kept for the next bug
-        env = {**os.environ, "PYTHONPATH": str(source), "PYTHONHASHSEED": "0",
+        env = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{ROOT}", "PYTHONHASHSEED": "0",
                "TILEWRIGHT_CACHE_DIR": cache}  # fmt: skip
         command = [sys.executable, str(ROOT / "tests" / "fuzz" / "hunter.py"), *map(str, words)]
         done = subprocess.run(command, env=env, capture_output=True, text=True)

@@ -9,7 +9,7 @@ import tilewright as tw
 import tilewright.language as T
 from tilewright import interp
 from tilewright.targets.cuda.backend import lower
-from tilewright.tools.fuzz_check import THREADS
+from tilewright.tools.compare import THREADS
 
 
 @pytest.fixture(params=("cpu", "interp -sanitize"))

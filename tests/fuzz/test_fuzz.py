@@ -1,4 +1,4 @@
-"""The fuzzer itself, and a short run of it. The long one: `tilewright fuzz --count 2000`."""
+"""The fuzzer itself, and a short run of it. The long one: `python -m devtools fuzz`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from devtools.fuzz.check import check_source, load
+from devtools.fuzz.programs import make
+from devtools.fuzz.recipe import Ex, Growth, Inexact, Stmt, Tile, render, statements
+from devtools.fuzz.run import Plan, fuzz, judge, reduce_program
+from devtools.fuzz.shrink import shrink
 from tests.fuzz.bugs import BUGS
 from tests.fuzz.plant import SOURCE, Hunt, hunt
 from tilewright.targets.cpu import emit_tile
-from tilewright.tools.fuzz import Plan, fuzz, judge, reduce_program
-from tilewright.tools.fuzz_check import Verdict, check_source, difference, load
-from tilewright.tools.fuzz_programs import make
-from tilewright.tools.fuzz_recipe import Ex, Growth, Inexact, Stmt, Tile, render, statements
-from tilewright.tools.fuzz_shrink import shrink
+from tilewright.tools.compare import Verdict, difference
 
 COUNT, PARTS = 60, 4
 
@@ -105,7 +106,7 @@ def test_a_planted_bug_is_found_and_shrunk(wrong_minimum, tmp_path):
     path.write_text(text)
     done = subprocess.run(
         [sys.executable, str(path), "cpu"], capture_output=True, text=True, timeout=60,
-        env={"PYTHONPATH": str(SOURCE)},
+        env={"PYTHONPATH": f"{SOURCE}:{SOURCE.parent}"},
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, "ok"), done.stderr
 

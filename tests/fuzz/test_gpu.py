@@ -1,6 +1,6 @@
 """A short run of the fuzzer on a GPU.
 
-The long one: `tilewright fuzz --targets interp,cuda --count 500 --jobs 16 --time 480 --out DIR`.
+The long one: `python -m devtools fuzz --targets interp,cuda --count 500 --jobs 16 --out DIR`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from tilewright.tools.fuzz import Plan, fuzz
+from devtools.fuzz.run import Plan, fuzz
 
 pytestmark = pytest.mark.gpu
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from devtools.fuzz.check import check_source, load
+from devtools.fuzz.programs import make
+from devtools.fuzz.recipe import render
 from tilewright.ir.text import print_program
 from tilewright.targets.cuda.backend import lower
-from tilewright.tools.fuzz_check import THREADS, check_source, load
-from tilewright.tools.fuzz_programs import make
-from tilewright.tools.fuzz_recipe import render
+from tilewright.tools.compare import THREADS
 
 
 @pytest.mark.parametrize("seed", range(500, 516))

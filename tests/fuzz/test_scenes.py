@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from devtools.fuzz.check import DRAWN, drawn
+from devtools.fuzz.programs import make
+from devtools.fuzz.recipe import render
+from devtools.fuzz.run import judge
+from devtools.fuzz.scenes import SCENES
 from tilewright.ir.target import CHOICES, Target
-from tilewright.tools.fuzz import judge
-from tilewright.tools.fuzz_check import DRAWN, drawn
-from tilewright.tools.fuzz_programs import make
-from tilewright.tools.fuzz_recipe import render
-from tilewright.tools.fuzz_scenes import SCENES
 
 # What programs of a kind have that those of the others seldom do.
 PIECES = {

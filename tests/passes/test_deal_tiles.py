@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tilewright.language as T
+from devtools.schedules.run import scheduled
 from tilewright import interp
 from tilewright.ir.fragment import repeat, spatial
 from tilewright.ir.op import Arrive, Program, Role, Wait, walk_ops
@@ -21,7 +22,6 @@ from tilewright.passes.deal_tiles import ABOUT
 from tilewright.passes.pipeline import run_pipeline
 from tilewright.support.errors import RunError
 from tilewright.targets.cuda.backend import PIPELINE, lower
-from tilewright.tools.schedules import scheduled
 
 DEALT = Target.parse("cuda -arch=sm_90a -consumers=pingpong -roles=on -persistent=on")
 AUTO = Target.parse("cuda -arch=sm_90a")

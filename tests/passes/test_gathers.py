@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright.language as T
+from devtools.schedules.run import draw
 from tests.passes.overlap import AMPERE, HOPPER, ROLES, numbers
 from tests.schedules.harness import mutants
 from tilewright import interp
@@ -16,7 +17,6 @@ from tilewright.ir.verify import Stage, verify
 from tilewright.passes.pipeline import run_pipeline
 from tilewright.support.errors import CompileError, RunError, TilewrightError, VerifyError
 from tilewright.targets.cuda.backend import PIPELINE, CudaKernel, lower
-from tilewright.tools.schedules import draw
 
 TARGETS = {"producer": ROLES, "all threads": HOPPER, "sm_80": AMPERE}
 ROWS = 300

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright.language as T
+from devtools.schedules.run import scheduled
 from tests.passes.overlap import numbers
 from tilewright import interp
 from tilewright.ir.op import Copy, Gemm, Program, Wait, walk_ops
@@ -14,7 +15,6 @@ from tilewright.ir.verify import Stage
 from tilewright.passes.part_boxes import part_boxes
 from tilewright.passes.pipeline import run_pipeline
 from tilewright.targets.cuda.backend import PIPELINE, lower
-from tilewright.tools.schedules import scheduled
 from zoo.attention.flash import flash_attention
 
 AUTO = Target.parse("cuda -arch=sm_90a")

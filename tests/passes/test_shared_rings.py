@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import tilewright.language as T
+from devtools.schedules.run import scheduled
 from tests.passes.overlap import numbers
 from tilewright import interp
 from tilewright.ir.target import Target
 from tilewright.targets.cuda.backend import lower
-from tilewright.tools.schedules import scheduled
 
 F16 = "float16"
 

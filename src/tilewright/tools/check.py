@@ -26,7 +26,7 @@ from tilewright.ir.symbols import Symbols
 from tilewright.runtime.backends import resolve
 from tilewright.support.errors import RunError, SanitizerError, TilewrightError
 from tilewright.tools.collect import Found
-from tilewright.tools.fuzz_check import THREADS, against, difference
+from tilewright.tools.compare import THREADS, against, difference
 from tilewright.tools.inputs import KINDS, arguments, sizes
 
 Array = np.ndarray[Any, Any]

@@ -6,10 +6,10 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tilewright.tools.fuzz_nests import Nests
-from tilewright.tools.fuzz_recipe import Ex, Stmt, Tile, is_float
-from tilewright.tools.fuzz_values import Index
-from tilewright.tools.fuzz_workshop import Block
+from devtools.fuzz.nests import Nests
+from devtools.fuzz.recipe import Ex, Stmt, Tile, is_float
+from devtools.fuzz.values import Index
+from devtools.fuzz.workshop import Block
 
 
 class Tiles(Nests):

@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 
+from devtools.fuzz.check import load
+from devtools.fuzz.programs import KINDS, make
+from devtools.fuzz.recipe import render
 from tilewright import interp
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var
 from tilewright.ir.op import Program
 from tilewright.support.errors import CompileError, TilewrightError
-from tilewright.tools.fuzz_check import _UNITS, difference, load
-from tilewright.tools.fuzz_programs import KINDS, make
-from tilewright.tools.fuzz_recipe import render
+from tilewright.tools.compare import UNITS, difference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Args = dict[str, Any]
@@ -129,7 +130,7 @@ def subject(name: str, file: str = "") -> Subject:
 def _fuzzed(name: str, recipe: Any) -> Subject:
     source = render(recipe)
     space = load(source, f"{name}.py")
-    units = [u for n, u in _UNITS.items() if n in source]
+    units = [u for n, u in UNITS.items() if n in source]
     exact = bool(space["EXACT"])
     launches = [partial(space["arguments"], **case) for case in space["CASES"]]
     unit = 0.0 if exact else max(units, default=2.0**-8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tilewright.tools.fuzz_recipe import SPAN, Ex, Tensor, Tile, is_float
+from devtools.fuzz.recipe import SPAN, Ex, Tensor, Tile, is_float
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from tilewright.tools.fuzz_recipe import Ex, Stmt, Tile, is_float
-from tilewright.tools.fuzz_values import Index, Site, number
-from tilewright.tools.fuzz_workshop import Block, Part, Workshop
+from devtools.fuzz.recipe import Ex, Stmt, Tile, is_float
+from devtools.fuzz.values import Index, Site, number
+from devtools.fuzz.workshop import Block, Part, Workshop
 
 
 class Nests(Workshop):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from tilewright.tools.fuzz_recipe import Ex, Launch, Recipe, Stmt, map_body, render, statements
+from devtools.fuzz.recipe import Ex, Launch, Recipe, Stmt, map_body, render, statements
 
 _SMALL_SIZES = (1, 2, 3, 4, 8, 16)
 

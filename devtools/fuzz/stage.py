@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilewright.tools.fuzz_recipe import Ex, Launch, Stmt, Tensor, Tile
-from tilewright.tools.fuzz_rings import Reel, Rings
-from tilewright.tools.fuzz_values import Index, number
-from tilewright.tools.fuzz_workshop import BLOCKS, Block
+from devtools.fuzz.recipe import Ex, Launch, Stmt, Tensor, Tile
+from devtools.fuzz.rings import Reel, Rings
+from devtools.fuzz.values import Index, number
+from devtools.fuzz.workshop import BLOCKS, Block
 
 _THREADS = {"128": 6, "256": 2, "64": 1, "32": 1, "96": 0.3}
 _ROWS = [8, 16, 16, 32, 64, 64, 5, 33, 3]

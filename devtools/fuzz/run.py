@@ -19,11 +19,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from devtools.fuzz.check import DRAWN, check_source, drawn
+from devtools.fuzz.programs import make
+from devtools.fuzz.recipe import Recipe, render
+from devtools.fuzz.shrink import shrink
 from tilewright.support import env
-from tilewright.tools.fuzz_check import DRAWN, Verdict, check_source, drawn
-from tilewright.tools.fuzz_programs import make
-from tilewright.tools.fuzz_recipe import Recipe, render
-from tilewright.tools.fuzz_shrink import shrink
+from tilewright.tools.compare import Verdict
 
 Jobs = dict[str, Callable[..., Any]]  # what a worker can do, by name
 

@@ -232,7 +232,7 @@ def _tail(recipe: Recipe) -> str:
     lines += ["    }", "", "", "CASES = ["]
     lines += [f"    {dict(case)!r}," for case in recipe.cases]
     lines += ["]", f"EXACT = {recipe.exact}", "", 'if __name__ == "__main__":']
-    lines += ["    from tilewright.tools.fuzz_check import replay", ""]
+    lines += ["    from devtools.fuzz.check import replay  # with PYTHONPATH=. from the root", ""]
     lines += ["    sys.exit(replay(program, arguments, CASES, EXACT, sys.argv[1:]))", ""]
     return _numbers("\n".join(lines), recipe)
 

@@ -3,11 +3,11 @@ reductions, tiles that are handed out one after the other."""
 
 from __future__ import annotations
 
-from tilewright.tools.fuzz_recipe import Ex, Launch, Stmt, Tensor, Tile, is_float
-from tilewright.tools.fuzz_rings import Reel
-from tilewright.tools.fuzz_stage import Stage, sized
-from tilewright.tools.fuzz_values import Index, number
-from tilewright.tools.fuzz_workshop import Block
+from devtools.fuzz.recipe import Ex, Launch, Stmt, Tensor, Tile, is_float
+from devtools.fuzz.rings import Reel
+from devtools.fuzz.stage import Stage, sized
+from devtools.fuzz.values import Index, number
+from devtools.fuzz.workshop import Block
 
 _PRODUCTS = {
     ("float16", "float32"): 6, ("bfloat16", "float32"): 2, ("float16", "float16"): 0.4,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilewright.tools.fuzz_recipe import Ex, Launch, Stmt, Tensor, Tile, is_float
-from tilewright.tools.fuzz_tiles import Tiles
-from tilewright.tools.fuzz_values import Index
-from tilewright.tools.fuzz_workshop import BLOCKS, Block
+from devtools.fuzz.recipe import Ex, Launch, Stmt, Tensor, Tile, is_float
+from devtools.fuzz.tiles import Tiles
+from devtools.fuzz.values import Index
+from devtools.fuzz.workshop import BLOCKS, Block
 
 _BYTES = {"float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1,
           "float8_e4m3fn": 1, "float8_e5m2": 1}  # fmt: skip

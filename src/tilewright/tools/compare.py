@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import linecache
-import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from random import Random
 from typing import Any
 
 import numpy as np
 
 from tilewright.ir.atoms import Feature
 from tilewright.ir.op import Program
-from tilewright.ir.target import CHIPS, CHOICES, Target
+from tilewright.ir.target import CHIPS, Target
 from tilewright.passes.pipeline import Trace
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import CompileError, TilewrightError
@@ -27,7 +23,7 @@ Arguments = Callable[..., dict[str, Any]]
 
 # How far float data may differ, in units of the program's coarsest type: some forty operations
 # that round and functions of a few units each.
-_UNITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-52}
+UNITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-52}
 _SLACK = 40.0
 
 
@@ -39,19 +35,6 @@ THREADS = {
     "threads-sm80": _HOPPER.without(Feature.WGMMA, Feature.BULK_COPY, Feature.REGISTER_MOVE),
     "threads-roles": Target.parse("cuda -roles"),
 }
-DRAWN = "threads-drawn"  # thread code with whatever `drawn` says for a seed
-
-
-def drawn(seed: int) -> str:
-    """A target of random choices, and perhaps of little shared memory, in KiB:
-    `threads -roles=on -bulk=off -shared=32`."""
-    r = Random(f"target {seed}")
-    words = ["threads"] + ["-arch=sm_80"] * (r.random() < 0.15)
-    words += [f"-shared={r.choice([16, 24, 32, 48, 64])}"] * (r.random() < 0.25)
-    for name, values in CHOICES.items():
-        value = r.choice(("auto", "auto", *values))
-        words += [f"-{name}={value}"] if value != "auto" else []
-    return " ".join(words)
 
 
 @contextmanager
@@ -104,62 +87,6 @@ class Verdict:
         return "".join("#" if c.isdigit() else c for c in first)
 
 
-def load(source: str, name: str) -> dict[str, Any]:
-    """The names of a program's file, which need not exist on disk."""
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    space: dict[str, Any] = {"__name__": "fuzzed", "__file__": name}
-    exec(compile(source, name, "exec"), space)
-    return space
-
-
-def check_source(source: str, targets: Sequence[str], name: str = "<fuzz>") -> Verdict:
-    """Build a program through the front door and compare `targets` with the interpreter."""
-    try:
-        space = load(source, name)
-    except TilewrightError as error:
-        return Verdict("illegal", "build", error.message)
-    except Exception as error:
-        return Verdict("crash", "build", _internal(error))
-    finally:
-        linecache.cache.pop(name, None)
-    program = space["program"].program
-    return check(program, space["arguments"], space["CASES"], space["EXACT"], targets, source)
-
-
-def check(
-    program: Program,
-    arguments: Arguments,
-    cases: Sequence[Mapping[str, int]],
-    exact: bool,
-    targets: Sequence[str],
-    source: str = "",
-) -> Verdict:
-    """The first target that differs from the sanitizing interpreter, or that fails."""
-    seconds: dict[str, float] = {}
-    unit = 0.0 if exact else max((u for n, u in _UNITS.items() if n in source), default=2.0**-8)
-    started = time.perf_counter()
-    wanted = []
-    try:
-        judge = CompiledKernel(program, target="interp -sanitize")
-        for case in cases:
-            wanted.append(_run(judge, arguments(**case), program))
-    except TilewrightError as error:
-        return Verdict("illegal", "interp", error.message)
-    except Exception as error:
-        return Verdict("crash", "interp", _internal(error))
-    seconds["interp"] = time.perf_counter() - started
-    for target in targets:
-        if target == "interp":
-            continue
-        started = time.perf_counter()
-        verdict = against(program, arguments, cases, target, wanted, unit)
-        seconds[target.split()[0]] = time.perf_counter() - started
-        if verdict is not None:
-            verdict.seconds = seconds
-            return verdict
-    return Verdict("ok", seconds=seconds)
-
-
 def against(
     program: Program,
     arguments: Arguments,
@@ -176,7 +103,7 @@ def against(
         if target.endswith("-build"):
             return None
         for case, want in zip(cases, wanted, strict=True):
-            got = _run(kernel, arguments(**case), program)
+            got = run_kernel(kernel, arguments(**case), program)
             for name, array in want.items():
                 told = difference(array, got[name], unit)
                 if told:
@@ -188,7 +115,7 @@ def against(
     except TilewrightError as error:
         return Verdict("crash", target, f"{type(error).__name__}: {error.message}")
     except Exception as error:
-        return Verdict("crash", target, _internal(error))
+        return Verdict("crash", target, internal(error))
     return None
 
 
@@ -251,14 +178,14 @@ def _thread_code(
     return None
 
 
-def _internal(error: Exception) -> str:
+def internal(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = next((f for f in reversed(frames) if "tilewright" in f.filename), frames[-1])
     place = own.filename.rpartition("tilewright/")[2]
     return f"{type(error).__name__}: {error} ({place}, {own.name})\n{traceback.format_exc()}"
 
 
-def _run(kernel: CompiledKernel, given: dict[str, Any], program: Program) -> dict[str, Array]:
+def run_kernel(kernel: CompiledKernel, given: dict[str, Any], program: Program) -> dict[str, Array]:
     """The arrays after a call."""
     if kernel.target.kind == "cuda":
         return _run_on_device(kernel, given, program)
@@ -315,18 +242,3 @@ def difference(want: Array, got: Array, unit: float = 0.0) -> str:
     at = tuple(int(i[0]) for i in np.nonzero(wrong))
     count = int(wrong.sum())
     return f"{count} of {wrong.size} differ, first at {at}: {got[at]}, not {want[at]}"
-
-
-def replay(
-    prim_func: Any,
-    arguments: Arguments,
-    cases: Sequence[Mapping[str, int]],
-    exact: bool,
-    targets: Sequence[str],
-) -> int:
-    """Run a printed program on `targets` (the CPU by default); 0 when all agree."""
-    with open(sys.argv[0], encoding="utf-8") as handle:
-        source = handle.read()
-    verdict = check(prim_func.program, arguments, cases, exact, targets or ["cpu"], source)
-    print(f"{verdict.kind} {verdict.target} {verdict.detail}".rstrip())
-    return int(verdict.kind != "ok")

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilewright.tools.fuzz_flows import Flows
-from tilewright.tools.fuzz_recipe import Ex, Launch, Stmt, Tensor, Tile, is_float
-from tilewright.tools.fuzz_rings import Reel
-from tilewright.tools.fuzz_values import Index, Site, number
-from tilewright.tools.fuzz_workshop import Block
+from devtools.fuzz.flows import Flows
+from devtools.fuzz.recipe import Ex, Launch, Stmt, Tensor, Tile, is_float
+from devtools.fuzz.rings import Reel
+from devtools.fuzz.values import Index, Site, number
+from devtools.fuzz.workshop import Block
 
 
 @dataclass(frozen=True)

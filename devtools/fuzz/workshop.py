@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from tilewright.tools.fuzz_recipe import EXACT, Ex, Tensor, Tile
-from tilewright.tools.fuzz_values import Index, Site, Values
+from devtools.fuzz.recipe import EXACT, Ex, Tensor, Tile
+from devtools.fuzz.values import Index, Site, Values
 
 _EXTENTS = [1, 2, 3, 4, 4, 6, 5, 7, 8, 8, 12, 16, 16, 17, 20, 24, 32, 32, 33, 40, 48, 64]
 _REGULAR = [4, 8, 16, 16, 32, 32, 64, 64, 128]

@@ -11,7 +11,7 @@ from math import prod
 from random import Random
 from typing import Any
 
-from tilewright.tools.fuzz_recipe import (
+from devtools.fuzz.recipe import (
     Ex,
     Growth,
     Inexact,
@@ -22,9 +22,9 @@ from tilewright.tools.fuzz_recipe import (
     Tile,
     map_body,
 )
-from tilewright.tools.fuzz_scenes import SCENES, Scenes
-from tilewright.tools.fuzz_values import Index, number
-from tilewright.tools.fuzz_workshop import BLOCKS, LARGEST_TILE, PRODUCTS, THREADS, Block, Part
+from devtools.fuzz.scenes import SCENES, Scenes
+from devtools.fuzz.values import Index, number
+from devtools.fuzz.workshop import BLOCKS, LARGEST_TILE, PRODUCTS, THREADS, Block, Part
 
 # The kinds of programs, and how many are pipelines of aligned copies; the rest of `any` draws from
 # the whole language.

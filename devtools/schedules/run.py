@@ -18,6 +18,8 @@ from multiprocessing.connection import wait
 from random import Random
 from typing import Any
 
+from devtools.fuzz.run import Worker
+from devtools.schedules.subjects import Subject, draw_program, legal, subject
 from tilewright import interp
 from tilewright.ir.atoms import Feature
 from tilewright.ir.op import Program
@@ -27,9 +29,7 @@ from tilewright.passes.pipeline import run_pipeline
 from tilewright.support import env
 from tilewright.support.errors import CompileError, RunError, TilewrightError
 from tilewright.targets.cuda.backend import PIPELINE, SCHEDULE, run_passes
-from tilewright.tools.fuzz import Worker
-from tilewright.tools.fuzz_check import Verdict, _internal, small_chips
-from tilewright.tools.schedule_subjects import Subject, draw_program, legal, subject
+from tilewright.tools.compare import Verdict, internal, small_chips
 
 RUNS = 2  # interleavings of a schedule, at least: one for each launch of its program
 EACH = 3  # schedules of one program: it is traced, and judged, once
@@ -54,7 +54,7 @@ class Recipe:
 
     def command(self) -> str:
         """What repeats it."""
-        words = ["tilewright", "schedules", *([self.file] if self.file else [])]
+        words = ["python", "-m", "devtools", "schedules", *([self.file] if self.file else [])]
         words += ["--program", self.program, "--target", self.target]
         words += ["--without", self.without] if self.without else []
         words += ["--seed", str(self.seed), *(["--threads", "1"] if self.threads else [])]
@@ -108,7 +108,7 @@ def judge(recipe: Recipe) -> Outcome:
     except TilewrightError as error:
         outcome.verdict = Verdict("crash", "", f"{type(error).__name__}: {error.message}")
     except Exception as error:
-        outcome.verdict = Verdict("crash", "", _internal(error))
+        outcome.verdict = Verdict("crash", "", internal(error))
     seconds["all"] = time.perf_counter() - started
     outcome.verdict.seconds = seconds
     return outcome
