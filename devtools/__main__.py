@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -95,6 +96,23 @@ def schedules(
         recipe = tool.Recipe(program, target, without, seed, threads >= 1, file or "")
         sys.exit(tool.repeat(recipe))
     sys.exit(tool.run_command(tool.Plan(count, seed, seconds, jobs, each, threads, file or "")))
+
+
+@main.command()
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--against", type=click.Path(exists=True, path_type=Path), help="An earlier record.")
+@click.option("--drawn", type=int, default=4, show_default=True, help="Sizes of each zoo kernel.")
+@click.option("--fuzzed", type=int, default=100, show_default=True, help="Random programs.")
+@click.option("--cubin", is_flag=True, help="Registers, spills and instructions, by NVRTC.")
+@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True)
+def freeze(
+    out: Path, against: Path | None, drawn: int, fuzzed: int, cubin: bool, jobs: int
+) -> None:
+    """Write hashes of the CUDA of many kernels to OUT, and tell which differ from a record."""
+    from devtools.freeze import freeze as run
+
+    count = run(out, against, drawn=drawn, fuzzed=fuzzed, cubin=cubin, jobs=jobs)
+    sys.exit(1 if count else 0)
 
 
 if __name__ == "__main__":
