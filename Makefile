@@ -12,7 +12,7 @@ DEV  := $(VENV)/.dev-$(KEY)
 .DELETE_ON_ERROR:
 # Checks run one after the other, so that the first failure is the last thing printed.
 .NOTPARALLEL:
-.PHONY: help demo test quick lint types gates fix bench-cpu docs nightly test-gpu bench-gpu clean
+.PHONY: help demo test quick lint types size gates fix bench-cpu docs nightly test-gpu bench-gpu clean
 
 # $(call step,title,command,what to do when it fails)
 define step
@@ -27,8 +27,10 @@ help: ## list the targets
 demo: $(CORE) ## run the demo (no GPU needed)
 	@$(PY) -m zoo.demo
 
-test: lint types ## everything: lint, types, tests (gpu tests excepted)
+STARTED := $(shell date +%s)
+test: lint types size ## everything: lint, types, size, tests (gpu tests excepted)
 	$(call step,pytest,$(PY) -m pytest -q -n $(JOBS),Rerun one test with: $(PY) -m pytest path::name)
+	@echo "make test took $$(( $$(date +%s) - $(STARTED) )) s"
 
 quick: $(DEV) ## the tests that take no time
 	$(call step,pytest (quick),$(PY) -m pytest -q -n $(JOBS) -m "not slow and not gpu",Rerun one test with: $(PY) -m pytest path::name)
@@ -39,6 +41,9 @@ lint: $(DEV) ## ruff check and ruff format --check
 
 types: $(DEV) ## mypy --strict
 	$(call step,mypy,$(PY) -m mypy --strict,)
+
+size: $(DEV) ## lines and tokens of the package, against their record
+	$(call step,size,$(PY) -m devtools size,)
 
 # The wheel is unpacked, not installed: the library that is loaded first is the one in use.
 NVRTC ?= 13.0

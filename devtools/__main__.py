@@ -115,5 +115,14 @@ def freeze(
     sys.exit(1 if count else 0)
 
 
+@main.command()
+@click.option("--record", is_flag=True, help="Keep the figures as the new record.")
+def size(record: bool) -> None:
+    """Print how large the package is; fail where it has grown past its record."""
+    from devtools.size import report
+
+    sys.exit(report(record))
+
+
 if __name__ == "__main__":
     main()
