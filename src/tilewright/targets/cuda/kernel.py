@@ -131,13 +131,14 @@ class CudaKernel:
             general = self.otherwise or self
             program = general.given
             params: list[TensorArg | Scalar] = []
-            unused = unused_params(program)
+            unused, written = unused_params(program), written_params(program)
             for p in program.params:
                 if isinstance(p, Buffer):
-                    params.append(TensorArg(p.name, p.strides is not None, p.name in unused))
+                    strided, name = p.strides is not None, p.name
+                    params.append(TensorArg(name, strided, name in unused, name in written))
                 else:
                     params.append(Scalar(p.name, p.dtype))
-            check = ProgramCheck(program, written_params(program), general.record.align)
+            check = ProgramCheck(program, written, general.record.align)
             own = [Form(self.module, *self._takes())] if self.otherwise else []
             self._call = general.module.caller(params, check, own)
         return self._call
