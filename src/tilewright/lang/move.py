@@ -120,10 +120,6 @@ def _copy(src: Any, dst: Any, word: str, *, multicast: Any = None, **options: An
     builder.require_kernel(word)
     frm, to = tiles(src, dst, word)
     check_copy(frm, to)
-    if getattr(getattr(dst, "tile", dst), "reducer", None):
-        raise CompileError(
-            f"T.{word} into a reducer", fix="use T.reducer_init and T.reducer_update"
-        )
     if Space.LOCAL in (frm.buffer.space, to.buffer.space):
         _by_thread(builder, to, lambda at: _element(frm, to, at))
         return
