@@ -216,6 +216,10 @@ class Tiles:
             extents.append(extent)
         self.region = Region(buffer, tuple(starts), tuple(extents))
         self.kept = tuple(kept)
+        # whether bounds are written: `A[0:64, :]`, not `A[b, :, :]`
+        self.bounded = any(
+            isinstance(k, slice) and not (k.start is None and k.stop is None) for k in keys
+        )
 
     @property
     def buffer(self) -> Buffer:
