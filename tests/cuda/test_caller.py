@@ -166,10 +166,10 @@ def torch(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: state["device"], raising=False)
 
     def read(t, name):
-        torch_tensors.refuse_gradients(t, name)
         return ArrayView(
-            t.data_ptr(), tuple(t.shape), tuple(t.stride()), dtype(t.dtype), 0, state["stream"]
-        )
+            t.data_ptr(), tuple(t.shape), tuple(t.stride()), dtype(t.dtype), 0, state["stream"],
+            owner=t, recorded=torch_tensors.is_recorded(t),
+        )  # fmt: skip
 
     monkeypatch.setattr(views, "_torch", read)
     torch.state = state
@@ -182,7 +182,7 @@ def counted(monkeypatch):
     """How often each road behind the first was taken."""
     made = []
     real = roads.guard_of
-    monkeypatch.setattr(roads, "guard_of", lambda t: made.append(t) or real(t))
+    monkeypatch.setattr(roads, "guard_of", lambda t, w: made.append(t) or real(t, w))
     return made
 
 
@@ -277,21 +277,22 @@ def test_tensors_that_differ_in_autograd_only(torch, counted):
 
 
 @pytest.mark.parametrize("guards", [True, False])
-def test_gradients_are_refused_on_every_road(torch, monkeypatch, guards):
+def test_writes_that_autograd_follows_are_refused_on_every_road(torch, monkeypatch, guards):
     if not guards:
         monkeypatch.setattr(torch_tensors, "guards_work", lambda: False)
-    api, call = make()
+    api, call = make(A={"written": False}, B={"written": False})
     a, b, c = three(torch)
-    p = torch.nn.Parameter(torch.zeros_like(a))
+    p, q = (torch.nn.Parameter(torch.zeros_like(a)) for _ in range(2))
     for _ in range(3):
         with torch.no_grad():
             for _ in range(3):
-                call(p, b, c)
+                call(p, b, q)
         for _ in range(2):
-            with pytest.raises(LaunchError, match="A requires a gradient"):
-                call(p, b, c)
-        call(p.detach(), b, c)
-    assert len(api.launches) == 12
+            call(p, b, c)
+            with pytest.raises(LaunchError, match="C requires a gradient"):
+                call(p, b, q)
+        call(a, b, q.detach())
+    assert len(api.launches) == 18
 
 
 def test_without_guards(torch, monkeypatch):

@@ -80,13 +80,13 @@ def shared_tile():
     tw.compile(main, target="cuda")
 
 
-@case(CompileError, "needs more shared memory than a block has", "a 131072", "fewer stages")
+@case(CompileError, "needs more shared memory than a block has", "a 131072", "8 stages of 16384")
 def stages():
     @T.prim_func
     def main(A: T.Tensor((128, 512), "float16"), C: T.Tensor((128, 128), "float32")):
         with T.Kernel(1):
-#            ^^^^^^^^^^^
             a = T.alloc_shared((128, 64), "float16")
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
             b = T.alloc_shared((128, 64), "float16")
             c = T.alloc_fragment((128, 128), "float32")
             T.clear(c)

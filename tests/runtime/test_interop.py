@@ -304,23 +304,40 @@ def test_default_device_is_not_where_outputs_go(torch):
             assert kernel(x).device.type == "cpu"
 
 
-def test_gradients_do_not_stop_silently(torch):
+def test_a_tensor_that_requires_a_gradient_is_read_like_its_data(torch):
     kernel, made = copier("float32"), copier("float32", -1)
-    w = torch.nn.Parameter(torch.ones(5, 8))
-    y = torch.zeros(5, 8)
+    w = torch.nn.Parameter(torch.full((5, 8), 3.0))
     for _ in range(2):
-        for call in (lambda: made(w), lambda: made(w * 2), lambda: kernel(torch.ones(5, 8), w)):
-            with pytest.raises(tw.LaunchError, match="requires a gradient") as info:
-                call()
-            assert "as_torch_op" in info.value.diagnostic.fix
-            assert ".detach()" in info.value.diagnostic.fix
-        for _ in range(2):
-            with torch.no_grad():
-                assert torch.equal(made(w), w)
-            with torch.inference_mode():
-                assert torch.equal(made(w), w)
-            assert torch.equal(made(w.detach()), w)
-            kernel(torch.full((5, 8), 2.0), y)
+        for x in (w, w * 2, w.detach()):
+            y, z = made(x), torch.zeros(5, 8)
+            kernel(x, z)
+            assert torch.equal(y, x) and torch.equal(z, x)
+            assert not y.requires_grad and not z.requires_grad
+        with torch.no_grad():
+            assert torch.equal(made(w), w)
+        with torch.inference_mode():
+            assert torch.equal(made(w), w)
+
+
+def test_a_tensor_that_requires_a_gradient_is_written_as_pytorch_writes_it(torch):
+    kernel = copier("float32")
+    x = torch.full((5, 8), 2.0)
+    for _ in range(2):
+        w = torch.nn.Parameter(torch.ones(5, 8))
+        with torch.no_grad():
+            kernel(x, w)
+        assert float(w.detach().sum()) == 80
+        for leaf, written in ((True, w), (False, w * 2)):
+            with pytest.raises(tw.LaunchError, match="Y requires a gradient") as info:
+                kernel(x, written)
+            assert ("a leaf" in info.value.diagnostic.got) is leaf
+            assert "torch.no_grad()" in info.value.diagnostic.fix
+            assert "Y.detach()" in info.value.diagnostic.fix
+        kernel(x, w.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y = w * w  # saves w
+        kernel(x, w.detach())
+        y.sum().backward()
 
 
 def test_autograd_notices_what_is_written(torch):

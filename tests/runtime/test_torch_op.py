@@ -339,3 +339,19 @@ def test_inductor(target):
     for m in (4, 6):
         x = torch.randn(m, 8, device=target)
         torch.testing.assert_close(call(x), torch.relu(x) * 2 + 1)
+
+
+def test_a_size_that_is_solved_for():
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(A: T.Tensor((n * 4,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(n):
+                B[i] = A[4 * i]
+
+    op = tw.compile(main, out_idx=-1, target="cpu").as_torch_op("tw_tests::quarter")
+    for size in (8, 12, 20):
+        x = torch.arange(float(size))
+        assert op(x).tolist() == x[::4].tolist()
+        assert op(x.to("meta")).shape == (size // 4,)

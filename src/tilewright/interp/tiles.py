@@ -81,6 +81,9 @@ _REDUCE: dict[str, Callable[[Array, int], Array]] = {
     "min": lambda x, axis: np.minimum.reduce(x, axis=axis),
     "abssum": lambda x, axis: np.add.reduce(np.abs(x), axis=axis),
     "absmax": lambda x, axis: np.maximum.reduce(np.abs(x), axis=axis),
+    "max_num": lambda x, axis: np.fmax.reduce(x, axis=axis, initial=-np.inf),
+    "min_num": lambda x, axis: np.fmin.reduce(x, axis=axis, initial=np.inf),
+    "absmax_num": lambda x, axis: np.fmax.reduce(np.abs(x), axis=axis, initial=0),
     "and": _bitwise(np.bitwise_and),
     "or": _bitwise(np.bitwise_or),
     "xor": _bitwise(np.bitwise_xor),
@@ -89,6 +92,7 @@ _REDUCE: dict[str, Callable[[Array, int], Array]] = {
 }
 _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "sum": np.add, "abssum": np.add, "max": np.maximum, "absmax": np.maximum, "min": np.minimum,
+    "max_num": np.fmax, "min_num": np.fmin, "absmax_num": np.fmax,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "any": lambda a, b: np.logical_or(a != 0, b != 0),
     "all": lambda a, b: np.logical_and(a != 0, b != 0),

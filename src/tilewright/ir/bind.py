@@ -4,9 +4,10 @@ and what it reads and writes."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from tilewright.ir import bounds
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, fold, transform
 from tilewright.ir.op import Program, View, operands, read_buffers, walk_ops, written_buffers
@@ -57,12 +58,16 @@ def bind_sizes(
     """The value of every `Dim`, from the tensors whose shape (or strides, counted in elements)
     names it; contracts are checked.
 
-    A size that appears only inside a larger expression must be bound by a plain one elsewhere.
+    A size that appears only inside larger expressions is solved for where one of them is linear
+    in it and gives all else: `n * 4 + m` gives n once m is known.
     """
     dims = {dim.var: dim for dim in program.dims}
     found: dict[Var, tuple[int, str]] = {}
+    larger: list[tuple[Expr, int, str]] = []
 
     def meet(size: Expr, value: int, where: str, loose: bool = False) -> None:
+        if not isinstance(size, (Var, Const)) and not loose:
+            larger.append((size, value, where))
         if not isinstance(size, Var) or size not in dims or (loose and size in found):
             return
         if size in found and found[size][0] != value:
@@ -92,6 +97,23 @@ def bind_sizes(
                 if strides is not None and (shapes[tensor.name][axis] < 2) is loose:
                     value = strides[tensor.name][axis]
                     meet(size, value, f"stride {axis} of {tensor.name}", loose)
+    solving = True
+    while solving:
+        solving = False
+        for size, value, where in larger:
+            line = solve(size, {var: known for var, (known, _) in found.items()})
+            if line is None:
+                continue
+            var, step, offset = line
+            if (value - offset) % step:
+                raise LaunchError(
+                    f"no {var.name} gives {where} its size",
+                    expected=f"{size} for an integer {var.name}",
+                    got=str(value),
+                    fix=f"pass an array of {size} elements there, or declare it otherwise",
+                )
+            found[var] = (value - offset) // step, where
+            solving = True
     for var, dim in dims.items():
         if var not in found:
             raise LaunchError(
@@ -110,6 +132,35 @@ def bind_sizes(
                 fix=f"pad the arrays, or loosen the contract in T.dynamic({var.name!r}, …)",
             )
     return {var: value for var, (value, _) in found.items()}
+
+
+def solve(size: Expr, known: Mapping[Var, int]) -> tuple[Var, int, int] | None:
+    """(n, a, b) where `size` is n · a + b, if n is the only size in it that is not known.
+
+    >>> n, m = Var("n"), Var("m")
+    >>> solve(n * 4 - m, {m: 8}) == (n, 4, -8), solve(n // 4, {}), solve(n * m, {})
+    (True, None, None)
+    """
+    given = transform(
+        size, lambda e: const(known[e], e.dtype) if isinstance(e, Var) and e in known else None
+    )
+    form = bounds.linear(given)
+    if form is None or len(form.terms) != 1:
+        return None
+    [(var, step)] = form.terms.items()
+    return (var, step, form.const) if isinstance(var, Var) else None
+
+
+def given_sizes(sizes: Iterable[Expr]) -> set[Var]:
+    """The variables that follow from the values of `sizes`."""
+    larger = list(sizes)
+    found = {size for size in larger if isinstance(size, Var)}
+    while True:
+        known = dict.fromkeys(found, 10007)  # any number that cancels nothing
+        more = {line[0] for size in larger if (line := solve(size, known))}
+        if more <= found:
+            return found
+        found |= more
 
 
 def array_sizes(program: Program, arrays: Mapping[str, Any]) -> dict[Var, int]:

@@ -292,8 +292,9 @@ class Gemm(Op):
 class Reduce(Op):
     """dst = op over dimension `dim` of src's tile; folds into dst when not `clear`.
 
-    op: sum max min abssum absmax and or xor any all. NaN is kept. dst may keep the reduced
-    dimension as 1.
+    op: sum max min abssum absmax and or xor any all. NaN is kept; max_num, min_num and absmax_num
+    skip it, and give what an empty reduction gives where there is nothing else. dst may keep the
+    reduced dimension as 1.
     """
 
     syntax = "reduce {op} {src} -> {dst} dim {dim}"

@@ -275,7 +275,10 @@ def _matrix(region: Region, op: Op, context: Context) -> tuple[Expr, Expr] | Non
     return None
 
 
-_REDUCTIONS = ("sum", "max", "min", "abssum", "absmax", "and", "or", "xor", "any", "all")
+_REDUCTIONS = (
+    "sum", "max", "min", "abssum", "absmax", "max_num", "min_num", "absmax_num",
+    "and", "or", "xor", "any", "all",
+)  # fmt: skip
 
 
 def _reduce(op: Reduce, context: Context) -> None:

@@ -232,7 +232,8 @@ def alloc_reducer(
     """A tile that iterations of `T.Parallel` may update at the same element:
     `T.reducer_init`, `T.reducer_update(acc[i], v)`, `T.finalize_reducer(acc, dst)`.
 
-    `op` is sum, max, min, bitand, bitor or bitxor.
+    `op` is sum, max, min, bitand, bitor or bitxor. `acc[i] += v`, `acc[i] = acc[i] + v` and
+    `acc[i] = T.max(acc[i], v)` are updates too; a value that does not read the reducer is stored.
 
     Example:
         acc = T.alloc_reducer((64,), "float32", op="sum")

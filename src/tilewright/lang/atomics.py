@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import Expr, Var, const
+from tilewright.ir.expr import Bin, Expr, Load, Var, const, loads
 from tilewright.ir.op import Atomic, Copy, Fill
 from tilewright.lang.alloc import REDUCERS
 from tilewright.lang.builder import current
@@ -319,6 +319,50 @@ def reducer_step(target: Access, op: str, value: Any) -> Done:
         Atomic(REDUCERS[op], region_of(target, "reducer_update"), fitting(value, target.buffer))
     )
     return Done()
+
+
+def store_as_update(target: Access, value: Expr) -> bool:
+    """`acc[i] = acc[i] op v` as an update, and whether it is one: a value that does not read the
+    reducer is an ordinary store."""
+    if all(load.buffer is not target.buffer for load in loads(value)):
+        return False
+    op, name = str(target.tile.reducer), target.name
+    step = _folded_in(target, value, _STEPS.get(op, ()))
+    if step is None:
+        word = {"sum": "acc[i] + v", "max": "T.max(acc[i], v)", "min": "T.min(acc[i], v)"}
+        raise CompileError(
+            f"this value reads {name}, a reducer of kind {op!r}, and is no update of that kind",
+            expected=f"acc[i] = {word.get(op, f'acc[i] {REDUCERS[op]} v')}, with v of {name}'s "
+            f"type {target.buffer.dtype}",
+            fix=f"write T.reducer_update({name}[i], v), or T.finalize_reducer({name}) before it "
+            "is read",
+            code="arguments",
+        )
+    reducer_step(target, op, step)
+    return True
+
+
+# the operators that fold into a reducer of each kind
+_STEPS = {
+    "sum": ("+", "-"), "max": ("max",), "min": ("min",), "bitand": ("&",), "bitor": ("|",),
+    "bitxor": ("^",),
+}  # fmt: skip
+
+
+def _folded_in(target: Access, value: Expr, ops: tuple[str, ...]) -> Expr | None:
+    """v where `value` is `acc[i] op v`, and v does not read acc."""
+    if not isinstance(value, Bin) or value.op not in ops or value.dtype != target.buffer.dtype:
+        return None
+    for mine, other in ((value.a, value.b), (value.b, value.a)):
+        if (
+            isinstance(mine, Load)
+            and mine.buffer is target.buffer
+            and mine.indices == target.indices
+            and all(load.buffer is not target.buffer for load in loads(other))
+            and (value.op != "-" or mine is value.a)
+        ):
+            return -other if value.op == "-" else other
+    return None
 
 
 def reducer_update(target: Any, value: Any) -> None:

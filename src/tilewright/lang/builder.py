@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright.ir import expr as _expr
+from tilewright.ir.bind import given_sizes
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import (
@@ -259,8 +260,11 @@ class Builder:
                 fix="open one: `with T.Kernel(...) as ...:`",
                 code="outside-kernel",
             )
-        used = {v for p in self.params if isinstance(p, Buffer) for s in p.shape + (p.strides or ())
-                for v in variables(s)}  # fmt: skip
+        told = [
+            s for p in self.params if isinstance(p, Buffer) for s in (*p.shape, *(p.strides or ()))
+        ]
+        used = {v for s in told for v in variables(s)}
+        self._check_given(used - given_sizes(told) - set(self.params))
         program = Program(
             self.name,
             tuple(self.params),
@@ -272,6 +276,18 @@ class Builder:
         )
         keep_symbols(program, self.symbols)
         return program
+
+    def _check_given(self, missing: set[Any]) -> None:
+        """Every size follows from the shapes that come."""
+        if missing:
+            name = min(var.name for var in missing)
+            raise CompileError(
+                f"nothing determines the size {name}: no shape is linear in it alone",
+                loc=self.loc,
+                expected=f"a tensor parameter with {name}, or {name} * 4, among its sizes",
+                fix=f"declare one, or make {name} a scalar parameter: {name}: T.int32",
+                code="shape",
+            )
 
 
 NAME_PARTS = "give its parts names, in a kernel or a @T.macro: a value with a name is computed once"
@@ -306,6 +322,11 @@ def current(word: str, what: str = "") -> Builder:
             code="outside-kernel",
         )
     return builder
+
+
+def in_kernel() -> bool:
+    builder = _CURRENT.get()
+    return builder is not None and builder.kernel is not None
 
 
 @contextmanager

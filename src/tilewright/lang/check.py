@@ -49,7 +49,8 @@ def check_copy(src: Region, dst: Region) -> None:
             got=f"{shape_text(dst.tile)}, the shape written to {dst.buffer.name}",
             fix=_COPY_TILES
             if not all(isinstance(e, Const) for e in (*src.tile, *dst.tile))
-            else "copy a region: A[i0:i1, :], or give a corner A[i, j] and let the tile decide"
+            else "copy a region, A[i0:i1, :], smaller than the tile and not larger; or give a "
+            "corner A[i, j] and let the tile decide"
             if len(src.tile) == len(dst.tile)
             else "T.copy does not broadcast: write elements in a T.Parallel loop, f[i, j] = v[j]",
             code="shape",

@@ -529,10 +529,12 @@ class Env(PythonWords):
         value = self.held(value, name)
         setattr(owner, name, value)
 
-    def entering(self, manager: Any, names: tuple[str, ...]) -> Any:
-        """The context manager of a `with`, told the names after `as`."""
+    def entering(self, manager: Any, names: tuple[str, ...], unpacked: bool) -> Any:
+        """The context manager of a `with`, told the names after `as`, and whether they are
+        unpacked from a tuple: `as (bx,)`."""
         if hasattr(manager, "tilewright_names"):
             manager.tilewright_names = names
+            manager.tilewright_unpacked = unpacked
         return manager
 
     def unsupported(self, what: str, fix: str) -> None:

@@ -216,6 +216,10 @@ class Tiles:
             extents.append(extent)
         self.region = Region(buffer, tuple(starts), tuple(extents))
         self.kept = tuple(kept)
+        # whether bounds are written: `A[0:64, :]`, not `A[b, :, :]`
+        self.bounded = any(
+            isinstance(k, slice) and not (k.start is None and k.stop is None) for k in keys
+        )
 
     @property
     def buffer(self) -> Buffer:
@@ -485,11 +489,11 @@ def store(target: Access, value: Any) -> None:
         raise CompileError(
             f"{target.name} is a barrier: it cannot be stored to", fix="use T.barrier_arrive(bar)"
         )
-    if target.tile.reducer is not None:
-        raise CompileError(
-            f"{target.name} is a reducer: it is updated, not stored to",
-            fix="use T.reducer_update(acc[i], value)",
-        )
+    if target.tile.reducer is not None and isinstance(value, (Expr, Scalar)):
+        from tilewright.lang.atomics import store_as_update
+
+        if store_as_update(target, wrap(value)):
+            return
     builder.require_kernel("Kernel")
     builder.emit(Store(target.buffer, target.indices, fitting(value, target.buffer)))
 

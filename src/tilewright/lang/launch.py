@@ -23,6 +23,7 @@ class KernelScope(AbstractContextManager[Any]):
     ) -> None:
         self.grid, self.threads, self.cluster = grid, threads, cluster
         self.tilewright_names: tuple[str, ...] = ()
+        self.tilewright_unpacked = False
         self.loc = locate()
 
     @entry
@@ -34,7 +35,7 @@ class KernelScope(AbstractContextManager[Any]):
         builder = current("Kernel")
         grid = tuple(_extent(g, at) for at, g in enumerate(self.grid)) or (const(1),)
         names = self.tilewright_names
-        if len(names) > 1 and len(names) != len(self.grid):
+        if (len(names) > 1 or self.tilewright_unpacked) and len(names) != len(self.grid):
             raise CompileError(
                 "T.Kernel's names do not fit its grid",
                 expected=f"{len(self.grid)} name{'s' * (len(self.grid) != 1)}",
@@ -62,7 +63,8 @@ class KernelScope(AbstractContextManager[Any]):
         self.scope.__enter__()
         if not self.grid:
             return ()
-        return self.state.blocks if len(grid) > 1 else self.state.blocks[0]
+        alone = len(grid) == 1 and not self.tilewright_unpacked
+        return self.state.blocks[0] if alone else self.state.blocks
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         if kind is None:

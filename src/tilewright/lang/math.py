@@ -238,15 +238,15 @@ def min(*values: Any) -> Any:
     return _fold("min", values, _min)
 
 
-def clamp(x: Any, low: Any, high: Any) -> Any:
-    """x kept between low and high.
+def clamp(x: Any, min_val: Any, max_val: Any) -> Any:
+    """x kept between min_val and max_val.
 
     Example:
         for j in T.Parallel(64):
             Y[0, j] = T.clamp(X[2, j], -1.0, 1.0)
         # Y[0]: -1 -1 0 1 1
     """
-    return min(max(x, low), high)
+    return min(max(x, min_val), max_val)
 
 
 def floordiv(a: Any, b: Any) -> Any:

@@ -44,7 +44,32 @@ def tiles(src: Any, dst: Any, word: str) -> tuple[Region, Region]:
     if isinstance(dst, Access) and not isinstance(src, Access):
         frm = region_of(src, word)
         return frm, from_corner(dst, frm, word)
-    return region_of(src, word), region_of(dst, word)
+    frm, to = region_of(src, word), region_of(dst, word)
+    if not fits(frm.tile, to.tile):
+        return _corner_of(src, frm, dst, to), _corner_of(dst, to, src, frm)
+    return frm, to
+
+
+def _corner_of(side: Any, mine: Region, other: Any, theirs: Region) -> Region:
+    """The part at the corner of a whole tile that a smaller region on the other side, written with
+    bounds, fills or is filled from: `T.copy(K[0:64, :], tile)` writes the first 64 rows. `mine`
+    itself where that is not so."""
+    whole_tile = isinstance(side, Tile) or (isinstance(side, Tiles) and not side.bounded)
+    if not whole_tile or mine.buffer.space is Space.GLOBAL:
+        return mine
+    if not isinstance(other, Tiles) or not other.bounded:
+        return mine
+    axes = side.kept if isinstance(side, Tiles) else tuple(range(mine.buffer.rank))
+    wanted = [theirs.extents[axis] for axis in other.kept]
+    if len(wanted) != len(axes):
+        return mine
+    extents = list(mine.extents)
+    for axis, extent in zip(axes, wanted, strict=True):
+        have = extents[axis]
+        if not (isinstance(extent, Const) and isinstance(have, Const)) or int(extent) > int(have):
+            return mine
+        extents[axis] = extent
+    return Region(mine.buffer, mine.starts, tuple(extents), mine.cta)
 
 
 def from_corner(corner: Access, other: Region, word: str) -> Region:
@@ -81,12 +106,13 @@ def copy(
     """dst = src, between any two places, cast when types differ.
 
     `A[i, j]` is a tile's corner and the other side gives the extent; `A[i0:i1, :]` is a region.
-    Outside a tensor reads give zero and stores do nothing. `cache="evict_first"` or
-    `"evict_last"` tells the L2 cache which lines of the tensor to give up before or after others,
-    whatever instruction moves them; `"no_allocate"` keeps what threads load and store out of the L1
-    cache, which others pass by. `prefer="tma"`, `"cp_async"` or `"sync"` says which instruction;
-    `multicast` sends a tile to several blocks of a cluster. `coalesced_width` and `loop_layout` are
-    accepted for porting.
+    A region smaller than the tile on the other side fills, or is filled from, that tile's first
+    elements along each axis; the rest of a written tile stays as it was. Outside a tensor reads
+    give zero and stores do nothing. `cache="evict_first"` or `"evict_last"` tells the L2 cache
+    which lines of the tensor to give up before or after others, whatever instruction moves them;
+    `"no_allocate"` keeps what threads load and store out of the L1 cache, which others pass by.
+    `prefer="tma"`, `"cp_async"` or `"sync"` says which instruction; `multicast` sends a tile to
+    several blocks of a cluster. `coalesced_width` and `loop_layout` are accepted for porting.
 
     Example:
         tile = T.alloc_shared((16, 16), "float16")
@@ -120,10 +146,6 @@ def _copy(src: Any, dst: Any, word: str, *, multicast: Any = None, **options: An
     builder.require_kernel(word)
     frm, to = tiles(src, dst, word)
     check_copy(frm, to)
-    if getattr(getattr(dst, "tile", dst), "reducer", None):
-        raise CompileError(
-            f"T.{word} into a reducer", fix="use T.reducer_init and T.reducer_update"
-        )
     if Space.LOCAL in (frm.buffer.space, to.buffer.space):
         _by_thread(builder, to, lambda at: _element(frm, to, at))
         return

@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import DType
 from tilewright.ir.dtype import dtype as find_dtype
-from tilewright.ir.expr import Bin, Const, Expr, Var, loads, wrap
+from tilewright.ir.expr import Bin, Const, Expr, Var, loads, variables, wrap
 from tilewright.ir.op import Dim
 from tilewright.lang.builder import Builder, current
 from tilewright.lang.handles import Tile
@@ -29,9 +29,7 @@ def sizes(builder: Builder, shape: tuple[Any, ...], name: str) -> tuple[Expr, ..
     """A shape as expressions; sizes known at launch are noted with their contract."""
     found = []
     for axis, size in enumerate(shape):
-        if isinstance(size, SymbolicSize):
-            _note(builder, size)
-        elif isinstance(size, str):
+        if isinstance(size, str):
             raise CompileError(
                 f"dimension {axis} of {name} is a string",
                 fix=f"write T.dynamic({size!r})",
@@ -39,6 +37,7 @@ def sizes(builder: Builder, shape: tuple[Any, ...], name: str) -> tuple[Expr, ..
                 code="annotation",
             )
         expr = size_expr(size, f"dimension {axis} of {name}")
+        _note(builder, size, expr)
         if loads(expr):
             raise CompileError(
                 f"dimension {axis} of {name} is known only inside a kernel",
@@ -59,19 +58,25 @@ def _named_size(name: str) -> Repair:
     return repair
 
 
-def _note(builder: Builder, size: SymbolicSize) -> None:
-    known = builder.dims.get(size.dim.var)
-    builder.dims[size.dim.var] = _meet(known, size.dim)
-    if known is None:
-        builder.fresh(size.name)
+def _note(builder: Builder, size: Any, expr: Expr) -> None:
+    """The sizes known at launch that `size` is made of, and their contracts."""
+    scalars = {p for p in builder.params if isinstance(p, Var)}
+    noted = {dim.var: dim for dim in getattr(size, "dims", ())}
+    for var in variables(expr):
+        if var in scalars:
+            continue
+        known = builder.dims.get(var)
+        builder.dims[var] = _meet(known, noted.get(var, Dim(var)))
+        if known is None:
+            builder.fresh(var.name)
 
 
 def _strides(builder: Builder, strides: tuple[Any, ...] | None) -> tuple[Expr, ...] | None:
     """Strides as expressions; a size may be known from a stride alone."""
-    for stride in strides or ():
-        if isinstance(stride, SymbolicSize):
-            _note(builder, stride)
-    return None if strides is None else tuple(wrap(s) for s in strides)
+    found = tuple(wrap(s) for s in strides or ())
+    for stride, expr in zip(strides or (), found, strict=True):
+        _note(builder, stride, expr)
+    return None if strides is None else found
 
 
 def _meet(a: Dim | None, b: Dim) -> Dim:

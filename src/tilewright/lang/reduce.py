@@ -41,8 +41,9 @@ def reduce(
 ) -> None:
     """dst = `kind` over dimension `dim` of src; folds into dst when not `clear`. Keeps NaN.
 
-    `kind` is sum, max, min, abssum, absmax, bitand, bitor, bitxor, any or all. `batch` and
-    `nan_propagate` are accepted for porting.
+    `kind` is sum, max, min, abssum, absmax, bitand, bitor, bitxor, any or all.
+    `nan_propagate=False` skips NaN in max, min and absmax; where all elements are NaN, the result
+    is the neutral one: -∞, ∞ or 0. `batch` is accepted for porting.
 
     Example:
         x = T.alloc_fragment((64, 64), "float32")
@@ -71,12 +72,27 @@ def reduce(
             got=f"{frm.buffer.name} of type {frm.dtype}",
             fix="copy it into an integer tile first",
         )
+    op = KINDS[kind]
+    if not nan_propagate and frm.dtype.is_float:
+        op = _skipping_nan(op, frm, word)
     # the IR counts dimensions of the tile it sees, without the indexed ones
     seen = [i for i, e in enumerate(frm.extents) if not _is_unit(e) or i == at]
     if len(seen) == len(frm.tile):
-        builder.emit(Reduce(KINDS[kind], frm, to, seen.index(at), bool(clear)))
+        builder.emit(Reduce(op, frm, to, seen.index(at), bool(clear)))
     else:
-        builder.emit(Reduce(KINDS[kind], frm, to, at, bool(clear)))
+        builder.emit(Reduce(op, frm, to, at, bool(clear)))
+
+
+def _skipping_nan(op: str, src: Region, word: str) -> str:
+    if op not in ("max", "min", "absmax"):
+        raise CompileError(
+            f"T.{word} cannot skip NaN",
+            expected="nan_propagate=False of reduce_max, reduce_min or reduce_absmax",
+            fix=f"replace NaN before: T.if_then_else(T.isnan({src.buffer.name}[i, j]), 0, "
+            f"{src.buffer.name}[i, j])",
+            code="arguments",
+        )
+    return f"{op}_num"
 
 
 def _is_unit(extent: Expr) -> bool:
@@ -92,7 +108,7 @@ def _kind(kind: str, shown: str):  # type: ignore[no-untyped-def]
         batch: int = 1,
         nan_propagate: bool = True,
     ) -> None:
-        reduce(src, dst, kind, dim, clear, word=f"reduce_{kind}")
+        reduce(src, dst, kind, dim, clear, batch, nan_propagate, word=f"reduce_{kind}")
 
     word.__name__ = word.__qualname__ = f"reduce_{kind}"
     word.__doc__ = _DOC.format(kind=kind, shown=shown, **_TILES[kind.startswith("bit")])

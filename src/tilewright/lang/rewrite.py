@@ -336,12 +336,15 @@ class Rewriter(ast.NodeTransformer):
         for item in node.items:
             names: list[str] = []
             target = None
+            unpacked = isinstance(item.optional_vars, (ast.Tuple, ast.List))
             if item.optional_vars is not None:
                 names = [n.id for n in ast.walk(item.optional_vars) if isinstance(n, ast.Name)]
                 target, known = self._target(item.optional_vars)
                 first += known
             hint = _locate(node, ast.Tuple([self._text(node, n) for n in names], ast.Load()))
-            manager = self._call(item.context_expr, "entering", self.visit(item.context_expr), hint)
+            flag = _locate(node, ast.Constant(unpacked))
+            opened = self.visit(item.context_expr)
+            manager = self._call(item.context_expr, "entering", opened, hint, flag)
             items.append(ast.withitem(manager, target))
         return [_locate(node, ast.With(items, [*first, *self.body(node.body)], None))]
 

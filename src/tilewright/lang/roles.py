@@ -70,6 +70,7 @@ class Placement(AbstractContextManager[None]):
     def __init__(self, ids: tuple[int, ...]) -> None:
         self.ids = ids
         self.tilewright_names: tuple[str, ...] = ()
+        self.tilewright_unpacked = False
 
     def __enter__(self) -> None:
         builder = current("ws")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -11,6 +12,7 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.dtype import DTYPES, DType, dtype
 from tilewright.ir.expr import Const, Expr, Var, cast, wrap
 from tilewright.ir.op import Dim
+from tilewright.lang.builder import in_kernel
 from tilewright.lang.scalar import Scalar, is_runtime
 from tilewright.support.errors import CompileError, entry, swap
 
@@ -98,8 +100,46 @@ class SymbolicSize(Scalar):
     def as_expr(self) -> Expr:
         return self.dim.var
 
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return (self.dim,)
+
     def __repr__(self) -> str:
         return f"T.dynamic({self.name!r})"
+
+
+class SizeExpr(Scalar):
+    """Arithmetic of sizes outside a kernel, `n * 4`: it keeps their contracts."""
+
+    def __init__(self, expr: Expr, dims: tuple[Dim, ...]) -> None:
+        self.expr, self.dims = expr, dims
+
+    @property
+    def dtype(self) -> ScalarType:
+        return ScalarType(self.expr.dtype)
+
+    def as_expr(self) -> Expr:
+        return self.expr
+
+    def __repr__(self) -> str:
+        return str(self.expr)
+
+
+def _size_operator(name: str) -> Callable[[Any, Any], Any]:
+    def operator(self: SymbolicSize | SizeExpr, other: Any) -> Any:
+        found = getattr(self.as_expr(), name)(other)
+        more = other.dims if isinstance(other, (SymbolicSize, SizeExpr)) else ()
+        sizes = more or (isinstance(other, int) and not isinstance(other, bool))
+        if not sizes or in_kernel() or not isinstance(found, Expr):
+            return found
+        return SizeExpr(found, (*self.dims, *more))
+
+    return operator
+
+
+for _name in ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"):
+    for _kind in (SymbolicSize, SizeExpr):
+        setattr(_kind, _name, _size_operator(_name))
 
 
 def split_names(names: str) -> list[str]:

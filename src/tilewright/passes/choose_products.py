@@ -11,7 +11,7 @@ accumulated beside, in a fragment of a wider type that one does, and rounded onc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.ir.atoms import Feature
@@ -38,7 +38,15 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.matrix_tiles import RULES, Split, shape_of, split_of
+from tilewright.passes.matrix_tiles import (
+    RULES,
+    Split,
+    against,
+    operand_kind,
+    shape_of,
+    split_of,
+)
+from tilewright.passes.reasons import because, costs
 from tilewright.support.errors import CompileError
 
 # what stands for an accumulator that instructions do not have: integers wrap alike
@@ -85,12 +93,15 @@ def choose_products(program: Program, target: Target) -> Program:
                 if chained and op.policy == "square":
                     op = rebuild(op, policy="full_row")
                 before, op = _own_parts(op, constant | pinned, names)
-                warps = {op.a.buffer.name, op.b.buffer.name} & fixed
+                warps = [b.name for b in (op.a.buffer, op.b.buffer) if b.name in fixed]
+                fast = Feature.WGMMA in target.features and warps
                 able = target.without(Feature.WGMMA) if warps else target
+                why = _layout_of(warps[0], views) if fast else ""
+                choice = _Choice(kernel.name, threads, able, why, names)
                 whole_tile = op.c.is_whole or op.c.buffer.name in pinned
                 if op.c.buffer.space is not Space.FRAGMENT or not whole_tile:
-                    return (*before, *_beside(op, op.c.dtype, threads, able, names))
-                return (*before, *_chosen(op, threads, able, names))
+                    return (*before, *_beside(op, op.c.dtype, choice))
+                return (*before, *_chosen(op, choice))
             return None
 
         return rebuild(kernel, body=map_body(kernel.body, rule))
@@ -98,11 +109,48 @@ def choose_products(program: Program, target: Target) -> Program:
     return map_kernels(program, one)
 
 
-def _chosen(op: Gemm, threads: int, target: Target, names: set[str]) -> Iterable[Op]:
+@dataclass(frozen=True)
+class _Choice:
+    """What instructions are chosen from; `against`: what keeps operands from wgmma."""
+
+    kernel: str
+    threads: int
+    target: Target
+    against: str
+    names: set[str]
+
+
+def _layout_of(name: str, views: list[View]) -> str:
+    """Why a tile cannot lie as wgmma needs it."""
+    for op in views:
+        if name in (op.buffer.name, op.source.name):
+            one, other = op.buffer.name, op.source.name
+            return (
+                f"no wgmma: {one} is a view of {other}, which lies row by row: copy it into a tile "
+                "of its own"
+            )
+    return f"no wgmma: {name} has a layout of its own: leave annotate_layout or padding out"
+
+
+def _say(op: Gemm, split: Split, choice: _Choice) -> None:
+    """Why faster instructions do not do this product; a warning where tensor cores could."""
+    said = against(op, choice.threads, choice.target)
+    if choice.against:
+        said[:1] = [choice.against]
+    if not said:
+        return
+    because(choice.kernel, op, "; ".join(said))
+    able = operand_kind(op, op.a) is not None and operand_kind(op, op.b) is not None
+    if split.atom == "fma" and able and Feature.MMA in choice.target.features:
+        costs(choice.kernel, op.loc, f"this product runs without tensor cores: {'; '.join(said)}")
+
+
+def _chosen(op: Gemm, choice: _Choice) -> Iterable[Op]:
+    threads, target, names = choice.threads, choice.target, choice.names
     split = split_of(op, threads, target)
     wide = _WIDER.get(op.c.dtype.name)
     if split is None and wide is not None and op.meta is None:
-        yield from _beside(op, dtype(wide), threads, target, names)
+        yield from _beside(op, dtype(wide), choice)
         return
     if split is None:
         m, n, k = shape_of(op)
@@ -114,7 +162,9 @@ def _chosen(op: Gemm, threads: int, target: Target, names: set[str]) -> Iterable
             "instruction's",
             got=f"{op.a.dtype} by {op.b.dtype} into {op.c.dtype}",
             fix="use a float32 accumulator, whole warps, and tiles that they divide",
+            notes=tuple(against(op, threads, target)),
         )
+    _say(op, split, choice)
     yield from _EXPAND[split.atom](op, split, names)
 
 
@@ -148,12 +198,12 @@ def _own_parts(op: Gemm, constant: set[str], names: set[str]) -> tuple[Body, Gem
     return tuple(before), op
 
 
-def _beside(op: Gemm, kind: DType, threads: int, target: Target, names: set[str]) -> Iterable[Op]:
+def _beside(op: Gemm, kind: DType, choice: _Choice) -> Iterable[Op]:
     """The product in a fragment of type `kind`, which begins and ends as the accumulator."""
     m, n, _ = shape_of(op)
     suffix = "own" if kind == op.c.dtype else "wide"
     wide = Buffer(
-        fresh_name(f"{op.c.buffer.name}_{suffix}", names),
+        fresh_name(f"{op.c.buffer.name}_{suffix}", choice.names),
         (const(m), const(n)),
         kind,
         Space.FRAGMENT,
@@ -161,7 +211,7 @@ def _beside(op: Gemm, kind: DType, threads: int, target: Target, names: set[str]
     yield Alloc(wide, loc=op.loc)
     if op.clear is not TRUE:
         yield Copy(op.c, whole(wide), loc=op.loc)
-    yield from _chosen(rebuild(op, c=whole(wide)), threads, target, names)
+    yield from _chosen(rebuild(op, c=whole(wide)), choice)
     yield Copy(whole(wide), op.c, loc=op.loc)
 
 

@@ -22,6 +22,11 @@ def _magnitude(a: Expr) -> Expr:
     return Call("abs", (a,), a.dtype)
 
 
+def _number(op: str) -> Callable[[Expr], Expr]:
+    """What is folded of an element where NaN is skipped: `max(NaN, x)` is x."""
+    return lambda a: Bin(op, a, identity(op, a.dtype))
+
+
 @dataclass(frozen=True)
 class Folding:
     """How two partial results become one, and what is folded of an element."""
@@ -37,6 +42,11 @@ FOLDS: dict[str, Folding] = {
     "min": Folding(_min, idempotent=True),
     "abssum": Folding(lambda a, b: a + b, _magnitude),
     "absmax": Folding(_max, _magnitude, True),
+    "max_num": Folding(lambda a, b: Bin("max", a, b), _number("max"), True),
+    "min_num": Folding(lambda a, b: Bin("min", a, b), _number("min"), True),
+    "absmax_num": Folding(
+        lambda a, b: Bin("max", a, b), lambda a: Bin("max", _magnitude(a), const(0, a.dtype)), True
+    ),
     "and": Folding(lambda a, b: a & b, idempotent=True),
     "or": Folding(lambda a, b: a | b, idempotent=True),
     "xor": Folding(lambda a, b: a ^ b),
@@ -67,9 +77,9 @@ def identity(op: str, kind: DType) -> Expr:
         return const(1, kind)
     if op == "and":
         return const(-1 if kind.kind == "int" else kind.max_value, kind)
-    if op == "max":
+    if op in ("max", "max_num"):
         return const(-math.inf if kind.is_float else kind.min_value, kind)
-    if op == "min":
+    if op in ("min", "min_num"):
         return const(math.inf if kind.is_float else kind.max_value, kind)
     return const(0, kind)
 

@@ -16,10 +16,11 @@ from tilewright.ir.layout import (
 )
 from tilewright.ir.layout_ops import composition, make_swizzled_layout
 from tilewright.ir.layout_query import same
+from tilewright.ir.layout_recast import recast
 from tilewright.ir.op import Alloc, Copy, Gemm, Hint, Kernel, View, walk_ops
 from tilewright.ir.rewrite import replace_buffers
 from tilewright.ir.target import Target
-from tilewright.passes.reasons import at_line, because
+from tilewright.passes.reasons import at_line, because, costs
 from tilewright.passes.turned_copies import reversed_modes, turned
 from tilewright.support.errors import CompileError
 
@@ -30,8 +31,19 @@ CORE_BYTES = 16  # rows of the smallest block that a matrix descriptor knows
 def pin_shared(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with the layouts that its author gives shared tiles, by hints."""
     changes: dict[Buffer, Buffer] = {}
+    views = [op for op in walk_ops(kernel) if isinstance(op, View)]
     for op in walk_ops(kernel):
         if not isinstance(op, Hint) or op.buffer is None or op.buffer.space is not Space.SHARED:
+            continue
+        layout = padded(op.buffer, int(op.detail[0])) if op.name == "padding" else op.layout
+        blocked = None if layout is None else _unseen(views, op.buffer.with_layout(layout))
+        if blocked is not None:
+            costs(
+                kernel.name,
+                op.loc,
+                f"the layout of {op.buffer.name} is left out, because no layout shows its memory "
+                f"as {blocked} does: it lies row by row",
+            )
             continue
         if op.name == "padding":
             changes[op.buffer] = op.buffer.with_layout(padded(op.buffer, int(op.detail[0])))
@@ -40,6 +52,20 @@ def pin_shared(kernel: Kernel, target: Target) -> Kernel:
             changes[op.buffer] = op.buffer.with_layout(op.layout)
             because(kernel.name, op.buffer.name, f"pinned by annotate_layout {at_line(op.loc)}")
     return replace_buffers(kernel, changes) if changes else kernel
+
+
+def _unseen(views: list[View], root: Buffer) -> str | None:
+    """A view, or a view of one, that cannot show `root` as it lies."""
+    known = {root.name: root}
+    for op in views:
+        source = known.get(op.source.name)
+        if source is None:
+            continue
+        try:
+            known[op.buffer.name] = op.buffer.with_layout(seen_through(op, source))
+        except CompileError:
+            return op.buffer.name
+    return None
 
 
 def lay_out_shared(kernel: Kernel, target: Target) -> Kernel:
@@ -104,10 +130,11 @@ def seen_through(op: View, source: Buffer) -> AnyLayout:
     if old is None or isinstance(old, Fragment) or same(old, plain(source)):
         return plain(op.buffer)
     try:
-        if op.buffer.dtype.bits != source.dtype.bits or op.offset is not const(0):
-            raise LayoutError("elements of another size, or another beginning")
+        if op.offset is not const(0):
+            raise LayoutError("another beginning")
         # linear coordinates run along the first mode, row-major ones along the last
-        return composition(reversed_modes(old), row_major(op.buffer.static_shape or (1,)))
+        places = recast(reversed_modes(old), _bits(source), _bits(op.buffer))
+        return composition(places, row_major(op.buffer.static_shape or (1,)))
     except LayoutError as error:
         raise CompileError(
             f"{op.buffer.name} is no view of {source.name}, whose layout is {old!r}",

@@ -67,32 +67,73 @@ def split_of(op: Gemm, threads: int, target: Target) -> Split | None:
         if op.atom not in (None, name):
             continue
         found = rule(op, threads, target)
-        if found is not None:
+        if isinstance(found, Split):
             return found
     return None
+
+
+def against(op: Gemm, threads: int, target: Target) -> list[str]:
+    """Why instructions that are faster than the one for `op` do not do it: which operand keeps
+    each of them from it, and what to change."""
+    found = []
+    for name, rule in RULES.items():
+        said = rule(op, threads, target)
+        if isinstance(said, Split):
+            break
+        found.append(f"no {name}{said}")
+    return found
 
 
 def _is_tile(region: Region) -> bool:
     return len(region.static_tile) == 2
 
 
-def _wgmma(op: Gemm, threads: int, target: Target) -> Split | None:
+def _wrong_types(op: Gemm) -> str:
+    """What matrix instructions have against the types and shapes of operands, if anything."""
+    for region in (op.a, op.b, op.c):
+        if not _is_tile(region):
+            return f": {region.buffer.name} is no matrix with several rows and columns"
+    for region in (op.a, op.b):
+        if operand_kind(op, region) is None:
+            name, kind = region.buffer.name, region.dtype.name
+            if kind == "float32":
+                return (
+                    f': {name} is float32, whose products are exact: precision="tf32" asks for it'
+                )
+            return f": {name} is {kind}: copy it into a tile of a type that it takes"
+    x, y = operand_kind(op, op.a), operand_kind(op, op.b)
+    assert x is not None and y is not None
+    if not x.multiplies(y, op.c.dtype.name):
+        wanted = "int32" if op.a.dtype.is_int else "float32"
+        return f": {x.name} by {y.name} into {op.c.dtype}: allocate {op.c.buffer.name} as {wanted}"
+    return ""
+
+
+def _wgmma(op: Gemm, threads: int, target: Target) -> Split | str:
     kind, other = operand_kind(op, op.a), operand_kind(op, op.b)
-    if Feature.WGMMA not in target.features or threads % WARPGROUP or op.meta is not None:
-        return None
-    if not all(map(_is_tile, (op.a, op.b, op.c))) or kind is None or other is None:
-        return None
+    a, b = op.a.buffer, op.b.buffer
+    if Feature.WGMMA not in target.features:
+        return " on this target"
+    if threads % WARPGROUP:
+        return f": {threads} threads are not whole warpgroups of {WARPGROUP}"
+    if op.meta is not None:
+        return f": {a.name} is sparse"
+    if wrong := _wrong_types(op):
+        return wrong
+    assert kind is not None and other is not None
     m, n, k = shape_of(op)
-    if not kind.multiplies(other, op.c.dtype.name) or m % 64 or k % kind.k:
-        return None
-    if op.b.buffer.space is not Space.SHARED or (
-        op.a.buffer.space is Space.FRAGMENT and op.transpose_a
-    ):
-        return None
-    if not kind.mn_major and (
-        not op.transpose_b or (op.transpose_a and op.a.buffer.space is Space.SHARED)
-    ):
-        return None  # these have K contiguous in shared memory only
+    if m % 64:
+        return f": C has {m} rows: make them a multiple of 64"
+    if k % kind.k:
+        return f": K is {k}: make it a multiple of {kind.k} for {kind.name}"
+    if b.space is not Space.SHARED:
+        return f": {b.name}, which is B, is a fragment: keep it in T.alloc_shared"
+    if a.space is Space.FRAGMENT and op.transpose_a:
+        return f": {a.name} is a transposed fragment: keep it in T.alloc_shared"
+    if not kind.mn_major and not op.transpose_b:
+        return f": {b.name} of {other.name} must lie with K innermost: load it so, transpose_B=True"
+    if not kind.mn_major and op.transpose_a and a.space is Space.SHARED:
+        return f": {a.name} of {kind.name} must lie with K innermost: load it so, transpose_A=False"
     # rows first: wide instructions read least, and rows of a softmax stay in a warpgroup
     policy = "full_col" if op.policy == "full_col" else "full_row"
     for rows, columns in _splits(threads // WARPGROUP, policy, m / 64, n / 8):
@@ -102,7 +143,11 @@ def _wgmma(op: Gemm, threads: int, target: Target) -> Split | None:
         for step in range(min(width, 256), 7, -8):
             if width % step == 0 and kind.has_n(step) and _panels_fit(op, other, step):
                 return Split("wgmma", threads, rows, columns, step, kind)
-    return None
+    groups = threads // WARPGROUP
+    return (
+        f": {groups} warpgroup{'s' * (groups != 1)} cannot share {m}×{n} in parts of 64 rows and 8 "
+        f"columns, with whole rows of {b.name}"
+    )
 
 
 def _panels_fit(op: Gemm, kind: MatrixType, step: int) -> bool:
@@ -114,26 +159,36 @@ def _panels_fit(op: Gemm, kind: MatrixType, step: int) -> bool:
     return span > 0 and (step * kind.bits // 8) % span == 0
 
 
-def _mma(op: Gemm, threads: int, target: Target) -> Split | None:
-    kind, other = operand_kind(op, op.a), operand_kind(op, op.b)
-    if Feature.MMA not in target.features or threads % WARP or op.meta is not None:
-        return None
-    if not all(map(_is_tile, (op.a, op.b, op.c))) or kind is None or other is None:
-        return None
+def _mma(op: Gemm, threads: int, target: Target) -> Split | str:
+    kind = operand_kind(op, op.a)
+    if Feature.MMA not in target.features:
+        return " on this target"
+    if threads % WARP:
+        return f": {threads} threads are not whole warps of {WARP}"
+    if op.meta is not None:
+        return f": {op.a.buffer.name} is sparse"
+    if wrong := _wrong_types(op):
+        return wrong
+    assert kind is not None
     if kind.family == "float8" and Feature.WGMMA not in target.features:
-        return None  # sm_80 has no matrix instruction for them
+        return f" of {kind.name} on this target"
     m, n, k = shape_of(op)
-    if not kind.multiplies(other, op.c.dtype.name) or m % 16 or n % 8 or k % kind.k:
-        return None
+    if m % 16 or n % 8:
+        return f": C is {m}×{n}: make its rows a multiple of 16, its columns one of 8"
+    if k % kind.k:
+        return f": K is {k}: make it a multiple of {kind.k} for {kind.name}"
     for rows, columns in _splits(threads // WARP, op.policy, m / 16, n / 8):
         if m % (16 * rows) == 0 and n % (8 * columns) == 0:
             return Split("mma", threads, rows, columns, 8, kind)
-    return None
+    return (
+        f": {threads // WARP} warps cannot share {m}×{n} in parts of 16 rows and 8 columns: use "
+        f"fewer threads"
+    )
 
 
-def _fma(op: Gemm, threads: int, target: Target) -> Split | None:
+def _fma(op: Gemm, threads: int, target: Target) -> Split | str:
     if op.c.dtype.name not in FMA_TYPES or op.meta is not None or op.c.buffer.rank < 2:
-        return None
+        return f": it accumulates in {', '.join(FMA_TYPES)}"
     m, n, _ = shape_of(op)
     # as square a tile of threads as the tile allows, so that a thread reads few rows and columns
     best = None
@@ -150,7 +205,7 @@ def _fma(op: Gemm, threads: int, target: Target) -> Split | None:
     return Split("fma", threads, best[1], best[2], n // best[2])
 
 
-RULES: dict[str, Callable[[Gemm, int, Target], Split | None]] = {
+RULES: dict[str, Callable[[Gemm, int, Target], Split | str]] = {
     "wgmma": _wgmma,
     "mma": _mma,
     "fma": _fma,

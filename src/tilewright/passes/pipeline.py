@@ -23,8 +23,8 @@ from tilewright.ir.scope import remembering
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.dump import Dump
-from tilewright.passes.reasons import Reasons, listening, merge
-from tilewright.support.errors import VerifyError, at
+from tilewright.passes.reasons import Reasons, counting, listening, merge
+from tilewright.support.errors import Cost, VerifyError, at
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,12 @@ class Step(NamedTuple):
 
 class Trace(list[Step]):
     """The program after every pass, the input first, as `(name, program)` pairs; `reasons` is why
-    passes chose what they did."""
+    passes chose what they did, `costs` what of it is slow."""
 
     def __init__(self, steps: Iterable[Step] = (), dump: Dump | None = None) -> None:
         super().__init__(steps)
         self.reasons: Reasons = {}
+        self.costs: list[Cost] = []
         self.dump = dump  # for what is made of the result
 
     @property
@@ -105,9 +106,10 @@ def run_pipeline(
             trace.append(Step("input", program))
             for step in passes:
                 at = step.name
-                with listening() as reasons:
+                with listening() as reasons, counting() as costs:
                     program = step(program, target)
                 merge(trace.reasons, reasons)
+                trace.costs += [cost for cost in costs if cost not in trace.costs]
                 # written first: the dump of a faulty result is the one that is wanted
                 files.program(step.name, program)
                 _check(program, step.stage, step.name)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
+from typing import Any
 
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.layout import ComposedLayout, Layout
 from tilewright.ir.op import Alloc, Body, Hint, Kernel, Op, View, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, Loc
 
 SWIZZLE_ALIGNMENT = 1024
 BULK_ALIGNMENT = 128
@@ -23,9 +25,18 @@ BARRIER_BYTES = 8
 
 
 class TooMuchShared(CompileError):
-    """A kernel needs more shared memory than a block has."""
+    """A kernel needs more shared memory than a block has; `tiles` are the bytes that those in its
+    way take, by name."""
 
     code = "shared-memory"
+    tiles: Mapping[str, int] = MappingProxyType({})
+
+
+def too_much(what: str, tiles: Mapping[str, int], loc: Loc | None, **said: Any) -> TooMuchShared:
+    """The error for tiles that together are more than there is."""
+    error = TooMuchShared(what, loc=loc, fix="use fewer stages or smaller tiles", **said)
+    error.tiles = dict(tiles)
+    return error
 
 
 def place_shared(kernel: Kernel, target: Target) -> Kernel:
@@ -35,13 +46,13 @@ def place_shared(kernel: Kernel, target: Target) -> Kernel:
     places, offset = stacked(kernel)
     limit = target.chip.shared
     if offset > limit:
-        sizes = ", ".join(in_words(op) for op in (*tiles, *barriers))
-        raise TooMuchShared(
+        sizes = {op.buffer.name: shared_bytes(op.buffer) for op in (*tiles, *barriers)}
+        raise too_much(
             f"kernel {kernel.name} needs more shared memory than a block has",
-            loc=kernel.loc,
+            sizes,
+            kernel.loc,
             expected=f"at most {limit} bytes on {target.arch}",
-            got=f"{offset} bytes: {sizes}",
-            fix="use fewer stages or smaller tiles",
+            got=f"{offset} bytes",
         )
     return with_places(kernel, places)
 
@@ -53,11 +64,6 @@ def shared_allocs(kernel: Kernel) -> tuple[list[Alloc], list[Alloc]]:
     aligned = alignments(kernel)
     tiles.sort(key=lambda op: -aligned[op.buffer.name])  # stable: declared order within
     return tiles, [op for op in allocs if op.buffer.space is Space.BARRIER]
-
-
-def in_words(op: Alloc) -> str:
-    where = f" (line {op.loc.line})" if op.loc is not None else ""
-    return f"{op.buffer.name} {shared_bytes(op.buffer)}{where}"
 
 
 def stacked(kernel: Kernel) -> tuple[dict[str, int], int]:

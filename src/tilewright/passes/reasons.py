@@ -12,12 +12,13 @@ from contextvars import ContextVar
 from typing import TypeAlias
 
 from tilewright.ir.op import Copy, Gemm, Map, Op
-from tilewright.support.errors import Loc
+from tilewright.support.errors import Cost, Loc
 
 Reasons: TypeAlias = dict[tuple[str, str], str]  # by kernel, and what the choice is about
 
 LOOP = "for "  # what the keys of loops begin with
 _listener: ContextVar[Reasons | None] = ContextVar("reasons", default=None)
+_costs: ContextVar[list[Cost] | None] = ContextVar("costs", default=None)
 
 
 @contextmanager
@@ -29,6 +30,24 @@ def listening() -> Iterator[Reasons]:
         yield found
     finally:
         _listener.reset(token)
+
+
+@contextmanager
+def counting() -> Iterator[list[Cost]]:
+    """Receives what passes say of costs inside."""
+    found: list[Cost] = []
+    token = _costs.set(found)
+    try:
+        yield found
+    finally:
+        _costs.reset(token)
+
+
+def costs(kernel: str, loc: Loc | None, text: str) -> None:
+    """What is done for `kernel` at `loc` is right, and slower than its author would expect."""
+    found = _costs.get()
+    if found is not None:
+        found.append(Cost(kernel, loc, text))
 
 
 def because(kernel: str, about: str | Op, why: str) -> None:

@@ -40,12 +40,11 @@ from tilewright.ir.target import Chip, Target
 from tilewright.passes.insert_syncs import mended
 from tilewright.passes.lifetimes import Lifetimes, lifetimes
 from tilewright.passes.place_shared import (
-    TooMuchShared,
     alignments,
-    in_words,
     shared_allocs,
     shared_bytes,
     stacked,
+    too_much,
     with_places,
 )
 from tilewright.passes.reasons import because
@@ -189,15 +188,12 @@ def _too_much(
     sizes = {op.buffer.name: shared_bytes(op.buffer) for op in allocs}
     position, live = lives.peak(sizes)
     kept = [n for n in sizes if n in live or n not in lives.together]
-    words = ", ".join(in_words(op) for op in allocs if op.buffer.name in kept)
-    at = lives.ops[position].loc or kernel.loc
-    return TooMuchShared(
+    return too_much(
         f"kernel {kernel.name} needs more shared memory than a block has",
-        loc=at,
+        {name: sizes[name] for name in kept},
+        lives.ops[position].loc or kernel.loc,
         expected=f"at most {target.chip.shared} bytes on {target.arch}",
-        got=f"{total} bytes, what is not needed at the same time laid over one another; "
-        f"here live {words}",
-        fix="use fewer stages or smaller tiles",
+        got=f"{total} bytes, what is not needed at the same time laid over one another",
     )
 
 

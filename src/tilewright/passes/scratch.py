@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
-from tilewright.ir.buffer import Buffer, Region
+from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import loads
 from tilewright.ir.op import (
     Alloc,
@@ -42,7 +42,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import map_body
 from tilewright.ir.target import Chip, Target
 from tilewright.passes.lowering import WARP, Exchange, meets
-from tilewright.passes.place_shared import BULK_ALIGNMENT, TooMuchShared, shared_bytes
+from tilewright.passes.place_shared import BULK_ALIGNMENT, TooMuchShared, shared_bytes, too_much
 
 MOST_PLACES = 3  # of a role
 SMALL = 2048  # bytes of an exchange that takes turns
@@ -157,13 +157,15 @@ def _is_free(kernel: Kernel, chip: Chip, before: int, after: int) -> bool:
 
 
 def _too_much(kernel: Kernel, target: Target, end: int, buffer: Buffer) -> TooMuchShared:
-    return TooMuchShared(
+    tiles = [op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)]
+    error = too_much(
         f"kernel {kernel.name} exchanges more between warps than a block has room for",
-        loc=kernel.loc,
+        {b.name: shared_bytes(b) for b in (*tiles, buffer) if b.space is Space.SHARED},
+        kernel.loc,
         expected=f"at most {target.chip.shared} bytes of shared memory on {target.arch}",
         got=f"{end} bytes and {buffer.bytes} of scratch",
-        fix="use smaller tiles or fewer stages",
     )
+    return error
 
 
 # ── barriers ─────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,6 @@ import numpy as np
 from tilewright.ir.dtype import DTYPES, DType, dtype
 from tilewright.support.errors import LaunchError
 from tilewright.targets.cuda.dlpack import export, is_capsule, read
-from tilewright.targets.torch_tensors import refuse_gradients
 
 Array = np.ndarray[Any, np.dtype[Any]]
 CPU_DEVICE = 1  # as DLPack numbers kinds of devices
@@ -103,7 +102,6 @@ def _numpy(value: Array, name: str) -> Array:
 def _torch(tensor: Any, name: str) -> Array:
     if tensor.device.type != "cpu":
         raise _elsewhere(name, str(tensor.device), f"{name}.cpu()")
-    refuse_gradients(tensor, name)
     tensor = tensor.detach()
     word = str(tensor.dtype).removeprefix("torch.")
     if word.endswith("_x2"):  # PyTorch counts the bytes of what it calls float4_e2m1fn_x2

@@ -75,6 +75,11 @@ def explanation(name: str, target: Target, trace: Trace, figures: Figures) -> di
                 "grid": [str(g) for g in kernel.grid],
                 "threads": list(kernel.threads),
                 "choices": {about: why for about in GRID if (why := told.why(about))},
+                "costs": [
+                    {"line": cost.loc.line if cost.loc else None, "text": cost.text}
+                    for cost in getattr(trace, "costs", ())
+                    if cost.kernel == kernel.name
+                ],
                 "ops": [_as_dict(entry) for entry in entries],
                 "conversions": sum(isinstance(op, Relayout) for op in walk_ops(kernel)),
                 "barriers": sum(
@@ -237,6 +242,9 @@ def explain(name: str, target: Target, trace: Trace, figures: Figures, more: str
         threads = " × ".join(str(t) for t in kernel["threads"])
         lines.append(f"  kernel {kernel['name']}: grid {grid}, {threads} threads")
         lines += [f"    {about}: {why}" for about, why in kernel["choices"].items()]
+        for cost in kernel["costs"]:
+            at = "" if cost["line"] is None else f" at line {cost['line']}"
+            lines.append(f"    slow{at}: {cost['text']}")
         lines += _op_lines(kernel["ops"])
         lines.append(
             f"    {kernel['conversions']} conversions, {kernel['barriers']} block barriers"

@@ -294,19 +294,11 @@ def _why_gemm(op: Gemm, told: Told, threads: int) -> str:
     said = told.why(op)
     if said or op.atom is None:
         return said
-    against = []
-    for name, rule in RULES.items():
+    for name in RULES:
         if name == op.atom:
             break
-        if name == "wgmma" and Feature.WGMMA not in told.target.features:
-            against.append(f"no {name} on this target")
-        elif name == "wgmma" and threads % 128:
-            against.append(f"no {name}: {threads} threads are not whole warpgroups of 128")
-        elif rule(op, threads, told.target) is None:
-            against.append(f"no {name}: it does not take these types, shapes or operands")
-        else:
-            against.append(f"no {name}: an operand has a layout of its own")
-    return "; ".join(against) or "the fastest instruction that there is, and it fits"
+        return f"no {name}: the kernel says {op.atom}"
+    return "the fastest instruction that there is, and it fits"
 
 
 def _map(op: Map, told: Told) -> Entry:

@@ -121,21 +121,42 @@ class _Maker:
             made = [m for s, (_, p) in zip(shapes, self.made, strict=True) for m in _numpy_of(s, p)]
             kept[key] = (run, *made, *bounds)
         elif values and call.library == "torch":
-            facts = _facts(values)
+            facts = self._facts(values)
             if facts is None:
                 return
             self.names.update(torch_empty=sys.modules["torch"].empty, count=write_counter())
             made = [m for s, (_, p) in zip(shapes, self.made, strict=True) for m in _torch_of(s, p)]
             found = (run, *made, *bounds)
-            self.names["recent"] = kept[facts] = (guard_of(values), found)
+            written = [v for v, (_, p) in zip(values, self.tensors, strict=True) if self._writes(p)]
+            self.names["recent"] = kept[facts] = (guard_of(values, written), found)
 
     def again(self, *values: Any) -> Any:
         """The call of PyTorch tensors that look like these, if there was one."""
-        near = self.names["kept"].get(_facts(values))
+        near = self.names["kept"].get(self._facts(values))
         if near is None:
             return None
         self.names["recent"] = near
         return near[1]
+
+    def _writes(self, param: Buffer) -> bool:
+        return param.name in self.launcher.written
+
+    def _facts(self, tensors: Sequence[Any]) -> Any:
+        """All that a launch depends on but the addresses; None where there are no tensors of
+        PyTorch's with memory of their own."""
+        if not torch_loaded():
+            return None
+        recording = sys.modules["torch"].is_grad_enabled()
+        try:
+            return tuple(
+                (
+                    type(t), t.dtype, t.shape, t.stride(), t.device, t.is_neg(), t.is_conj(),
+                    recording and t.requires_grad and self._writes(p),
+                )
+                for t, (_, p) in zip(tensors, self.tensors, strict=True)
+            )  # fmt: skip
+        except Exception:  # sparse, fake, or not a tensor
+            return None
 
     # ── the first road, as text ──────────────────────────────────────────────────────────────
 
@@ -182,7 +203,7 @@ class _Maker:
                 f"    if {' or '.join(trouble)}:",
                 f"        return slow(({values}), {{}}, None)",
             ]
-        written = [x for x, p in self.tensors if p.name in self.launcher.written]
+        written = [x for x, p in self.tensors if self._writes(p)]
         head = f"pack({', '.join(self._word(i) for i in range(len(self.params)))})"
         if self.scalars:
             lines += [
@@ -207,9 +228,7 @@ class _Maker:
     def _facts_text(self, values: str) -> list[str]:
         xs = [x for x, _ in self.tensors]
         facts = [f"{x}.{fact}" for x in xs for fact in ("shape", "strides", "dtype")]
-        facts += [
-            f"{x}.flags.writeable" for x, p in self.tensors if p.name in self.launcher.written
-        ]
+        facts += [f"{x}.flags.writeable" for x, p in self.tensors if self._writes(p)]
         return [
             f"    if {' and '.join(f'type({x}) is ndarray' for x in xs)}:",
             f"        key = ({', '.join(facts)},)",
@@ -267,24 +286,6 @@ class _Maker:
 
 
 # ── facts and words ──────────────────────────────────────────────────────────────────────────
-
-
-def _facts(tensors: Sequence[Any]) -> Any:
-    """All that a launch depends on but the addresses; None where there are no tensors of PyTorch's
-    with memory of their own."""
-    if not torch_loaded():
-        return None
-    recording = sys.modules["torch"].is_grad_enabled()
-    try:
-        return tuple(
-            (
-                type(t), t.dtype, t.shape, t.stride(), t.device, t.is_neg(), t.is_conj(),
-                t.requires_grad and recording,
-            )
-            for t in tensors
-        )  # fmt: skip
-    except Exception:  # sparse, fake, or not a tensor
-        return None
 
 
 def _apart(a: Array, b: Array) -> tuple[int, int]:

@@ -34,7 +34,7 @@ from tilewright.runtime.arrays import (
     unpack,
 )
 from tilewright.support.errors import LaunchError
-from tilewright.targets.torch_tensors import write_counter
+from tilewright.targets.torch_tensors import is_recorded, write_counter, write_refused
 
 Args = dict[str, Any]
 
@@ -93,6 +93,8 @@ class Launcher:
                 memory[param.name] = as_numpy(value, param.name)
                 arrays[param.name] = self._elements(param, memory[param.name], value, after)
                 if param.name in self.written and library_of(value) == "torch":
+                    if is_recorded(value):
+                        raise write_refused(value, param.name)
                     after.append(partial(write_counter(), value))
         sizes = self._sizes(arrays)
         outputs = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.ir.bind import describe, unused_params, written_params
+from tilewright.ir.bind import describe, solve, unused_params, written_params
 from tilewright.ir.expr import Bin, Cast, Const, Expr, Var
 from tilewright.ir.op import Program
 from tilewright.runtime.arrays import HostArray, stored_as, torch_dtype
@@ -74,8 +74,10 @@ class Form:
             if tensor.dtype.packed:
                 shape = (*shape[:-1], shape[-1] * (8 // tensor.dtype.bits))
             for size, came in zip(tensor.shape, shape, strict=True):
-                if size in dims and isinstance(size, Var):
-                    found.setdefault(size, came)
+                line = None if isinstance(size, Const) else solve(size, {})
+                if line is not None and line[0] in dims:
+                    var, step, offset = line
+                    found.setdefault(var, came if size is var else (came - offset) // step)
         for tensor in tensors:
             for size, came in zip(tensor.strides or (), values[tensor.name].stride(), strict=False):
                 if size in dims and isinstance(size, Var):

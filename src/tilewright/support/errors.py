@@ -15,12 +15,13 @@ import linecache
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from tilewright.support import env
 
@@ -366,6 +367,33 @@ class SanitizerError(RunError):
     def __init__(self, kind: str, message: str, *, loc: Loc | None = None, fix: str = "") -> None:
         super().__init__(f"{kind}: {message}", loc=loc, fix=fix, code=kind)
         self.kind = kind
+
+
+class PerformanceWarning(UserWarning):
+    """A kernel that is right, and slower than its text suggests."""
+
+
+class Cost(NamedTuple):
+    """What makes a kernel slow, and where."""
+
+    kernel: str
+    loc: Loc | None
+    text: str
+
+
+_told: set[Cost] = set()
+
+
+def warn_of(cost: Cost) -> None:
+    """A `PerformanceWarning` at the line of the kernel's text, once in a process."""
+    if cost in _told:
+        return
+    _told.add(cost)
+    text = f"{cost.kernel}: {cost.text}"
+    if cost.loc is None:
+        warnings.warn(text, PerformanceWarning, stacklevel=2)
+    else:
+        warnings.warn_explicit(text, PerformanceWarning, cost.loc.file, cost.loc.line)
 
 
 def in_json() -> bool:

@@ -16,16 +16,17 @@ def never(*_: Any) -> bool:
     return False
 
 
-def guard_of(tensors: Sequence[Any]) -> Guard:
+def guard_of(tensors: Sequence[Any], written: Sequence[Any]) -> Guard:
     """A function that says whether other tensors look exactly like these to a launch: their types,
-    element types, devices, shapes, strides, and what autograd does with them."""
+    element types, devices, shapes, strides, and what autograd does with them. The kernel writes
+    those that `written` lists."""
     if not guards_work():
         return never
     try:
         guard = _guard(tensors)
         if not guard(*tensors):
             return never
-        if not any(t.requires_grad for t in tensors):
+        if not any(t.requires_grad for t in written):
             return guard
         # the guard knows whose gradients are wanted, but not whether anybody records
         from torch import is_grad_enabled
@@ -65,20 +66,29 @@ def guards_work() -> bool:
         return False
 
 
-def refuse_gradients(tensor: Any, name: str) -> None:
-    """A kernel is no step of autograd: gradients that somebody waits for would silently stop."""
+def is_recorded(tensor: Any) -> bool:
+    """Whether autograd follows what happens to `tensor` now."""
     if not tensor.requires_grad:
-        return
+        return False
     from torch import is_grad_enabled
 
-    if is_grad_enabled():
-        raise LaunchError(
-            f"{name} requires a gradient, and autograd does not see this kernel",
-            expected="a tensor without requires_grad, or a call under torch.no_grad()",
-            got="requires_grad=True while gradients are recorded",
-            fix=f"make the kernel an operator with a backward formula: kernel.as_torch_op(…); "
-            f"or pass {name}.detach() where no gradient should flow",
-        )
+    return bool(is_grad_enabled())
+
+
+def write_refused(tensor: Any, name: str) -> LaunchError:
+    """The error for a kernel that writes `tensor` while autograd follows it. A kernel reads such a
+    tensor as `tensor.detach()` is read; a write is PyTorch's in-place operation, which a leaf
+    refuses, and which autograd would have to see on any other tensor."""
+    leaf = bool(getattr(tensor, "is_leaf", True))
+    return LaunchError(
+        f"{name} requires a gradient, and the kernel writes it in place",
+        expected="a written tensor without requires_grad, or a call under torch.no_grad()",
+        got=("a leaf" if leaf else "a tensor that autograd computed") + " with requires_grad=True "
+        "while gradients are recorded",
+        fix=f"call the kernel under torch.no_grad(), or pass {name}.detach(), which shares its "
+        "memory; where gradients should flow through the kernel, make it an operator: "
+        "kernel.as_torch_op(…)",
+    )
 
 
 @cache

@@ -175,6 +175,11 @@ class TileEmitter(GemmEmitter):
                 return wide, self.absolute, lambda a, b: self.keep_nan("max", a, b), 0
             case "min":
                 return wide, same, lambda a, b: self.keep_nan("min", a, b), high
+            case "max_num" | "min_num" | "absmax_num":  # NaN is skipped: max(NaN, x) is x
+                kind = "min" if op == "min_num" else "max"
+                end = {"max_num": low, "min_num": high, "absmax_num": 0}[op]
+                of = self.absolute if op == "absmax_num" else same
+                return wide, of, lambda a, b: self.binary(kind, a, b), end
             case "and":
                 return (
                     wide,

@@ -14,6 +14,7 @@ from tilewright.ir.op import Program
 from tilewright.support.errors import LaunchError
 from tilewright.targets.cuda.launch import not_contiguous
 from tilewright.targets.cuda.views import ArrayView
+from tilewright.targets.torch_tensors import write_refused
 
 
 class ProgramCheck:
@@ -88,6 +89,8 @@ class ProgramCheck:
                 got=f"{view.address:#x}",
                 fix="pass a copy: x.clone()",
             )
+        if name in self.written and view.recorded:
+            raise write_refused(view.owner, name)
         if name in self.written and view.read_only:
             raise LaunchError(
                 f"{name} is written by the kernel, but the array is read-only",

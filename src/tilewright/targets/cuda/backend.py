@@ -57,8 +57,8 @@ from tilewright.passes.share_fragments import share_fragments
 from tilewright.passes.stage_stores import stage_stores
 from tilewright.passes.take_turns import take_turns
 from tilewright.passes.use_fast_functions import use_fast_functions
-from tilewright.support.errors import CompileError, VerifyError
-from tilewright.targets.cuda.blame import blamed
+from tilewright.support.errors import CompileError, Cost, VerifyError
+from tilewright.targets.cuda.blame import blamed, with_tiles
 from tilewright.targets.cuda.emit import HEADER, PARTS, KernelSource, MapParam, Source, emit_program
 from tilewright.targets.cuda.kernel import CudaKernel, compile_program
 from tilewright.targets.cuda.launch import LaunchSpec, Param, Scalar, Size, TensorPointer
@@ -319,6 +319,13 @@ def is_scheduled(program: Program) -> bool:
 
 def lower(program: Program, target: Target) -> Trace:
     """The program after every pass, the last one thread code."""
+    try:
+        return _lower(program, target)
+    except TooMuchShared as error:
+        raise with_tiles(error, program) from None
+
+
+def _lower(program: Program, target: Target) -> Trace:
     if target.choice("bulk") == "off":
         target = target.without(Feature.BULK_COPY)
     scheduled = is_scheduled(program) and not uses_packed(program)
@@ -347,7 +354,7 @@ def lower_once(program: Program, target: Target, steps: tuple[Pass, ...], stage:
     try:
         return run_passes(program, target, steps, stage)
     except TooManyRegisters as error:
-        trace = lower(program, target.without(Feature.WGMMA))
+        trace = _lower(program, target.without(Feature.WGMMA))
         blame_products(trace, program, f"not wgmma: {error.message}")
         return trace
 
@@ -407,7 +414,8 @@ class Built:
     def record(self, program: Program) -> Record:
         specs = tuple(launch_spec(program, kernel) for kernel in self.emitted.kernels)
         lowered = self.trace.result
-        return Record(specs, lowered.scratch, alignments(lowered), self.serialized)
+        costs = (*self.trace.costs, *spills(specs, self.compiled))
+        return Record(specs, lowered.scratch, alignments(lowered), self.serialized, costs)
 
 
 def build(program: Program, target: Target, *, diagnostic: bool = False) -> Built:
@@ -510,6 +518,20 @@ def more_blocks(kernel: KernelSource, resources: Resources | None, arch: str) ->
 
 def spilled(compiled: CompiledCuda) -> int:
     return sum(r.spill_bytes + r.local_bytes for r in compiled.resources.values())
+
+
+def spills(specs: Sequence[LaunchSpec], compiled: CompiledCuda) -> list[Cost]:
+    """What the assembler could not keep in registers, kernel by kernel."""
+    found = []
+    for spec in specs:
+        taken = compiled.resources.get(spec.kernel)
+        if taken is not None and taken.spill_bytes:
+            text = (
+                f"{taken.spill_bytes} bytes of register spills in each thread, which has "
+                f"{taken.registers} registers: use smaller tiles, or more threads"
+            )
+            found.append(Cost(spec.kernel, spec.loc, text))
+    return found
 
 
 def launch_spec(program: Program, source: KernelSource) -> LaunchSpec:

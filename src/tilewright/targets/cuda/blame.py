@@ -8,6 +8,7 @@ import re
 
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Alloc, Intrinsic, Op, Program, walk_ops
+from tilewright.passes.place_shared import TooMuchShared
 from tilewright.support.errors import CompileError, Loc
 
 _QUOTED = re.compile(r"['\"]([^'\"]+)['\"]")
@@ -45,6 +46,39 @@ def blamed(error: CompileError, program: Program) -> CompileError:
         fix=fix or "this is a fault of Tilewright: please report it with the kernel",
         notes=found.notes,
         code="toolchain",
+    )
+
+
+def with_tiles(error: TooMuchShared, program: Program) -> TooMuchShared:
+    """`error` at the largest tile of the text, with what each tile takes: its slots in a ring, and
+    its line."""
+    allocs = {
+        op.buffer.name: op
+        for kernel in program.kernels
+        for op in walk_ops(kernel)
+        if isinstance(op, Alloc) and op.buffer.space is Space.SHARED
+    }
+    found, words, deep, first = error.diagnostic, [], False, None
+    for name, size in sorted(error.tiles.items(), key=lambda tile: (-tile[1], tile[0])):
+        op = allocs.get(name)
+        if op is None:
+            words.append(f"{name} {size} (made by the compiler)")
+            continue
+        first = first or op.loc
+        slots = size // op.buffer.bytes
+        ring = f": {slots} stages of {op.buffer.bytes}" if slots > 1 else ""
+        deep = deep or slots > 1
+        words.append(f"{name} {size} ({f'line {op.loc.line}' if op.loc else 'no line'}{ring})")
+    if not words:
+        return error
+    return TooMuchShared(
+        found.message,
+        loc=first or found.loc,
+        expected=found.expected,
+        got=f"{found.got}: {', '.join(words[:8])}"
+        + (f" and {len(words) - 8} more" if len(words) > 8 else ""),
+        fix="use fewer stages or smaller tiles" if deep else "use smaller tiles",
+        notes=found.notes,
     )
 
 

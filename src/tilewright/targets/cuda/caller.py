@@ -96,7 +96,7 @@ def make_caller(
                 return entry.ready
             entry.looks.guards += 1
             given = [v for v, p in zip(values, params, strict=True) if isinstance(p, TensorArg)]
-            recent = entry.looks.recent = (guard_of(given), recent[1], given[0].get_device())
+            recent = entry.looks.recent = (guard(given), recent[1], given[0].get_device())
         names["recent"] = recent
         return entry.ready
 
@@ -138,10 +138,13 @@ def make_caller(
         alike = looks.get(covered)
         if alike is None:
             alike = looks[covered] = Looks()
-            alike.recent = (guard_of(given), {}, given[0].get_device())
+            alike.recent = (guard(given), {}, given[0].get_device())
         kept[key] = Entry(ready, alike)
         alike.recent[1][tuple(key[i] for i in pointers)] = ready
         names["recent"] = alike.recent
+
+    def guard(given: Sequence[Any]) -> Guard:
+        return guard_of(given, [v for v, p in zip(given, tensors, strict=True) if p.written])
 
     def run(ready: Ready) -> None:
         if isinstance(ready, Prepared):
@@ -158,7 +161,8 @@ def make_caller(
         if isinstance(p, TensorArg):
             layout = "stride()" if p.strided else "is_contiguous()"
             facts += [f"{x}.data_ptr()", f"{x}.shape", f"{x}.dtype", f"{x}.{layout}"]
-            facts.append(f"{x}.requires_grad and recording()")
+            if p.written:
+                facts.append(f"{x}.requires_grad and recording()")
         else:
             facts.append(f"encode_{x}({x})")
             names[f"encode_{x}"] = _encoder(p)

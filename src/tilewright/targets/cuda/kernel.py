@@ -19,7 +19,7 @@ from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.support import env
 from tilewright.support.cache import UNREADABLE
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, warn_of
 from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.arguments import ProgramCheck
 from tilewright.targets.cuda.forms import ROW, ROWS, aligned_rows, end_within, in_words
@@ -70,6 +70,8 @@ class CudaKernel:
             found = built.record(program), built.compiled, built.emitted.text
             sites = built.emitted.sites
         self.record, self.compiled, self.source = found
+        for cost in self.record.costs:
+            warn_of(cost)
         self.resources: dict[str, Resources] = self.compiled.resources
         self.specs = self.record.specs
         described: dict[str, Any] = {
@@ -131,13 +133,14 @@ class CudaKernel:
             general = self.otherwise or self
             program = general.given
             params: list[TensorArg | Scalar] = []
-            unused = unused_params(program)
+            unused, written = unused_params(program), written_params(program)
             for p in program.params:
                 if isinstance(p, Buffer):
-                    params.append(TensorArg(p.name, p.strides is not None, p.name in unused))
+                    strided, name = p.strides is not None, p.name
+                    params.append(TensorArg(name, strided, name in unused, name in written))
                 else:
                     params.append(Scalar(p.name, p.dtype))
-            check = ProgramCheck(program, written_params(program), general.record.align)
+            check = ProgramCheck(program, written, general.record.align)
             own = [Form(self.module, *self._takes())] if self.otherwise else []
             self._call = general.module.caller(params, check, own)
         return self._call

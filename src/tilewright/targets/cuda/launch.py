@@ -487,11 +487,12 @@ class Form:
 @dataclass(frozen=True)
 class TensorArg:
     """A tensor among a caller's arguments. Unless `strided`, it must be contiguous; None may stand
-    for one that is `optional`."""
+    for one that is `optional`; the kernel writes it unless `written` says no."""
 
     name: str
     strided: bool = False
     optional: bool = False
+    written: bool = True
 
 
 class Prepared:
@@ -566,5 +567,6 @@ def not_contiguous(name: str, view: ArrayView) -> LaunchError:
 def facts_of(views: Mapping[str, ArrayView]) -> tuple[Any, ...]:
     """What a launch depends on."""
     return tuple(
-        (n, v.address, v.shape, v.strides, v.dtype.name, v.device) for n, v in views.items()
+        (n, v.address, v.shape, v.strides, v.dtype.name, v.device, v.recorded)
+        for n, v in views.items()
     )

@@ -9,6 +9,7 @@ from typing import Any
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import dtype
 from tilewright.ir.expr import Expr
+from tilewright.support.errors import Cost
 from tilewright.targets.cuda.launch import LaunchSpec, Map, Param, Scalar, Size, TensorPointer
 from tilewright.targets.cuda.nvrtc import Serialized
 from tilewright.targets.cuda.tensormap import TensorMapSpec
@@ -27,12 +28,13 @@ from tilewright.targets.entries import (
 @dataclass(frozen=True)
 class Record:
     """`align` says on which bytes tensors must begin, by name; `serialized` what the assembler had
-    against products by warpgroups, with what helped."""
+    against products by warpgroups, with what helped; `costs` what the passes left slow."""
 
     specs: tuple[LaunchSpec, ...]
     scratch: tuple[Buffer, ...] = ()
     align: Mapping[str, int] = field(default_factory=dict)
     serialized: Serialized | None = field(default=None, compare=False)
+    costs: tuple[Cost, ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -40,6 +42,10 @@ class Record:
             "scratch": scratch_to_json(self.scratch),
             "align": dict(self.align),
             "serialized": None if self.serialized is None else _error_to_json(self.serialized),
+            "costs": [
+                [c.kernel, None if c.loc is None else loc_to_json(c.loc), c.text]
+                for c in self.costs
+            ],
         }
 
     @staticmethod
@@ -50,6 +56,10 @@ class Record:
             scratch_from_json(value["scratch"]),
             value["align"],
             None if error is None else _error_from_json(error),
+            tuple(
+                Cost(kernel, None if loc is None else loc_from_json(loc), text)
+                for kernel, loc, text in value["costs"]
+            ),
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.ir.dtype import DType, dtype
 from tilewright.support.errors import CompileError, LaunchError
 from tilewright.targets.cuda.dlpack import CUDA, CUDA_MANAGED, is_capsule, read, row_major
-from tilewright.targets.torch_tensors import refuse_gradients
+from tilewright.targets.torch_tensors import is_recorded
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ArrayView:
 
     `stream` is the one its library is working on, where the library has such a thing. `owner`
     keeps the memory alive; when it is `borrowed`, its library does not follow our stream, and the
-    owner must stay until the kernel has run.
+    owner must stay until the kernel has run. `recorded`: autograd follows what happens to it.
     """
 
     address: int
@@ -33,6 +33,7 @@ class ArrayView:
     read_only: bool = False
     owner: Any = None
     borrowed: bool = False
+    recorded: bool = False
 
     @property
     def contiguous(self) -> bool:
@@ -177,7 +178,6 @@ def _on_host(name: str, what: str, fix: str) -> LaunchError:
 def _torch(tensor: Any, name: str) -> ArrayView:
     if not tensor.is_cuda:
         raise _on_host(name, f"a tensor on {tensor.device}", f"{name}.cuda()")
-    refuse_gradients(tensor, name)
     device = int(tensor.get_device())
     # PyTorch counts the bytes of what it calls float4_e2m1fn_x2
     paired = str(tensor.dtype).endswith("_x2")
@@ -189,6 +189,7 @@ def _torch(tensor: Any, name: str) -> ArrayView:
         device=device,
         stream=torch_stream(device),
         owner=tensor,
+        recorded=is_recorded(tensor),
     )
 
 
