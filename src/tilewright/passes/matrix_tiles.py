@@ -120,8 +120,8 @@ def _mma(op: Gemm, threads: int, target: Target) -> Split | None:
         return None
     if not all(map(_is_tile, (op.a, op.b, op.c))) or kind is None or other is None:
         return None
-    if kind.family == "float8" and Feature.WGMMA not in target.features:
-        return None  # sm_80 has no matrix instruction for them
+    if kind.family == "float8" and Feature.FP8_MMA not in target.features:
+        return None
     m, n, k = shape_of(op)
     if not kind.multiplies(other, op.c.dtype.name) or m % 16 or n % 8 or k % kind.k:
         return None
