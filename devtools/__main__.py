@@ -124,5 +124,17 @@ def size(record: bool) -> None:
     sys.exit(report(record))
 
 
+@main.command()
+@click.option("--arch", default="", help="Names with commas between; all of them by default.")
+@click.option("--family", default="", help="Names with commas between; all of them by default.")
+@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True)
+def chips(arch: str, family: str, jobs: int) -> None:
+    """Compile every kernel of the zoo for every GPU architecture, and print what spills."""
+    from devtools.chips import ARCHITECTURES, KERNELS, run_command
+
+    archs = arch.split(",") if arch else ARCHITECTURES
+    sys.exit(run_command(archs, family.split(",") if family else KERNELS, jobs))
+
+
 if __name__ == "__main__":
     main()

@@ -27,7 +27,7 @@ from tilewright.support.errors import CompileError, LaunchError, RunError
 from tilewright.targets.cuda.backend import CudaKernel, lower
 
 HOPPER = Target.parse("cuda")
-AMPERE = replace(HOPPER, features=Target.parse("cuda -arch=sm_80").features)
+AMPERE = HOPPER.like("sm_80")
 _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 

@@ -30,7 +30,7 @@ BLOCK = 8192  # elements in the registers of a block of 256 threads
 PART = 32768  # columns at most that a block holds in shared memory: three such blocks are resident
 FEW = 16384  # elements of a block whose rows are shorter than 8192 columns
 WIDE = 16384  # columns above which a block takes 512 threads: 0.97 against 0.96 of a copy at 32768
-CLUSTER = 16  # blocks at most: what Hopper has room for
+CLUSTER = 16  # blocks at most, where a chip has room for them
 # Clusters that run on an H200 at a time, by their blocks, one on a multiprocessor; threads of one.
 STAY = {1: (132, 1024), 2: (66, 1024), 4: (30, 1024), 8: (15, 512)}
 # What the L2 cache is told of matrices that are read once: it gives up what was stored before them.
@@ -101,25 +101,26 @@ def tell(value, slots, rank, cluster):
 
 
 def choose(
-    columns: int, clusters: bool = True, block: int = BLOCK, single: int = BLOCK,
-    keep: int | None = None,
+    columns: int, clusters: int = CLUSTER, block: int = BLOCK, single: int = BLOCK,
+    keep: int | None = None, multiprocessors: int = 132,
 ) -> dict[str, Any]:  # fmt: skip
     """The variant of a row kernel and its sizes for rows of `columns` elements of 16 bits; `block`
-    of them in the registers of a block. From `single` columns on a block holds one row. Rows of
-    more than `keep` columns are drawn by clusters that stay, where there are some that are large
-    enough and bulk copies of such rows."""
+    of them in the registers of a block, and at most `clusters` blocks in a cluster. From `single`
+    columns on a block holds one row. Rows of more than `keep` columns are drawn by clusters that
+    stay, where there are some that are large enough and bulk copies of such rows."""
     if columns <= SHORT:
         # a power of two: the threads of a row are then a part of a warp, or whole warps
         width = max(VECTOR, 1 << (columns - 1).bit_length())
         return {"variant": "rows", "block_M": block // width, "block_N": width, "threads": 256}
-    if keep is not None and clusters and columns > keep and columns % VECTOR == 0:
+    if keep is not None and clusters > 1 and columns > keep and columns % VECTOR == 0:
         for cluster, (count, threads) in STAY.items():
             if columns <= cluster * PART:
                 blocks = 2 if columns <= PART // 2 else 1  # of a multiprocessor
+                count = count * multiprocessors // 132
                 sizes = {"clusters": count * blocks, "threads": threads // blocks, "vectors": 1}
                 return {"variant": "kept", "cluster": cluster, **sizes}
     cluster = 1
-    while clusters and cluster < CLUSTER and columns > cluster * PART:
+    while cluster < min(clusters, CLUSTER) and columns > cluster * PART:
         cluster *= 2
     if columns > cluster * PART:
         return {"variant": "pieces", "block_M": 1, "block_N": 16384, "threads": 512}
@@ -150,10 +151,12 @@ def build(
         whole = columns <= 4096
         plan = {"variant": "rows" if whole else "pieces", "block_N": columns if whole else 4096}
     else:
-        clusters = found.kind != "cuda" or "cluster" in found.features
-        # sizes that somebody names are those of rows that blocks hold
-        keep = keep if dtype in ("float16", "bfloat16") and not choice else None
-        plan = choose(columns, clusters, block, single, keep)
+        gpu = found if found.arch else tw.Target.parse("cuda")
+        clusters = gpu.chip.cluster if tw.Feature.CLUSTER in gpu.features else 1
+        # sizes that somebody names are those of rows that blocks hold; and three tiles must fit
+        narrow, roomy = dtype in ("float16", "bfloat16"), gpu.chip.shared >= 3 * 2 * PART
+        keep = keep if narrow and roomy and not choice else None
+        plan = choose(columns, clusters, block, single, keep, gpu.chip.multiprocessors)
     plan = {**plan, **choice}
     if plan["variant"] == "rows" and (plan.get("block_N") or columns) < columns:
         raise ValueError(f"{plan['block_N']} columns in a block, {columns} in a row")

@@ -55,7 +55,7 @@ def test_long_rows_of_layer_norm(columns, cluster, clusters, threads):
     assert (plan["cluster"], plan["threads"]) == (cluster, threads)
     part, *_ = rows.cut(columns, 1, **plan)
     assert columns <= cluster * part and part <= rows.PART
-    plain = rows.choose(columns, clusters=False, keep=layer_norm.KEEP)
+    plain = rows.choose(columns, clusters=1, keep=layer_norm.KEEP)
     assert plain["variant"] == ("pieces" if columns > rows.PART else "held")
     assert rows.choose(layer_norm.KEEP, keep=layer_norm.KEEP)["variant"] == "held"
     assert rows.choose(300000, keep=layer_norm.KEEP)["cluster"] == 16
@@ -81,7 +81,7 @@ def test_what_is_tuned_are_sizes_that_the_kernels_have(columns, monkeypatch):
 
 def test_a_row_too_long_for_a_cluster_is_walked():
     assert rows.choose(1 << 20)["variant"] == "pieces"
-    assert rows.choose(65536, clusters=False)["variant"] == "pieces"
+    assert rows.choose(65536, clusters=1)["variant"] == "pieces"
 
 
 def test_what_is_chosen_covers_the_row():

@@ -22,6 +22,7 @@ from devtools.fuzz.run import Worker
 from devtools.schedules.subjects import Subject, draw_program, legal, subject
 from tilewright import interp
 from tilewright.ir.atoms import Feature
+from tilewright.ir.chips import DEFAULT
 from tilewright.ir.op import Program
 from tilewright.ir.target import ARCHITECTURES, CHOICES, Target
 from tilewright.ir.verify import Stage
@@ -66,7 +67,7 @@ def draw(number: int, file: str = "", threads: float = THREADS) -> Recipe:
     program = draw_program(Random(f"program {number // EACH}"), file)
     r = Random(f"schedule {number}")
     archs = list(ARCHITECTURES["cuda"])
-    arch = archs[-1] if r.random() < 0.8 else r.choice(archs)
+    arch = DEFAULT if r.random() < 0.8 else r.choice(archs)
     flags = [f"-arch={arch}"]
     for name, values in CHOICES.items():
         value = r.choice(("auto", *values))

@@ -17,6 +17,7 @@ _PUBLIC = {
     "JITKernel": "tilewright.runtime.kernel",
     "PassConfigKey": "tilewright.runtime.configs",
     "resolve": "tilewright.runtime.backends",
+    "current_target": "tilewright.runtime.backends",
     "parse_ir": "tilewright.runtime.backends",
     "TensorSupplyType": "tilewright.runtime.bench",
     "Profiler": "tilewright.runtime.bench",
@@ -55,6 +56,7 @@ __all__ = [
     "autotune",
     "cdiv",
     "compile",
+    "current_target",
     "debug",
     "jit",
     "language",
@@ -72,7 +74,7 @@ if TYPE_CHECKING:
     from tilewright import language, layout
     from tilewright.ir.atoms import Feature
     from tilewright.ir.target import Target
-    from tilewright.runtime.backends import parse_ir, resolve
+    from tilewright.runtime.backends import current_target, parse_ir, resolve
     from tilewright.runtime.bench import Profiler, TensorSupplyType
     from tilewright.runtime.configs import PassConfigKey
     from tilewright.runtime.jit import compile, jit, par_compile

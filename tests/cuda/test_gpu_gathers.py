@@ -9,7 +9,6 @@ import pytest
 from tests.passes.test_gathers import arguments, rows_of, windows
 from tests.roads import from_device, to_device
 from tilewright import interp
-from tilewright.ir.atoms import Feature
 from tilewright.ir.target import Target
 from tilewright.targets.cuda.backend import compile_program
 from tilewright.targets.cuda.guard import run_guarded
@@ -20,9 +19,7 @@ TARGETS = {
     "roles": CUDA.choosing("roles", "on"),
     "blocks that stay": CUDA.choosing("roles", "on").choosing("persistent", "on"),
     "all alike": CUDA.choosing("roles", "off"),
-    "as sm_80": CUDA.without(
-        Feature.WGMMA, Feature.BULK_COPY, Feature.CLUSTER, Feature.REGISTER_MOVE
-    ),
+    "as sm_80": CUDA.like("sm_80"),
     "through registers": CUDA.choosing("gathers", "off"),
 }
 PROGRAMS = {

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from tilewright import interp
-from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import Alloc, Copy, Gemm, Map, Program, Relayout, Role, walk_ops
@@ -35,9 +34,7 @@ from zoo.transpose.transpose import transpose, transpose_rows
 HOPPER = Target.parse("cuda")
 TARGETS = {
     "sm_90a": HOPPER,
-    "sm_80": HOPPER.without(
-        Feature.WGMMA, Feature.BULK_COPY, Feature.CLUSTER, Feature.REGISTER_MOVE
-    ),
+    "sm_80": HOPPER.like("sm_80"),
 }
 GOLDEN = Path(__file__).parent / "golden_layouts"
 PRODUCTS = ("gemm", "flash", "keys", "queries")

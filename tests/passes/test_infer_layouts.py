@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tilewright import interp
-from tilewright.ir.atoms import Feature
 from tilewright.ir.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
 from tilewright.ir.op import Alloc, Copy, Gemm, Map, Relayout, View, walk_ops
 from tilewright.ir.target import Target
@@ -21,7 +20,7 @@ from tilewright.passes.infer_layouts import collect, infer_layouts, solve
 from tilewright.targets.cuda.backend import lower
 
 HOPPER = Target.parse("cuda")
-AMPERE = HOPPER.without(Feature.WGMMA, Feature.BULK_COPY)
+AMPERE = HOPPER.like("sm_80")
 HEAD = """program p {{
   param X: float32[{rows}, {columns}] global
   param Y: float32[{rows}, {columns}] global

@@ -16,7 +16,6 @@ from tests.passes.overlap import check_same as check_same_bits
 from tests.passes.overlap import numbers, unnoticed
 from tests.roads import OnDevice
 from tilewright import interp
-from tilewright.ir.atoms import Feature
 from tilewright.ir.bind import static_value
 from tilewright.ir.op import Alloc, For, Kernel, Program, Role, WaitGroup, walk_ops
 from tilewright.ir.target import CHIPS, CHOICES, Target
@@ -35,7 +34,7 @@ from zoo.gemm.gemm import reference as reference_gemm
 STAY = Target.parse("cuda -persistent")
 TARGETS = {
     "sm_90a": STAY,
-    "sm_80": STAY.without(Feature.WGMMA, Feature.BULK_COPY, Feature.CLUSTER, Feature.REGISTER_MOVE),
+    "sm_80": STAY.like("sm_80"),
     "roles": STAY.choosing("roles", "on"),
 }
 ROWS = 20  # of kernels that take any number of rows: three blocks of eight

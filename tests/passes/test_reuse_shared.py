@@ -11,9 +11,10 @@ import tilewright as tw
 import tilewright.language as T
 from tilewright import interp
 from tilewright.ir.buffer import Space
+from tilewright.ir.chips import CHIPS
 from tilewright.ir.op import Copy, Fence, Hint, Map, Role, Sync, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
-from tilewright.ir.target import CHIPS, Target
+from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.passes import reuse_shared as module
 from tilewright.passes.lifetimes import lifetimes

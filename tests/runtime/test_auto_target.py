@@ -54,9 +54,11 @@ def machine(monkeypatch):
     [
         (Api((9, 0)), "cuda -arch=sm_90a"),
         (Api((8, 0)), "cuda -arch=sm_80"),
-        (Api((8, 9)), "cuda -arch=sm_80"),
-        (Api((7, 5)), "cpu"),
-        (Api((12, 0)), "cpu"),  # no architecture that we compile for runs there
+        (Api((8, 9)), "cuda -arch=sm_89"),
+        (Api((10, 0)), "cuda -arch=sm_100a"),
+        (Api((12, 0)), "cuda -arch=sm_120a"),
+        (Api((13, 0)), "cuda -arch=compute_121"),  # PTX, which its driver finishes
+        (Api((7, 5)), "cpu"),  # older than all that we compile for
         (Api(devices=0), "cpu"),
         (None, "cpu"),
     ],
@@ -64,6 +66,15 @@ def machine(monkeypatch):
 def test_by_machine(machine, api, target):
     machine(api)
     assert str(resolve("auto")) == target
+
+
+@pytest.mark.parametrize("named", ["cuda", "cuda -roles=off"])
+def test_cuda_is_the_gpu_of_the_machine(machine, named):
+    machine(Api((8, 6)))
+    assert resolve(named).arch == "sm_86" and resolve(named).choice("roles") in ("auto", "off")
+    assert resolve(f"{named} -arch=sm_80").arch == "sm_80"
+    machine(None)
+    assert resolve(named).arch == "sm_90a"
 
 
 def test_without_what_launching_needs(machine):

@@ -6,15 +6,19 @@ import numpy as np
 
 import tilewright as tw
 import tilewright.language as T
+from zoo import chip
 
 
 @tw.jit
 def gemm_scaled(
-    M, N, K, block_M=128, block_N=256, group=128, threads=256, stages=3,
+    M, N, K, block_M=128, block_N=None, group=128, threads=256, stages=3,
     dtype="float8_e4m3fn", out="bfloat16",
 ):  # fmt: skip
     """C = A · Bᵀ, where a row of A has a scale for every `group` of K, and B one for every square
-    of `group`. The product of a group begins anew, and is scaled in float32 as it is added."""
+    of `group`. The product of a group begins anew, and is scaled in float32 as it is added.
+
+    There are two accumulators: where single warps multiply, registers hold those of half a tile."""
+    block_N = block_N or (256 if chip.by_warpgroups() else 128)
 
     @T.prim_func
     def main(

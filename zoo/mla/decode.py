@@ -11,19 +11,32 @@ import numpy as np
 
 import tilewright as tw
 import tilewright.language as T
+from zoo import chip
 
 LOG2E = 1.4426950408889634
+
+
+def _tiles(width: int, dtype: str) -> tuple[int, int]:
+    """Heads and keys of a tile, `width` elements each: two slots of keys fit shared memory, or, of
+    the smallest tiles, one."""
+    size = 4 if dtype == "float32" else 2
+    for heads, keys in ((64, 64), (32, 64)):
+        taken = size * ((heads + 2 * keys) * width + heads * keys)
+        if taken < chip.shared_bytes() and (heads <= 32 or chip.by_warpgroups()):
+            return heads, keys
+    return 32, 32
 
 
 @tw.jit
 def mla_decode(
     batch, heads, seq_kv, dim=512, rope=64, splits=1,
-    block_H=64, block_N=64, dtype="float16", scale=None,
+    block_H=None, block_N=None, dtype="float16", scale=None,
 ):  # fmt: skip
     """Q: (batch, heads, dim), Q_rope: (batch, heads, rope), KV: (batch, seq_kv, dim),
     K_rope: (batch, seq_kv, rope), O: (batch, heads, dim)."""
     factor = (scale or (dim + rope) ** -0.5) * LOG2E
-    block_H = min(block_H, heads)
+    fits = _tiles(dim + rope, dtype)
+    block_H, block_N = min(block_H or fits[0], heads), block_N or fits[1]
     run = -(-seq_kv // (splits * block_N)) * block_N  # keys per split, whole tiles
 
     @T.macro

@@ -33,11 +33,14 @@ class Feature(str, Enum):
     """
 
     MMA = "mma"
+    FP8_MMA = "fp8_mma"
     LDMATRIX = "ldmatrix"
+    STMATRIX = "stmatrix"
     CP_ASYNC = "cp_async"
     BULK_COPY = "bulk_copy"
     WGMMA = "wgmma"
     CLUSTER = "cluster"
+    MULTICAST = "multicast"
     REGISTER_MOVE = "register_move"
     VECTORS = "vectors"
 
@@ -91,7 +94,7 @@ ATOMS: dict[str, Atom] = {
         # a store into a peer's shared memory that counts its bytes on a barrier there
         _atom("remote_store", "Copy", "copy", Feature.CLUSTER, completion="barrier"),
         _atom("ldmatrix", "Copy", "threads", Feature.LDMATRIX),
-        _atom("stmatrix", "Copy", "threads", Feature.LDMATRIX),
+        _atom("stmatrix", "Copy", "threads", Feature.STMATRIX),
         _atom("mma", "Gemm", "tensor", Feature.MMA, fragments=_warp_product),
         _atom(
             "wgmma",

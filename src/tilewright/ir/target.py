@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from tilewright.ir.atoms import Feature
+from tilewright.ir.chips import CHIPS, CUDA, DEFAULT, Chip
 from tilewright.support.errors import CompileError
 
-_SM80 = frozenset({Feature.MMA, Feature.LDMATRIX, Feature.CP_ASYNC})
-_SM90A = _SM80 | {Feature.BULK_COPY, Feature.WGMMA, Feature.CLUSTER, Feature.REGISTER_MOVE}
 # what a target may be asked for besides: checks of the interpreter, bounded waits on CUDA
 OPTIONS = ("sanitize", "nan", "diagnostic")
 ON_OFF = ("on", "off")
@@ -30,7 +29,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "rows": ("any",),  # no second form for sizes that put the rows of tensors on 16 bytes
     "turning": ON_OFF,  # tiles that threads fill for products have several slots
     "gathers": ON_OFF,  # nests that move rows from anywhere do so ahead, past the registers
-    "depth": ("most", "text", "least"),  # of rings: more slots than the text says, as many, or few
+    # of rings: more slots than the text says, as many, few, or fewer than it says where those fit
+    "depth": ("most", "text", "least", "fewest"),
     "inline": ON_OFF,  # rows of numbers are loaded by the nests that need them
     "pieces": ON_OFF,  # products that leave too few registers are made in pieces
     "stage": ON_OFF,  # accumulators reach memory by way of shared memory
@@ -38,27 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 ARCHITECTURES: dict[str, dict[str, frozenset[Feature]]] = {
     "interp": {"": frozenset(Feature)},
     "cpu": {"": frozenset({Feature.VECTORS})},
-    "cuda": {"sm_80": _SM80, "sm_90a": _SM90A},
-}
-
-
-@dataclass(frozen=True)
-class Chip:
-    """What a block may take of a multiprocessor, and what its blocks share; bytes of shared memory
-    count static and dynamic ones together."""
-
-    shared: int  # of a block
-    shared_per_sm: int
-    multiprocessors: int  # of the largest chip of its kind that is sold
-    registers: int = 65536  # of a block, and of a multiprocessor
-    threads_per_sm: int = 2048
-    blocks_per_sm: int = 32
-    reserved: int = 1024  # bytes of shared memory that every block takes besides
-
-
-CHIPS = {
-    "sm_80": Chip(shared=166_912, shared_per_sm=167_936, multiprocessors=108),
-    "sm_90a": Chip(shared=232_448, shared_per_sm=233_472, multiprocessors=132),
+    "cuda": CUDA,
 }
 
 
@@ -97,12 +77,12 @@ class Target:
             raise CompileError(
                 f"unknown target {text!r}",
                 expected="'auto', 'cpu', 'interp', 'interp -sanitize', 'cuda', "
-                "'cuda -arch=sm_80' or 'cuda -arch=sm_90a'",
+                "'cuda -arch=sm_89' …",
                 fix='leave it out, or write target="auto"',
                 code="target",
             )
         known = ARCHITECTURES[kind]
-        arch = list(known)[-1]
+        arch = DEFAULT if DEFAULT in known else ""
         options = set()
         for flag in flags:
             name, _, value = flag.lstrip("-").partition("=")
@@ -124,8 +104,10 @@ class Target:
         if arch not in known:
             raise CompileError(
                 f"unknown architecture {arch!r} for {kind}",
-                expected="one of " + ", ".join(known),
-                fix="leave -arch out to compile for the newest",
+                expected="one of " + ", ".join(known) if DEFAULT in known else "none",
+                fix="leave -arch out, or write compute_… for PTX that later chips run"
+                if DEFAULT in known
+                else "leave -arch out",
                 code="target",
             )
         return Target(kind, arch, frozenset(options), known[arch])
@@ -155,6 +137,15 @@ class Target:
     def without(self, *features: Feature) -> Target:
         """The same target with some features switched off."""
         return replace(self, features=self.features - set(features))
+
+    def like(self, arch: str) -> Target:
+        """The same target with the features of another architecture alone, as far as it has them.
+
+        >>> older = Target.parse("cuda").like("sm_80")
+        >>> older.arch, older.features == Target.parse("cuda -arch=sm_80").features
+        ('sm_90a', True)
+        """
+        return replace(self, features=self.features & ARCHITECTURES[self.kind][arch])
 
     def __str__(self) -> str:
         arch = f" -arch={self.arch}" if self.arch else ""

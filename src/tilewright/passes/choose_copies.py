@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tilewright.ir import scope
-from tilewright.ir.atoms import Feature
+from tilewright.ir.atoms import ATOMS
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Body, Copy, Kernel, Map, Op, Program, marked
 from tilewright.ir.rewrite import Names, map_kernels, program_names, rebuild
@@ -77,11 +77,9 @@ _MATRICES: dict[tuple[Space, Space], tuple[str, Callable[[Lowering, Copy], Itera
 
 def _atom(op: Copy, low: Lowering, target: Target) -> str:
     route = _MATRICES.get((op.src.buffer.space, op.dst.buffer.space))
-    if route is None or Feature.LDMATRIX not in target.features:
+    if route is None or not ATOMS[route[0]].needs <= target.features:
         return "threads"
     name, rule = route
-    if name == "stmatrix" and Feature.WGMMA not in target.features:
-        return "threads"  # it came with warpgroups
     try:
         list(rule(low, rebuild(op, atom=name)))
     except CompileError as error:

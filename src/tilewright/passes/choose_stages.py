@@ -31,7 +31,7 @@ from tilewright.passes.rings import filled_by
 from tilewright.passes.roles import dealt_to, warpgroups, why_not, why_not_worth
 from tilewright.passes.stage_stores import PIECE, ROOM, planned_bytes
 from tilewright.passes.turning_tiles import MOST as TURNING
-from tilewright.passes.unit_times import BYTES_PER_CYCLE, L2_BYTES, LATENCY, cycles
+from tilewright.passes.unit_times import BYTES_PER_CYCLE, LATENCY, cycles
 
 UNSAID = -1
 MOST = 6
@@ -112,7 +112,7 @@ def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
         room -= STAGED * dealt_to(kernel)
     fits = max(room // work.slot, 1)
     wanted = min(max(work.hiding(BYTES_PER_CYCLE), 2), MOST)
-    if target.choice("depth") == "least":
+    if target.choice("depth") in ("least", "fewest"):
         fits = min(fits, 2)
     stages = min(wanted, fits)
     load = work.load(BYTES_PER_CYCLE)
@@ -125,7 +125,9 @@ def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
 def _deeper(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int, str]:
     """As many as the text says, or as hide a load where those cannot even if all of it comes from
     the L2 cache; and why."""
-    said, rate = loop.stages, L2_BYTES[target.arch]
+    if target.choice("depth") == "fewest" and loop.order is None and work.slot:
+        return _fewer(kernel, loop, target)
+    said, rate = loop.stages, target.chip.l2_bytes
     fits, _ = _stages(kernel, loop, work, target)
     advice = f"{said} stages, as the text says: {fits} would fit, and hide more of a load"
     kept = said, advice if 0 < said < fits else ""
@@ -145,6 +147,16 @@ def _deeper(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
             why = f"a load takes {load:.0f} cycles, an iteration {busy:.0f}"
             return stages, f"{stages} stages, {said} in the text: {why}"
     return kept
+
+
+def _fewer(kernel: Kernel, loop: For, target: Target) -> tuple[int, str]:
+    """As many as the text says, or as fit; and why."""
+    said = loop.stages
+    for stages in range(said, 0, -1):
+        if planned_bytes(_with(kernel, loop, stages)) + ROOM <= target.chip.shared:
+            room = f"a block has {target.chip.shared} bytes of shared memory"
+            return stages, f"{stages} stages, {said} in the text: {room}" if stages < said else ""
+    return said, ""
 
 
 def _fed(kernel: Kernel, loop: For, target: Target) -> bool:

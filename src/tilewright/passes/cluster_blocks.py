@@ -73,7 +73,7 @@ def cluster_blocks(program: Program, target: Target) -> Program:
 
 def _axis(kernel: Kernel, count: int, target: Target, dims: Iterable[Dim]) -> tuple[int, str] | str:
     """The axis along which blocks share most, and what they share; or why there is none."""
-    if not {Feature.CLUSTER, Feature.BULK_COPY} <= target.features:
+    if not {Feature.CLUSTER, Feature.BULK_COPY, Feature.MULTICAST} <= target.features:
         return "the target has none"
     if kernel.cluster:
         return "the kernel has its own"

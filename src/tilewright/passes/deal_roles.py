@@ -378,6 +378,10 @@ class _Dealer:
                 found.setdefault(warps_of(role), role.registers)
         if not found:
             return found
+        if Feature.REGISTER_MOVE not in self.target.features:
+            why = f"kept as they are: {self.target.arch} cannot move them"
+            because(self.kernel.name, "registers of roles", why)
+            return {}
         asked = [r for r in self.roles if r.registers is not None]
         late = [i for i in items if isinstance(i, (Joint, Frame))]
         if any(isinstance(i, Frame) or _begins(i.role) > _begins(asked[0]) for i in late):

@@ -216,7 +216,7 @@ def deal_tiles(program: Program, target: Target) -> Program:
         count = dealt_to(kernel)
         if count == 1:
             return kernel
-        dealt = _dealt(kernel, count, names, target.chip.registers)
+        dealt = _dealt(kernel, count, names, target)
         _, taken = stacked(dealt)
         if taken > target.chip.shared:
             raise NotDealt(f"with tiles for each, {taken} bytes of shared memory")
@@ -225,7 +225,7 @@ def deal_tiles(program: Program, target: Target) -> Program:
     return map_kernels(program, one)
 
 
-def _dealt(kernel: Kernel, count: int, names: set[str], registers: int) -> Kernel:
+def _dealt(kernel: Kernel, count: int, names: set[str], target: Target) -> Kernel:
     roles = {op.name: op for op in kernel.body if isinstance(op, Role)}
     if roles.keys() != {CONSUMER, PRODUCER}:
         raise NotDealt("no producer fills their rings")
@@ -253,7 +253,7 @@ def _dealt(kernel: Kernel, count: int, names: set[str], registers: int) -> Kerne
     for op in walk_ops(kernel):
         if isinstance(op, View) and own.keys() & {op.buffer.name, op.source.name}:
             raise NotDealt(f"{op.buffer.name} shows a tile of theirs under another shape")
-    kept, taken = registers_of(producer, consumer.body, count, registers)
+    kept, taken = registers_of(producer, consumer.body, count, target)
     warps = consumer.warps * count
     each = tuple(_for_group(op, own, group) for op in dealt)
     new = {

@@ -447,7 +447,10 @@ def free_choice(problem: Problem, key: Key) -> Proposal:
 def _matrices(problem: Problem, key: Key) -> Fragment | None:
     """A fragment that is one tile turned over and goes to others, whose layouts are free too, as
     the matrices that both instructions move."""
-    if not isinstance(key, str) or not {Feature.LDMATRIX, Feature.WGMMA} <= problem.target.features:
+    if (
+        not isinstance(key, str)
+        or not {Feature.LDMATRIX, Feature.STMATRIX} <= problem.target.features
+    ):
         return None
     onward = 0
     for op, _ in problem.touching.get(key, ()):

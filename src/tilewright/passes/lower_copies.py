@@ -154,6 +154,8 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
         words["reduce"] = op.reduce
     if op.multicast is not None:
         words["multicast"] = "1"
+    elif load and not low.reaches_peers:
+        words["to"] = "block"
     text = " ".join(f"{k}={v}" for k, v in words.items())
     count = prod(boxes.box)
     copies: list[Op] = []

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from math import gcd, prod
 
 from tilewright.ir import scope
+from tilewright.ir.atoms import Feature
 from tilewright.ir.bounds import bounds, multiple_of
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL
@@ -490,6 +491,7 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Targe
     whole = Instance(prod(kernel.threads), linear, linear // WARP)
     low = Lowering(kernel, RULES, names, scope.entry(kernel, program.dims), whole)
     low.anywhere = target.choice("rows") == "any"
+    low.reaches_peers = Feature.MULTICAST in target.features
     low.warp = low.var("warp")
     low.differs = per_thread(kernel)
     for op in walk_ops(kernel):

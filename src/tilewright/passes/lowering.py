@@ -162,6 +162,7 @@ class Lowering:
     maps: dict[Any, TensorMap] = field(default_factory=dict)
     touched: bool = False
     fixed: frozenset[str] = frozenset()  # tensors that the kernel does not write
+    reaches_peers: bool = True  # bulk loads, the other blocks of a cluster
     open_group: list[Buffer] = field(default_factory=list)
     committed: list[frozenset[Buffer]] = field(default_factory=list)
     fenced: bool = False

@@ -170,7 +170,7 @@ def _mma(op: Gemm, threads: int, target: Target) -> Split | str:
     if wrong := _wrong_types(op):
         return wrong
     assert kind is not None
-    if kind.family == "float8" and Feature.WGMMA not in target.features:
+    if kind.family == "float8" and Feature.FP8_MMA not in target.features:
         return f" of {kind.name} on this target"
     m, n, k = shape_of(op)
     if m % 16 or n % 8:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from math import prod
 
 from tilewright.ir.buffer import Space
+from tilewright.ir.chips import Chip
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
@@ -36,7 +37,7 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.rewrite import rebuild
-from tilewright.ir.target import Chip, Target
+from tilewright.ir.target import Target
 from tilewright.passes.insert_syncs import mended
 from tilewright.passes.lifetimes import Lifetimes, lifetimes
 from tilewright.passes.place_shared import (

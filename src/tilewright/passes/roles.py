@@ -18,6 +18,7 @@ from dataclasses import replace
 from math import prod
 from typing import TypeAlias
 
+from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space, element
 from tilewright.ir.expr import (
     TRUE,
@@ -420,10 +421,10 @@ def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> li
 
 def part_roles(program: Program, target: Target) -> Program:
     """Kernels with a derived producer: everything else becomes the consumers' role."""
-    return map_kernels(program, lambda kernel: _parted(kernel, target.chip.registers))
+    return map_kernels(program, lambda kernel: _parted(kernel, target))
 
 
-def _parted(kernel: Kernel, registers: int) -> Kernel:
+def _parted(kernel: Kernel, target: Target) -> Kernel:
     producer = [op for op in kernel.body if isinstance(op, Role) and op.derived]
     if not producer:
         return kernel
@@ -457,7 +458,7 @@ def _parted(kernel: Kernel, registers: int) -> Kernel:
         return None
 
     body = map_body(tuple(inside), among_consumers)
-    kept, taken = registers_of(producer[0], body, warps // GROUP, registers)
+    kept, taken = registers_of(producer[0], body, warps // GROUP, target)
     roles = (
         Role(CONSUMER, 0, warps, body, registers=taken, loc=kernel.loc),
         rebuild(producer[0], derived=False, registers=kept),
@@ -466,11 +467,14 @@ def _parted(kernel: Kernel, registers: int) -> Kernel:
 
 
 def registers_of(
-    producer: Role, body: Body, groups: int, registers: int
+    producer: Role, body: Body, groups: int, target: Target
 ) -> tuple[int | None, int | None]:
-    """Of a thread of the producer, and of one of the `groups` of consumers that run `body`."""
+    """Of a thread of the producer, and of one of the `groups` of consumers that run `body`; None
+    where each keeps what it was born with."""
+    if Feature.REGISTER_MOVE not in target.features:
+        return None, None
     if not any(isinstance(op, Map) for op in walk_ops(producer)):
-        return handed_over(groups, registers)
+        return handed_over(groups, target.chip.registers)
     held = [op.buffer for op in walk_ops(body) if isinstance(op, Alloc)]
     words = sum(
         -(-b.layout.values * b.dtype.bits // 32) for b in held if isinstance(b.layout, Fragment)

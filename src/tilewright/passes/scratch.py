@@ -18,6 +18,7 @@ from math import prod
 from typing import TypeAlias
 
 from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.chips import Chip
 from tilewright.ir.expr import loads
 from tilewright.ir.op import (
     Alloc,
@@ -40,7 +41,7 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.rewrite import map_body
-from tilewright.ir.target import Chip, Target
+from tilewright.ir.target import Target
 from tilewright.passes.lowering import WARP, Exchange, meets
 from tilewright.passes.place_shared import BULK_ALIGNMENT, TooMuchShared, shared_bytes, too_much
 

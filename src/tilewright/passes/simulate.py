@@ -207,7 +207,7 @@ class Simulation:
             a_shared = op.a.buffer.space is Space.SHARED
             return rates.warpgroup_cycles(m, n, k, bits, width, a_shared), 0.0
         if op.atom == "mma":
-            return m * n * k * bits / 16 / rates.WARP_PRODUCTS[self.target.arch], 0.0
+            return m * n * k * bits / 16 / self.chip.warp_products, 0.0
         return 0.0, m * n * k / rates.LANES
 
     def through_shared(self, op: Op) -> float:
@@ -219,8 +219,7 @@ class Simulation:
     def move(self, who: Who, op: Op, size: float) -> tuple[float, float]:
         """From or to global memory: when it is through, and when it is there."""
         shared = self.sharing.get(id(op), 1.0)
-        arch = self.target.arch
-        time = max(size / shared / rates.DRAM_BYTES[arch], size / rates.L2_BYTES[arch])
+        time = max(size / shared / self.chip.dram_bytes, size / self.chip.l2_bytes)
         start, end = self.memory.take(time)
         self.spans.append(Span(who.number, COPIES, op, start, end, end - start, size))
         return end, end + rates.LATENCY

@@ -32,14 +32,9 @@ LANES = 128  # ordinary instructions of a cycle
 SPECIAL = 8  # an exponential takes as long as this many ordinary instructions
 SHUFFLES = 4  # what a row's reduction adds to each of its lanes, in instructions
 
-# What `simulate` needs besides: an H200 at 1.6 GHz, as it runs under load, and an A100.
+# What `simulate` needs besides, and `Chip` does not say; an H200 at 1.6 GHz, as it runs under load
 CLOCK = 1.6e9
-WARP_PRODUCTS = {"sm_80": 1024, "sm_90a": 1280}  # of 16 bits, by mma: 62 % of what wgmma does
 SHARED_BYTES = 128  # of a cycle, which wgmma and threads read: what makes narrow products slow
-# Of a cycle and multiprocessor: 4.0 TB/s among 132, 2.0 TB/s among 108
-DRAM_BYTES = {"sm_80": 13, "sm_90a": 19}
-# The wire has 64; a product of 8192³ at 770 TFLOP/s on an H200 takes 43
-L2_BYTES = {"sm_80": 40, "sm_90a": 56}
 LATENCY = 800  # from a copy's issue to its arrival, past its turn
 SOLO = 0.5  # of the issue slots, what one warpgroup fills: attention of two is measured so
 PRODUCT_LATENCY = 100  # from the last step of a product until threads may read it

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -75,7 +77,8 @@ def resolve(
 ) -> Target:
     """'auto' → what TILEWRIGHT_TARGET says, else the GPU if there is one, else the CPU.
     TILEWRIGHT_SANITIZE=1 sends everything to the checking interpreter, TILEWRIGHT_DIAGNOSTIC=1
-    makes builds for CUDA diagnostic. `choices` are told to schedules (`ir.target.CHOICES`).
+    makes builds for CUDA diagnostic. 'cuda' without `-arch` is the GPU's own architecture, sm_90a
+    where there is none. `choices` are told to schedules (`ir.target.CHOICES`).
 
     >>> tw.resolve("cuda").arch
     'sm_90a'
@@ -84,12 +87,46 @@ def resolve(
         return Target.parse("interp -sanitize")
     if target == "auto":
         target = env.TARGET() or _gpu() or "cpu"
+    if isinstance(target, str) and target.split()[:1] == ["cuda"] and "-arch=" not in target:
+        target = (_gpu() or "cuda") + target.strip().removeprefix("cuda")
     target = Target.parse(target)
     if target.kind == "cuda" and (diagnostic or env.DIAGNOSTIC.on()):
         target = replace(target, options=target.options | {"diagnostic"})
     for name, value in (choices or {}).items():
         target = target.choosing(name, value) if target.kind == "cuda" else target
     return target
+
+
+_COMPILED_FOR: ContextVar[str | Target] = ContextVar("compiled_for", default="auto")
+
+
+@contextmanager
+def compiled_for(target: str | Target) -> Iterator[None]:
+    """Kernels that are traced inside are compiled for `target`."""
+    token = _COMPILED_FOR.set(target)
+    try:
+        yield
+    finally:
+        _COMPILED_FOR.reset(token)
+
+
+def current_target() -> Target:
+    """What the kernel that is being traced is compiled for, so that a factory can choose its tiles
+    by what the chip has; elsewhere what "auto" means.
+
+    >>> @tw.jit(target="cuda -arch=sm_89")
+    ... def scale(N):
+    ...     block = 4096 if tw.current_target().chip.shared > 128 * 1024 else 2048
+    ...     @T.prim_func
+    ...     def main(A: T.Tensor((N,), "float32")):
+    ...         with T.Kernel(T.ceildiv(N, block)) as bx:
+    ...             for i in T.Parallel(block):
+    ...                 A[bx * block + i] = A[bx * block + i] * 2
+    ...     return main
+    >>> scale.prim_func(8192).program.kernels[0].grid[0]
+    4
+    """
+    return resolve(_COMPILED_FOR.get())
 
 
 def settings() -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Const
 from tilewright.ir.op import Program
 from tilewright.lang import DirectTrace, trace_direct
-from tilewright.runtime.backends import settings
+from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import CompileError, swap
 
@@ -102,7 +102,7 @@ class Direct:
             }
             key = tuple(arrays.items())
             if key not in forms:
-                forms[key] = form(trace_direct(self.fn, (), {**bound, **arrays}))
+                forms[key] = form(self._trace({**bound, **arrays}))
             return forms[key]
 
         return define(
@@ -114,10 +114,14 @@ class Direct:
             **formulas,
         )
 
+    def _trace(self, bound: dict[str, Any], *sizes: Any, **more: Any) -> DirectTrace:
+        with compiled_for(self.target()):
+            return trace_direct(self.fn, (), bound, *sizes, **more)
+
     def _example(self, bound: dict[str, Any], sizes: Mapping[str, int]) -> DirectTrace:
         """A trace without arrays, for what does not depend on their sizes."""
         try:
-            return trace_direct(self.fn, (), bound, sizes, stand_in=_STAND_IN)
+            return self._trace(bound, sizes, stand_in=_STAND_IN)
         except CompileError as error:
             if sizes or "const" not in self.fn.__code__.co_names:
                 raise
@@ -152,7 +156,7 @@ class Direct:
         about = (self.target(), freeze(sizes))
         found = self.kernels.get((about, self._key(bound, about)))
         if found is None:
-            traced = trace_direct(self.fn, (), bound, sizes)
+            traced = self._trace(bound, sizes)
             self._scalars = frozenset(s.name for s in traced.program.scalars)
             self._open[about, self._kinds(bound)] = open_axes(traced.program)
             found = self.kernels.setdefault(

@@ -14,6 +14,7 @@ from typing import Any
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.lang import DirectTrace, PrimFunc, is_direct
+from tilewright.runtime.backends import compiled_for, resolve
 from tilewright.runtime.configs import options_from
 from tilewright.runtime.direct import Direct, bind, freeze
 from tilewright.runtime.kernel import CompiledKernel
@@ -185,7 +186,8 @@ class Jit:
     @entry
     def prim_func(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """What the factory returns for these arguments, traced but not compiled."""
-        made = self.fn(*args, **kwargs)
+        with compiled_for(self.target):
+            made = self.fn(*args, **kwargs)
         if not isinstance(made, PrimFunc):
             raise CompileError(
                 f"{self.fn.__name__} must return a @T.prim_func",
@@ -305,6 +307,4 @@ def _ignore(word: str, others: Mapping[str, Any]) -> None:
 
 
 def _target_key(target: str | Target) -> Any:
-    from tilewright.runtime.backends import resolve
-
     return resolve(target)

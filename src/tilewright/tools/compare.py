@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.atoms import Feature
+from tilewright.ir.chips import CHIPS
 from tilewright.ir.op import Program
-from tilewright.ir.target import CHIPS, Target
+from tilewright.ir.target import Target
 from tilewright.passes.pipeline import Trace
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import CompileError, TilewrightError
@@ -32,7 +32,7 @@ _HOPPER = Target.parse("cuda")
 # producers of their own
 THREADS = {
     "threads": _HOPPER,
-    "threads-sm80": _HOPPER.without(Feature.WGMMA, Feature.BULK_COPY, Feature.REGISTER_MOVE),
+    "threads-sm80": _HOPPER.like("sm_80"),
     "threads-roles": Target.parse("cuda -roles"),
 }
 

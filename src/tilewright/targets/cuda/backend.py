@@ -300,6 +300,7 @@ ROOMY: Choices = (
     ("persistent", "off"),
     ("roles", "off"),
     ("gathers", "off"),
+    ("depth", "fewest"),
 )
 
 

@@ -8,6 +8,7 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 
+from tilewright.ir.chips import arch_for
 from tilewright.support.errors import TilewrightError
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -28,14 +29,13 @@ def gpu_target() -> str | None:
 
 
 def target_for(major: int, minor: int) -> str | None:
-    """Code for 8.0 runs on all of 8.x; code for 9.0a there only.
+    """The target for a GPU of this compute capability, if there is one.
 
     >>> target_for(9, 0), target_for(8, 6), target_for(7, 5)
-    ('cuda -arch=sm_90a', 'cuda -arch=sm_80', None)
+    ('cuda -arch=sm_90a', 'cuda -arch=sm_86', None)
     """
-    if (major, minor) == (9, 0):
-        return "cuda -arch=sm_90a"
-    return "cuda -arch=sm_80" if major == 8 else None
+    arch = arch_for(major, minor)
+    return arch and f"cuda -arch={arch}"
 
 
 def has_library() -> bool:

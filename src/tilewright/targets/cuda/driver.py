@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+from tilewright.ir.chips import CHIPS, arch_for
 from tilewright.support.errors import LaunchError, RunError
 from tilewright.targets.cuda.limits import Limits
 from tilewright.targets.cuda.nvrtc import INSTALL, Resources
@@ -154,16 +155,17 @@ class Driver:
             return int(self.call(api.cuDeviceGetAttribute(kind, handle)))
 
         major, minor = ask("COMPUTE_CAPABILITY_MAJOR"), ask("COMPUTE_CAPABILITY_MINOR")
+        arch = arch_for(major, minor) or f"sm_{major}{minor}"
         return Device(
             ordinal=ordinal,
             name=bytes(self.call(api.cuDeviceGetName(100, handle))).partition(b"\0")[0].decode(),
-            arch=f"sm_{major}{minor}",
+            arch=arch,
             sms=ask("MULTIPROCESSOR_COUNT"),
             limits=Limits(
                 shared=ask("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
                 registers=ask("MAX_REGISTERS_PER_BLOCK"),
                 threads=ask("MAX_THREADS_PER_BLOCK"),
-                cluster=16 if major >= 9 and ask("CLUSTER_LAUNCH") else 1,
+                cluster=CHIPS[arch].cluster if major >= 9 and ask("CLUSTER_LAUNCH") else 1,
                 param_bytes=32_764 if self.driver_version >= 12010 and major >= 7 else 4096,
             ),
             context=self.call(api.cuDevicePrimaryCtxRetain(handle)),
@@ -296,7 +298,7 @@ class Driver:
                 int(status),
                 f"the code does not load on {device.name}",
                 expected=f"code for {device.arch}",
-                fix=f'compile with target="cuda -arch={device.arch}a"',
+                fix=f'compile with target="cuda -arch={device.arch}"',
             )
         return module
 

@@ -83,10 +83,10 @@ class CudaKernel:
             from tilewright.targets.cuda.diagnose import DiagnosticModule
 
             self.module: CudaModule = DiagnosticModule(
-                self.compiled.cubin, self.specs, sites, **described
+                self.compiled.image, self.specs, sites, **described
             )
         else:
-            self.module = CudaModule(self.compiled.cubin, self.specs, **described)
+            self.module = CudaModule(self.compiled.image, self.specs, **described)
         self.compile_seconds = perf_counter() - started
         self._call: Callable[..., None] | None = None
 

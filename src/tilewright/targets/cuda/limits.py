@@ -9,9 +9,10 @@ from math import prod
 
 from tilewright.ir.atoms import ATOMS, Feature
 from tilewright.ir.buffer import Space
+from tilewright.ir.chips import CHIPS
 from tilewright.ir.expr import Const
-from tilewright.ir.op import Alloc, BarrierInit, Copy, Gemm, Kernel, Program, walk_ops
-from tilewright.ir.target import ARCHITECTURES, CHIPS, Target
+from tilewright.ir.op import Alloc, BarrierInit, Copy, Gemm, Kernel, Program, Role, walk_ops
+from tilewright.ir.target import ARCHITECTURES, Target
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.nvrtc import Resources
 
@@ -27,10 +28,9 @@ class Limits:
     param_bytes: int = 4096
 
 
-# 16 blocks in a cluster need the non-portable attribute, which loading sets.
 LIMITS = {
-    "sm_80": Limits(shared=CHIPS["sm_80"].shared),
-    "sm_90a": Limits(shared=CHIPS["sm_90a"].shared, cluster=16, param_bytes=32_764),
+    arch: Limits(chip.shared, chip.registers, cluster=chip.cluster, param_bytes=chip.param_bytes)
+    for arch, chip in CHIPS.items()
 }
 
 GRID = (2**31 - 1, 65535, 65535)  # blocks along each axis
@@ -50,6 +50,8 @@ def check_tiles(program: Program, target: Target, scheduled: bool = False) -> No
                 _check_atom(op, target)
             if isinstance(op, BarrierInit):
                 _check_barrier(op, target)
+            if scheduled and isinstance(op, Role):
+                _check_role(op, target)
             if isinstance(op, Alloc) and not (scheduled and op.buffer.space is Space.FRAGMENT):
                 _check_tile(op, threads, target)
 
@@ -98,9 +100,22 @@ def _check_barrier(op: BarrierInit, target: Target) -> None:
         raise CompileError(
             f"barriers of a kernel's own are not compiled for {target.arch}",
             loc=op.loc,
-            expected="sm_90a",
+            expected=f"a chip with {Feature.BULK_COPY.value}, from sm_90 on",
             got=target.arch,
             fix="leave them out: T.ws alone keeps the order of the text",
+            code="target",
+        )
+
+
+def _check_role(op: Role, target: Target) -> None:
+    able = ARCHITECTURES["cuda"][target.arch]
+    if op.registers is not None and Feature.REGISTER_MOVE not in able:
+        raise CompileError(
+            f"{target.arch} cannot move registers to role {op.name}",
+            loc=op.loc,
+            expected=f"a chip with {Feature.REGISTER_MOVE.value}: sm_90a, sm_100a, sm_120a …",
+            got=f"registers={op.registers}",
+            fix="leave it out",
             code="target",
         )
 

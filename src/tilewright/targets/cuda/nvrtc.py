@@ -11,6 +11,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+from tilewright.ir.chips import PTX, machine_arch
 from tilewright.support.cache import UNREADABLE, Store, default_store, digest
 from tilewright.support.errors import CompileError, Loc
 
@@ -68,6 +69,11 @@ class CompiledCuda:
     warnings: tuple[Complaint, ...] = ()
     key: str = field(default="", compare=False, repr=False)  # where the cache has it
 
+    @property
+    def image(self) -> bytes:
+        """What a driver loads: the machine code, or PTX that it finishes."""
+        return self.ptx.encode() + b"\0" if self.arch.startswith(PTX) else self.cubin
+
     def problems(self) -> list[str]:
         """Why this is no fast code: assembler warnings, spills, local memory. Empty is good."""
         found = [str(w) for w in self.warnings]
@@ -89,23 +95,26 @@ def compile_cuda(
     diagnostic: bool = False,
     store: Store | None = None,
 ) -> CompiledCuda:
-    """Compile `source` for `arch` (`sm_90a`); `headers` maps include names to their text.
+    """Compile `source` for `arch`, `sm_90a` or `compute_90` (PTX, with the figures of machine code
+    for sm_90); `headers` maps include names to their text.
 
     A C75xx message of the assembler is an error unless this is a diagnostic build. Results come
     from and go to `store`, by default the user's cache.
     """
     headers = dict(sorted((headers or {}).items()))
-    flags = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", *options]
+    machine = machine_arch(arch)
+    flags = [f"--gpu-architecture={machine}", "--std=c++17", "--ptxas-options=-v", *options]
     if not {"-G", "--device-debug"} & set(flags):
         flags.insert(1, "--generate-line-info")
     store = store or default_store()
     key = digest(
         {
-            "format": 2,
+            "format": 3,
             "tilewright": getattr(sys.modules.get("tilewright"), "__version__", ""),
             "nvrtc": nvrtc_version(),
             "source": source,
             "name": name,
+            "arch": arch,
             "flags": flags,
             "headers": headers,
         }
@@ -281,6 +290,8 @@ def _run(
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [f.encode() for f in options])
         log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
         if int(status):
+            if "invalid value for --gpu-architecture" in log:
+                raise _unknown_arch(flags[0].partition("=")[2])
             raise _failure(name, log or str(status))
         ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
         cubin = _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
@@ -304,6 +315,19 @@ def _bytes(size: Any, get: Any, program: Any) -> bytes:
 
 def _text(size: Any, get: Any, program: Any) -> str:
     return _bytes(size, get, program).rstrip(b"\0").decode(errors="replace").strip()
+
+
+def _unknown_arch(arch: str) -> CompileError:
+    """The library is older than the chip."""
+    version, _, _ = nvrtc_version().partition("/")
+    known = [f"sm_{number}" for number in _call(_nvrtc().nvrtcGetSupportedArchs())]
+    return CompileError(
+        f"NVRTC {version} does not know {arch}",
+        expected="one of " + ", ".join(known),
+        fix="install a newer one (pip install -U nvidia-cuda-nvrtc), or compile PTX for the driver "
+        f'to finish: target="cuda -arch={PTX}{known[-1].removeprefix("sm_")}"',
+        code="target",
+    )
 
 
 _ERROR = re.compile(r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): (?:catastrophic )?error: (?P<text>.*)$")

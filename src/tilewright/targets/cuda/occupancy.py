@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from tilewright.ir.target import CHIPS
+from tilewright.ir.chips import CHIPS
 from tilewright.targets.cuda.limits import registers_of_block
 from tilewright.targets.cuda.nvrtc import Resources
 

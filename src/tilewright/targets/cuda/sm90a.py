@@ -1,4 +1,5 @@
-"""What sm_90a executes: a record per instruction with its source template.
+"""What GPUs from sm_80 to sm_90a and later execute: a record per instruction with its source
+template.
 
 The emitter prints an `Intrinsic` by filling the template of its record with the printed operands
 (`{0}`, `{1}`, … and `{rest}` for those behind the numbered ones) and the fields of its text
@@ -45,6 +46,8 @@ def fields_of(text: str) -> Fields:
 def _bulk_load(fields: Fields) -> tuple[str, str]:
     rank, multicast, cache = int(fields["rank"]), "multicast" in fields, fields.get("cache")
     name = f"bulk_load_{rank}d" + "_multicast" * multicast + (f"_{cache}" if cache else "")
+    # an engine that reaches its own block alone takes a detour where the address may be another's
+    to = "cta" if fields.get("to") == "block" else "cluster"
     coords = [f"int c{i}" for i in range(rank)]
     params = ["uint32_t to", "const tw::TensorMap* map", "uint32_t barrier", *coords]
     inputs = ['"r"(to)', '"l"(map)', '"r"(barrier)', *(f'"r"(c{i})' for i in range(rank))]
@@ -62,7 +65,7 @@ def _bulk_load(fields: Fields) -> tuple[str, str]:
     return name, _function(
         name,
         params,
-        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        f"cp.async.bulk.tensor.{rank}d.shared::{to}.global.mbarrier::complete_tx::bytes"
         f"{modifiers} [%0], [%1, {{{spot}}}], [%2]{tail};",
         inputs,
     )
@@ -331,7 +334,7 @@ def instruction(name: str) -> Instruction:
     found = INSTRUCTIONS.get(name)
     if found is None:
         raise CompileError(
-            f"sm_90a has no instruction for intrinsic {name}",
+            f"CUDA has no instruction for intrinsic {name}",
             expected="one of " + ", ".join(INSTRUCTIONS),
         )
     return found
