@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -92,9 +93,17 @@ def resolve(
     return target
 
 
-def settings() -> tuple[str, ...]:
-    """What of the environment `resolve` depends on."""
-    return env.SANITIZE(), env.TARGET(), env.DIAGNOSTIC()
+def settings() -> tuple[Any, ...]:
+    """What of the environment `resolve` depends on, in as little time as it takes."""
+    return tuple(map(_environment.get, _SETTINGS))
+
+
+# the dictionary below `os.environ`, which encodes and decodes: six times as fast
+_environment: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+_SETTINGS = [
+    getattr(os.environ, "encodekey", str)(flag.name)
+    for flag in (env.SANITIZE, env.TARGET, env.DIAGNOSTIC)
+]
 
 
 def _gpu() -> str | None:
