@@ -2,7 +2,6 @@
 `Env`. Line and column numbers stay those of the user's file."""
 
 from __future__ import annotations
-import __future__
 
 import ast
 import linecache
@@ -10,9 +9,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from tilewright.lang.where import register, span_of
+from tilewright.support.definitions import FUTURE, Definition, definition
 from tilewright.support.errors import CompileError, Loc
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -47,53 +46,34 @@ _REFUSED = {
 }
 
 
-@lru_cache(maxsize=64)
-def _parse(text: str, filename: str) -> ast.Module:
-    return ast.parse(text, filename)
-
-
 def find_definition(function: FunctionType) -> ast.FunctionDef:
     """The `def` of a function, with the line and column numbers of its file."""
     code = function.__code__
-    lines = linecache.getlines(code.co_filename, function.__globals__)
-    if not lines:
-        linecache.checkcache(code.co_filename)
-        lines = linecache.getlines(code.co_filename, function.__globals__)
-    if not lines:
+    if code.co_name == "<lambda>":
         raise CompileError(
-            f"the source of {function.__name__} is not at hand",
-            loc=Loc(code.co_filename, code.co_firstlineno),
-            fix="define the kernel in a file",
+            "a lambda cannot be a kernel",
+            loc=_lambda_loc(code),
+            fix="write a `def`",
+            code="python",
         )
-    for node in ast.walk(_parse("".join(lines), code.co_filename)):
-        if (
-            isinstance(node, ast.Lambda)
-            and code.co_name == "<lambda>"
-            and node.lineno == code.co_firstlineno
-        ):
-            raise CompileError(
-                "a lambda cannot be a kernel",
-                loc=location(node, code.co_filename),
-                fix="write a `def`",
-                code="python",
-            )
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
-            first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
-            if first != code.co_firstlineno:
-                continue
-            if isinstance(node, ast.FunctionDef):
-                return node
-            raise CompileError(
-                "`async` is not part of the kernel language",
-                loc=location(node, code.co_filename),
-                fix="write a plain `def`",
-                code="python",
-            )
+    node = definition(function).node
+    if isinstance(node, ast.FunctionDef):
+        return node
     raise CompileError(
-        f"the source of {function.__name__} has changed since it was loaded",
-        loc=Loc(code.co_filename, code.co_firstlineno),
-        fix="restart Python",
+        "`async` is not part of the kernel language",
+        loc=location(node, code.co_filename),
+        fix="write a plain `def`",
+        code="python",
     )
+
+
+def _lambda_loc(code: CodeType) -> Loc:
+    """The first lambda of its line."""
+    nodes = ast.walk(ast.parse("".join(linecache.getlines(code.co_filename)), code.co_filename))
+    for node in nodes:
+        if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno:
+            return location(node, code.co_filename)
+    return Loc(code.co_filename, code.co_firstlineno)
 
 
 def location(node: ast.AST, filename: str) -> Loc:
@@ -544,9 +524,9 @@ def _locate(at: ast.AST, node: Node) -> Node:
 def rewrite(function: FunctionType) -> Callable[[Any], FunctionType]:
     """The function that, given how to start an `Env`, is `function` rewritten."""
     code = function.__code__
-    new = _rewritten.get(code)
-    if new is None:
-        new = _rewritten[code] = _rewrite(find_definition(function), code)
+    find_definition(function)
+    # a factory makes a new function of the same text each time it is called
+    new = _rewrite(definition(function), code.co_name, code.co_freevars, code.co_flags & FUTURE)
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
 
     def make(enter: Any) -> FunctionType:
@@ -559,13 +539,11 @@ def rewrite(function: FunctionType) -> Callable[[Any], FunctionType]:
     return make
 
 
-# a factory makes a new function of the same code each time it is called
-_rewritten: WeakKeyDictionary[CodeType, CodeType] = WeakKeyDictionary()
-
-
-def _rewrite(definition: ast.FunctionDef, code: CodeType) -> CodeType:
-    node = _copy(definition)
-    rewriter = Rewriter(code.co_filename)
+@lru_cache(maxsize=512)
+def _rewrite(found: Definition, name: str, names: tuple[str, ...], flags: int) -> CodeType:
+    """By all that shapes it: bytecode has neither the file nor the annotations of locals."""
+    node = _copy(found.node)
+    rewriter = Rewriter(found.file)
     params = [a.arg for a in _arguments(node.args)]
     known = ast.Dict([ast.Constant(p) for p in params], [ast.Name(p, ast.Load()) for p in params])
     start = ast.Assign(
@@ -579,21 +557,17 @@ def _rewrite(definition: ast.FunctionDef, code: CodeType) -> CodeType:
     node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
     for argument in _arguments(node.args):
         argument.annotation = None
-    free = [*code.co_freevars, ENTER]
+    free = [*names, ENTER]
     module = ast.parse(f"def _tw_outer({', '.join(free)}): pass")
     outer = module.body[0]
     assert isinstance(outer, ast.FunctionDef)
     outer.body = [node]
     compiled = compile(
-        ast.fix_missing_locations(module), code.co_filename, "exec", code.co_flags & _FUTURE,
-        dont_inherit=True,
-    )  # fmt: skip
-    new = _nested(_nested(compiled, "_tw_outer"), node.name).replace(co_name=code.co_name)
+        ast.fix_missing_locations(module), found.file, "exec", flags, dont_inherit=True
+    )
+    new = _nested(_nested(compiled, "_tw_outer"), node.name).replace(co_name=name)
     register(new, rewriter.columns)
     return new
-
-
-_FUTURE = __future__.annotations.compiler_flag
 
 
 def _arguments(args: ast.arguments) -> list[ast.arg]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from tilewright.lang.scalar import Lost, is_runtime
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
+from tilewright.support.content_key import Same
 from tilewright.support.errors import CompileError, Loc, TilewrightError, entry, locating, swap
 
 
@@ -43,6 +45,9 @@ class PrimFunc:
             fix="return it from a function under @tw.jit, or tw.compile(it)",
             code="arguments",
         )
+
+    def __content_parts__(self) -> tuple[Any, ...]:
+        return (Same(self.program), self.outputs)
 
     def __str__(self) -> str:
         from tilewright.ir.text import print_program
@@ -303,7 +308,12 @@ class Macro:
         functools.update_wrapper(self, function)
         self.function = function
         self.names = names
-        self._make: Callable[[Any], FunctionType] | None = None
+
+    def __content_parts__(self) -> tuple[Any, ...]:
+        """What a macro is, as part of the key of kernels that use it."""
+        texts = [a for a in self.function.__annotations__.values() if isinstance(a, str)]
+        said = {name for text in texts for name in re.findall(r"\w+", text)}
+        return (self.function, *((n, v) for n, v in self.names.items() if n in said))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -313,8 +323,7 @@ class Macro:
         builder = current("macro", f"the macro {self.function.__name__}")
         builder.enter_macro(self.function.__name__)
         loc = locate()
-        if self._make is None:
-            self._make = rewrite(self.function)
+        make = rewrite(self.function)
         hint, builder.hint = builder.hint, None
         annotations = _annotations(self.function, self.names)
         made: list[Env] = []
@@ -333,7 +342,7 @@ class Macro:
             env.parameters(parameters)
             return env
 
-        result = self._make(enter)(
+        result = make(enter)(
             *(_argument(builder, a) for a in args),
             **{name: _argument(builder, a) for name, a in kwargs.items()},
         )

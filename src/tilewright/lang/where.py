@@ -9,12 +9,13 @@ import sys
 from functools import lru_cache
 from types import CodeType, FrameType, TracebackType
 
+from tilewright.support.definitions import ByCode
 from tilewright.support.errors import Loc, is_own, locate_calls
 
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Code objects made by rewriting a user's function, with the column where each line's first
 # statement starts (Python 3.10 keeps no columns of its own).
-_REWRITTEN: dict[CodeType, dict[int, int]] = {}
+_REWRITTEN: ByCode[dict[int, int]] = ByCode()
 
 
 def register(code: CodeType, columns: dict[int, int]) -> None:
@@ -46,9 +47,20 @@ def _positions(code: CodeType) -> tuple[tuple[int | None, ...], ...]:
     return tuple(find()) if find is not None else ()
 
 
-@lru_cache(maxsize=4096)
 def _span(code: CodeType, lasti: int, line: int) -> Loc:
-    column, end = _REWRITTEN.get(code, {}).get(line), None
+    known = _SPANS.get(code)
+    if known is None:
+        known = _SPANS[code] = {}
+    if (lasti, line) not in known:
+        known[lasti, line] = _find_span(code, lasti, line)
+    return known[lasti, line]
+
+
+_SPANS: ByCode[dict[tuple[int, int], Loc]] = ByCode()
+
+
+def _find_span(code: CodeType, lasti: int, line: int) -> Loc:
+    column, end = (_REWRITTEN.get(code) or {}).get(line), None
     positions = _positions(code)
     if 0 <= lasti // 2 < len(positions):
         first, last, start, stop = positions[lasti // 2]

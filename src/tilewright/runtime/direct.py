@@ -18,7 +18,9 @@ from tilewright.ir.op import Program
 from tilewright.lang import DirectTrace, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
+from tilewright.support.content_key import LEAVES, Key, Unkeyable, content_key
 from tilewright.support.errors import CompileError, swap
+from tilewright.support.reads import Context
 
 _NO_SIZES: Mapping[str, int] = MappingProxyType({})
 _KEPT = 1024
@@ -48,20 +50,24 @@ class Direct:
         fn: Callable[..., Any],
         make: Callable[[DirectTrace], CompiledKernel],
         target: Callable[[], Any],
+        context: Context,
     ) -> None:
         self.fn, self.make, self.target = fn, make, target
         self.signature = inspect.signature(fn)
         self.kernels: dict[Any, _Known] = {}
         self._names = list(self.signature.parameters)
-        self._scalars: frozenset[str] = frozenset()  # its run-time scalars, once it was traced
+        self.context = context
+        self._scalars: dict[Any, frozenset[str]] = {}  # run-time scalars, by context once traced
         self._open: dict[Any, dict[str, tuple[bool, ...]]] = {}
         self._recent: dict[Any, tuple[CompiledKernel, tuple[Any, ...]]] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        key: Any = (settings(), len(args), *kwargs, *self._looks(args, kwargs))
+        context = self.context.key()
         try:
+            looks = self._looks(args, kwargs, self._scalars.get(context))
+            key: Any = (settings(), context, len(args), *kwargs, *looks)
             found = self._recent.get(key)
-        except TypeError:  # something that has no hash
+        except (TypeError, Unkeyable):  # a shape that has no hash, or what `known` refuses
             key = found = None
         if found is None:
             bound = self.bind(args, kwargs)
@@ -100,7 +106,7 @@ class Direct:
                 for n, v in given.items()
                 if n in free and v is not None
             }
-            key = tuple(arrays.items())
+            key = (self.context.key(), content_key(bound), *arrays.items())
             if key not in forms:
                 forms[key] = form(self._trace({**bound, **arrays}))
             return forms[key]
@@ -133,14 +139,14 @@ class Direct:
                 fix="give such sizes by name: as_torch_op(name, M=…, N=…); calls may have others",
             ) from error
 
-    def _looks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[Any]:
-        if not self._scalars:
+    def _looks(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], scalars: frozenset[str] | None
+    ) -> Iterable[Any]:
+        if not scalars:
             return map(_look, (*args, *kwargs.values()))
         names = (*self._names[: len(args)], *kwargs)
         values = (*args, *kwargs.values())
-        return (
-            type(v) if n in self._scalars else _look(v) for n, v in zip(names, values, strict=False)
-        )
+        return (type(v) if n in scalars else _look(v) for n, v in zip(names, values, strict=False))
 
     def _source(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[str], Any]:
         """Where a call of this form has the argument of that name."""
@@ -153,32 +159,34 @@ class Direct:
 
     def known(self, bound: dict[str, Any], sizes: Mapping[str, int] = _NO_SIZES) -> _Known:
         """The kernel for these arguments; arrays may be left out where `sizes` are given."""
-        about = (self.target(), freeze(sizes))
+        context = self.context.key()
+        about = (self.target(), content_key(dict(sizes)), context)
         found = self.kernels.get((about, self._key(bound, about)))
         if found is None:
             traced = self._trace(bound, sizes)
-            self._scalars = frozenset(s.name for s in traced.program.scalars)
-            self._open[about, self._kinds(bound)] = open_axes(traced.program)
+            self._scalars[context] = frozenset(s.name for s in traced.program.scalars)
+            self._open[about, self._kinds(bound, context)] = open_axes(traced.program)
             found = self.kernels.setdefault(
                 (about, self._key(bound, about)), _Known(self.make(traced), tuple(traced.arguments))
             )
         return found
 
     def _key(self, bound: Mapping[str, Any], about: Any) -> Any:
-        kinds = self._kinds(bound)
+        context = about[-1]
+        kinds = self._kinds(bound, context)
         free = self._open.get((about, kinds), {})
-        arrays = {n: v for n, v in bound.items() if _is_array(v) and n not in self._scalars}
+        scalars = self._scalars.get(context, ())
+        arrays = {n: v for n, v in bound.items() if _is_array(v) and n not in scalars}
         sizes = [closed(v.shape, free.get(n, ())) for n, v in arrays.items()]
         return kinds, tuple(sizes)
 
-    def _kinds(self, bound: Mapping[str, Any]) -> Any:
+    def _kinds(self, bound: Mapping[str, Any], context: Any) -> Any:
         """All that the kernel's text depends on, but sizes."""
-        return freeze(
-            {
-                n: (len(v.shape), str(v.dtype)) if _is_array(v) else v
-                for n, v in bound.items()
-                if n not in self._scalars
-            }
+        scalars = self._scalars.get(context, ())
+        return tuple(
+            (n, ("array", len(v.shape), str(v.dtype)) if _is_array(v) else key_of(self.fn, n, v))
+            for n, v in bound.items()
+            if n not in scalars
         )
 
 
@@ -223,20 +231,19 @@ def bind(
     return dict(bound.arguments)
 
 
-def freeze(value: Any) -> Any:
-    """A hashable stand-in that differs when the value does; types count (1 is not 1.0), and so
-    does the sign of zero."""
-    if isinstance(value, Mapping):
-        return tuple((k, freeze(v)) for k, v in value.items())
-    if isinstance(value, (list, tuple)):
-        return (type(value).__name__, tuple(freeze(v) for v in value))
-    if isinstance(value, float):
-        return (type(value).__name__, value.hex())
+def key_of(fn: Callable[..., Any], name: str, value: Any) -> Key:
+    """The key of an argument by type and content; one that has none is refused."""
     try:
-        hash(value)
-    except TypeError:
-        return repr(value)
-    return (type(value).__name__, value)
+        return content_key(value)
+    except Unkeyable as error:
+        raise CompileError(
+            f"argument {name!r} of {fn.__name__} decides about the kernel, and has no key: "
+            f"{error.why}" + (f" (at {name}{error.path})" if error.path else ""),
+            expected="a value that can be compared with those of later calls",
+            got=type(value).__qualname__,
+            fix=error.fix,
+            code="arguments",
+        ) from None
 
 
 def outline(value: Any) -> Any:
@@ -251,6 +258,10 @@ def _is_array(value: Any) -> bool:
 def _look(value: Any) -> Any:
     """What tells calls apart, in as little time as it takes."""
     kind = type(value)
-    if kind is np.ndarray or _is_array(value):
+    if kind is np.ndarray:
         return kind, value.shape, value.dtype
-    return kind, value.hex() if kind is float else value
+    if kind is int or kind is str or value is None:
+        return value
+    if kind not in LEAVES and _is_array(value):
+        return kind, value.shape, value.dtype
+    return content_key(value)

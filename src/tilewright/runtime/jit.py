@@ -16,9 +16,10 @@ from tilewright.ir.target import Target
 from tilewright.lang import DirectTrace, PrimFunc, is_direct
 from tilewright.runtime.backends import compiled_for, resolve
 from tilewright.runtime.configs import options_from
-from tilewright.runtime.direct import Direct, bind, freeze
+from tilewright.runtime.direct import Direct, bind, key_of
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import CompileError, entry, swap
+from tilewright.support.reads import Context, at_home
 
 OutIdx = int | Sequence[int] | None
 
@@ -101,15 +102,20 @@ class Jit:
     ) -> None:
         functools.update_wrapper(self, fn)
         self.fn = fn
-        self.out_idx = out_idx
+        # copies: what the caller does to theirs later changes no kernel
+        self.out_idx = out_idx if out_idx is None or isinstance(out_idx, int) else [*out_idx]
         self.target = target
-        self.pass_configs = pass_configs
+        self.pass_configs = pass_configs if pass_configs is None else dict(pass_configs)
         self.compile_flags = compile_flags
         self.verbose = verbose
         self.debug_root_path = debug_root_path
         self.direct = is_direct(fn)
         self.signature = inspect.signature(fn)
-        self._direct = Direct(fn, self._compile_direct, lambda: _target_key(self.target))
+        at_home(fn)
+        self.context = Context(fn, look_inside=True)
+        self._direct = Direct(
+            fn, self._compile_direct, lambda: _target_key(self.target), self.context
+        )
         self._kernels: dict[Any, Any] = self._direct.kernels if self.direct else {}
         self._others: dict[str | Target, Jit] = {}
 
@@ -131,7 +137,8 @@ class Jit:
             given = {n: v for n, v in kwargs.items() if n not in sizes}
             return self._direct.known(self._direct.bind(args, given, partial=True), sizes).kernel
         bound = bind(self.fn, self.signature, args, kwargs)
-        key = (_target_key(self.target), freeze(bound))
+        values = (key_of(self.fn, name, value) for name, value in bound.items())
+        key = (_target_key(self.target), self.context.key(), *values)
         kernel = self._kernels.get(key)
         if kernel is None:
             kernel = self._kernels[key] = self._compile(self.prim_func(*args, **kwargs))
@@ -198,6 +205,9 @@ class Jit:
         return made
 
     get_tir = prim_func
+
+    def __content_parts__(self) -> tuple[Any, ...]:
+        return (self.fn, self.out_idx, str(self.target), self.pass_configs)
 
     def _compile(self, made: PrimFunc) -> CompiledKernel:
         kernel = compile(

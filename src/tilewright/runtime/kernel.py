@@ -17,6 +17,7 @@ from tilewright.runtime.configs import choices_from
 from tilewright.runtime.host_caller import Fixable, make_caller
 from tilewright.runtime.launch import Launcher
 from tilewright.support import env
+from tilewright.support.content_key import Same
 from tilewright.support.errors import CompileError, entry
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ class CompiledKernel:
         self.launcher = Launcher(program, indices)
         self.executable = build(program, self.target)
         self.__call__ = self._caller()
+
+    def __content_parts__(self) -> tuple[Any, ...]:
+        return (Same(self),)
 
     def _caller(self) -> Callable[..., Any]:
         if self.target.kind == "cuda":

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tilewright.runtime.direct import freeze, outline
+from tilewright.runtime.direct import key_of, outline
 from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
+from tilewright.support.content_key import content_key
 from tilewright.support.errors import CompileError
 
 
@@ -29,6 +30,9 @@ class Autotuned:
         self._best: dict[Any, CompiledKernel] = {}
         self._measured: dict[Any, float] = jitted.__dict__.setdefault("_measured", {})
 
+    def __content_parts__(self) -> tuple[Any, ...]:
+        return (self.jitted, self.configs, self.warmup, self.rep)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kernel = self.compile(*args, **kwargs)
         if not self.jitted.direct:
@@ -38,13 +42,14 @@ class Autotuned:
     def compile(self, *args: Any, **kwargs: Any) -> CompiledKernel:
         """The fastest kernel for these arguments; its `config` and `latency` say which and how
         fast. Arguments that are given are not tuned."""
-        seen: Any = (args, kwargs)
+        given = {**dict(zip(self.jitted.signature.parameters, args, strict=False)), **kwargs}
         if self.jitted.direct:
-            seen = (tuple(map(outline, args)), {n: outline(v) for n, v in kwargs.items()})
-        frozen = freeze(seen)
-        key = (frozen, len(self.configs) if isinstance(self.configs, list) else None)
+            given = {n: outline(v) for n, v in given.items()}
+        parts = (key_of(self.jitted.fn, n, v) for n, v in given.items())
+        seen = (self.jitted.context.key(), *given, *parts)
+        key = (seen, None if callable(self.configs) else content_key(self.configs))
         if key not in self._best:
-            self._best[key] = self._search(args, kwargs, frozen)
+            self._best[key] = self._search(args, kwargs, seen)
         return self._best[key]
 
     def _open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -54,7 +59,7 @@ class Autotuned:
         )
         given = {*kwargs, *list(self.jitted.signature.parameters)[: len(args)]}
         found = [{n: v for n, v in config.items() if n not in given} for config in configs]
-        return list({repr(freeze(config)): config for config in found}.values())
+        return list({content_key(config): config for config in found}.values())
 
     def _search(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seen: Any
@@ -67,7 +72,7 @@ class Autotuned:
         for config in configs:
             try:
                 kernel = self.jitted.compile(*args, **{**kwargs, **config})
-                place = (kernel.target, seen, freeze(config), self.warmup, self.rep)
+                place = (kernel.target, seen, content_key(config), self.warmup, self.rep)
                 if place not in self._measured:
                     profiler = kernel.get_profiler()
                     self._measured[place] = profiler.do_bench(warmup=self.warmup, rep=self.rep)

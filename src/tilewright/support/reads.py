@@ -1,0 +1,442 @@
+"""What functions, classes and modules say and read, as a key that is cheap to ask for again.
+
+A factory's result depends on its text and on every value that the text reaches without an
+argument: the cells of its closure, its defaults, the globals it names, and what the functions and
+classes among those reach in turn. Python's library, Tilewright and other installed packages count
+by name only: their functions and modules are not looked into.
+
+`Context` walks all this once. What cannot change without being bound anew (numbers, strings,
+functions, classes) is then checked by identity; lists, arrays and objects are keyed again each
+time.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from enum import Enum
+from functools import lru_cache
+from importlib.util import resolve_name
+from itertools import count, repeat
+from operator import attrgetter, is_
+from types import CodeType, FunctionType, MappingProxyType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tilewright.support.content_key import (
+    EXACT,
+    HOOK,
+    LEAVES,
+    Key,
+    Keyer,
+    Same,
+    Sub,
+    Unkeyable,
+    itself,
+    rule_of,
+)
+from tilewright.support.definitions import FUTURE, definition
+from tilewright.support.errors import CompileError, Loc, TilewrightError
+
+_ABSENT = Same(None)
+# of a class: made by Python, or caches
+_NOT_CONTENT = {
+    "__dict__", "__weakref__", "__doc__", "_abc_impl", "__abstractmethods__", "__slotnames__",
+    "__firstlineno__", "__static_attributes__", "__annotations_cache__", "__annotate_func__",
+    "__module__", "__qualname__", "_value2member_map_", "_hashable_values_", "_unhashable_values_",
+}  # fmt: skip
+_homes: set[str] = set()  # installed packages that hold kernels: looked into all the same
+
+
+def at_home(function: Any) -> None:
+    """The package of a jitted function is no library to it."""
+    _homes.add(str(getattr(function, "__module__", "")).partition(".")[0])
+    is_library.cache_clear()
+
+
+@lru_cache(maxsize=1024)
+def is_library(module: str | None) -> bool:
+    """Whether what a module defines counts by name only."""
+    top = str(module).partition(".")[0]
+    if top == "tilewright" or (top in sys.stdlib_module_names and top != "__main__"):
+        return True
+    found = sys.modules.get(str(module)) or sys.modules.get(top)
+    file = getattr(found, "__file__", None) or ""
+    return top not in _homes and ("site-packages" in file or "dist-packages" in file)
+
+
+class Read(NamedTuple):
+    """A name, the attributes that are asked of it, and where."""
+
+    path: tuple[str, ...]
+    line: int
+    free: bool = False  # of an enclosing function
+
+
+class Context:
+    """What a function, class or module depends on."""
+
+    def __init__(self, root: Any, look_inside: bool = False) -> None:
+        self.root = root
+        self.look_inside = look_inside  # even if it is a library's
+        self._scopes: list[Any] = []
+        self._sizes: list[tuple[Any, int]] = []
+        self._functions: list[tuple[Any, ...]] = []
+        self._cells: list[Any] = []
+        self._contents: list[Any] = []
+        self._settled = False  # whether all that was read had a value; at first nothing has
+
+    def key(self, sub: Sub | None = None) -> Key:
+        """Equal where text and values read are. Cheap while nothing is bound anew."""
+        if not self._unchanged():
+            self._build()
+        if not self.values:
+            return self.token
+        sub = sub or Keyer()
+        return (self.token, *(value.key(sub) for value in self.values))
+
+    def _build(self) -> None:
+        walk = _Walk(self.root if self.look_inside else None)
+        said = walk(self.root)
+        self.token = _tokens.setdefault(said, next(_numbers))
+        self.values = walk.values
+        self._scopes = [
+            (scope.get, tuple(found), tuple(found.values()))
+            for scope, found in walk.scopes.values()
+        ]
+        self._sizes = [(scope, len(scope)) for scope in walk.whole]
+        self._cells, self._contents = walk.cells, walk.contents
+        self._functions = [(function, *_of_function(function)) for function in walk.functions]
+        self._settled = not walk.unbound
+
+    def _unchanged(self) -> bool:
+        for get, names, values in self._scopes:
+            if not all(map(is_, map(get, names, repeat(_ABSENT)), values)):
+                return False
+        for function, code, defaults, named in self._functions:
+            if function.__code__ is not code or function.__defaults__ is not defaults:
+                return False
+            if function.__kwdefaults__ is not named:
+                return False
+        if self._cells:
+            try:
+                if not all(map(is_, map(_contents, self._cells), self._contents)):
+                    return False
+            except ValueError:  # a cell was emptied
+                return False
+        for scope, size in self._sizes:
+            if len(scope) != size:
+                return False
+        return self._settled
+
+
+_of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_contents = attrgetter("cell_contents")
+# what contexts say, each numbered when it is new: a number is quick to compare
+_tokens: dict[Key, int] = {}
+_numbers = count()
+_contexts: dict[int, Context] = {}
+_KEPT = 256
+
+
+def context_of(value: Any) -> Context:
+    """The context of a function, class or module that is met as a value."""
+    found = _contexts.get(id(value))  # which it holds: the number is its own
+    if found is None:
+        if len(_contexts) >= _KEPT:
+            _contexts.clear()
+        found = _contexts[id(value)] = Context(value)
+    return found
+
+
+class _Value(NamedTuple):
+    """A value that may change without being bound anew, and who reads it."""
+
+    value: Any
+    reader: str
+    loc: Loc | None
+
+    def key(self, sub: Sub) -> Key:
+        try:
+            return sub(self.value)
+        except Unkeyable as error:
+            if self.loc is None:
+                raise error.inside(f" ({self.reader})") from None
+            raise CompileError(
+                f"{self.reader} decides about the kernel, and has no key: {error.why}"
+                + (f" (at {self.reader}{error.path})" if error.path else ""),
+                loc=self.loc,
+                expected="values that can be compared with those of later calls",
+                fix=error.fix + ", as an argument or under a name of their own",
+                code="arguments",
+            ) from None
+
+
+class _Walk:
+    """The constant part of a key, and what has to be looked at to know that it still holds."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self.numbers: dict[int, int] = {}
+        self.next = count()
+        self.values: list[_Value] = []
+        self.scopes: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self.whole: list[Any] = []
+        self.cells: list[Any] = []
+        self.contents: list[Any] = []
+        self.functions: list[FunctionType] = []
+        self.unbound = False
+        self.frozen = 0
+        self.reader, self.loc = "", None  # type: str, Loc | None
+
+    def __call__(self, value: Any) -> Key:
+        kind = type(value)
+        if kind is int or kind is str or value is None:
+            return value
+        if kind in LEAVES:
+            return LEAVES[kind](value, self)
+        if kind is FunctionType:
+            return self.once(value, self.function)
+        if isinstance(value, type):
+            return self.once(value, self.klass)
+        if isinstance(value, ModuleType):
+            return self.once(value, self.module)
+        if self.frozen:
+            try:
+                return self.again(value)
+            except Unkeyable:
+                return ("same", Same(value))
+        if kind in _BOUND_ONCE or isinstance(value, (Enum, np.generic, np.dtype)):
+            return self.again(value)
+        if hasattr(kind, HOOK) or _never_changes(kind):
+            return self.again(value)
+        self.values.append(_Value(value, self.reader, self.loc))
+        return ("value", len(self.values))
+
+    def again(self, value: Any) -> Key:
+        """By the table, with the parts walked."""
+        if id(value) in self.numbers:  # inside itself
+            return ("again", self.numbers[id(value)])
+        self.numbers[id(value)] = next(self.next)
+        try:
+            return rule_of(type(value))(value, self)
+        finally:
+            del self.numbers[id(value)]
+
+    def once(self, value: Any, walk: Callable[[Any], Key]) -> Key:
+        if id(value) in self.numbers:
+            return ("again", self.numbers[id(value)])
+        self.numbers[id(value)] = next(self.next)
+        return walk(value)
+
+    def look(self, scope: Any, name: str) -> Any:
+        """A name's value now, to be compared with its value then."""
+        value = scope.get(name, _ABSENT)
+        self.scopes.setdefault(id(scope), (scope, {}))[1][name] = value
+        return value
+
+    # ── functions ──
+
+    def function(self, function: FunctionType) -> Key:
+        code, scope = function.__code__, function.__globals__
+        if is_library(scope.get("__name__", "")) and function is not self.root:
+            return ("library", scope["__name__"], function.__qualname__, code)
+        if not (self.frozen and code.co_filename == "<string>"):  # of a dataclass: not edited
+            self.functions.append(function)
+        reads, text = _reads_of(function)
+        defaults = (function.__defaults__, tuple((function.__kwdefaults__ or {}).items()))
+        self.reader, self.loc = f"a default of {function.__name__}", _loc(code, 0)
+        said: list[Key] = [code, code.co_filename, text, *map(self, defaults)]
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            said.append(self.cell(function, name, cell, reads))
+        for read in reads:
+            if not read.free and read.path[0] not in code.co_freevars:
+                said += (read.path, self.path(function, scope, read))
+        for name in tuple(vars(function)):
+            said += (name, self(self.look(vars(function), name)))
+        return ("function", *said)
+
+    def cell(self, function: FunctionType, name: str, cell: Any, reads: list[Read]) -> Key:
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            self.unbound = True
+            return ("unbound",)
+        self.cells.append(cell)
+        self.contents.append(value)
+        read = [r for r in reads if r.path[0] == name] or [Read((name,), 0)]
+        return tuple(self.value(function, value, each) for each in read)
+
+    def path(self, function: FunctionType, scope: dict[str, Any], read: Read) -> Key:
+        if read.path[0] == _IMPORT:
+            return self.imported(function, scope, read)
+        value = self.look(scope, read.path[0])
+        return ("builtin",) if value is _ABSENT else self.value(function, value, read)
+
+    def imported(self, function: FunctionType, scope: dict[str, Any], read: Read) -> Key:
+        try:
+            name = resolve_name(read.path[1], scope.get("__package__") or "")
+        except ImportError:
+            return ("module", read.path[1])
+        if is_library(name):
+            return ("module", name)
+        value = self.look(sys.modules, name)
+        rest = Read(read.path[1:], read.line)
+        return ("module", name) if value is _ABSENT else self.value(function, value, rest)
+
+    def value(self, function: FunctionType, value: Any, read: Read) -> Key:
+        """The value of a path; attributes matter where they are a module's."""
+        done = 1
+        while isinstance(value, ModuleType) and not is_library(value.__name__):
+            if done == len(read.path):
+                break
+            value = self.look(vars(value), read.path[done])
+            done += 1
+        if value is _ABSENT:
+            return ("absent",)
+        self.reader = f"{'.'.join(read.path[:done])}, which {function.__name__} reads,"
+        self.loc = _loc(function.__code__, read.line)
+        return self(value)
+
+    # ── classes and modules ──
+
+    def klass(self, kind: Any) -> Key:
+        if is_library(kind.__module__):
+            return ("class", itself(kind))
+        scope = vars(kind)
+        self.whole.append(scope)
+        said: list[Key] = [kind.__module__, kind.__qualname__, self(type(kind))]
+        said += map(self, kind.__bases__)
+        for name in scope:
+            if name in _NOT_CONTENT:
+                continue
+            value = self.look(scope, name)
+            self.reader, self.loc = f"{kind.__qualname__}.{name}", None
+            dunder = name.startswith("_") and name.endswith("_")
+            self.frozen += dunder  # nobody changes what Python keeps there
+            try:
+                said += (name, self(value))
+            finally:
+                self.frozen -= dunder
+        return ("class", *said)
+
+    def module(self, module: ModuleType) -> Key:
+        """A module that is used as a value: every public name of it."""
+        if is_library(module.__name__):
+            return ("module", module.__name__, getattr(module, "__version__", None))
+        scope = vars(module)
+        self.whole.append(scope)
+        said: list[Key] = [module.__name__]
+        for name in [name for name in scope if not name.startswith("__")]:
+            value = self.look(scope, name)
+            self.reader = f"{module.__name__}.{name}"
+            said += (name, self(value))
+        return ("module", *said)
+
+
+# besides numbers and strings, what changes only by being bound anew, once its parts are looked at
+_BOUND_ONCE = {
+    kind
+    for kind in EXACT
+    if kind not in (list, dict, set, bytearray, memoryview, MappingProxyType, ContextVar)
+    and kind.__module__ != "collections"
+}
+
+
+def _never_changes(kind: type) -> bool:
+    """Types of PyTorch and of ours whose values do not change."""
+    name = kind.__module__
+    return kind.__name__ in _TORCH if name == "torch" else name.startswith("tilewright.")
+
+
+_TORCH = ("dtype", "device", "Size", "layout", "memory_format")
+
+
+def _loc(code: CodeType, line: int) -> Loc:
+    return Loc(code.co_filename, line or code.co_firstlineno)
+
+
+# ── what a function's text names ─────────────────────────────────────────────────────────────
+
+_IMPORT = "import"  # no name: paths of modules that a body imports begin with it
+
+
+def _reads_of(function: FunctionType) -> tuple[list[Read], str]:
+    """The names that a function reads, and its text where that is at hand."""
+    found = dict.fromkeys(_names(function.__code__))
+    text = ""
+    if function.__code__.co_name != "<lambda>":
+        try:
+            known = definition(function)
+        except TilewrightError:
+            pass
+        else:
+            text = known.text
+            as_text = bool(function.__code__.co_flags & FUTURE)
+            found |= dict.fromkeys(_annotated(known.node, as_text))
+    first: dict[tuple[str, ...], Read] = {}
+    for read in found:
+        first.setdefault(read.path, read)
+    return list(first.values()), text
+
+
+def _names(code: CodeType) -> Iterator[Read]:
+    """Names that bytecode loads from outside, with the attributes that follow."""
+    path: list[str] = []
+    line, free = code.co_firstlineno, False
+    for each in dis.get_instructions(code):
+        line = each.starts_line if type(each.starts_line) is int else line
+        if path and each.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
+            path.append(each.argval)
+            if each.opname != "IMPORT_FROM":
+                continue
+            yield Read(tuple(path), line, free)
+            path = path[:2]
+            continue
+        if path and each.opname in _BETWEEN:
+            continue
+        if path:
+            yield Read(tuple(path), line, free)
+        path = []
+        free = each.opname in _FREE
+        if free or each.opname in _GLOBAL:
+            path = [each.argval]
+        elif each.opname == "IMPORT_NAME":
+            path = [_IMPORT, each.argval]
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+_FREE = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_BETWEEN = ("CACHE", "EXTENDED_ARG", "PRECALL", "NOP")
+
+
+def _annotated(node: ast.AST, kept_as_text: bool) -> Iterator[Read]:
+    """Names in annotations: bytecode has none of those of locals."""
+    for each in ast.walk(node):
+        annotation = each.annotation if isinstance(each, (ast.AnnAssign, ast.arg)) else None
+        if annotation is None or (isinstance(each, ast.arg) and not kept_as_text):
+            continue
+        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+            try:
+                annotation = ast.parse(annotation.value, mode="eval").body
+            except SyntaxError:
+                continue
+        stack: list[ast.AST] = [annotation]
+        while stack:
+            part = stack.pop()
+            if isinstance(part, (ast.Name, ast.Attribute)):
+                path: list[str] = []
+                while isinstance(part, ast.Attribute):
+                    path.insert(0, part.attr)
+                    part = part.value
+                if isinstance(part, ast.Name):
+                    yield Read((part.id, *path), part.lineno)
+                    continue
+            stack.extend(ast.iter_child_nodes(part))
