@@ -31,6 +31,7 @@ _PUBLIC = {
     "LaunchError": "tilewright.support.errors",
     "RunError": "tilewright.support.errors",
     "SanitizerError": "tilewright.support.errors",
+    "SanitizerWarning": "tilewright.support.errors",
     "VerifyError": "tilewright.support.errors",
 }
 _MODULES = ("language", "layout", "profiler")
@@ -46,6 +47,7 @@ __all__ = [
     "Race",
     "RunError",
     "SanitizerError",
+    "SanitizerWarning",
     "Target",
     "TensorSupplyType",
     "TilewrightError",
@@ -83,6 +85,7 @@ if TYPE_CHECKING:
         LaunchError,
         RunError,
         SanitizerError,
+        SanitizerWarning,
         TilewrightError,
         VerifyError,
     )

@@ -87,7 +87,7 @@ class Watch:
         self.read(fr, mem, where, None, loc)
         self.write(fr, mem, where, None, loc)
 
-    def atomic(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
+    def atomic(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
         raise NotImplementedError
 
     def enter_map(self, fr: Frame) -> None:

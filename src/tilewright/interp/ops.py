@@ -144,7 +144,7 @@ def copy_now(fr: Frame, op: Copy, src: Box, dst: Box) -> None:
     if op.reduce is None:
         watch_write(fr, dst)
     elif fr.watch is not None and not dst.is_empty:
-        fr.watch.atomic(fr, dst.mem, dst.where, fr.loc())
+        fr.watch.atomic(fr, dst.mem, dst.where, None, fr.loc())
     store_tile(op, dst, moved(op, src, dst))
 
 
@@ -436,7 +436,7 @@ def run_atomic(b: Builder, op: Atomic) -> Step:
         if box.is_empty:
             return
         if fr.watch is not None:
-            fr.watch.atomic(fr, box.mem, box.where, fr.loc())
+            fr.watch.atomic(fr, box.mem, box.where, None, fr.loc())
         write_box(box, np.asarray(fn(read_box(box), got)))
 
     return Step(op, run_tile)
@@ -466,7 +466,8 @@ def atomic_elements(
     if count == 0:
         return out[()]
     if fr.watch is not None:
-        fr.watch.atomic(fr, mem, places, fr.loc())
+        owners = fr.agent.lane_ids(fr)[ok] if per_lane else None
+        fr.watch.atomic(fr, mem, places, owners, fr.loc())
     data = mem.data
     flat = np.ravel_multi_index(places, mem.shape) if places else np.zeros(count, np.int64)
     if np.unique(flat).size == count and places:
