@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.interp import padding
 from tilewright.interp.lanes import Frame, Watch, Where
 from tilewright.interp.memory import Memory, describe_index
 from tilewright.interp.postmortem import of_owner
@@ -298,6 +299,7 @@ class Sanitizer(Watch):
 
     def write(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
         self._touch(fr, mem, where, owners, loc, WRITE)
+        self._mark(fr, mem, where, owners)
         if mem.storage.valid is not None:
             mem.window(mem.storage.valid)[where] = True
 
@@ -307,6 +309,19 @@ class Sanitizer(Watch):
         self._touch(fr, mem, where, owners, loc, ATOMIC)
         if mem.storage.valid is not None:
             mem.window(mem.storage.valid)[where] = True
+
+    def _mark(self, fr: Frame, mem: Memory, where: Where, owners: Any) -> None:
+        """What is written is data, unless the op said otherwise."""
+        marks, fr.storing = fr.storing, None
+        if marks is None or owners is None:
+            padding.written(mem, where, None)
+            return
+        covers = np.size(owners) == mem.size and not mem.is_global
+        if covers and np.all(marks == padding.BLANK):
+            padding.blank(mem)
+            return
+        by_lane = np.broadcast_to(marks, fr.lanes).reshape(-1)
+        padding.written(mem, where, by_lane[np.asarray(owners)])
 
     def _require_written(
         self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None, how: str = READ
