@@ -33,6 +33,7 @@ _PUBLIC = {
     "PerformanceWarning": "tilewright.support.errors",
     "RunError": "tilewright.support.errors",
     "SanitizerError": "tilewright.support.errors",
+    "SanitizerWarning": "tilewright.support.errors",
     "VerifyError": "tilewright.support.errors",
 }
 _MODULES = ("language", "layout", "profiler")
@@ -49,6 +50,7 @@ __all__ = [
     "Race",
     "RunError",
     "SanitizerError",
+    "SanitizerWarning",
     "Target",
     "TensorSupplyType",
     "TilewrightError",
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
         LaunchError,
         RunError,
         SanitizerError,
+        SanitizerWarning,
         TilewrightError,
         VerifyError,
     )

@@ -753,3 +753,29 @@ def element_of_a_number():
             A[0] = n[0]
 #                  ^^^^
 #+          A[0] = A[n]
+
+
+@case(CompileError, "v is read before this iteration of T.Parallel has written it", "T.reduce_sum")
+def sum_of_iterations():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            v = T.alloc_var("float32", init=0.0)
+            for i in T.Parallel(64):
+#+          for i in T.serial(64):
+                v = v + X[i]
+#                   ^^^^^^^^
+            Y[0] = v
+
+
+@case(CompileError, "v is read behind the T.Parallel whose iterations changed it", "changed at")
+def last_of_iterations():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            v = T.alloc_var("float32", init=0.0)
+            for i in T.Parallel(64):
+#+          for i in T.serial(64):
+                v = X[i]
+            Y[0] = v
+#           ^^^^

@@ -201,3 +201,49 @@ def device_assert():
             A[0] = 1
 
     check(main, np.zeros(8, np.int32))
+
+
+@case(SanitizerError, "parallel-conflict", "Y[0]", "Y is updated atomically at", "T.atomic_load")
+def atomic_and_plain():
+    @T.prim_func
+    def main(X: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                T.atomic_add(Y[0], 1)
+                X[i] = Y[0]
+#                      ^^^^
+#+              X[i] = T.atomic_load(Y[0])
+
+    check(main, np.zeros(8, np.int32), np.zeros(8, np.int32))
+
+
+@case(SanitizerError, "shuffle-lane", "lane 0", "lane 16, which does not run this", "0 … 15")
+def shuffle_from_a_lane_that_is_not_there():
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            if t < 16:
+                Y[t] = T.shfl_sync(X[t], t + 16)
+#                      ^^^^^^^^^^^^^^^^^^^^^^^^^
+#+              Y[t] = T.shfl_sync(X[t], t + 1, width=16)
+
+    check(main, np.zeros(64, np.float32), np.zeros(64, np.float32))
+
+
+@case(SanitizerError, "uninitialized", "B[0] is updated atomically", "in a kernel of its own")
+def output_that_nothing_cleared():
+    @tw.jit
+    def sums(A):
+        A: T.Tensor((8, 8), "float32")
+        B = T.empty((8,), "float32")
+#+      B = T.empty((8,), "float32")
+#+      with T.Kernel(1):
+#+          T.clear(B)
+        with T.Kernel(8) as bx:
+            for j in T.Parallel(8):
+                T.atomic_add(B[j], A[bx, j])
+#               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+        return B
+
+    sums.on("interp -sanitize")(np.zeros((8, 8), np.float32))

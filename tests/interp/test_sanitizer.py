@@ -41,6 +41,17 @@ BAD = [
     ("race", "alloc s: int32[64] shared\ns[tx] = tx\nsync warp\nN[tx] = s[(tx + 32) % 64]", 3),
     ("race", "alloc s: int32[64] shared\ns[0] = tx", 1),
     ("race", "A[0] = A[0] + A[tx]", 0),
+    ("parallel-conflict", "map i in 8 {\natomic add N[0] value=1\nA[i] = float32(N[0])\n}", 2),
+    ("parallel-conflict", "map i in 8 {\nA[i] = float32(N[0])\natomic add N[0] value=1\n}", 2),
+    ("parallel-conflict", "map i in 8 {\natomic add N[i // 2] value=1\nN[i] = 0\n}", 2),
+    ("race", "alloc s: int32[4] shared\nfill s = 0\natomic add s[tx % 4] value=1\nN[tx] = s[0]", 3),
+    ("race", "alloc s: int32[64] shared\ns[tx] = 0\natomic add s[0] value=tx", 2),
+    ("race", "atomic add N[0] value=tx\nif tx == 0 { N[0] = 0 }", 1),
+    ("race", "alloc s: int32[64] shared\ns[tx] = tx\natomic add N[tx] value=s[63 - tx]", 2),
+    ("shuffle-lane", "if tx < 16 {\nintrinsic shfl_sync (tx, tx + 16) result=x: int32\n}", 1),
+    ("shuffle-lane", "if tx % 2 == 0 {\nintrinsic shfl_xor (tx, 1) result=x: int32\n}", 1),
+    ("shuffle-lane", "intrinsic shfl_xor (tx, 33) result=x: int32", 0),
+    ("shuffle-lane", "intrinsic shfl_down (tx, 0 - 1) result=x: int32", 0),
     ("divergent-barrier", "if tx < 32 {\nsync block\n}", 1),
     ("index-overflow", "A[(k * k) % 64] = 1.0", 0),
     ("index-overflow", "let at = k * k\nif at > 0 { A[at] = 1.0 }", 0),
@@ -74,6 +85,15 @@ GOOD = [
     "alloc s: int32[64] shared\ns[tx] = tx\nmap i in 64 { N[i] = s[63 - i] }\ns[tx] = 0",
     "A[tx + 60] = 1.0\nsync block\nlet x = A[tx - 3]\nsync block\nA[tx] = x",
     "alloc s: float32[70] shared\nmap i in 64 { s[i] = 1.0 }\ncopy s -> A[0:+70]",
+    "map i in 8 { atomic add N[0] value=1 }\nmap i in 8 { A[i] = float32(N[0]) }",
+    "map i in 8 { atomic add N[i] value=1\nA[i] = float32(N[i]) }",
+    "map i in 8 { atomic add N[0] value=1\natomic load N[0] result=x: int32\nA[i] = float32(x) }",
+    "alloc s: int32[4] shared\nfill s = 0\natomic add s[tx % 4] value=1\nsync block\nN[tx] = s[0]",
+    "if tx < 32 { intrinsic shfl_down (tx, 16) result=x: int32 }",
+    "if tx % 32 < 16 { intrinsic shfl_down (tx, 8) result=x: int32 width=16 }",
+    "intrinsic shfl_up (tx, 1) result=x: int32",
+    "intrinsic shfl_sync (tx, tx + 1) result=x: int32",
+    "if tx < 16 { intrinsic ballot (tx > 3) result=x: uint32 }",
 ]  # fmt: skip
 
 
@@ -141,3 +161,33 @@ def test_scratch_is_uninitialised():
     with pytest.raises(SanitizerError) as e:
         run(program, args(), sanitize=True)
     assert e.value.kind == "uninitialized"
+
+
+def made(body: str, grid: str = "bx in 1"):
+    program = kernel(body, grid=grid)
+    return run(program, args(), sanitize=True, made=("A",))
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["map i in 8 { A[i] = A[i] + 1.0 }", "atomic add A[3] value=1.0", "N[0] = int32(A[5])"],
+)
+def test_what_a_call_makes_is_uninitialised(body):
+    with pytest.raises(SanitizerError) as e:
+        made(body)
+    assert e.value.kind == "uninitialized" and e.value.loc.line == FIRST
+
+
+def test_elements_that_nothing_wrote_are_warned_of():
+    (found,) = made("map i in 60 { A[i + (4 if i >= 30 else 0)] = 1.0 }").warnings
+    assert found.kind == "unwritten"
+    assert "4 of 64 elements are never written; the first is A[30]" in str(found)
+    assert not made("map i in 16 { A[bx * 16 + i] = 1.0 }", "bx in 4").warnings
+    assert not made("atomic store A[tx] value=1.0").warnings
+
+
+def test_a_report_names_both_lines():
+    with pytest.raises(SanitizerError) as e:
+        run(kernel("map i in 8 {\natomic add N[0] value=1\nA[i] = float32(N[0])\n}"), args(),
+            sanitize=True)  # fmt: skip
+    assert f"N is updated atomically at <ir>:{FIRST + 1}" in str(e.value)

@@ -473,6 +473,35 @@ WRONG = {
         X[tx] = a[63 - tx]""",
         r"race on a\[63\]",
     ),
+    "an atomic and a plain read": (
+        """alloc a: int32[64] shared
+        a[tx] = 0
+        sync block
+        intrinsic atomic (&a[tx // 2:+1], tx) text="op=add"
+        if tx % 2 == 1 { X[tx] = a[tx // 2] }""",
+        r"race on a\[0\]: this reads it(.|\n)*first updated by atomic",
+    ),
+    "a plain read and an atomic": (
+        """alloc a: int32[64] shared
+        a[tx] = 0
+        sync block
+        X[tx] = a[0]
+        intrinsic atomic (&a[0:+1], tx) text="op=add\"""",
+        r"race on a\[0\]: this updates it",
+    ),
+    "two threads and a tensor": (
+        "X[tx] = tx\nlet y = X[63 - tx]\nX[tx] = y",
+        r"race on X\[63\]: this reads it, but another thread",
+    ),
+    "two values in a tensor": ("X[tx // 2] = tx", r"race on X\[0\]: two threads store different"),
+    "a tensor, atomically and plainly": (
+        'intrinsic atomic (&X[0:+1], tx) text="op=add"\nif tx == 5 { X[0] = 1 }',
+        r"race on X\[0\]: this writes it",
+    ),
+    "a lane that does not run": (
+        'if tx < 8 { intrinsic shfl_sync (X[tx], 20) result=y text="mask=active" }',
+        "lane 0 asks for the value of lane 20, which does not run this",
+    ),
     "lanes of a shuffle": (
         "if tx < 8 { intrinsic shfl_xor (X[tx], 1) result=y }",
         "shfl_xor is for all threads of a warp together",
@@ -490,7 +519,7 @@ def test_errors_name_the_place(what):
 
 RIGHT = {
     "guarded": "if tx < 63 { X[tx + 1] = tx }",
-    "select is lazy": "let x = X[tx - 1] if tx > 0 else 0\nX[tx] = x",
+    "select is lazy": "let x = X[tx - 1] if tx > 0 else 0\nsync block\nX[tx] = x",
     "within a warp": (
         "alloc a: int32[64] shared\na[tx] = tx\nsync warp\nX[tx] = a[tx ^ 31]\nsync warp\na[tx] = 0"
     ),
@@ -532,6 +561,27 @@ RIGHT = {
         sync block
         X[tx] = a[0]""",
 }
+
+
+def blocks(body: str):
+    head = "param X: int32[64] global\nkernel k grid bx in 2 threads tx in 32"
+    text = f"program p {{\n{head} {{\n{body}\n}}\n}}"
+    interp.run_threads(parse_program(text, "p.tw"), {"X": X64.copy()})
+
+
+@pytest.mark.parametrize(
+    "body", ["X[tx] = bx", "X[bx * 32 + tx] = 1\nlet y = X[tx]\nif bx == 1 { X[tx + 32] = y }",
+             'if bx == 0 { intrinsic atomic (&X[0:+1], tx) text="op=add" } else { X[0] = 1 }']
+)  # fmt: skip
+def test_two_blocks_and_one_element(body):
+    with pytest.raises(RunError, match=r"block-race: X\[\d+\]") as error:
+        blocks(body)
+    assert error.value.loc is not None
+
+
+def test_blocks_that_keep_apart():
+    blocks("X[bx * 32 + tx] = X[bx * 32 + tx] + 1")
+    blocks('intrinsic atomic (&X[0:+1], tx) text="op=add"')
 
 
 @pytest.mark.parametrize("what", RIGHT)

@@ -28,7 +28,9 @@ from tilewright.interp.meaning import (
 )
 from tilewright.interp.memory import Memory, allocate, make_poison, open_view
 from tilewright.interp.numbers import cast_fn
+from tilewright.interp.padding import Tracer, blank
 from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Const
 from tilewright.ir.op import (
     Alloc,
     Break,
@@ -186,13 +188,25 @@ def run_continue(b: Builder, op: Continue) -> Step:
 def run_let(b: Builder, op: Let) -> Step:
     value = b.evaluate(op.value, index=op.var in b.index_vars)
     to, name = cast_fn(op.value.dtype, op.var.dtype), op.var.name
+    marks = Tracer(b.evaluate, op.value, op) if b.evaluate.sanitize else None
 
     def run(fr: Frame) -> None:
+        fr.outside = False
         got = to(value(fr))
+        if marks is not None:
+            _mark(fr, name, marks(fr))
         # a box of a buffer may alias it, and later stores must not show through
         fr.vars[name] = got.copy() if got.ndim and got.base is not None else got
 
     return Step(op, run)
+
+
+def _mark(fr: Frame, name: str, marks: Any) -> None:
+    """Where the value of a variable comes from."""
+    if marks is not None:
+        fr.marks = {**(fr.marks or {}), name: marks}
+    elif fr.marks:
+        fr.marks.pop(name, None)
 
 
 @meaning(Role)
@@ -380,6 +394,8 @@ def run_alloc(b: Builder, op: Alloc) -> Step:
             fr.bufs[buffer.name].storage.touched = fr.agent.tick()
         if init is not None and to is not None:
             scatter(fr, fr.bufs[buffer.name], (), to(init(fr)))
+            if track and isinstance(op.init, Const):
+                blank(fr.bufs[buffer.name])
 
     return Step(op, run)
 

@@ -305,7 +305,7 @@ class HazardWatch(Watch):
     def update(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
         self.access(fr, mem, where, None, loc, "write")  # conflicts with all that a read does
 
-    def atomic(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
+    def atomic(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
         self.access(fr, mem, where, None, loc, "atomic")
 
     def access(

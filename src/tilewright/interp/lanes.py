@@ -31,8 +31,8 @@ Where = tuple[Any, ...]
 class Frame:
     """What one agent knows while it runs: variables, buffers, lanes and the mask over them."""
 
-    __slots__ = ("agent", "broke", "bufs", "grid", "in_map", "lanes", "layout", "mask", "op",
-                 "pattern", "stop", "vars", "watch")  # fmt: skip
+    __slots__ = ("agent", "broke", "bufs", "grid", "in_map", "lanes", "layout", "marks", "mask",
+                 "op", "outside", "pattern", "stop", "storing", "vars", "watch")  # fmt: skip
 
     def __init__(self, agent: Agent, lanes: tuple[int, ...]) -> None:
         self.agent = agent
@@ -49,6 +49,11 @@ class Frame:
         self.stop: Any = None  # lanes that left the current iteration: None, True or an array
         self.broke: Any = None  # lanes that left the current loop
         self.watch: Watch | None = None
+        # of values, to the sanitizer (padding.py): marks of variables, of what is being stored, and
+        # whether a load went outside a tensor
+        self.marks: dict[str, Any] | None = None
+        self.storing: Any = None
+        self.outside = False
 
     def loc(self, node: Load | None = None) -> Loc | None:
         own = self.op.loc if self.op is not None else None
@@ -87,7 +92,7 @@ class Watch:
         self.read(fr, mem, where, None, loc)
         self.write(fr, mem, where, None, loc)
 
-    def atomic(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
+    def atomic(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
         raise NotImplementedError
 
     def enter_map(self, fr: Frame) -> None:
@@ -199,6 +204,7 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
         for i, n in zip(at, mem.shape, strict=True):
             if not 0 <= i < n:
                 if mem.is_global:
+                    fr.outside = True
                     return np.zeros((), mem.dtype.numpy)[()]
                 raise out_of_range(mem, at, fr.loc(node), sanitize=fr.agent.sanitize)
         if mem.lead:
@@ -210,6 +216,7 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
     live = fr.mask
     if bad is not None:
         if mem.is_global:
+            fr.outside = True
             live = ~bad if live is None else live & ~bad
         else:
             wrong = bad if fr.mask is None else bad & fr.mask

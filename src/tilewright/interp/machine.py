@@ -47,7 +47,7 @@ from tilewright.ir.op import (
     bodies,
     walk_ops,
 )
-from tilewright.support.errors import RunError
+from tilewright.support.errors import RunError, SanitizerWarning
 
 WARP = 32
 
@@ -339,6 +339,7 @@ class Launch:
     say: Callable[[str], None]
     races: BlockRaces | None = None
     made: dict[str, Memory] = field(default_factory=dict)
+    warnings: dict[Any, SanitizerWarning] = field(default_factory=dict)  # once per op
 
     def global_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
         if buffer.name not in self.made:

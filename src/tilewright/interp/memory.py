@@ -29,8 +29,8 @@ Array = np.ndarray[Any, Any]
 class Storage:
     """The memory behind a buffer and its views."""
 
-    __slots__ = ("accesses", "array", "key", "owner", "shadows", "touched", "unit", "units",
-                 "valid")  # fmt: skip
+    __slots__ = ("accesses", "array", "blank", "key", "marks", "owner", "shadows", "touched",
+                 "unit", "units", "valid")  # fmt: skip
 
     def __init__(self, key: str, array: Array, unit: int, units: int) -> None:
         self.key = key
@@ -39,6 +39,8 @@ class Storage:
         self.units = units
         self.owner: Any = None  # the block, for shared memory
         self.valid: Array | None = None  # per unit: something wrote it; None = all of it
+        self.marks: Array | None = None  # per unit: where its value comes from (padding.py)
+        self.blank = False  # all of it holds a constant
         self.shadows: dict[str, Array] = {}
         self.accesses: list[Any] = []  # live access records (hazards.py)
         self.touched = 0  # when ordinary code last touched these registers (hazards.py)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.interp import padding
 from tilewright.interp.lanes import (
     Box,
     Frame,
@@ -144,7 +145,9 @@ def copy_now(fr: Frame, op: Copy, src: Box, dst: Box) -> None:
     if op.reduce is None:
         watch_write(fr, dst)
     elif fr.watch is not None and not dst.is_empty:
-        fr.watch.atomic(fr, dst.mem, dst.where, fr.loc())
+        fr.watch.atomic(fr, dst.mem, dst.where, None, fr.loc())
+    if fr.agent.sanitize:
+        padding.copied(op, src, dst)
     store_tile(op, dst, moved(op, src, dst))
 
 
@@ -234,6 +237,8 @@ def run_fill(b: Builder, op: Fill) -> Step:
                 if fr.mask is None or fr.mask.all():
                     watch_write(fr, box)
                     write_box(box, what)
+                    if fr.agent.sanitize and box.is_whole and not box.mem.is_global:
+                        padding.filled(box)
                     return
                 if box.mem.space.value != "local":
                     require_collective(fr)
@@ -264,10 +269,16 @@ def run_store(b: Builder, op: Store) -> Step:
 
         return Step(op, run_box)
     indices = [b.evaluate(i, index=True) for i in op.indices]
+    marks = padding.Tracer(b.evaluate, op.value, op) if b.evaluate.sanitize else None
 
     def run(fr: Frame) -> None:
         idx = tuple(i(fr) for i in indices)
-        scatter(fr, fr.memory(name), idx, to(value(fr)))
+        fr.outside = False
+        new = to(value(fr))
+        if marks is not None:
+            fr.storing = marks(fr)
+        scatter(fr, fr.memory(name), idx, new)
+        fr.storing = None
 
     return Step(op, run)
 
@@ -297,7 +308,10 @@ def run_gemm(b: Builder, op: Gemm) -> Step:
         watch_read(fr, y)
         watch_overlap(fr, x, c)
         watch_overlap(fr, y, c)
+        before = padding.box_marks(c) if fr.agent.sanitize else None
         (watch_write if fresh else watch_update)(fr, c)
+        if fr.agent.sanitize:
+            padding.multiplied(op, x, y, c, before, fresh)
         value = gemm_value(op, x, y, c, fresh)
         if nan:
             _no_new_nan(
@@ -336,9 +350,11 @@ def run_reduce(b: Builder, op: Reduce) -> Step:
         x, y = tile_box(fr, src), tile_box(fr, dst)
         watch_read(fr, x)
         watch_meeting(fr, op)
+        marks = (padding.box_marks(x), padding.box_marks(y)) if fr.agent.sanitize else (None, None)
         (watch_write if op.clear else watch_update)(fr, y)
         tile = read_box(x)
         tile, axis = _reduced_axis(op, tile, y.extents)
+        padding.reduced(fr, op, tile, marks[0], y, marks[1], axis)
         out_shape = tile.shape[:axis] + tile.shape[axis + 1 :]
         old = None if op.clear else read_box(y).reshape(out_shape)
         value = reduced(op, tile, old, x.mem.dtype, y.mem.dtype, axis)
@@ -436,7 +452,7 @@ def run_atomic(b: Builder, op: Atomic) -> Step:
         if box.is_empty:
             return
         if fr.watch is not None:
-            fr.watch.atomic(fr, box.mem, box.where, fr.loc())
+            fr.watch.atomic(fr, box.mem, box.where, None, fr.loc())
         write_box(box, np.asarray(fn(read_box(box), got)))
 
     return Step(op, run_tile)
@@ -466,7 +482,8 @@ def atomic_elements(
     if count == 0:
         return out[()]
     if fr.watch is not None:
-        fr.watch.atomic(fr, mem, places, fr.loc())
+        owners = fr.agent.lane_ids(fr)[ok] if per_lane else None
+        fr.watch.atomic(fr, mem, places, owners, fr.loc())
     data = mem.data
     flat = np.ravel_multi_index(places, mem.shape) if places else np.zeros(count, np.int64)
     if np.unique(flat).size == count and places:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +16,7 @@ from tilewright.interp.machine import CompiledKernel, Launch, Options
 from tilewright.interp.meaning import Family
 from tilewright.interp.memory import Memory, allocate
 from tilewright.interp.numbers import from_bits, raw_bits
+from tilewright.interp.sanitizer import unwritten
 from tilewright.interp.step import Stepper
 from tilewright.interp.thread_machine import ThreadKernel, ThreadLaunch, is_thread_ir
 from tilewright.ir.bind import array_sizes, describe
@@ -23,7 +24,7 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.expr import Bin, Var
 from tilewright.ir.op import Program
-from tilewright.support.errors import LaunchError
+from tilewright.support.errors import LaunchError, SanitizerWarning
 
 
 @dataclass
@@ -32,6 +33,7 @@ class RunResult:
 
     sizes: dict[str, int]
     printed: list[str] = field(default_factory=list)
+    warnings: list[SanitizerWarning] = field(default_factory=list)
 
 
 _KEEP = 64
@@ -82,6 +84,7 @@ def run(
     explicit: bool | None = None,
     threads: bool | None = None,
     stepper: Stepper | None = None,
+    made: Collection[str] = (),
 ) -> RunResult:
     """Run `program` on NumPy arrays, which are changed in place.
 
@@ -92,6 +95,8 @@ def run(
     kernels with roles, barriers or asynchronous instructions in which every instruction is chosen.
     `threads` says whether the program is at stage THREAD (`run_threads`); by default that is seen
     from its instructions. `stepper` is told before each op, and blocks run in linear order then.
+    `made` names tensors that hold nothing yet: to the sanitizer, what the kernels do not write in
+    them is uninitialised, and elements that stay so are warned of.
     """
     if threads is None:
         threads = _lowered.get(program, lambda: is_thread_ir(program))
@@ -105,10 +110,15 @@ def run(
             kernels = [stepper.compiled(kernel, options) for kernel in program.kernels]
         families = {name: f for k in kernels for name, f in k.families.items()}
         call = _Call(program, args, families, track=sanitize)
+        if sanitize:
+            call.forget(made)
         launch = Launch(call.memories, call.values, options, call.say)
         rng = random.Random(seed)
         for kernel in kernels:
             launch.run(kernel, rng)
+        if sanitize:
+            call.result.warnings += launch.warnings.values()
+            call.warn_unwritten(made)
         return call.finish()
 
 
@@ -203,6 +213,18 @@ class _Call:
     def say(self, line: str) -> None:
         self.result.printed.append(line)
         print(line)
+
+    def forget(self, made: Collection[str]) -> None:
+        """These tensors hold nothing until something is written to them."""
+        for name in made:
+            memory = self.memories[name]
+            memory.storage.valid = np.zeros(memory.storage.units, np.bool_)
+
+    def warn_unwritten(self, made: Collection[str]) -> None:
+        for name in made:
+            found = unwritten(self.memories[name])
+            if found is not None:
+                self.result.warnings.append(found)
 
     def finish(self) -> RunResult:
         for name, memory in self.copied.items():

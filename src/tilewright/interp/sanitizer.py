@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.interp import padding
 from tilewright.interp.lanes import Frame, Watch, Where
 from tilewright.interp.memory import Memory, describe_index
 from tilewright.interp.postmortem import of_owner
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Atomic, Copy, Fill, Gemm, Map, Op, Reduce, Relayout, Scan
-from tilewright.support.errors import Loc, SanitizerError
+from tilewright.support.errors import Loc, SanitizerError, SanitizerWarning
 
 if TYPE_CHECKING:
     from tilewright.interp.machine import Agent
@@ -39,7 +40,7 @@ def _first(mem: Memory, where: Where, wrong: Any) -> str:
     return describe_index(mem, tuple(int(i) for i in at[len(mem.lead) :]))
 
 
-def require_written(mem: Memory, where: Where, loc: Loc | None) -> None:
+def require_written(mem: Memory, where: Where, loc: Loc | None, how: str = "read") -> None:
     """Every element at `where` has been written."""
     valid = mem.storage.valid
     if valid is None:
@@ -48,56 +49,111 @@ def require_written(mem: Memory, where: Where, loc: Loc | None) -> None:
     if not np.all(known):
         raise SanitizerError(
             "uninitialized",
-            f"{_first(mem, where, ~np.asarray(known))} is read, but nothing wrote it",
+            f"{_first(mem, where, ~np.asarray(known))} is {how}, but nothing wrote it",
             loc=loc,
-            fix=f"write {mem.name} before it is read: "
-            + (f"T.clear({mem.name}), T.fill or T.copy" if mem.shape else "T.alloc_var(…, init=…)"),
+            fix=f"write {mem.name} before it is {how}: " + _writing(mem),
         )
 
 
+def _writing(mem: Memory) -> str:
+    if mem.is_global:
+        return (
+            f"T.clear({mem.name}) or T.fill in a kernel of its own before this one; or pass an "
+            "array that holds what it starts from"
+        )
+    return f"T.clear({mem.name}), T.fill or T.copy" if mem.shape else "T.alloc_var(…, init=…)"
+
+
+def unwritten(mem: Memory) -> SanitizerWarning | None:
+    """A warning where some element of a tensor that the call made was never written."""
+    valid = mem.storage.valid
+    if valid is None or mem.buffer.partial or valid.all():
+        return None
+    missing: Any = ~mem.window(valid)
+    if mem.ratio > 1:
+        missing = missing.any(axis=-1)
+    first = np.unravel_index(int(np.argmax(missing)), missing.shape)
+    count, size = int(missing.sum()), missing.size
+    many = f"{size} elements are" if count == size else f"{count} of {size} elements are"
+    return SanitizerWarning(
+        "unwritten",
+        f"{mem.name} is an output, and {many} never written; the first is "
+        f"{describe_index(mem, tuple(map(int, first)))}",
+        loc=mem.buffer.loc,
+        fix="let the grid and its loops cover it; where this is meant, say T.empty(..., "
+        "partial=True), or pass the array as an argument",
+    )
+
+
+READ, WRITE, ATOMIC = "read", "write", "atomic"
+# what an access must not meet, unordered: atomics do not disturb each other
+AGAINST = {READ: (WRITE, ATOMIC), WRITE: (WRITE, READ, ATOMIC), ATOMIC: (WRITE, READ)}
+
+
+class Lines:
+    """Where the accesses of a period stand in the text, to name the other one of two."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[int, str], dict[Loc, None]] = {}
+
+    def add(self, mem: Memory, kind: str, loc: Loc | None) -> None:
+        if loc is not None:
+            self.seen.setdefault((id(mem.storage), kind), {})[loc] = None
+
+    def other(self, mem: Memory, kind: str, loc: Loc | None) -> tuple[str, ...]:
+        """The accesses that one of `kind` at `loc` may have met, in words."""
+        found = {
+            place: how
+            for how in AGAINST[kind]
+            for place in self.seen.get((id(mem.storage), how), ())
+        }
+        if len(found) > 1:
+            found.pop(loc, None)  # type: ignore[arg-type]
+        verb = {READ: "read", WRITE: "written", ATOMIC: "updated atomically"}
+        return tuple(f"{mem.name} is {verb[how]} at {at}" for at, how in list(found.items())[:3])
+
+
 class Conflicts:
-    """Who touched what within one period: two shadows of entries `base + id`."""
+    """Who touched what within one period: a shadow for each kind of access, of entries
+    `base + id`."""
 
     def __init__(self, name: str) -> None:
-        self.write_name, self.read_name = f"{name}.write", f"{name}.read"
+        self.name = name
         self.base = 0
         self.span = 1  # ids 0 … span - 2; the last stands for 'several'
+        self.lines = Lines()
 
     @property
     def several(self) -> int:
         return self.base + self.span - 1
 
-    def write(self, mem: Memory, where: Where, ids: Any) -> Any:
-        """The elements where this write conflicts, or None."""
-        ids = self._ids(mem, ids)
-        writers = mem.window(mem.storage.shadow(self.write_name, -1))
-        readers = mem.window(mem.storage.shadow(self.read_name, -1))
-        wrong = self._other(writers[where], ids) | self._other(readers[where], ids)
-        writers[where] = ids
-        wrong = wrong | (writers[where] != ids)
+    def access(self, mem: Memory, where: Where, ids: Any, kind: str, loc: Loc | None) -> Any:
+        """The elements where this access conflicts, or None."""
+        ids = self.base + np.asarray(ids, np.int64)
+        ids = ids[..., None] if mem.ratio > 1 and ids.ndim else ids
+        wrong: Any = np.False_
+        for other in AGAINST[kind]:
+            if f"{self.name}.{other}" in mem.storage.shadows:
+                wrong = wrong | self._other(self._marks(mem, other)[where], ids)
+        self.lines.add(mem, kind, loc)
+        marks = self._marks(mem, kind)
+        if kind == WRITE:
+            marks[where] = ids
+            wrong = wrong | (marks[where] != ids)
+        elif not np.any(wrong):
+            new = np.where(self._other(marks[where], ids), self.several, ids)
+            marks[where] = new
+            lost = marks[where] != new
+            if np.any(lost):
+                if np.ndim(lost) and all(isinstance(w, np.ndarray) for w in where):
+                    rows = lost.any(axis=-1) if mem.ratio > 1 else lost
+                    marks[tuple(w[rows] for w in where)] = self.several
+                else:
+                    marks[where] = self.several
         return wrong if np.any(wrong) else None
 
-    def read(self, mem: Memory, where: Where, ids: Any) -> Any:
-        ids = self._ids(mem, ids)
-        writers = mem.window(mem.storage.shadow(self.write_name, -1))
-        wrong = self._other(writers[where], ids)
-        if np.any(wrong):
-            return wrong
-        readers = mem.window(mem.storage.shadow(self.read_name, -1))
-        new = np.where(self._other(readers[where], ids), self.several, ids)
-        readers[where] = new
-        lost = readers[where] != new
-        if np.any(lost):
-            if np.ndim(lost) and all(isinstance(w, np.ndarray) for w in where):
-                rows = lost.any(axis=-1) if mem.ratio > 1 else lost
-                readers[tuple(w[rows] for w in where)] = self.several
-            else:
-                readers[where] = self.several
-        return None
-
-    def _ids(self, mem: Memory, ids: Any) -> Any:
-        ids = self.base + np.asarray(ids, np.int64)
-        return ids[..., None] if mem.ratio > 1 and ids.ndim else ids
+    def _marks(self, mem: Memory, kind: str) -> Any:
+        return mem.window(mem.storage.shadow(f"{self.name}.{kind}", -1))
 
     def _other(self, entries: Any, ids: Any) -> Any:
         return (entries >= self.base) & (entries != ids)
@@ -114,21 +170,6 @@ class BlockRaces(Conflicts):
         # shadows of scratch tensors outlive a kernel, so periods of all kernels differ
         self.base = BlockRaces._periods << 32
         self.span = blocks + 1
-
-    def atomic(self, mem: Memory, where: Where, block: int) -> Any:
-        entry = self.base + block
-        writers = mem.window(mem.storage.shadow(self.write_name, -1))
-        readers = mem.window(mem.storage.shadow(self.read_name, -1))
-        wrong = self._other(writers[where], entry) | self._other(readers[where], entry)
-        marks = mem.window(mem.storage.shadow("block.atomic", -1))
-        marks[where] = np.where(self._other(marks[where], entry), self.several, entry)
-        return wrong if np.any(wrong) else None
-
-    def mixes(self, mem: Memory, where: Where, block: int) -> Any:
-        """Elements another block updates atomically."""
-        marks = mem.window(mem.storage.shadow("block.atomic", -1))
-        wrong = self._other(marks[where], self.base + block)
-        return wrong if np.any(wrong) else None
 
 
 class ThreadRaces:
@@ -147,6 +188,7 @@ class ThreadRaces:
         self.span = threads + self.warps + 1
         self.base = 0
         self.stretch = 0
+        self.lines = Lines()
         self.meet("block")
 
     def meet(self, scope: str) -> None:
@@ -155,6 +197,7 @@ class ThreadRaces:
         else:
             ThreadRaces._next += (self.stretch + 1) * self.span
             self.base, self.stretch = ThreadRaces._next, 0
+            self.lines = Lines()
 
     def _ordered(self, entries: Any, ids: Any) -> Any:
         """Where what the entries stand for is over before threads `ids` go on."""
@@ -169,31 +212,37 @@ class ThreadRaces:
             | (same_warp & (stretch < self.stretch))
         )
 
-    def access(self, mem: Memory, where: Where, ids: Any, *, writes: bool) -> Any:
+    def access(self, mem: Memory, where: Where, ids: Any, kind: str, loc: Loc | None) -> Any:
+        """The elements where this access by threads `ids` conflicts, or None."""
         ids = np.asarray(ids, np.int64)
         ids = ids[..., None] if mem.ratio > 1 and ids.ndim else ids
-        writers = mem.window(mem.storage.shadow("thread.write", -1))
-        readers = mem.window(mem.storage.shadow("thread.read", -1))
         entry = self.base + self.stretch * self.span + ids
-        wrong = ~self._ordered(writers[where], ids)
-        if writes:
-            wrong = wrong | ~self._ordered(readers[where], ids)
-            writers[where] = entry
-            wrong = wrong | (writers[where] != entry)
+        wrong: Any = np.False_
+        for other in AGAINST[kind]:
+            if f"thread.{other}" in mem.storage.shadows:
+                wrong = wrong | ~self._ordered(self._marks(mem, other)[where], ids)
+        self.lines.add(mem, kind, loc)
+        marks = self._marks(mem, kind)
+        if kind == WRITE:
+            marks[where] = entry
+            wrong = wrong | (marks[where] != entry)
             return wrong if np.any(wrong) else None
         if np.any(wrong):
             return wrong
-        old = readers[where]
-        readers[where] = np.where(self._ordered(old, ids), entry, self._several(old, ids))
-        for _ in range(3):  # lanes of this very load may share an element
-            got = readers[where]
+        old = marks[where]
+        marks[where] = np.where(self._ordered(old, ids), entry, self._several(old, ids))
+        for _ in range(3):  # lanes of this very access may share an element
+            got = marks[where]
             code = (got - self.base) % self.span
             lost = ~((code == ids) | (code == self.threads + ids // WARP) | (code == self.span - 1))
             if not lost.any():
                 break
             rows = lost.any(axis=-1) if mem.ratio > 1 else lost
-            readers[tuple(w[rows] for w in where)] = self._several(got[rows], ids[rows])
+            marks[tuple(w[rows] for w in where)] = self._several(got[rows], ids[rows])
         return None
+
+    def _marks(self, mem: Memory, kind: str) -> Any:
+        return mem.window(mem.storage.shadow(f"thread.{kind}", -1))
 
     def _several(self, entries: Any, ids: Any) -> Any:
         offset = entries - self.base
@@ -203,21 +252,24 @@ class ThreadRaces:
         new = np.where(one, self.threads + ids // WARP, self.span - 1)
         return self.base + self.stretch * self.span + new
 
-    def all_read(self, mem: Memory, where: Where) -> Any:
+    def all_read(self, mem: Memory, where: Where, loc: Loc | None) -> Any:
         """Every thread reads the elements."""
-        writers = mem.window(mem.storage.shadow("thread.write", -1))
-        readers = mem.window(mem.storage.shadow("thread.read", -1))
-        wrong = np.asarray(writers[where] >= self.base)
-        if self.threads == 1 or not wrong.any():
-            readers[where] = self.base + self.stretch * self.span + self.span - 1
+        wrong: Any = np.False_
+        for other in AGAINST[READ]:
+            if f"thread.{other}" in mem.storage.shadows:
+                wrong = wrong | np.asarray(self._marks(mem, other)[where] >= self.base)
+        self.lines.add(mem, READ, loc)
+        if self.threads == 1 or not np.any(wrong):
+            every = self.base + self.stretch * self.span + self.span - 1
+            self._marks(mem, READ)[where] = every
             return None
         return wrong
 
     def forget(self, mem: Memory, where: Where) -> None:
         """An operation that the compiler synchronises touched the elements."""
-        for name in ("thread.write", "thread.read"):
-            if name in mem.storage.shadows:
-                mem.window(mem.storage.shadows[name])[where] = -1
+        for kind in AGAINST:
+            if f"thread.{kind}" in mem.storage.shadows:
+                self._marks(mem, kind)[where] = -1
 
 
 class Sanitizer(Watch):
@@ -235,93 +287,114 @@ class Sanitizer(Watch):
     def enter_map(self, fr: Frame) -> None:
         self.nest.span = int(np.prod(fr.lanes)) + 1
         self.nest.base = _NEST_PERIODS.take(self.nest.span)
+        self.nest.lines = Lines()
 
     def synced(self, fr: Frame, scope: str) -> None:
         if self.threads is not None:
             self.threads.meet(scope)
 
     def read(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
+        self._require_written(fr, mem, where, owners, loc)
+        self._touch(fr, mem, where, owners, loc, READ)
+
+    def write(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
+        self._touch(fr, mem, where, owners, loc, WRITE)
+        self._mark(fr, mem, where, owners)
+        if mem.storage.valid is not None:
+            mem.window(mem.storage.valid)[where] = True
+
+    def atomic(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
+        if not (isinstance(fr.op, Atomic) and fr.op.op == "store"):
+            self._require_written(fr, mem, where, owners, loc, "updated atomically")
+        self._touch(fr, mem, where, owners, loc, ATOMIC)
+        if mem.storage.valid is not None:
+            mem.window(mem.storage.valid)[where] = True
+
+    def _mark(self, fr: Frame, mem: Memory, where: Where, owners: Any) -> None:
+        """What is written is data, unless the op said otherwise."""
+        marks, fr.storing = fr.storing, None
+        if marks is None or owners is None:
+            padding.written(mem, where, None)
+            return
+        covers = np.size(owners) == mem.size and not mem.is_global
+        if covers and np.all(marks == padding.BLANK):
+            padding.blank(mem)
+            return
+        by_lane = np.broadcast_to(marks, fr.lanes).reshape(-1)
+        padding.written(mem, where, by_lane[np.asarray(owners)])
+
+    def _require_written(
+        self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None, how: str = READ
+    ) -> None:
         try:
-            require_written(mem, where, loc)
+            require_written(mem, where, loc, how)
         except SanitizerError as error:
             if owners is not None and mem.storage.valid is not None:
                 known = np.asarray(mem.window(mem.storage.valid)[where])
                 of_owner(error, fr, mem, where, owners, ~known)
             raise
-        self._touch(fr, mem, where, owners, loc, writes=False)
-
-    def write(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
-        self._touch(fr, mem, where, owners, loc, writes=True)
-        if mem.storage.valid is not None:
-            mem.window(mem.storage.valid)[where] = True
-
-    def atomic(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
-        if not (isinstance(fr.op, Atomic) and fr.op.op == "store"):
-            require_written(mem, where, loc)
-        if mem.storage.valid is not None:
-            mem.window(mem.storage.valid)[where] = True
-        if mem.is_global:
-            self._report_block(mem, where, self.races.atomic(mem, where, self.block), loc)
-        if self.threads is not None:
-            self.threads.forget(mem, where)
 
     def _touch(
-        self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None, *, writes: bool
+        self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None, kind: str
     ) -> None:
         if mem.space is Space.LOCAL:
             return
         if fr.in_map:
-            step = self.nest.write if writes else self.nest.read
-            wrong = step(mem, where, owners)
+            wrong = self.nest.access(mem, where, owners, kind, loc)
             if wrong is not None:
-                how = "written by one iteration and touched by another"
                 error = SanitizerError(
                     "parallel-conflict",
-                    f"{_first(mem, where, wrong)} is {how}",
+                    f"{_first(mem, where, wrong)} is {meets(kind, 'iteration')}",
                     loc=loc,
-                    fix="make the iterations independent, or use a serial loop or an atomic",
+                    notes=self.nest.lines.other(mem, kind, loc),
+                    fix="make the iterations independent, use a serial loop, or let every access "
+                    "be atomic (T.atomic_add, T.atomic_load)",
                 )
                 raise of_owner(error, fr, mem, where, owners, wrong)
         if mem.is_global:
-            step = self.races.write if writes else self.races.read
-            wrong = step(mem, where, self.block)
-            if wrong is None:
-                wrong = self.races.mixes(mem, where, self.block)
-            self._report_block(mem, where, wrong, loc)
+            wrong = self.races.access(mem, where, self.block, kind, loc)
+            if wrong is not None:
+                raise SanitizerError(
+                    "block-race",
+                    f"{_first(mem, where, wrong)} is {meets(kind, 'block')}",
+                    loc=loc,
+                    notes=self.races.lines.other(mem, kind, loc),
+                    fix="let blocks write disjoint elements, use atomics, or split the kernel in "
+                    "two",
+                )
         if self.threads is not None and mem.space in (Space.SHARED, Space.GLOBAL):
-            self._thread(fr, mem, where, owners, loc, writes)
-
-    def _report_block(self, mem: Memory, where: Where, wrong: Any, loc: Loc | None) -> None:
-        if wrong is not None:
-            raise SanitizerError(
-                "block-race",
-                f"{_first(mem, where, wrong)} is written by one block and touched by another",
-                loc=loc,
-                fix="let blocks write disjoint elements, use atomics, or split the kernel in two",
-            )
+            self._thread(fr, mem, where, owners, loc, kind)
 
     def _thread(
-        self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None, writes: bool
+        self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None, kind: str
     ) -> None:
         races = self.threads
         assert races is not None
-        if fr.in_map or _is_tile(fr.op) or (owners is None and writes):
+        alone = owners is None and kind != READ
+        if fr.in_map or alone or (_is_tile(fr.op) and not isinstance(fr.op, Atomic)):
             races.forget(mem, where)
             return
         if owners is None:
-            wrong = races.all_read(mem, where)
+            wrong = races.all_read(mem, where, loc)
         else:
             first = int(self.agent.ids[0])
-            wrong = races.access(mem, where, np.asarray(owners) - first, writes=writes)
+            wrong = races.access(mem, where, np.asarray(owners) - first, kind, loc)
         if wrong is not None:
             error = SanitizerError(
                 "race",
-                f"{_first(mem, where, wrong)} is written by one thread and touched by another "
-                "with no barrier between",
+                f"{_first(mem, where, wrong)} is {meets(kind, 'thread')} with no barrier between",
                 loc=loc,
+                notes=races.lines.other(mem, kind, loc),
                 fix="put T.sync_threads() between the two",
             )
             raise error if owners is None else of_owner(error, fr, mem, where, owners, wrong)
+
+
+def meets(kind: str, who: str) -> str:
+    """What two of `who` do to one element, where the second access is of this kind."""
+    if kind == ATOMIC:
+        return f"updated atomically by one {who} and touched plainly by another"
+    return f"written by one {who} and touched by another"
 
 
 def _is_tile(op: Op | None) -> bool:

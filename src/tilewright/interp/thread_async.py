@@ -11,18 +11,20 @@ import numpy as np
 
 from tilewright.interp.lanes import Frame, TileRegion
 from tilewright.interp.meaning import Flow, Step
-from tilewright.interp.memory import Array
+from tilewright.interp.memory import Array, Memory
 from tilewright.interp.numbers import bin_fn
 from tilewright.interp.thread_memory import POISON, operand_addresses, size_of, swizzled
 from tilewright.interp.thread_moves import as_tile, fragment_table
 from tilewright.interp.thread_ops import (
     WARP,
+    TensorMap,
     ThreadBuilder,
     active,
     agent_of,
     agreed,
     fields_of,
     instruction,
+    note_elements,
     read_registers,
     require_inside,
     whole_groups,
@@ -95,6 +97,17 @@ def _box(b: ThreadBuilder, fr: Frame, tile: TileRegion, lane: int, spot: list[An
     return BoxCopy(tuple(part), tuple(inner), flat.reshape(box))
 
 
+def _note_part(
+    fr: Frame, mem: Memory, found: TensorMap, copy: BoxCopy, actor: int, kind: str
+) -> None:
+    """The part of a tensor that a bulk copy of thread `actor` touches. It counts as touched when it
+    is issued: its end is known by its group, or by its barrier."""
+    if mem.name in agent_of(fr).block.cluster.compiled.written:
+        places = np.arange(mem.data.size).reshape(mem.data.shape)
+        units = found.seen(places)[copy.part].reshape(-1)
+        note_elements(fr, mem, units, np.full(units.size, actor), kind)
+
+
 @instruction("bulk_load")
 def bulk_load(b: ThreadBuilder, op: Intrinsic) -> Step:
     where, barrier, *rest = (b.operand(a) for a in op.args)
@@ -126,6 +139,7 @@ def bulk_load(b: ThreadBuilder, op: Intrinsic) -> Step:
             block.incoming.append((cell, units, op))
             targets.append((block, cell, units))
         tensor = fr.memory(found.tensor.name)
+        _note_part(fr, tensor, found, copy, me, "read")
 
         def fetch() -> Array:
             value = np.zeros(found.box, kind.numpy)
@@ -167,6 +181,7 @@ def bulk_store(b: ThreadBuilder, op: Intrinsic) -> Step:
         units = block.shadow.units(copy.addresses, kind.bytes)
         block.shadow.async_read(units, row, me, groups.entity, groups.committed + 1, op)
         tensor = fr.memory(found.tensor.name)
+        _note_part(fr, tensor, found, copy, me, "write" if reduce is None else "atomic")
 
         def fetch() -> Array:
             value: Array = block.shared.view(kind.numpy)[copy.addresses // kind.bytes]
@@ -292,6 +307,9 @@ def cp_async(b: ThreadBuilder, op: Intrinsic) -> Step:
         for i, n in zip(where, tensor.shape, strict=True):
             if (i < 0).any() or (i >= n).any():
                 raise RunError(f"out-of-range: a copy reads outside {tensor.name}", loc=op.loc)
+        if valid.any():
+            units = np.ravel_multi_index(where, tensor.shape)
+            note_elements(fr, tensor, units, np.repeat(ids, count)[valid.reshape(-1)], "read")
         if (addresses[:, 0] % size).any():
             raise RunError(f"a copy of {size} bytes to {target.name} is not aligned", loc=op.loc)
         units = block.shadow.units(addresses, kind.bytes)

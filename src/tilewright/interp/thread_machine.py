@@ -22,16 +22,33 @@ from tilewright.interp import thread_async, thread_moves  # noqa: F401  (fill th
 from tilewright.interp.lanes import Frame
 from tilewright.interp.machine import Crew, find_crews, unravel
 from tilewright.interp.meaning import Blocked, Run
-from tilewright.interp.memory import Array, Memory
+from tilewright.interp.memory import Array, Memory, describe_index
+from tilewright.interp.sanitizer import BlockRaces, meets
 from tilewright.interp.thread_async import Registers
 from tilewright.interp.thread_memory import Plan, SharedBytes
-from tilewright.interp.thread_ops import WARP, TensorMap, ThreadBuilder, ThreadEvaluator
+from tilewright.interp.thread_ops import (
+    WARP,
+    TensorMap,
+    ThreadBuilder,
+    ThreadEvaluator,
+    fields_of,
+)
 from tilewright.interp.thread_races import Clocks, Shadow, describe
 from tilewright.interp.thread_sync import Cell, Groups, Meeting, Transfer
-from tilewright.ir.buffer import Buffer, Region
+from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Const
 from tilewright.ir.messages import label_kernel
-from tilewright.ir.op import Hint, Intrinsic, Kernel, Op, Program, Role, Sync, walk_ops
+from tilewright.ir.op import (
+    Hint,
+    Intrinsic,
+    Kernel,
+    Op,
+    Program,
+    Role,
+    Sync,
+    walk_ops,
+    written_buffers,
+)
 from tilewright.ir.tensor_map import MapHint
 from tilewright.support.errors import RunError
 
@@ -41,6 +58,9 @@ _LOWERED = frozenset(
     "store_cluster "
     "load_shared store_shared load_global store_global store_packed wait_cluster".split()
 )
+
+
+_STORES = frozenset("store_global store_packed atomic atomic_of_warp".split())
 
 
 def is_thread_ir(program: Program) -> bool:
@@ -84,6 +104,23 @@ class ThreadKernel:
             for a in op.args
             if isinstance(a, Region)
         }
+        # tensors of which two threads may disturb each other
+        self.written = {
+            b.name
+            for op in walk_ops(kernel)
+            for b in written_buffers(op)
+            if b.space is Space.GLOBAL
+        } | {
+            builder.maps[fields_of(op)["map"]].tensor.name
+            for op in intrinsics
+            if op.name == "bulk_store"
+        } | {
+            a.buffer.name
+            for op in intrinsics
+            if op.name in _STORES
+            for a in op.args[:1]
+            if isinstance(a, Region) and a.buffer.space is Space.GLOBAL
+        }  # fmt: skip
         self.grid = [self.evaluate(g) for g in kernel.grid]
         self.body: Run = builder.body(kernel.body)
         self.crews = find_crews(kernel, False, _parts)
@@ -194,6 +231,20 @@ class ThreadCluster:
         self.blocks: list[ThreadBlock] = []
         self.pending: list[Transfer] = []
         self.meetings: dict[str, Meeting] = {}
+        self.number = launch.clusters
+        self.tensors: dict[str, Shadow] = {}
+
+    def tensor_shadow(self, mem: Memory) -> Shadow:
+        """What threads of this cluster did to a tensor, element by element."""
+        found = self.tensors.get(mem.name)
+        if found is None:
+            shape = mem.shape
+
+            def name(at: int) -> str:
+                return describe_index(mem, tuple(map(int, np.unravel_index(at, shape))))
+
+            found = self.tensors[mem.name] = Shadow(self.clocks, mem.data.size, 1, 0, name)
+        return found
 
     def block(self, rank: int, fr: Frame) -> ThreadBlock:
         if not 0 <= rank < len(self.blocks):
@@ -262,6 +313,8 @@ class ThreadLaunch:
     say: Callable[[str], None]
     made: dict[str, Memory] = field(default_factory=dict)
     elected: int = 0  # the lane that `elect` picks
+    clusters: int = 0  # that this kernel has begun
+    races: BlockRaces | None = None
 
     def __post_init__(self) -> None:
         self.elected = self.seed * 13 % WARP
@@ -288,8 +341,27 @@ class ThreadLaunch:
         order = list(range(prod(counts)))
         if not compiled.in_order:
             rng.shuffle(order)
+        self.clusters, self.races = 0, BlockRaces(prod(counts))
         for number in order:
             self.cluster(compiled, unravel(number, counts), shape[: len(grid)]).run(rng)
+            self.clusters += 1
+
+    def require_apart(
+        self, cluster: ThreadCluster, mem: Memory, units: Array, kind: str, op: Op
+    ) -> None:
+        """No other cluster of blocks touches these elements of a tensor, unless atomically."""
+        assert self.races is not None
+        where = np.unravel_index(units, mem.shape) if mem.shape else ()
+        wrong = self.races.access(mem, where, cluster.number, kind, op.loc)
+        if wrong is not None:
+            at = int(units[np.argmax(np.broadcast_to(wrong, units.shape))])
+            place = tuple(map(int, np.unravel_index(at, mem.shape)))
+            raise RunError(
+                f"block-race: {describe_index(mem, place)} is {meets(kind, 'block')}",
+                loc=op.loc,
+                notes=self.races.lines.other(mem, kind, op.loc),
+                fix="let blocks write disjoint elements, use atomics, or split the kernel in two",
+            )
 
     def cluster(
         self, compiled: ThreadKernel, corner: tuple[int, ...], shape: tuple[int, ...]

@@ -21,6 +21,7 @@ from tilewright.interp.thread_ops import (
     fields_of,
     instruction,
     note_bytes,
+    note_global,
     note_shared,
     of_words,
     read_registers,
@@ -30,6 +31,7 @@ from tilewright.interp.thread_ops import (
     write_registers,
 )
 from tilewright.interp.thread_sync import converge
+from tilewright.interp.threads import require_lanes
 from tilewright.interp.tiles import atomic_fn, multiplied
 from tilewright.ir.atoms import MATRIX_TYPES, matrix_fragments
 from tilewright.ir.buffer import Region, Space
@@ -90,9 +92,12 @@ def plain(b: ThreadBuilder, op: Intrinsic) -> Step:
 def across_lanes(b: ThreadBuilder, op: Intrinsic) -> Step:
     inner = MEANINGS[Intrinsic](b, op)
     some = "mask=active" in op.text
+    by = b.operand(op.args[1]) if op.name.startswith("shfl_") else None
 
     def run(fr: Frame) -> None:
         converge(fr, op.name, some=some)
+        if by is not None:
+            require_lanes(fr, op, by(fr))
         inner.run(fr)
 
     return Step(op, run)
@@ -127,6 +132,8 @@ def load_vector(b: ThreadBuilder, op: Intrinsic) -> Step:
         mem, where = _vector(fr, of, count, op)
         if mem.space is Space.SHARED:
             note_shared(fr, mem, tuple(s(fr) for s in of.starts), count, writes=False)
+        else:
+            note_global(fr, mem, tuple(s(fr) for s in of.starts), count, "read")
         kind = to.region.buffer.dtype
         values = np.zeros((fr.lanes[0], count), kind.numpy)
         values[active(fr)] = cast_fn(mem.dtype, kind)(mem.data[where])
@@ -147,6 +154,8 @@ def store_vector(b: ThreadBuilder, op: Intrinsic) -> Step:
         if mem.space is Space.SHARED:
             note_shared(fr, mem, tuple(s(fr) for s in to.starts), count, writes=True)
             _require_apart(mem, where, op)
+        else:
+            note_global(fr, mem, tuple(s(fr) for s in to.starts), count, "write", new)
         mem.data[where] = new
 
     return Step(op, run)
@@ -175,6 +184,9 @@ def store_packed(b: ThreadBuilder, op: Intrinsic) -> Step:
         mem, where = _vector(fr, to, values.shape[1], op)
         if mem.space is Space.SHARED:
             note_shared(fr, mem, tuple(s(fr) for s in to.starts), values.shape[1], writes=True)
+        else:
+            starts, new = tuple(s(fr) for s in to.starts), values[active(fr)]
+            note_global(fr, mem, starts, values.shape[1], "write", new)
         mem.data[where] = values[active(fr)]
 
     return Step(op, run)
@@ -337,9 +349,11 @@ def atomic(b: ThreadBuilder, op: Intrinsic) -> Step:
             address = agent.block.shared.address(mem.name, places[0][lanes])
             units = agent.block.shadow.units(address, kind.bytes)
             actors = np.repeat(agent.gids[lanes], units.size // lanes.size)
-            agent.block.shadow.write(units, actors, op, atomic=True)
+            agent.block.shadow.update(units, actors, op)
             agent.unfenced.append(units)
             agent.apart = True
+        elif mem.is_global:
+            note_global(fr, mem, idx, count, "atomic", lanes=lanes)
         none = [np.zeros((), kind.numpy)]
         news = [spread(fr, x) for x in ([to(value(fr)) for value, to in values] or none)]
         old = np.zeros(fr.lanes, kind.numpy)

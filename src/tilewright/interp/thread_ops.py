@@ -199,6 +199,7 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
             use_registers(fr, mem, idx, 1, writes=False)
     elif mem.is_global:
         require_inside(fr, mem, idx, 1, node)
+        note_global(fr, mem, idx, 1, "read")
     value = lanes.gather(fr, mem, idx, node)
     if mem.space is Space.SHARED:
         note_shared(fr, mem, idx, 1, writes=False)
@@ -216,6 +217,8 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
         require_inside(fr, mem, idx, 1, None)
         if mem.space is Space.SHARED:
             note_shared(fr, mem, idx, 1, writes=True, value=value)
+        else:
+            note_global(fr, mem, idx, 1, "write", np.broadcast_to(value, fr.lanes)[active(fr)])
     lanes.scatter(fr, mem, idx, value)
 
 
@@ -288,6 +291,45 @@ def note_shared(
             require_same(fr, mem, flat, np.broadcast_to(value, fr.lanes)[lanes_])
             lanes_, address = lanes_[first], address[first]
     note_bytes(fr, address, count * mem.dtype.bytes, agent.gids[lanes_], writes=writes)
+
+
+def note_global(
+    fr: Frame,
+    mem: Memory,
+    idx: Where,
+    count: int,
+    kind: str,
+    values: Array | None = None,
+    lanes: Array | None = None,
+) -> None:
+    """`count` elements of a tensor that each running thread (or those of `lanes`) touches from
+    `idx` on; `values` are what they write, thread by thread."""
+    agent = agent_of(fr)
+    if mem.name not in agent.block.cluster.compiled.written:
+        return
+    who = active(fr) if lanes is None else lanes
+    flat = np.broadcast_to(flat_index(mem, idx), fr.lanes)[who]
+    units = (flat[:, None] + np.arange(count)).reshape(-1)
+    actors = np.repeat(agent.gids[who], count)
+    if values is not None and units.size > 1:
+        _, first = np.unique(units, return_index=True)
+        if first.size < units.size:
+            require_same(fr, mem, units, values.reshape(-1))
+            units, actors = units[first], actors[first]
+    note_elements(fr, mem, units, actors, kind)
+
+
+def note_elements(fr: Frame, mem: Memory, units: Array, actors: Array, kind: str) -> None:
+    """Elements of a tensor, in row-major order, that the threads beside them touch."""
+    cluster = agent_of(fr).block.cluster
+    if mem.name not in cluster.compiled.written or not units.size:
+        return
+    op = fr.op
+    assert op is not None
+    cluster.launch.require_apart(cluster, mem, units, kind, op)
+    shadow = cluster.tensor_shadow(mem)
+    {"read": shadow.read, "write": shadow.write, "atomic": shadow.update}[kind](units, actors, op)
+    agent_of(fr).apart = True
 
 
 def require_same(fr: Frame, mem: Memory, flat: Array, values: Array) -> None:

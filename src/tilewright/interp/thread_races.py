@@ -100,12 +100,96 @@ class Clocks:
         return not self.watching or bool((self.known[ids, entity] >= time).all())
 
 
-class Shadow:
-    """The last accesses of each unit of one block's shared memory.
+class Marks:
+    """The latest accesses of one kind of each unit: per warp of the cluster, and per group of
+    asynchronous ops, the time and the lane, or `SEVERAL`. Made when the first one is noted."""
 
-    Of writes: who, when, by what op, and for ordinary ones whether (and when) a fence has shown
-    them to the async proxy. Of reads: per warp of the cluster, and per group of asynchronous ops,
-    the latest time and the lane, or `SEVERAL`.
+    def __init__(self, clocks: Clocks, units: int, slots: int = 0) -> None:
+        self.clocks, self.units = clocks, units
+        self.warps = -(-clocks.threads // WARP)
+        self.slots: dict[int, int] = {}  # of asynchronous ones
+        self.columns = self.warps + slots
+        self.used = False
+        self.who: Array = np.zeros((0, self.columns), np.int32)
+        self.at: Array = np.zeros((0, self.columns), np.int32)
+
+    def _make(self) -> None:
+        if not self.used:
+            self.used = True
+            self.who = np.zeros((self.units, self.columns), np.int32)
+            self.at = np.zeros((self.units, self.columns), np.int32)
+
+    def note(self, units: Array, actors: Array) -> None:
+        self._make()
+        known, slots = self.clocks.known, actors // WARP
+        old, at = self.who[units, slots], self.at[units, slots]
+        # one lane stands for all of them where it knows of the others' accesses
+        alone = (at == 0) | (old == actors)
+        alone |= (old != SEVERAL) & (known[actors, old] >= at)
+        past = np.flatnonzero(~alone & (at < self.clocks.now))
+        if past.size:
+            alone[past] = self.least_known(actors[past], slots[past]) >= at[past]
+        new = np.where(alone, actors, SEVERAL)
+        self.who[units, slots] = new
+        self.at[units, slots] = self.clocks.now
+        lost = self.who[units, slots] != new
+        if lost.any():
+            self.who[units[lost], slots[lost]] = SEVERAL
+
+    def note_async(self, units: Array, entity: int, time: int) -> None:
+        self._make()
+        slot = self.slots.get(entity)
+        if slot is None:
+            slot = self.slots[entity] = self.warps + len(self.slots)
+            if slot >= self.who.shape[1]:
+                pad = ((0, 0), (0, self.who.shape[1]))
+                self.who, self.at = np.pad(self.who, pad), np.pad(self.at, pad)
+        self.who[units, slot], self.at[units, slot] = entity, time
+
+    def clear(self, units: Array) -> None:
+        if self.used:
+            self.at[units] = 0
+
+    def over(self, units: Array, actors: Array) -> Array:
+        """Where the actors know of all of these accesses."""
+        over = np.ones(units.size, np.bool_)
+        if not self.used:
+            return over
+        known, at = self.clocks.known, self.at[units]
+        used = np.flatnonzero(at.any(axis=0))
+        if not used.size:
+            return over
+        who, at = self.who[units][:, used], at[:, used]
+        actor = actors[:, None]
+        fine = (at == 0) | (who == actor)
+        fine |= (who != SEVERAL) & (known[actor, who] >= at)
+        if fine.all():
+            return over
+        warps = used < self.warps
+        least = self.least_known(actor, np.where(warps, used, 0))
+        fine |= (who == SEVERAL) & (np.where(warps, least, 0) >= at)
+        out: Array = fine.all(axis=1)
+        return out
+
+    def least_known(self, actors: Array, warps: Array) -> Array:
+        """The time up to which each actor knows of all other threads of a warp."""
+        people, place = np.unique(actors, return_inverse=True)
+        rows = self.clocks.known[people, : self.clocks.threads].copy()
+        rows[np.arange(people.size), people] = NEVER
+        least = np.minimum.reduceat(rows, np.arange(0, self.clocks.threads, WARP), axis=1)
+        out: Array = least[place.reshape(actors.shape), warps]
+        return out
+
+    def is_async(self, unit: int) -> bool:
+        return any(self.at[unit, s] > 0 for s in self.slots.values())
+
+
+class Shadow:
+    """The last accesses of each unit of one block's shared memory, or of a tensor.
+
+    Of plain writes: who, when, by what op, and for ordinary ones whether (and when) a fence has
+    shown them to the async proxy. Of reads, and of atomic updates since the last plain write:
+    `Marks`. Atomics may meet each other; plain accesses may meet nothing that changes the unit.
     """
 
     def __init__(
@@ -114,14 +198,12 @@ class Shadow:
         self.clocks, self.unit, self.name = clocks, unit, name
         self.writer: Array = np.full(units, -1, np.int32)
         self.wrote: Array = np.zeros(units, np.int32)
+        self.last: Array = np.full(units, -1, np.int32)  # who changed it, plainly or atomically
         self.fence: Array = np.zeros(units, np.int32)
         self.generic: Array = np.zeros(units, np.bool_)
-        self.atomic: Array = np.zeros(units, np.bool_)
         self.by: Array = np.zeros(units, np.int32)
-        self.warps = -(-clocks.threads // WARP)
-        self.slots: dict[int, int] = {}  # of asynchronous readers
-        self.reader: Array = np.zeros((units, self.warps + slots), np.int32)
-        self.read_at: Array = np.zeros((units, self.warps + slots), np.int32)
+        self.updated: Array = np.zeros(units, np.int32)  # by what op, atomically
+        self.reads, self.updates = Marks(clocks, units, slots), Marks(clocks, units)
         self.ops: list[Op] = []
         self.numbers: dict[int, int] = {}
 
@@ -138,90 +220,48 @@ class Shadow:
             self.ops.append(op)
         return found
 
-    def slot(self, entity: int) -> int:
-        found = self.slots.get(entity)
-        if found is None:
-            found = self.slots[entity] = self.warps + len(self.slots)
-            if found >= self.reader.shape[1]:
-                pad = ((0, 0), (0, self.reader.shape[1]))
-                self.reader, self.read_at = np.pad(self.reader, pad), np.pad(self.read_at, pad)
-        return found
-
     # ── ordinary accesses: `actors` are threads, one per unit ────────────────────────────────
 
     def read(self, units: Array, actors: Array, op: Op) -> None:
         if not self.clocks.watching:
             return
-        known = self.clocks.known
-        writer, wrote = self.writer[units], self.wrote[units]
-        over = (writer < 0) | (writer == actors) | (known[actors, writer] >= wrote)
-        if not over.all():
-            self.fail(units, over, op, "reads")
-        slots = actors // WARP
-        old, at = self.reader[units, slots], self.read_at[units, slots]
-        # one lane stands for all of them where it knows of the others' reads
-        alone = (at == 0) | (old == actors)
-        alone |= (old != SEVERAL) & (known[actors, old] >= at)
-        past = np.flatnonzero(~alone & (at < self.clocks.now))
-        if past.size:
-            alone[past] = self.least_known(actors[past], slots[past]) >= at[past]
-        self.reader[units, slots] = np.where(alone, actors, SEVERAL)
-        self.read_at[units, slots] = self.clocks.now
-        lost = self.reader[units, slots] != np.where(alone, actors, SEVERAL)
-        if lost.any():
-            self.reader[units[lost], slots[lost]] = SEVERAL
+        self.require_over(units, actors, op, "reads")
+        self.reads.note(units, actors)
 
-    def write(self, units: Array, actors: Array, op: Op, *, atomic: bool = False) -> None:
-        """A write; `atomic`: an update in one step, which others of its kind may meet."""
+    def write(self, units: Array, actors: Array, op: Op) -> None:
         if not self.clocks.watching:
             return
-        self.require_over(units, actors, op, atomic=atomic)
-        self.atomic[units] = atomic
+        self.require_over(units, actors, op, "writes")
         self.writer[units], self.wrote[units] = actors, self.clocks.now
-        self.fence[units], self.generic[units] = 0, True
+        self.last[units], self.fence[units], self.generic[units] = actors, 0, True
         self.by[units] = self.number(op)
-        self.read_at[units] = 0
+        self.reads.clear(units)
+        self.updates.clear(units)
 
-    def require_over(self, units: Array, actors: Array, op: Op, *, atomic: bool = False) -> None:
-        """The threads that are about to write know of all accesses before."""
-        writer, wrote = self.writer[units], self.wrote[units]
+    def update(self, units: Array, actors: Array, op: Op) -> None:
+        """An update in one step, which others of its kind may meet."""
+        if not self.clocks.watching:
+            return
+        self.require_over(units, actors, op, "updates")
+        self.updates.note(units, actors)
+        self.updated[units] = self.number(op)
+        self.last[units], self.fence[units], self.generic[units] = actors, 0, True
+
+    def require_over(self, units: Array, actors: Array, op: Op, verb: str) -> None:
+        """The threads that are about to touch the units know of what happened to them."""
+        writer = self.writer[units]
         over = (writer < 0) | (writer == actors)
-        over |= self.clocks.known[actors, writer] >= wrote
-        if atomic:
-            over |= self.atomic[units]
+        over |= self.clocks.known[actors, writer] >= self.wrote[units]
         if not over.all():
-            self.fail(units, over, op, "writes")
-        over = self.readers_over(units, actors)
-        if not over.all():
-            self.fail(units, over, op, "writes", reader=True)
-
-    def readers_over(self, units: Array, actors: Array) -> Array:
-        known = self.clocks.known
-        at = self.read_at[units]
-        used = np.flatnonzero(at.any(axis=0))
-        over = np.ones(units.size, np.bool_)
-        if not used.size:
-            return over
-        reader, at = self.reader[units][:, used], at[:, used]
-        who = actors[:, None]
-        fine = (at == 0) | (reader == who)
-        fine |= (reader != SEVERAL) & (known[who, reader] >= at)
-        if fine.all():
-            return over
-        warps = used < self.warps
-        least = self.least_known(who, np.where(warps, used, 0))
-        fine |= (reader == SEVERAL) & (np.where(warps, least, 0) >= at)
-        out: Array = fine.all(axis=1)
-        return out
-
-    def least_known(self, actors: Array, warps: Array) -> Array:
-        """The time up to which each actor knows of all other threads of a warp."""
-        people, place = np.unique(actors, return_inverse=True)
-        rows = self.clocks.known[people, : self.clocks.threads].copy()
-        rows[np.arange(people.size), people] = NEVER
-        least = np.minimum.reduceat(rows, np.arange(0, self.clocks.threads, WARP), axis=1)
-        out: Array = least[place.reshape(actors.shape), warps]
-        return out
+            self.fail(units, over, op, verb, "written")
+        if verb != "updates":
+            over = self.updates.over(units, actors)
+            if not over.all():
+                self.fail(units, over, op, verb, "updated")
+        if verb != "reads":
+            over = self.reads.over(units, actors)
+            if not over.all():
+                self.fail(units, over, op, verb, "read")
 
     # ── asynchronous accesses: `row` is what those know who issue them ───────────────────────
 
@@ -235,9 +275,15 @@ class Shadow:
         writer, wrote = self.writer[units], self.wrote[units]
         over = (writer < 0) | (writer == issuer) | (row[writer] >= wrote)
         if not over.all():
-            self.fail(units, over, op, "reads")
+            self.fail(units, over, op, "reads", "written")
+        if self.updates.used and self.updates.at[units].any():
+            mine = np.full(units.size, max(issuer, 0))
+            over = self.updates.over(units, mine)
+            if not over.all():
+                self.fail(units, over, op, "reads", "updated")
         fence = self.fence[units]
-        shown = ~self.generic[units] | ((fence > 0) & ((writer == issuer) | (row[writer] >= fence)))
+        last = self.last[units]
+        shown = ~self.generic[units] | ((fence > 0) & ((last == issuer) | (row[last] >= fence)))
         if not shown.all():
             at = int(units[np.argmin(shown)])
             raise RunError(
@@ -247,18 +293,18 @@ class Shadow:
                 notes=(f"written by {describe(self.ops[self.by[at]])}",),
                 fix="let the writer execute `fence proxy_async`, then synchronise, before the read",
             )
-        slot = self.slot(entity)
-        self.reader[units, slot], self.read_at[units, slot] = entity, time
+        self.reads.note_async(units, entity, time)
 
     def async_write(self, units: Array, actors: Array, entity: int, op: Op) -> None:
         """A write issued by `actors` that is over when `landed` says so."""
         if not self.clocks.watching:
             return
-        self.require_over(units, actors, op)
+        self.require_over(units, actors, op, "writes")
         self.writer[units], self.wrote[units], self.generic[units] = entity, NEVER, False
-        self.atomic[units] = False
+        self.last[units] = entity
         self.by[units] = self.number(op)
-        self.read_at[units] = 0
+        self.reads.clear(units)
+        self.updates.clear(units)
 
     def landed(self, units: Array, entity: int, time: int) -> None:
         """What an asynchronous write brought belongs to `time` of `entity`."""
@@ -270,30 +316,31 @@ class Shadow:
         mine = (self.writer[units] == entity) & (self.wrote[units] == NEVER)
         units, actors = units[mine], actors[mine]
         self.writer[units], self.wrote[units] = actors, self.clocks.now
-        self.generic[units], self.fence[units] = True, 0
+        self.last[units], self.generic[units], self.fence[units] = actors, True, 0
 
     def shown(self, units: Array, ids: Array) -> None:
         """The threads `ids` have fenced what they wrote among `units`."""
-        mine = self.generic[units] & (self.fence[units] == 0) & np.isin(self.writer[units], ids)
+        mine = self.generic[units] & (self.fence[units] == 0) & np.isin(self.last[units], ids)
         self.fence[units[mine]] = self.clocks.now
 
     # ── errors ───────────────────────────────────────────────────────────────────────────────
 
-    def fail(self, units: Array, over: Array, op: Op, verb: str, *, reader: bool = False) -> None:
+    def fail(self, units: Array, over: Array, op: Op, verb: str, before: str) -> None:
+        """`before`: what another thread did to the unit."""
         at = int(units[np.argmin(over)])
-        writer = int(self.writer[at])
-        under_way = not reader and writer >= self.clocks.threads
-        async_reader = reader and any(
-            self.read_at[at, s] > 0 for s in self.slots.values() if s < self.reader.shape[1]
-        )
-        if under_way or async_reader:
+        under_way = before == "written" and int(self.writer[at]) >= self.clocks.threads
+        if under_way or (before == "read" and self.reads.is_async(at)):
             what = "an asynchronous operation may still be under way there"
             fix = "wait for its barrier or its group first, then synchronise the threads"
         else:
             what = "another thread touched it, and no barrier stands between"
             fix = "put a barrier that both threads reach, or an arrival and a wait, between the two"
-        notes = [] if reader else [f"first written by {describe(self.ops[self.by[at]])}"]
-        notes.append(f"now {'read' if verb == 'reads' else 'written'} by {describe(op)}")
+        notes = []
+        if before != "read":
+            first = self.ops[(self.by if before == "written" else self.updated)[at]]
+            notes.append(f"first {before} by {describe(first)}")
+        done = {"reads": "read", "writes": "written", "updates": "updated atomically"}[verb]
+        notes.append(f"now {done} by {describe(op)}")
         raise RunError(
             f"race on {self.name(at * self.unit)}: this {verb} it, but {what}",
             loc=op.loc,

@@ -25,7 +25,7 @@ from tilewright.ir.buffer import Region, long_dims
 from tilewright.ir.dtype import DType
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import Intrinsic
-from tilewright.support.errors import RunError
+from tilewright.support.errors import RunError, SanitizerError
 from tilewright.support.show import cut, show_line
 
 WARP = 32
@@ -40,9 +40,14 @@ def _threads(fr: Frame, value: Value) -> Array:
 def _source(kind: str, fr: Frame, by: Value, width: int) -> Array:
     """The thread each thread reads from, itself where there is none."""
     me = np.arange(fr.lanes[0])
+    other = _wanted(kind, me, _threads(fr, by).astype(np.int64), width)
+    return np.where(other < fr.lanes[0], other, me)
+
+
+def _wanted(kind: str, me: Array, by: Array, width: int) -> Array:
+    """The thread each thread asks for, itself where that lies outside of its group."""
     lane = me % WARP
     base = lane // width * width
-    by = _threads(fr, by).astype(np.int64)
     target = {
         "sync": base + by % width,
         "xor": lane ^ by,
@@ -50,16 +55,69 @@ def _source(kind: str, fr: Frame, by: Value, width: int) -> Array:
         "down": lane + by,
     }[kind]
     inside = (target >= base) & (target < base + width)
-    other = me - lane + target
-    return np.where(inside & (other < fr.lanes[0]), other, me)
+    return np.where(inside, me - lane + target, me)
 
 
 def shuffle(kind: str) -> Callable[..., Value]:
     def run(fr: Frame, op: Intrinsic, value: Value, by: Value) -> Value:
         values = _threads(fr, value)
+        if fr.agent.sanitize:
+            require_lanes(fr, op, by)
         return values[_source(kind, fr, by, op.width or WARP)]
 
     return run
+
+
+def require_lanes(fr: Frame, op: Intrinsic, by: Value) -> None:
+    """Every running thread shuffles from a lane that is there: one that exists, runs this too, and
+    that all targets take for the same. Where the lane that is asked for lies outside of the group
+    `up` and `down` mean the thread's own, and `sync` counts round."""
+    kind, width = op.name.removeprefix("shfl_"), op.width or WARP
+    running = np.array(fr.active(fr.lanes))
+    me = np.arange(fr.lanes[0])
+    by = _threads(fr, by).astype(np.int64)
+    lane = me % WARP
+    if kind != "sync":
+        beyond = running & ((by < 0) | (by >= (width if kind == "xor" else WARP)))
+        if beyond.any():
+            at = int(np.argmax(beyond))
+            raise in_lane(
+                SanitizerError(
+                    "shuffle-lane",
+                    f"T.{op.name}: lane {lane[at]} asks for a lane {by[at]} away",
+                    loc=op.loc,
+                    fix=f"shuffle by 0 … {(width if kind == 'xor' else WARP) - 1}",
+                ),
+                fr,
+                beyond,
+            )
+    source = _wanted(kind, me, by, width)
+    there = source < fr.lanes[0]
+    there[there] &= running[source[there]]
+    if not there[running].all():
+        wrong = running & ~there
+        at = int(np.argmax(wrong))
+        beside = lane[running & (me // WARP == at // WARP)]
+        exists = source[at] < fr.lanes[0]
+        raise in_lane(
+            SanitizerError(
+                "shuffle-lane",
+                f"T.{op.name}: lane {lane[at]} asks for the value of lane {source[at] % WARP}, "
+                + ("which does not run this" if exists else "which this block does not have"),
+                loc=op.loc,
+                notes=(f"of warp {at // WARP} lanes {_ranges(beside)} run it",),
+                fix="shuffle before the `if`, where all lanes of the warp come by; or give the "
+                "shuffle a width= that keeps it among the lanes that run",
+            ),
+            fr,
+            wrong,
+        )
+
+
+def _ranges(lanes: Array) -> str:
+    """Numbers in words: 0 … 15, 20."""
+    runs = np.split(lanes, np.flatnonzero(np.diff(lanes) != 1) + 1)
+    return ", ".join(f"{r[0]} … {r[-1]}" if r.size > 1 else str(r[0]) for r in runs)
 
 
 def _warps(fr: Frame, value: Value, idle: Any) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from math import prod
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Const, Expr, const, wrap
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, Loc
 
 if TYPE_CHECKING:
     from tilewright.ir.fragment import Fragment
@@ -43,7 +43,8 @@ class Buffer:
 
     `strides` (in elements, global memory only) defaults to row-major. `layout` is None until
     chosen: shared memory takes a layout from row-major coordinate order to element offset,
-    fragments a `Fragment`.
+    fragments a `Fragment`. Of tensors, `loc` is where they are declared; of outputs, `partial`
+    says that some elements stay unwritten on purpose. Neither is part of what a buffer is.
     """
 
     name: str
@@ -52,6 +53,8 @@ class Buffer:
     space: Space
     strides: tuple[Expr, ...] | None = None
     layout: AnyLayout | None = None
+    loc: Loc | None = field(default=None, compare=False, repr=False)
+    partial: bool = field(default=False, compare=False, repr=False)
 
     @property
     def rank(self) -> int:

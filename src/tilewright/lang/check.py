@@ -26,6 +26,7 @@ from tilewright.ir.op import (
 from tilewright.ir.uniform import check_uniform, per_thread
 from tilewright.ir.verify import Stage, verify
 from tilewright.lang.affine import difference, same
+from tilewright.lang.carried import check_carried
 from tilewright.support import limits
 from tilewright.support.errors import CompileError, Repair, VerifyError, swap, with_argument
 
@@ -306,6 +307,7 @@ def check_program(program: Program) -> None:
         for op in walk_ops(kernel):
             if isinstance(op, Map):
                 _check_nest(op)
+        check_carried(kernel)
     try:
         verify(program, Stage.TILE)
     except VerifyError as error:

@@ -22,7 +22,7 @@ from tilewright.lang.types import (
     size_expr,
     split_names,
 )
-from tilewright.support.errors import CompileError, Repair, swap
+from tilewright.support.errors import CompileError, Repair, current_loc, swap
 
 
 def sizes(builder: Builder, shape: tuple[Any, ...], name: str) -> tuple[Expr, ...]:
@@ -137,7 +137,7 @@ def check_addressable(buffer: Buffer) -> None:
         )
 
 
-def add_tensor(builder: Builder, name: str, kind: TensorType) -> Tile:
+def add_tensor(builder: Builder, name: str, kind: TensorType, *, partial: bool = False) -> Tile:
     """A tensor parameter."""
     buffer = Buffer(
         builder.fresh(name),
@@ -145,6 +145,8 @@ def add_tensor(builder: Builder, name: str, kind: TensorType) -> Tile:
         kind.dtype,
         Space.GLOBAL,
         _strides(builder, kind.strides),
+        loc=current_loc(),
+        partial=partial,
     )
     if buffer.strides is not None and len(buffer.strides) != buffer.rank:
         raise CompileError(
@@ -260,8 +262,11 @@ def _multiple(size: Any) -> tuple[str | None, int]:
     return None, 1
 
 
-def empty(*shape: Any, dtype: Any = None) -> Tile:
-    """An output tensor that the call allocates and the function returns.
+def empty(*shape: Any, dtype: Any = None, partial: bool = False) -> Tile:
+    """An output tensor that the call allocates and the function returns, uninitialised.
+
+    What nothing wrote must not be read, nor added to by an atomic: the sanitizer reports it. It
+    warns of elements that no block writes; `partial=True` says that this is meant.
 
     >>> @tw.jit
     ... def double(A):
@@ -283,7 +288,7 @@ def empty(*shape: Any, dtype: Any = None) -> Tile:
         dtype = given.pop()
     extents = shape_tuple(given[0]) if len(given) == 1 else tuple(given)
     kind = TensorType(extents, find_dtype("float32" if dtype is None else dtype))
-    tile = add_tensor(builder, builder.hint or "out", kind)
+    tile = add_tensor(builder, builder.hint or "out", kind, partial=bool(partial))
     builder.outputs.append(tile.name)
     return tile
 

@@ -40,14 +40,27 @@ class InterpExecutable:
         self.nan = "nan" in target.options or env.SANITIZE_NAN.on()
         self.source = print_program(program)
         self.trace: list[tuple[str, Program]] = [("tile", program)]
+        self.made: tuple[str, ...] = ()  # tensors that each call makes
+        self.kinds = {t.name: t.dtype for t in program.tensors}
         Dump(program, target).program("tile", program)
 
     def __call__(self, args: Mapping[str, Any]) -> None:
         from tilewright import interp
+        from tilewright.interp.numbers import poison_fill
 
-        interp.run(
-            self.program, dict(args), sanitize=self.sanitize, nan=self.nan, seed=int(env.SEED())
+        for name in self.made if self.sanitize else ():
+            if args[name].size:
+                poison_fill(args[name], self.kinds[name])
+        result = interp.run(
+            self.program,
+            dict(args),
+            sanitize=self.sanitize,
+            nan=self.nan,
+            seed=int(env.SEED()),
+            made=self.made,
         )
+        for warning in result.warnings:
+            warning.give()
 
 
 def _interp(program: Program, target: Target) -> Executable:

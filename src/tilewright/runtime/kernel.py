@@ -12,7 +12,7 @@ from tilewright.ir.op import Alloc, Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
 from tilewright.runtime.arrays import are_on_host
-from tilewright.runtime.backends import build, resolve
+from tilewright.runtime.backends import InterpExecutable, build, resolve
 from tilewright.runtime.configs import choices_from
 from tilewright.runtime.host_caller import Fixable, make_caller
 from tilewright.runtime.launch import Launcher
@@ -75,6 +75,8 @@ class CompiledKernel:
         indices = [out_idx] if isinstance(out_idx, int) else list(out_idx or [])
         self.launcher = Launcher(program, indices)
         self.executable = build(program, self.target)
+        if isinstance(self.executable, InterpExecutable):
+            self.executable.made = self.launcher.made
         self.__call__ = self._caller()
 
     def __content_parts__(self) -> tuple[Any, ...]:

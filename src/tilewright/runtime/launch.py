@@ -73,6 +73,7 @@ class Launcher:
         self.written = written_params(program)
         self.unused = unused_params(program)
         self.inputs = tuple(i for i in range(len(self.params)) if i not in self.outputs)
+        self.made = tuple(self.params[i].name for i in self.outputs)
         self.dynamic = bool(program.dims)
 
     def prepare(self, given: Sequence[Any], named: Mapping[str, Any] | None = None) -> Call:

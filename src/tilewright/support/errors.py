@@ -364,8 +364,16 @@ class SanitizerError(RunError):
     'uninitialized'
     """
 
-    def __init__(self, kind: str, message: str, *, loc: Loc | None = None, fix: str = "") -> None:
-        super().__init__(f"{kind}: {message}", loc=loc, fix=fix, code=kind)
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        *,
+        loc: Loc | None = None,
+        fix: str = "",
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(f"{kind}: {message}", loc=loc, fix=fix, notes=notes, code=kind)
         self.kind = kind
 
 
@@ -394,6 +402,43 @@ def warn_of(cost: Cost) -> None:
         warnings.warn(text, PerformanceWarning, stacklevel=2)
     else:
         warnings.warn_explicit(text, PerformanceWarning, cost.loc.file, cost.loc.line)
+
+
+class SanitizerWarning(UserWarning):
+    """What the sanitizer warns of: legal, and seldom meant. `kind` is a stable word.
+
+    >>> @tw.jit(target="interp -sanitize")
+    ... def half(A):
+    ...     A: T.Tensor((4,), "float32")
+    ...     B = T.empty((4,), "float32")
+    ...     with T.Kernel(1, threads=32):
+    ...         for i in T.Parallel(2):
+    ...             B[i] = A[i]
+    ...     return B
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as found:
+    ...     _ = half(np.ones(4, np.float32))
+    >>> found[0].message.kind
+    'unwritten'
+    """
+
+    def __init__(self, kind: str, message: str, *, loc: Loc | None = None, fix: str = "") -> None:
+        self.kind = kind
+        self.diagnostic = Diagnostic(f"{kind}: {message}", loc, fix=fix, code=kind)
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        if in_json():
+            return json.dumps(self.diagnostic.as_dict("SanitizerWarning"), ensure_ascii=False)
+        return self.diagnostic.render()
+
+    def give(self) -> None:
+        """Warn, at the place that it is about."""
+        loc = self.diagnostic.loc
+        if loc is None:
+            warnings.warn(self, stacklevel=3)
+        else:
+            warnings.warn_explicit(self, type(self), loc.file, loc.line)
 
 
 def in_json() -> bool:

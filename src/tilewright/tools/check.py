@@ -61,20 +61,28 @@ class Report:
 
     name: str
     findings: dict[Any, Finding] = field(default_factory=dict)
+    warnings: dict[Any, Finding] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     runs: int = 0
     passed: int = 0
     compared: list[str] = field(default_factory=list)
 
     def add(self, key: Any, what: str, case: str) -> None:
-        if key in self.findings:
-            self.findings[key].times += 1
-        else:
-            self.findings[key] = Finding(what, case)
+        _add(self.findings, key, what, case)
+
+    def warn(self, key: Any, what: str, case: str) -> None:
+        _add(self.warnings, key, what, case)
 
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _add(table: dict[Any, Finding], key: Any, what: str, case: str) -> None:
+    if key in table:
+        table[key].times += 1
+    else:
+        table[key] = Finding(what, case)
 
 
 class _Deadline(Stepper):
@@ -107,9 +115,10 @@ class Progress:
 
 
 def check_program(
-    program: Program, chosen: Mapping[str, Any], plan: Plan, end: float, progress: Progress
-) -> Report:
-    """Run one kernel on all its cases."""
+    program: Program, chosen: Mapping[str, Any], plan: Plan, end: float, progress: Progress,
+    made: Sequence[str] = (),
+) -> Report:  # fmt: skip
+    """Run one kernel on all its cases; `made` are the tensors that a call of it makes."""
     report = Report(program.name)
     passed: list[dict[str, Any]] = []
     wanted: list[dict[str, Array]] = []
@@ -127,7 +136,9 @@ def check_program(
         progress.say(f"{program.name}: {_describe(case)} ({number + 1} of {len(cases)})")
         try:
             given = make(**case)
-            found = _interpret(program, given, case["seed"], end, report, _describe(case), plan)
+            found = _interpret(
+                program, given, case["seed"], end, report, _describe(case), plan, made
+            )
         except Stopped:
             report.note(f"the time was over after {number} of {len(cases)} inputs")
             break
@@ -150,11 +161,14 @@ def _describe(case: Mapping[str, Any]) -> str:
 
 def _interpret(
     program: Program, given: dict[str, Any], seed: int, end: float, report: Report, case: str,
-    plan: Plan,
+    plan: Plan, made: Sequence[str],
 ) -> dict[str, Array] | None:  # fmt: skip
     """The arrays after a checked run; None when it failed."""
     try:
-        interp.run(program, given, sanitize=True, nan=plan.nan, seed=seed, stepper=_Deadline(end))
+        result = interp.run(
+            program, given, sanitize=True, nan=plan.nan, seed=seed, stepper=_Deadline(end),
+            made=made,
+        )  # fmt: skip
     except SanitizerError as error:
         report.add((error.kind, error.loc), str(error), case)
         return None
@@ -164,6 +178,8 @@ def _interpret(
         else:
             report.add((error.message.split(":")[0], error.loc), str(error), case)
         return None
+    for warning in result.warnings:
+        report.warn((warning.kind, warning.diagnostic.loc), str(warning), case)
     return {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
 
 
@@ -277,7 +293,7 @@ def run_command(
             unchecked += 1
             continue
         try:
-            report = check_program(program, chosen, plan, end, progress)
+            report = check_program(program, chosen, plan, end, progress, kernel.made)
         except TilewrightError as error:
             print(f"{name}{where}: not checked\n{_indented(str(error))}")
             unchecked += 1
@@ -295,6 +311,8 @@ def run_command(
         print(f"{name}{where}: {verdict} ({report.runs} runs{against})")
         for number, finding in enumerate(report.findings.values(), start=1):
             print(_indented(f"{number}. {finding}"))
+        for warning in report.warnings.values():
+            print(_indented(f"warning: {warning}"))
         for note in report.notes:
             print(_indented(f"note: {note}"))
     for text in skipped:

@@ -15,16 +15,19 @@ from tilewright.ir.op import Program
 from tilewright.lang import PrimFunc
 from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
+from tilewright.runtime.launch import Launcher
 from tilewright.runtime.tune import Autotuned
 from tilewright.support.errors import CompileError, TilewrightError
 
 
 @dataclass(frozen=True)
 class Found:
-    """A kernel, and what the file calls it, or the function that made it."""
+    """A kernel, what the file calls it (or the function that made it), and the tensors that a
+    call of it makes."""
 
     program: Program
     name: str = ""
+    made: tuple[str, ...] = ()
 
     def is_called(self, name: str | None) -> bool:
         return name in (None, self.program.name, self.name)
@@ -67,8 +70,9 @@ def collect_all(file: str, arguments: str = "") -> Collected:
             chosen = parse_arguments(arguments, names)
             for name, value in names.items():
                 made, why = _of(value, chosen)
-                for program in made:
-                    found.setdefault(program, Found(program, name))
+                for launcher in made:
+                    program = launcher.program
+                    found.setdefault(program, Found(program, name, launcher.made))
                 if not made and why and Skipped(name, why) not in skipped:
                     skipped.append(Skipped(name, why))
     finally:
@@ -104,14 +108,17 @@ def parse_arguments(arguments: str, names: dict[str, Any]) -> dict[str, Any]:
         ) from None
 
 
-def _of(value: Any, chosen: dict[str, Any]) -> tuple[list[Program], str]:
-    """The programs of one name of the file; without any, why."""
-    if isinstance(value, (PrimFunc, CompiledKernel)):
-        return [value.program], ""
+def _of(value: Any, chosen: dict[str, Any]) -> tuple[list[Launcher], str]:
+    """The programs of one name of the file, as they are launched; without any, why."""
+    if isinstance(value, PrimFunc):
+        names = [p.name for p in value.program.params]
+        return [Launcher(value.program, [names.index(o) for o in value.outputs])], ""
+    if isinstance(value, CompiledKernel):
+        return [value.launcher], ""
     value = value.jitted if isinstance(value, Autotuned) else value
     if not isinstance(value, Jit):
         return [], ""
-    programs = [getattr(k, "kernel", k).program for k in value._kernels.values()]
+    programs = [getattr(k, "kernel", k).launcher for k in value._kernels.values()]
     parameters = value.signature.parameters
     usable = {k: v for k, v in chosen.items() if k in parameters or value.direct}
     missing = [
@@ -122,11 +129,13 @@ def _of(value: Any, chosen: dict[str, Any]) -> tuple[list[Program], str]:
         if usable or not programs:
             # arrays may be left out, and sizes come by name
             try:
-                programs.append(value.on("interp").compile(**usable).program)
+                programs.append(value.on("interp").compile(**usable).launcher)
             except TilewrightError as error:
                 return programs, f"{error.message}; give sizes and options with --args 'M=…'"
     elif not missing and (usable or not programs):
-        programs.append(value.prim_func(**usable).program)
+        out = value.out_idx
+        indices = [out] if isinstance(out, int) else list(out or [])
+        programs.append(Launcher(value.prim_func(**usable).program, indices))
     given = [f"{n}={v!r}" for n, v in usable.items()]
     need = ", ".join([*given, *(f"{n}=…" for n in missing)])
     return programs, f"pass --args {_quoted(need)}" if missing else ""

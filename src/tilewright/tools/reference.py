@@ -154,7 +154,8 @@ PAGES = (
         "A compiled kernel": "CompiledKernel Profiler TensorSupplyType",
         "Targets and options": "Target Feature resolve PassConfigKey",
         "Measuring": "measure Race",
-        "Errors": "TilewrightError CompileError LaunchError RunError SanitizerError VerifyError",
+        "Errors": "TilewrightError CompileError LaunchError RunError SanitizerError "
+        "SanitizerWarning VerifyError",
         "Sizes": "cdiv next_power_of_2",
     }),
     Page("layout", "Layouts", "layout",

@@ -58,12 +58,17 @@ class _Subject:
                 else "",
             )
         self.program = launcher.program
+        self.made = launcher.made
         self.call: Call = launcher.prepare(args, dict(named))
 
     def run(self, stepper: Stepper, sanitize: bool, seed: int | None) -> Any:
         number = int(env.SEED()) if seed is None else seed
         given = dict(self.call.args)
-        interp.run(self.program, given, sanitize=sanitize, seed=number, stepper=stepper)
+        result = interp.run(
+            self.program, given, sanitize=sanitize, seed=number, stepper=stepper, made=self.made
+        )
+        for warning in result.warnings:
+            warning.give()
         return self.call.finish()
 
 
