@@ -33,6 +33,7 @@ from tilewright.lang.atomics import (
     reducer_init,
     reducer_update,
 )
+from tilewright.lang.foreign import access_ptr, address_of, call_extern, import_source, ptx
 from tilewright.lang.hints import (
     Fragment,
     Layout,
@@ -212,16 +213,11 @@ from tilewright.lang.roles import (
     ws,
 )
 from tilewright.lang.threads import (
-    access_ptr,
-    address_of,
     all_sync,
     any_sync,
     ballot,
     ballot_sync,
-    call_extern,
-    import_source,
     named_barrier_arrive,
-    ptx,
     shfl_down,
     shfl_sync,
     shfl_up,

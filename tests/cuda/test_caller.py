@@ -351,3 +351,13 @@ def test_many_addresses_do_not_pile_up(torch, monkeypatch):
     for given in kept * 2:
         call(*given)
     assert len(api.launches) == 40
+
+
+def test_a_kernel_without_parameters():
+    spec = LaunchSpec("add", (1,), 32, ())
+    api, call = make(spec=spec, kernel={"params": []}, program=Program("add", (), ()))
+    call()
+    call()
+    assert len(api.launches) == 2
+    with pytest.raises(LaunchError, match="takes 0 arguments, got 1"):
+        call(view(0x100))

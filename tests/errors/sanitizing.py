@@ -35,7 +35,7 @@ def index_out_of_range():
 
 
 @case(SanitizerError, "out-of-range", "s[8]", "fix:")
-def index_of_a_neighbour():
+def index_from_data():
     @T.prim_func
     def main(A: T.Tensor((8,), "int32")):
         with T.Kernel(1, threads=32):
@@ -43,8 +43,8 @@ def index_of_a_neighbour():
 #+          s = T.alloc_shared((9,), "int32")
             T.clear(s)
             for i in T.Parallel(8):
-                A[i] = s[i] + s[i + 1]
-#                             ^^^^^^^^
+                A[i] = s[i] + s[A[i] + 8]
+#                             ^^^^^^^^^^^
 
     check(main, np.zeros(8, np.int32))
 

@@ -175,3 +175,47 @@ def ptx_in_the_interpreter():
 
     tw.compile(main, target="interp")(np.zeros(128, np.int32))
 #+  tw.compile(main, target="cuda")
+
+
+@case(CompileError, "an instruction writes $1, which is not a variable", "T.alloc_var", "fix:")
+def ptx_that_writes_a_value():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            T.ptx("mov.b32 $1, $2;", A[tx], 7)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          x = T.alloc_var("int32")
+#+          T.ptx("mov.b32 $1, $2;", x, 7)
+#+          A[tx] = x
+
+    tw.compile(main, target="cuda")
+
+
+@case(CompileError, "the text names $3, which there is none of", "$0 … $2", "fix:")
+def ptx_operands_that_are_missing():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            A[tx] = T.ptx("add.s32 $0, $2, $3;", A[tx], 1, dtype="int32")
+#                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          A[tx] = T.ptx("add.s32 $0, $1, $2;", A[tx], 1, dtype="int32")
+
+    tw.compile(main, target="cuda")
+
+
+@case(CompileError, "the CPU target cannot run call_extern", "foreign code", "target='cuda'")
+def extern_with_locals_on_the_cpu():
+    @T.prim_func
+    def main(A: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_local((4,), "float32")
+            T.call_extern("void", "twice", T.access_ptr(a, "rw"))
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          T.import_source("__device__ void twice(float* a) { a[0] *= 2; }")
+#+          T.call_extern("void", "twice", T.access_ptr(a, "rw"))
+            A[0] = 1
+
+    tw.compile(main, target="cpu")
+#+  tw.compile(main, target="cuda")

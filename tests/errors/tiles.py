@@ -4,6 +4,7 @@
 # fmt: off
 from __future__ import annotations
 
+import tilewright as tw
 import tilewright.language as T
 from tests.errors.case import case
 from tilewright import CompileError
@@ -519,3 +520,34 @@ def copy_of_a_barrier():
 #           ^^^^^^^^^^^^^^
 #+          T.barrier_arrive(bar)
 #+          T.barrier_wait(bar, 0)
+
+
+@case(CompileError, "index 8 is outside dimension 0 of s", "i = 7", "0 … 7", "fix:")
+def index_of_a_neighbour():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            s = T.alloc_shared((8,), "int32")
+#+          s = T.alloc_shared((9,), "int32")
+            T.clear(s)
+            for i in T.Parallel(8):
+                A[i] = s[i] + s[i + 1]
+#                             ^^^^^^^^
+
+    tw.compile(main, target="cpu")
+
+
+@case(CompileError, "index 2 is outside dimension 0 of f", "i = 2", "0 … 1", "fix:")
+def a_fragment_smaller_than_its_loop():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            f = T.alloc_fragment((2,), "float32")
+#+          f = T.alloc_fragment((64,), "float32")
+            for i in T.Parallel(64):
+                f[i] = A[1]
+#               ^^^^
+            for i in T.Parallel(64):
+                A[i] = f[i]
+
+    tw.compile(main, target="cuda")

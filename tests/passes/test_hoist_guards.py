@@ -568,3 +568,28 @@ def test_large_attention_compiles_without_spills(target):
         hoist_guards(before, target)
         spent.append(time.process_time() - start)
     assert min(spent) < 0.04  # 0.012 on an idle core
+
+
+EXTREME = (0, 1, -1, 32, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63))
+
+
+@given(st.data())
+@settings(max_examples=int(os.environ.get("TILEWRIGHT_GUARD_EXAMPLES", "25")), deadline=None)
+def test_guards_of_any_size_compile(data):
+    """Bounds of guards beyond 64 bits say nothing; they are never an error of ours."""
+    number = st.sampled_from(EXTREME)
+    kind = data.draw(st.sampled_from(("int32", "int64")))
+    limit = 2 ** (31 if kind == "int32" else 63)
+    values = [v for v in (data.draw(number) for _ in range(4)) if -limit <= v < limit] or [7]
+    n, k = (f"{kind}({x})" if kind == "int64" else x for x in ("n", "k"))
+    by = data.draw(st.sampled_from((f"{kind}(3)", f"({n} - {kind}(3))")))
+    text = f"{n} // {by} * {n} + {k} * {kind}({values[0]})"
+    for value in values[1:]:
+        text = f"({text}) * {kind}({value}) + {kind}({n} % 5)"
+    body = f"if {text} >= {kind}({values[-1]}) {{ F[0, 0] = F[0, 0] + 1 }}"
+    check_same(program(f"map i in 1 {{ {body} }}", start="n // 7", stop="n"), ns=(-2, 4))
+
+
+def test_a_guard_whose_span_exceeds_64_bits():
+    """A quotient by what may be zero is not computed in advance: its whole range counts."""
+    check_same(guarded("(n // (n - 3) * n + k) * 32 + j >= N[0]"), ns=(1, 4))

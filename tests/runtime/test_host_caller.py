@@ -174,3 +174,69 @@ def test_a_kernel_written_directly_costs_little():
 
     a = np.ones(64, np.float32)
     assert fastest(lambda: shift(a)) < 20e-6
+
+
+TARGETS = pytest.mark.parametrize("target", ["cpu", "interp"])
+
+
+@TARGETS
+def test_kernels_without_inputs(target):
+    @T.prim_func
+    def count(out: T.Tensor((8,), "float32"), twice: T.Tensor((4, 2), "int8")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                out[i] = 3
+                twice[i // 2, i % 2] = i
+
+    kernel = tw.compile(count, target=target, out_idx=[0, 1])
+    for _ in range(3):
+        out, twice = kernel()
+        assert (out == 3).all() and (twice.ravel() == range(8)).all()
+    with pytest.raises(tw.LaunchError, match="takes 0 arguments, got 1"):
+        kernel(out)
+
+
+@TARGETS
+def test_factories_and_direct_kernels_without_inputs(target):
+    @tw.jit(target=target, out_idx=-1)
+    def factory(n):
+        @T.prim_func
+        def main(out: T.Tensor((n,), "float32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(n):
+                    out[i] = i
+
+        return main
+
+    @tw.jit(target=target)
+    def direct(n: int):
+        out = T.empty((n,), "float32")
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(n):
+                out[i] = i
+        return out
+
+    @tw.jit(target=target)
+    def bare():
+        out = T.empty((4,), "float32")
+        with T.Kernel(1, threads=32):
+            T.fill(out, 2)
+        return out
+
+    for n in (4, 5, 4):
+        assert (factory(n)() == range(n)).all() and (direct(n) == range(n)).all()
+        assert (bare() == 2).all()
+
+
+@TARGETS
+def test_a_size_that_nothing_gives_is_refused(target):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(out: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                out[i] = 1
+
+    with pytest.raises(tw.LaunchError, match="no tensor's shape gives n"):
+        tw.compile(main, target=target, out_idx=-1)()

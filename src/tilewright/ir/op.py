@@ -31,6 +31,7 @@ from typing import Any, ClassVar, TypeVar
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
 from tilewright.ir.expr import FALSE, Expr, Load, Var, const, loads
+from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.support.errors import Loc
 
 
@@ -426,7 +427,8 @@ class Turn(Op):
 @dataclass(frozen=True)
 class Intrinsic(Op):
     """An instruction with an effect or a meaning across threads, from `intrinsics.INTRINSICS`:
-    shuffles, votes, `print`, `device_assert`, `ptx`, `call_extern`, …"""
+    shuffles, votes, `print`, `device_assert`, `ptx`, `call_extern`, … The first `width` operands
+    of `ptx` are variables of the thread that it may write."""
 
     syntax = "intrinsic {name} {args}"
     name: str = attr()
@@ -690,4 +692,11 @@ def _written_buffers(op: Op) -> tuple[Buffer, ...]:
         named.append(op.buffer)
     if isinstance(op, Alloc) and op.init is not None:
         named.append(op.buffer)
+    if isinstance(op, Intrinsic) and is_foreign(op):
+        named += [a.buffer for a in op.args if isinstance(a, Region)]
     return tuple(dict.fromkeys(named))
+
+
+def is_foreign(op: Intrinsic) -> bool:
+    """Code that no pass sees into: it may read and write all that its operands point at."""
+    return op.name in INTRINSICS and INTRINSICS[op.name].opaque

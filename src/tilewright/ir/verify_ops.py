@@ -37,6 +37,7 @@ from tilewright.ir.op import (
     Wait,
     WaitGroup,
 )
+from tilewright.ir.ptx_text import written_operands
 from tilewright.ir.verify_core import (
     WARP,
     Check,
@@ -437,6 +438,23 @@ def _intrinsic(op: Intrinsic, context: Context) -> None:
     require_one_of(op.name, INTRINSICS, "intrinsic", op, context)
     if op.result is not None and not INTRINSICS[op.name].yields:
         context.fail(op, f"{op.name} has no result")
+    if op.name == "ptx":
+        _ptx(op, context)
+
+
+def _ptx(op: Intrinsic, context: Context) -> None:
+    """Registers that the text writes are results, or variables of the thread in front."""
+    written = op.width or 0
+    for arg in op.args[:written]:
+        if not isinstance(arg, Region) or arg.buffer.space is not Space.LOCAL:
+            context.fail(op, "ptx writes what is no variable of the thread", expected="&x in front")
+    beyond = {n for n in written_operands(op.text) if n > written or (n == 0 and op.result is None)}
+    if not 0 <= written <= len(op.args) or beyond:
+        context.fail(
+            op,
+            f"ptx writes ${min(beyond, default=written)}, an operand that it only reads",
+            expected="operands that are written in front, and their number as width=",
+        )
 
 
 def _hint(op: Hint, context: Context) -> None:

@@ -1,18 +1,13 @@
-"""Thread level: shuffles, votes, foreign code."""
+"""Thread level: shuffles, votes, barriers of threads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from tilewright.ir.buffer import Region
 from tilewright.ir.dtype import BOOL, DTYPES, INT32, DType
-from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import Var, cast, truth, wrap
 from tilewright.ir.op import Intrinsic, Sync
 from tilewright.lang.builder import current, static_int
-from tilewright.lang.handles import Tile, Tiles, describe, region_of
-from tilewright.lang.types import ScalarType
 from tilewright.support.errors import CompileError
 
 FULL = 0xFFFFFFFF
@@ -228,113 +223,3 @@ def sync_warp(mask: Any = None) -> None:
     builder.require_kernel("sync_warp")
     _full_mask(mask, "sync_warp")
     builder.emit(Sync("warp"))
-
-
-# ── foreign code ─────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Address:
-    """`T.address_of(A[i])`: only foreign code takes it."""
-
-    region: Region
-
-
-def address_of(element: Any) -> Address:
-    """The address of an element or a tile, for `ptx` and `call_extern`.
-
-    Example, compiled for CUDA:
-        T.import_source("__device__ void twice(int *p) { *p *= 2; }")
-        t = T.get_thread_binding()
-        if t < 64:
-            T.call_extern("void", "twice", T.address_of(M[t]))
-    """
-    region = region_of(element, "address_of")
-    if region.dtype.packed:
-        raise CompileError(
-            f"{region.buffer.name} is packed: its elements have no address",
-            fix="pass the tile as another type: T.view(tile, dtype='uint8')",
-        )
-    return Address(region)
-
-
-def access_ptr(base: Any, access_type: Any = "r", *extents: Any, **_: Any) -> Address:
-    """`address_of`, with what the callee does there and how far, which is not used.
-
-    Example, compiled for CUDA:
-        T.import_source("__device__ void twice(int *p) { *p *= 2; }")
-        t = T.get_thread_binding()
-        if t < 64:
-            T.call_extern("void", "twice", T.access_ptr(M[t], "rw"))
-    """
-    return address_of(base)
-
-
-def _operand(value: Any) -> Any:
-    if isinstance(value, Address):
-        return value.region
-    if isinstance(value, (Tile, Tiles)):
-        return region_of(value, "call_extern")
-    return wrap(value)
-
-
-def _foreign(word: str, text: str, args: tuple[Any, ...], dtype: Any) -> Var | None:
-    builder = current(word)
-    builder.require_kernel(word)
-    result = None
-    if dtype is not None:
-        result = builder.var(builder.hint, find_dtype(dtype), "result")
-    builder.emit(Intrinsic(word, tuple(_operand(a) for a in args), result, text))
-    return result
-
-
-def ptx(template: str, *args: Any, dtype: Any = None) -> Var | None:
-    """One PTX instruction: `$0` is the result when `dtype` is given, `$1` … the operands.
-
-    Runs on CUDA only.
-
-    Example, compiled for CUDA:
-        t = T.get_thread_binding()
-        if t < 64:
-            M[t] = T.ptx("add.s32 $0, $1, $2;", N[t], 1, dtype="int32")
-    """
-    if not isinstance(template, str):
-        raise CompileError(
-            "T.ptx needs the instruction's text",
-            got=describe(template),
-            fix='write it as a string: T.ptx("add.s32 $0, $1, $2;", a, b, dtype="int32")',
-        )
-    return _foreign("ptx", template, args, dtype)
-
-
-def call_extern(name: str, *args: Any, dtype: Any = None) -> Var | None:
-    """Call a function of the imported source. The return type may come first: `call_extern(
-    "float32", "name", …)`, "handle" or "void" for none. Runs on CUDA only.
-
-    Example, compiled for CUDA:
-        T.import_source("__device__ int next(int x) { return x + 1; }")
-        t = T.get_thread_binding()
-        if t < 64:
-            M[t] = T.call_extern("int32", "next", N[t])
-    """
-    if args and isinstance(args[0], str):
-        kind, name, args = name, args[0], args[1:]
-        if kind not in ("handle", "void"):
-            dtype = ScalarType(kind) if dtype is None else dtype
-    return _foreign("call_extern", name, args, dtype)
-
-
-def import_source(code: str | None) -> None:
-    """C++ source that `call_extern` calls into.
-
-    Example, compiled for CUDA:
-        T.import_source("__device__ int next(int x) { return x + 1; }")
-        t = T.get_thread_binding()
-        if t < 64:
-            M[t] = T.call_extern("int32", "next", N[t])
-    """
-    if code is None:
-        return
-    builder = current("import_source")
-    if code not in builder.sources:
-        builder.sources.append(code)

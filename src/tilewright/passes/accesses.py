@@ -138,14 +138,12 @@ def _apart(a: Box, b: Box, fresh: bool) -> bool:
             continue
         (start, size), (other, extent) = x, y
         if isinstance(start, Const) and isinstance(other, Const):
-            distance: Expr = other
-            if start.value:
-                distance = const(int(other.value) - int(start.value))
-        elif fresh:
-            distance = simplify(other - start, Ranges())
+            distance = int(other.value) - int(start.value)
+        elif fresh and isinstance(gap := simplify(other - start, Ranges()), Const):
+            distance = int(gap.value)
         else:
             continue
-        if isinstance(distance, Const) and not -extent < int(distance.value) < size:
+        if not -extent < distance < size:
             return True
     return False
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import TRUE, Expr, Load
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.op import If, Intrinsic, Op
+from tilewright.ir.op import If, Intrinsic, Op, written_buffers
 from tilewright.ir.rewrite import rebuild
 from tilewright.passes.lowering import MEMORY, Lowering
 from tilewright.passes.print_rows import PrintRows
@@ -59,7 +59,9 @@ def foreign(
             args.append(expr(arg))
         low.touched = low.touched or (isinstance(arg, Region) and arg.buffer.space in MEMORY)
     new = rebuild(op, args=tuple(args))
-    yield new if once is TRUE or op.result is not None else If(once, (new,), loc=op.loc)
+    # each thread that holds the iteration needs what is left in its registers
+    kept = op.result is not None or any(b.space is Space.LOCAL for b in written_buffers(op))
+    yield new if once is TRUE or kept else If(once, (new,), loc=op.loc)
 
 
 def _place(low: Lowering, region: Region, op: Op, index: Rewrite) -> Region:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Const, compare
 from tilewright.ir.op import (
     Alloc,
@@ -41,7 +41,6 @@ from tilewright.ir.op import (
     For,
     Gemm,
     If,
-    Intrinsic,
     Let,
     Map,
     Op,
@@ -327,7 +326,7 @@ class _Scan:
         """An ordinary op, or the head of one with bodies."""
         inner = list(walk_ops(op)) if isinstance(op, Map) else [op]
         read = {self.root(b.name) for o in inner for b in read_buffers(o)}
-        written = {self.root(b.name) for o in inner for b in (*written_buffers(o), *_foreign(o))}
+        written = {self.root(b.name) for o in inner for b in written_buffers(o)}
         if isinstance(op, Alloc):
             written.add(op.buffer.name)
         keys = []
@@ -342,7 +341,7 @@ class _Scan:
         names = {
             self.root(b.name)
             for o in inner
-            for b in (*read_buffers(o), *written_buffers(o), *_foreign(o), *_allocated(o))
+            for b in (*read_buffers(o), *written_buffers(o), *_allocated(o))
             if b.space is Space.FRAGMENT
         }
         self.wait(state, state.ages if self.each and names else keys, found, op.loc)
@@ -372,12 +371,6 @@ def _waits_for_all(following: Body) -> bool:
 def _same(new: Body, old: Body) -> Body:
     same = len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
     return old if same else new
-
-
-def _foreign(op: Op) -> list[Buffer]:
-    if not isinstance(op, Intrinsic):
-        return []
-    return [a.buffer for a in op.args if isinstance(a, Region)]
 
 
 def _allocated(op: Op) -> list[Buffer]:

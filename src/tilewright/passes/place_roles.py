@@ -75,9 +75,7 @@ def place_roles(kernel: Kernel, target: Target) -> Kernel:
     work = _Placer(kernel, whole, roots)
     body = work.own_syncs(work.settle(body))
     kernel = work.shared_fragments(rebuild(kernel, body=body))
-    written = {
-        work.root(b.name) for op in walk_ops(kernel) for b in (*written_buffers(op), *_foreign(op))
-    }
+    written = {work.root(b.name) for op in walk_ops(kernel) for b in written_buffers(op)}
     body = _Order(work, written).body(kernel.body, set())
     _say(kernel, body, work.crossing)
     return rebuild(kernel, body=work.merged(body))
@@ -118,11 +116,6 @@ def _is_collective(op: Op) -> bool:
     if isinstance(op, (Atomic, Intrinsic)):
         return op.result is None
     return isinstance(op, (*_TILE_OPS, Arrive))
-
-
-def _foreign(op: Op) -> list[Buffer]:
-    """Buffers that foreign code may write."""
-    return list(read_buffers(op)) if isinstance(op, Intrinsic) else []
 
 
 def _touched(op: Op) -> list[Buffer]:
@@ -388,8 +381,7 @@ class _Order:
         somebody else's access conflicts with it."""
         new: Pending = set()
         for each in inner:
-            written = (*written_buffers(each), *_foreign(each))
-            for buffers, writes in ((read_buffers(each), False), (written, True)):
+            for buffers, writes in ((read_buffers(each), False), (written_buffers(each), True)):
                 for buffer in buffers:
                     name = self.work.root(buffer.name)
                     if buffer.space in (Space.SHARED, Space.GLOBAL) and name in self.written:

@@ -16,7 +16,6 @@ from tilewright.ir.op import (
     For,
     Gemm,
     If,
-    Intrinsic,
     Kernel,
     Op,
     Sync,
@@ -75,7 +74,7 @@ def released(
             b.space is Space.SHARED and b.name in engines
             for o in walk_ops(op)
             if not (isinstance(o, Copy) and o.atom in _BULK)
-            for b in (*written_buffers(o), *(read_buffers(o) if isinstance(o, Intrinsic) else ()))
+            for b in written_buffers(o)
         )
 
     def told(op: Op) -> bool:

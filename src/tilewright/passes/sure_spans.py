@@ -220,14 +220,15 @@ class SureSpans:
         if max(side.dtype.bits, k.dtype.bits) > 32 or any(k in variables(atom) for atom in rest):
             return None
         value, span = self.wide(Linear(known)), ranges.evaluate(Linear(rest, form.const), False)
-        if value is None or abs(slope) > full.hi:
+        least, most = full.lo - span.lo, full.hi - span.hi
+        if value is None or abs(slope) > full.hi or not -WIDEST <= least <= most <= WIDEST:
             return None
         fits: Expr = TRUE
         ends = (cast(self.loop.start, INT64), cast(self.loop.stop, INT64) - 1) if slope else (0,)
         for end in ends:
             total = value + end * slope if slope else value
-            above = compare(">=", total, const(full.lo - span.lo, INT64))
-            below = compare("<=", total, const(full.hi - span.hi, INT64))
+            above = compare(">=", total, const(least, INT64))
+            below = compare("<=", total, const(most, INT64))
             fits = binary("and", fits, binary("and", above, below))
         return Span(given=(fits,))
 
@@ -280,13 +281,13 @@ class SureSpans:
         span = self.ranges.evaluate(form, False)
         parts = [factor for atom in form.terms for factor in factors(atom)]
         narrow = kind.min_value <= span.lo and span.hi <= kind.max_value
-        if narrow and all(part.dtype == kind for part in parts):
+        if narrow and by <= kind.max_value and all(part.dtype == kind for part in parts):
             try:
                 return self.simple(build_sum(form, kind) // by)
             except TooLarge:
                 return None
         value = self.wide(form)
-        if value is None:
+        if value is None or by > WIDEST:
             return None
         start, stop = (cast(e, INT64) for e in (self.loop.start, self.loop.stop))
         return cast(binary("min", stop, binary("max", start, value // by)), kind)

@@ -9,9 +9,11 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
 
+from tilewright.ir.inside import check_inside
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
+from tilewright.ir.verify import Stage, verify
 from tilewright.passes.dump import Dump
 from tilewright.support import env
 from tilewright.support.errors import CompileError
@@ -165,6 +167,8 @@ def _gpu() -> str | None:
 def build(program: Program, target: Target) -> Executable:
     """The program for a target. What a target cannot do it says at the line that asks for it."""
     try:
+        verify(program, Stage.TILE)
+        check_inside(program)
         return BACKENDS[target.kind](program, target)
     except CompileError as error:
         if not error.diagnostic.fix:

@@ -177,7 +177,7 @@ class _Maker:
         lines = [
             f"def call({takes}*rest, **named):",
             "    if rest or named:",
-            f"        return slow(({values}*rest), named, None)",
+            f"        return slow(({values}*rest,), named, None)",
         ]
         for x, p in self.scalars:
             self.names[f"types_{x}"] = _NUMBERS[p.dtype.kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.ir.op import Program
+from tilewright.ir.op import Intrinsic, Program, is_foreign, walk_ops
 from tilewright.ir.target import Target
 from tilewright.passes.absorb_loops import absorb_loops
 from tilewright.passes.expand_copies import expand_copies
@@ -12,6 +12,7 @@ from tilewright.passes.label_prints import LABEL
 from tilewright.passes.pipeline import Pass, Trace, run_pipeline
 from tilewright.passes.simplify_indices import simplify_indices
 from tilewright.passes.split_at_barriers import split_at_barriers
+from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.code import Code
 from tilewright.targets.cpu.emit import emit_module
 from tilewright.targets.cpu.host import LLVM_LOCK, host, object_file, optimize
@@ -53,6 +54,13 @@ PIPELINE = (
 
 def lower(program: Program, target: Target) -> Trace:
     """The program after every pass."""
+    for op in (op for kernel in program.kernels for op in walk_ops(kernel)):
+        if isinstance(op, Intrinsic) and is_foreign(op):
+            raise CompileError(
+                f"the CPU target cannot run {op.name}: it is foreign code, for a GPU",
+                loc=op.loc,
+                fix="compile it for target='cuda', or write it with operations every target has",
+            )
     return run_pipeline(program, target, PIPELINE)
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tilewright.ir.bounds import Ranges, stride_of
-from tilewright.ir.buffer import Buffer
+from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import BOOL, INT64, DType
 from tilewright.ir.expr import (
     Bin,
@@ -302,14 +302,8 @@ class ExprEmitter(Math):
     def access(self, mem: Mem, indices: tuple[Expr, ...]) -> Access:
         """Addresses of `buffer[indices]`, guarded where the analysis leaves doubt."""
         lanes = self.lanes.count if self.lanes else 1
-        guarded = mem.is_global or self.lazy
         steps = [self._step(i) for i in indices]
-        checks: list[tuple[int, bool, bool]] = []
-        if guarded:
-            for dim, idx in enumerate(indices):
-                low, high = self.in_range(idx, mem.buffer.shape[dim])
-                if not (low and high):
-                    checks.append((dim, low, high))
+        checks = self._checks(mem, indices)
         assured = self.lanes.assured if self.lanes else frozenset()
         open_checks = [c for c in checks if (indices[c[0]], mem.buffer.shape[c[0]]) not in assured]
         first = [self.index(i) for i in indices]
@@ -342,6 +336,32 @@ class ExprEmitter(Math):
             found.pointers.append(self.element(mem, offset))
             found.valid.append(self._conditions(mem, at, open_checks))
         return found
+
+    def _checks(self, mem: Mem, indices: tuple[Expr, ...]) -> list[tuple[int, bool, bool]]:
+        """Dimensions with an index that may be outside, and which side is known to be inside.
+        Tiles too: what lies next to one is another's memory."""
+        sides = [(d, *self.in_range(i, mem.buffer.shape[d])) for d, i in enumerate(indices)]
+        return [(dim, low, high) for dim, low, high in sides if not (low and high)]
+
+    def corner(self, mem: Mem, region: Region) -> str | None:
+        """The distance of a region's first element from the buffer's start. One that may reach
+        beyond a tile is moved inside; None of a tensor's, which no tile operation reads so."""
+        at = []
+        for start, extent, size in zip(
+            region.starts, region.extents, region.buffer.shape, strict=True
+        ):
+            low = self.in_range(start, size)[0]
+            high = self.in_range(start + extent - 1, size)[1]
+            ref = self.index(start)
+            if mem.is_global and not (low and high):
+                return None
+            last = self.index(size - extent)
+            for known, test, limit in ((high, "sgt", last), (low, "slt", "0")):
+                if not known:
+                    beyond = self.fn.value(f"icmp {test} i64 {ref}, {limit}", "beyond")
+                    ref = self.fn.value(f"select i1 {beyond}, i64 {limit}, i64 {ref}", "inside")
+            at.append(ref)
+        return self.flat(mem, at)
 
     def _flat_step(self, mem: Mem, steps: list[int | None]) -> int | None:
         total = 0
@@ -438,26 +458,31 @@ class ExprEmitter(Math):
             ref = self._and(value, (1 << dtype.bits) - 1).ref
         self.fn.line(f"store {type_} {ref}, ptr {pointer}, align {item_bytes(dtype)}")
 
-    def _private_address(self, mem: Mem, indices: tuple[Expr, ...]) -> list[str]:
+    def _private_access(self, mem: Mem, indices: tuple[Expr, ...]) -> Access:
         """One pointer to all lanes of the element, or one per lane when the index varies."""
+        checks = self._checks(mem, indices)
         if not any(self.varies(i) for i in indices):
-            offset = self.flat(mem, [self.index(i) for i in indices])
-            type_ = vector(memory_type(mem.dtype), mem.lanes)
-            if offset == "0":
-                return [mem.pointer]
-            return [self.fn.value(f"getelementptr {type_}, ptr {mem.pointer}, i64 {offset}", "p")]
-        found = []
+            at = [self.index(i) for i in indices]
+            ok, pointer = self._conditions(mem, at, checks), mem.pointer
+            if (offset := self.flat(mem, at)) != "0":
+                type_ = vector(memory_type(mem.dtype), mem.lanes)
+                text = f"getelementptr {type_}, ptr {pointer}, i64 {offset}"
+                pointer = self.fn.value(text, "p")
+            return Access([pointer], [ok], contiguous=True)
+        found = Access([], [])
         values = [self._widen_index(self.splat(self.expr(i), mem.lanes)) for i in indices]
         for lane in range(mem.lanes):
-            offset = self.flat(mem, [self.lane(v, lane).ref for v in values])
-            scaled = self.fn.value(f"mul nsw i64 {offset}, {mem.lanes}")
-            at = self.fn.value(f"add nsw i64 {scaled}, {lane}")
-            found.append(self.element(mem, at))
+            at = [self.lane(v, lane).ref for v in values]
+            scaled = self.fn.value(f"mul nsw i64 {self.flat(mem, at)}, {mem.lanes}")
+            place = self.fn.value(f"add nsw i64 {scaled}, {lane}")
+            found.pointers.append(self.element(mem, place))
+            found.valid.append(self._conditions(mem, at, checks))
         return found
 
     def _private_load(self, mem: Mem, indices: tuple[Expr, ...]) -> Val:
-        pointers = self._private_address(mem, indices)
-        if len(pointers) == 1:
+        found = self._private_access(mem, indices)
+        pointers = [self._or_zeros(found, i) for i in range(len(found.pointers))]
+        if found.contiguous:
             return self.read(mem.dtype, pointers[0], mem.lanes)
         return self.gather([self.read(mem.dtype, p) for p in pointers])
 
@@ -521,16 +546,16 @@ class ExprEmitter(Math):
 
     def _private_store(self, mem: Mem, indices: tuple[Expr, ...], value: Val) -> None:
         value = self.splat(value, mem.lanes)
-        pointers = self._private_address(mem, indices)
-        if len(pointers) == 1:
-            if self.mask is not None:
-                old = self.read(mem.dtype, pointers[0], mem.lanes)
-                value = self.choose_lanes(self.splat(self.mask, mem.lanes), value, old)
-            self.write(value, pointers[0])
+        found = self._private_access(mem, indices)
+        if found.contiguous:
+            self._store_vector(mem, found, value)
             return
-        for lane, pointer in enumerate(pointers):
-            if self.mask is None:
+        for lane, (pointer, ok) in enumerate(zip(found.pointers, found.valid, strict=True)):
+            if self.mask is not None:
+                wanted = self.lane(self.mask, lane).ref
+                ok = wanted if ok is None else self.fn.value(f"and i1 {wanted}, {ok}")
+            if ok is None:
                 self.write(self.lane(value, lane), pointer)
             else:
-                with self.fn.when(self.lane(self.mask, lane).ref, "lane"):
+                with self.fn.when(ok, "lane"):
                     self.write(self.lane(value, lane), pointer)

@@ -20,7 +20,6 @@ from tilewright.ir.expr import (
     Const,
     Expr,
     Load,
-    Select,
     Var,
     const,
     is_pure,
@@ -56,7 +55,6 @@ class _Touch:
     buffer: Buffer
     indices: tuple[Expr, ...]
     ranges: Ranges
-    lazy: bool
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class NestEmitter(ExprEmitter):
         ranges = self.ranges
         for var, extent in zip(op.vars, op.extents, strict=True):
             ranges = ranges.loop(var, const(0, var.dtype), extent, const(1, var.dtype))
-        touches = list(self._touches(op.body, ranges, False))
+        touches = list(self._touches(op.body, ranges))
         axis, lanes = self._plan(op, touches, ranges)
         order = [i for i in range(len(op.vars)) if i != axis] + [axis]
         private = self._private(op.body)
@@ -126,39 +124,34 @@ class NestEmitter(ExprEmitter):
 
     # ── choosing ─────────────────────────────────────────────────────────────────────────────
 
-    def _touches(self, body: Body, ranges: Ranges, lazy: bool) -> Iterator[_Touch]:
+    def _touches(self, body: Body, ranges: Ranges) -> Iterator[_Touch]:
         for op in body:
             for e in expressions(op):
-                yield from self._loads(e, ranges, lazy)
+                yield from self._loads(e, ranges)
             match op:
                 case Store():
-                    yield _Touch(op.buffer, op.indices, ranges, lazy)
+                    yield _Touch(op.buffer, op.indices, ranges)
                 case Atomic():
-                    yield _Touch(op.dst.buffer, op.dst.starts, ranges, lazy)
+                    yield _Touch(op.dst.buffer, op.dst.starts, ranges)
                 case Let():
                     ranges = ranges.let(op.var, op.value)
                 case For():
                     inner = ranges.loop(op.var, op.start, op.stop, op.step)
-                    yield from self._touches(op.body, inner, lazy)
+                    yield from self._touches(op.body, inner)
                 case If():
-                    yield from self._touches(op.then, ranges.given(op.cond), True)
-                    yield from self._touches(op.orelse, ranges.given(op.cond, False), True)
+                    yield from self._touches(op.then, ranges.given(op.cond))
+                    yield from self._touches(op.orelse, ranges.given(op.cond, False))
                 case Map():
                     inner = ranges
                     for var, extent in zip(op.vars, op.extents, strict=True):
                         inner = inner.loop(var, const(0), extent, const(1))
-                    yield from self._touches(op.body, inner, lazy)
+                    yield from self._touches(op.body, inner)
 
-    def _loads(self, e: Expr, ranges: Ranges, lazy: bool) -> Iterator[_Touch]:
+    def _loads(self, e: Expr, ranges: Ranges) -> Iterator[_Touch]:
         if isinstance(e, Load):
-            yield _Touch(e.buffer, e.indices, ranges, lazy)
-        first, *rest = e.children or (None,)
-        if first is not None:
-            yield from self._loads(first, ranges, lazy)
-        later = lazy or isinstance(e, Select) or (isinstance(e, Bin) and e.op in ("and", "or"))
-        for child in rest:
-            if child is not None:
-                yield from self._loads(child, ranges, later)
+            yield _Touch(e.buffer, e.indices, ranges)
+        for child in e.children:
+            yield from self._loads(child, ranges)
 
     def _plan(self, op: Map, touches: list[_Touch], ranges: Ranges) -> tuple[int, int]:
         """The vector axis and how many lanes it gets (1: none)."""
@@ -256,8 +249,6 @@ class NestEmitter(ExprEmitter):
         holds: set[Expr] = set()
         for touch in touches:
             if touch.buffer.space is Space.LOCAL:
-                continue
-            if touch.buffer.space is not Space.GLOBAL and not touch.lazy:
                 continue
             for idx, size in zip(touch.indices, touch.buffer.shape, strict=True):
                 step = stride_of(idx, var, touch.ranges)

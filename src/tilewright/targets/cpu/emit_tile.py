@@ -97,17 +97,12 @@ class TileEmitter(GemmEmitter):
                 f"the extents of {region.buffer.name} are known only at launch",
                 fix="give tiles constant sizes",
             )
-        if mem.is_global:
-            for start, extent, size in zip(
-                region.starts, region.extents, region.buffer.shape, strict=True
-            ):
-                inside = self.in_range(start, size)[0], self.in_range(start + extent - 1, size)[1]
-                if not all(inside):
-                    raise CompileError(
-                        f"this reads {region.buffer.name} in global memory, maybe outside it",
-                        fix="copy the tile to a fragment first",
-                    )
-        offset = self.flat(mem, [self.index(s) for s in region.starts])
+        offset = self.corner(mem, region)
+        if offset is None:
+            raise CompileError(
+                f"this reads {region.buffer.name} in global memory, maybe outside it",
+                fix="copy the tile to a fragment first",
+            )
         sizes = tuple(int(e) for e in region.extents)
         return _Side(mem, self.element(mem, offset), sizes, mem.strides)
 

@@ -107,18 +107,12 @@ class GemmEmitter(PanelEmitter):
             dims = [i for i, n in enumerate(sizes) if n != 1]
         if len(dims) != 2:
             raise CompileError(f"a gemm needs a matrix, got {region.buffer.name} as {sizes}")
-        if mem.is_global:
-            for start, extent, size in zip(
-                region.starts, region.extents, region.buffer.shape, strict=True
-            ):
-                if not all(
-                    (self.in_range(start, size)[0], self.in_range(start + extent - 1, size)[1])
-                ):
-                    raise CompileError(
-                        f"a gemm reads {region.buffer.name} in global memory, maybe outside it",
-                        fix="copy the tile to shared memory first",
-                    )
-        offset = self.flat(mem, [self.index(s) for s in region.starts])
+        offset = self.corner(mem, region)
+        if offset is None:
+            raise CompileError(
+                f"a gemm reads {region.buffer.name} in global memory, maybe outside it",
+                fix="copy the tile to shared memory first",
+            )
         return Matrix(
             self.element(mem, offset),
             mem.dtype,

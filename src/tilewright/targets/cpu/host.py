@@ -7,12 +7,14 @@ import ctypes.util
 import os
 import sys
 import threading
+import weakref
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
+from llvmlite.binding.newpassmanagers import NewPassManager
 
 from tilewright.support.env import NUM_THREADS
 from tilewright.support.errors import CompileError
@@ -83,11 +85,6 @@ def toolchain() -> dict[str, str]:
 
 
 @cache
-def _jit() -> Any:
-    return llvm.create_lljit_compiler(target_machine(), use_jit_link=False)
-
-
-@cache
 def _libm() -> Any:
     name = ctypes.util.find_library("m") or {"win32": "ucrtbase"}.get(sys.platform)
     return ctypes.CDLL(name)
@@ -101,31 +98,43 @@ def math_address(symbol: str) -> int:
     return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
-@dataclass
 class Binary:
     """Machine code in memory: `address(symbol)` while the object lives."""
 
-    library: Any
+    def __init__(self, library: Any, linker: Any) -> None:
+        self.library = library
+        # a linker keeps about 9 KB of every library it has seen, so each library has its own
+        weakref.finalize(self, _unload, library, linker).atexit = False
 
     def address(self, symbol: str) -> int:
         return int(self.library[symbol])
 
 
-_loaded = 0
+def _unload(library: Any, linker: Any) -> None:
+    library.close()
+    linker.close()
 
 
-def optimize(ir: str) -> Any:
-    """Parse, check and optimize a module's text."""
-    machine = target_machine()
-    module = llvm.parse_assembly(ir)
-    module.verify()
+@cache
+def _pass_builder() -> Any:
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     # nests are vectors already; the vectorizers would only cost time on what is left
     options.loop_vectorization = False
     options.slp_vectorization = False
     options.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    return llvm.create_pass_builder(target_machine(), options)
+
+
+def optimize(ir: str) -> Any:
+    """Parse, check and optimize a module's text."""
+    builder = _pass_builder()
+    module = llvm.parse_assembly(ir)
+    module.verify()
+    passes = builder.getModulePassManager()
+    passes.run(module, builder)
+    # llvmlite's own clean-up misses pass managers, about 77 KB each
+    NewPassManager._dispose(passes)
+    passes.detach()
     return module
 
 
@@ -136,14 +145,13 @@ def object_file(module: Any) -> bytes:
 
 def link(image: bytes, exports: tuple[str, ...], imports: tuple[str, ...]) -> Binary:
     """Machine code in memory, ready to call."""
-    global _loaded
     library = llvm.JITLibraryBuilder().add_object_img(image)
     for symbol in exports:
         library = library.export_symbol(symbol)
     for symbol in imports:
         library = library.import_symbol(symbol, math_address(symbol))
-    _loaded += 1
-    return Binary(library.add_current_process().link(_jit(), f"tilewright_{_loaded}"))
+    linker = llvm.create_lljit_compiler(target_machine(), use_jit_link=False)
+    return Binary(library.add_current_process().link(linker, "tilewright"), linker)
 
 
 def thread_count() -> int:

@@ -19,7 +19,7 @@ from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.support.cache import UNREADABLE
 from tilewright.targets.cpu.code import Code
-from tilewright.targets.cpu.host import LLVM_LOCK, optimize, target_machine, toolchain
+from tilewright.targets.cpu.host import LLVM_LOCK, Binary, optimize, target_machine, toolchain
 from tilewright.targets.cpu.numbers import item_bytes
 from tilewright.targets.cpu.threads import arena, run_blocks
 from tilewright.targets.entries import Kept
@@ -38,10 +38,11 @@ _WORTH_SHARING = 60e-6
 class _Launch:
     """One kernel of a program: its entry points and how long its blocks take."""
 
-    def __init__(self, name: str, entry: int, count: int, arena_bytes: int) -> None:
+    def __init__(self, name: str, binary: Binary, arena_bytes: int) -> None:
         self.name = name
-        self.entry = _ENTRY(entry)
-        self.count = _COUNT(count)
+        self.binary = binary  # lives as long as somebody can call it
+        self.entry = _ENTRY(binary.address(name))
+        self.count = _COUNT(binary.address(f"{name}.blocks"))
         self.arena_bytes = arena_bytes
         self.seconds_per_block: float | None = None
 
@@ -93,12 +94,8 @@ class CpuKernel:
         self.code = code
         self._watches = self.code.watches
         with LLVM_LOCK:
-            self._binary = self.code.link()
-        address = self._binary.address
-        self._launches = [
-            _Launch(name, address(name), address(f"{name}.blocks"), size)
-            for name, size in self.code.kernels
-        ]
+            binary = self.code.link()
+        self._launches = [_Launch(name, binary, size) for name, size in self.code.kernels]
         self._plan(self.code.slots)
         self.compile_seconds = perf_counter() - started
 

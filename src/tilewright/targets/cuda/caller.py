@@ -224,7 +224,7 @@ for step in found:
     text = f"""\
 def call({"".join(f"{x}=missing, " for x in at)}{"/, " if at else ""}*rest, {stream}**named):
     if rest or named{" or stream is not None" if stream else ""}:
-        return slow(({values}*rest), named, {"stream" if stream else "None"}, None)
+        return slow(({values}*rest,), named, {"stream" if stream else "None"}, None)
 {read if xs else f"    return slow(({values}), {{}}, None, None)"}
 """
     # a file of ours as far as errors go: they point to the caller's line

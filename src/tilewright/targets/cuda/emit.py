@@ -189,6 +189,12 @@ class _Writer:
         scalars = [s for s in self.program.scalars if s in named]
         return (*self.maps, *tensors, *scalars, *dims)
 
+    @cached_property
+    def used(self) -> set[Var]:
+        """Variables whose values the kernel's ops read."""
+        return {v for op in walk_ops(self.kernel.body) for e in expressions(op)
+                for v in variables(e)}  # fmt: skip
+
     def described(self) -> KernelSource:
         return KernelSource(self.name, self.kernel, self.shared_bytes, self.params)
 
@@ -218,13 +224,11 @@ class _Writer:
             if stride < threads:
                 value += f" % {count}"
             self.line(f"const int {self.names.of(var.name)} = {value};")
-        used = {v for op in walk_ops(self.kernel.body) for e in expressions(op)
-                for v in variables(e)}  # fmt: skip
         for var, axis in zip(self.kernel.blocks, "xyz", strict=False):
-            if var in used:
+            if var in self.used:
                 self.line(f"const int {self.names.of(var.name)} = blockIdx.{axis};")
         rank = self.kernel.rank
-        if rank is not None and rank in used:
+        if rank is not None and rank in self.used:
             self.line(f"const int {self.names.of(rank.name)} = tw::cluster_rank();")
         self.body(self.kernel.body)
         self.lines.append("}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from string import Formatter
 from typing import Protocol
 
-from tilewright.ir.buffer import Region, Space
+from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Expr
+from tilewright.ir.expr import Expr, Load, Var
 from tilewright.ir.op import Intrinsic
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.emit_expr import TYPES, Names
@@ -21,9 +21,13 @@ class Writer(Protocol):
     functions: dict[str, str]
     names: Names
 
+    @property
+    def used(self) -> set[Var]: ...
+
     def expr(self, expr: Expr) -> str: ...
     def operand(self, operand: Expr | Region) -> str: ...
     def pointer(self, operand: Expr | Region) -> str: ...
+    def element(self, buffer: Buffer, indices: Iterable[Expr]) -> str: ...
     def line(self, text: str, loc: Loc | None = None) -> None: ...
 
 
@@ -52,24 +56,30 @@ def _mark(kind: DType, op: Intrinsic) -> str:
 
 
 def _ptx(w: Writer, op: Intrinsic) -> None:
-    """`$0` is the result when there is one, `$1` … the operands."""
+    """`$0` is the result when there is one, `$1` … the operands, written ones first. A register
+    that is written is no operand's: the text may write it before it has read all (`&`)."""
     first = 0 if op.result is not None else 1
     text = op.text.replace("%", "%%")
     text = re.sub(r"\$(\d+)", lambda m: f"%{int(m[1]) - first}", text)
-    outputs = ""
+    outputs = []
     if op.result is not None:
         kind, name = op.result.dtype, w.names.of(op.result.name)
         mark = _mark(kind, op)
         w.line(f"{TYPES[kind.name]} {name};", op.loc)
-        outputs = f'"={mark}"({_bits(name, kind)})'
+        outputs.append(f'"=&{mark}"({_bits(name, kind)})')
+    for arg in op.args[: op.width or 0]:
+        assert isinstance(arg, Region)
+        kind = arg.buffer.dtype
+        outputs.append(f'"+&{_mark(kind, op)}"({_bits(w.element(arg.buffer, arg.starts), kind)})')
     inputs = []
-    for arg in op.args:
+    for arg in op.args[op.width or 0 :]:
         if isinstance(arg, Region):
             short = arg.buffer.space in (Space.SHARED, Space.BARRIER)
             inputs.append(f'"{"r" if short else "l"}"({w.operand(arg)})')
         else:
             inputs.append(f'"{_mark(arg.dtype, op)}"({_bits(w.expr(arg), arg.dtype)})')
-    w.line(f'asm volatile({_quoted(text)} : {outputs} : {", ".join(inputs)} : "memory");', op.loc)
+    written, read = ", ".join(outputs), ", ".join(inputs)
+    w.line(f'asm volatile({_quoted(text)} : {written} : {read} : "memory");', op.loc)
 
 
 def _bits(text: str, kind: DType) -> str:
@@ -77,8 +87,14 @@ def _bits(text: str, kind: DType) -> str:
 
 
 def _call_extern(w: Writer, op: Intrinsic) -> None:
-    text = f"{op.text}({', '.join(w.pointer(a) for a in op.args)})"
-    if op.result is not None:
+    """Elements are passed as values: no reference reaches them. What returns nothing may have been
+    given a type, as long as nothing uses it."""
+    args = [
+        f"{TYPES[a.dtype.name]}({w.expr(a)})" if isinstance(a, Load) else w.pointer(a)
+        for a in op.args
+    ]
+    text = f"{op.text}({', '.join(args)})"
+    if op.result is not None and op.result in w.used:
         text = f"const {TYPES[op.result.dtype.name]} {w.names.of(op.result.name)} = {text}"
     w.line(f"{text};", op.loc)
 
