@@ -97,5 +97,21 @@ def schedules(
     sys.exit(tool.run_command(tool.Plan(count, seed, seconds, jobs, each, threads, file or "")))
 
 
+@main.command()
+@click.option("--count", type=click.IntRange(1), default=100_000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the first value.")
+@click.option("--time", "seconds", type=float, default=600.0, show_default=True)
+def identity(count: int, seed: int, seconds: float) -> None:
+    """Compare the keys of random values, and jitted kernels with fresh traces.
+
+    Values that differ must have two keys, equal ones one, wherever a factory reads them.
+    """
+    from devtools.fuzz.identity import search
+
+    found = search(count, seed, seconds)
+    print(found or "nothing found")
+    sys.exit(bool(found))
+
+
 if __name__ == "__main__":
     main()

@@ -39,7 +39,7 @@ from tilewright.support.content_key import (
     itself,
     rule_of,
 )
-from tilewright.support.definitions import FUTURE, definition
+from tilewright.support.definitions import FUTURE, ByCode, definition
 from tilewright.support.errors import CompileError, Loc, TilewrightError
 
 _ABSENT = Same(None)
@@ -367,6 +367,16 @@ _IMPORT = "import"  # no name: paths of modules that a body imports begin with i
 
 def _reads_of(function: FunctionType) -> tuple[list[Read], str]:
     """The names that a function reads, and its text where that is at hand."""
+    known = _texts.get(function.__code__)
+    if known is None:
+        known = _texts[function.__code__] = _find_reads(function)
+    return known
+
+
+_texts: ByCode[tuple[list[Read], str]] = ByCode()
+
+
+def _find_reads(function: FunctionType) -> tuple[list[Read], str]:
     found = dict.fromkeys(_names(function.__code__))
     text = ""
     if function.__code__.co_name != "<lambda>":
