@@ -136,5 +136,21 @@ def chips(arch: str, family: str, jobs: int) -> None:
     sys.exit(run_command(archs, family.split(",") if family else KERNELS, jobs))
 
 
+@main.command()
+@click.option("--count", type=click.IntRange(1), default=100_000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the first value.")
+@click.option("--time", "seconds", type=float, default=600.0, show_default=True)
+def identity(count: int, seed: int, seconds: float) -> None:
+    """Compare the keys of random values, and jitted kernels with fresh traces.
+
+    Values that differ must have two keys, equal ones one, wherever a factory reads them.
+    """
+    from devtools.fuzz.identity import search
+
+    found = search(count, seed, seconds)
+    print(found or "nothing found")
+    sys.exit(bool(found))
+
+
 if __name__ == "__main__":
     main()

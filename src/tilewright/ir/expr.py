@@ -46,6 +46,8 @@ class _Interned(type):
                 if name not in kwargs and not hasattr(cls, name):
                     break
                 args += (kwargs.pop(name) if name in kwargs else getattr(cls, name),)
+        if isinstance(args[0], float) and args[0] != args[0]:
+            args = (_NAN, *args[1:])
         # type names separate 1, 1.0 and True, and -0.0 from 0.0, which compare equal
         key = (cls, _exact(args[0]), *args[1:])
         found = _Interned._pool.get(key)
@@ -56,6 +58,11 @@ class _Interned(type):
                     found = super().__call__(*args, **kwargs)
                     _Interned._pool[key] = found
         return found
+
+
+# as text and on every target a constant NaN has neither sign nor payload: which of them came first
+# must not decide
+_NAN = float("nan")
 
 
 def _exact(value: Any) -> Any:

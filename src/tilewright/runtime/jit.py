@@ -18,8 +18,9 @@ from tilewright.runtime.backends import compiled_for, resolve
 from tilewright.runtime.configs import options_from
 from tilewright.runtime.direct import Direct, bind, key_of
 from tilewright.runtime.kernel import CompiledKernel
+from tilewright.support.content_key import at_home
 from tilewright.support.errors import CompileError, entry, swap
-from tilewright.support.reads import Context, at_home
+from tilewright.support.reads import Context
 
 OutIdx = int | Sequence[int] | None
 

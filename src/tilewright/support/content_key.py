@@ -42,7 +42,6 @@ from types import (
     WrapperDescriptorType,
 )
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -184,7 +183,8 @@ def named_parts(items: Iterable[tuple[Any, Any]], sub: Sub, step: str) -> tuple[
     done: list[Key] = []
     for name, value in items:
         try:
-            done += (sub(name), sub(value))
+            done.append(name if type(name) is str else sub(name))
+            done.append(value if type(value) is int or type(value) is str else sub(value))
         except Unkeyable as error:
             raise error.inside(step.format(name)) from None
     return tuple(done)
@@ -275,6 +275,26 @@ def _reading(value: Any, sub: Sub) -> Key:
     return ("reading", context_of(value).key(sub))
 
 
+_homes: set[str] = set()  # installed packages that hold kernels: looked into all the same
+
+
+def at_home(function: Any) -> None:
+    """The package of a jitted function is no library to it."""
+    _homes.add(str(getattr(function, "__module__", "")).partition(".")[0])
+    is_library.cache_clear()
+
+
+@functools.lru_cache(maxsize=1024)
+def is_library(module: str | None) -> bool:
+    """Whether what a module defines counts by name only."""
+    top = str(module).partition(".")[0]
+    if top == "tilewright" or (top in sys.stdlib_module_names and top != "__main__"):
+        return True
+    found = sys.modules.get(str(module)) or sys.modules.get(top)
+    file = getattr(found, "__file__", None) or ""
+    return top not in _homes and ("site-packages" in file or "dist-packages" in file)
+
+
 def itself(kind: type) -> Key:
     """A class that counts by name: one object, whatever `==` of its metaclass says."""
     return kind if type(kind) is type else Same(kind)
@@ -282,11 +302,7 @@ def itself(kind: type) -> Key:
 
 def kind_key(kind: type, sub: Sub) -> Key:
     """A class as part of the key of its instances."""
-    from tilewright.support.reads import is_library
-
-    if is_library(kind.__module__):
-        return itself(kind)
-    return sub(kind)
+    return itself(kind) if is_library(kind.__module__) else sub(kind)
 
 
 def _method(value: MethodType, sub: Sub) -> Key:
@@ -474,15 +490,22 @@ SUBCLASSES: list[tuple[type, Rule]] = [
     (logging.LoggerAdapter, _same),
     (Iterator, _used_up),
 ]
-_rules: WeakKeyDictionary[type, Rule] = WeakKeyDictionary()
+_rules: dict[int, tuple[type, Rule]] = {}
 
 
 def rule_of(kind: type) -> Rule:
     """How values of a type are keyed."""
-    found = EXACT.get(kind) or _rules.get(kind)
+    if kind in EXACT:
+        return EXACT[kind]
+    found = _rules.get(id(kind))
     if found is None:
-        found = _rules[kind] = _choose(kind)
-    return found
+        if len(_rules) >= _KEPT:
+            _rules.clear()
+        found = _rules[id(kind)] = (kind, _choose(kind))
+    return found[1]
+
+
+_KEPT = 1024
 
 
 def _choose(kind: type) -> Rule:

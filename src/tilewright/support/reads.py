@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from enum import Enum
-from functools import lru_cache
 from importlib.util import resolve_name
 from itertools import count, repeat
 from operator import attrgetter, is_
@@ -36,10 +35,11 @@ from tilewright.support.content_key import (
     Same,
     Sub,
     Unkeyable,
+    is_library,
     itself,
     rule_of,
 )
-from tilewright.support.definitions import FUTURE, definition
+from tilewright.support.definitions import FUTURE, ByCode, definition
 from tilewright.support.errors import CompileError, Loc, TilewrightError
 
 _ABSENT = Same(None)
@@ -49,24 +49,6 @@ _NOT_CONTENT = {
     "__firstlineno__", "__static_attributes__", "__annotations_cache__", "__annotate_func__",
     "__module__", "__qualname__", "_value2member_map_", "_hashable_values_", "_unhashable_values_",
 }  # fmt: skip
-_homes: set[str] = set()  # installed packages that hold kernels: looked into all the same
-
-
-def at_home(function: Any) -> None:
-    """The package of a jitted function is no library to it."""
-    _homes.add(str(getattr(function, "__module__", "")).partition(".")[0])
-    is_library.cache_clear()
-
-
-@lru_cache(maxsize=1024)
-def is_library(module: str | None) -> bool:
-    """Whether what a module defines counts by name only."""
-    top = str(module).partition(".")[0]
-    if top == "tilewright" or (top in sys.stdlib_module_names and top != "__main__"):
-        return True
-    found = sys.modules.get(str(module)) or sys.modules.get(top)
-    file = getattr(found, "__file__", None) or ""
-    return top not in _homes and ("site-packages" in file or "dist-packages" in file)
 
 
 class Read(NamedTuple):
@@ -289,11 +271,10 @@ class _Walk:
         return ("module", name) if value is _ABSENT else self.value(function, value, rest)
 
     def value(self, function: FunctionType, value: Any, read: Read) -> Key:
-        """The value of a path; attributes matter where they are a module's."""
+        """The value of a path. Of a module, and of an object's own attributes, only what is read
+        counts: `self.block` leaves the rest of `self` out of it."""
         done = 1
-        while isinstance(value, ModuleType) and not is_library(value.__name__):
-            if done == len(read.path):
-                break
+        while done < len(read.path) and _has_own(value, read.path[done]):
             value = self.look(vars(value), read.path[done])
             done += 1
         if value is _ABSENT:
@@ -338,6 +319,19 @@ class _Walk:
         return ("module", *said)
 
 
+def _has_own(value: Any, name: str) -> bool:
+    """Whether `value.name` is what its `__dict__` says."""
+    if isinstance(value, ModuleType):
+        return not is_library(value.__name__)
+    kind: Any = type(value)
+    if isinstance(value, (type, FunctionType)) or hasattr(kind, HOOK):
+        return False
+    if kind.__getattribute__ is not object.__getattribute__:
+        return False
+    shared = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+    return not hasattr(shared, "__set__") and name in getattr(value, "__dict__", ())
+
+
 # besides numbers and strings, what changes only by being bound anew, once its parts are looked at
 _BOUND_ONCE = {
     kind
@@ -367,6 +361,16 @@ _IMPORT = "import"  # no name: paths of modules that a body imports begin with i
 
 def _reads_of(function: FunctionType) -> tuple[list[Read], str]:
     """The names that a function reads, and its text where that is at hand."""
+    known = _texts.get(function.__code__)
+    if known is None:
+        known = _texts[function.__code__] = _find_reads(function)
+    return known
+
+
+_texts: ByCode[tuple[list[Read], str]] = ByCode()
+
+
+def _find_reads(function: FunctionType) -> tuple[list[Read], str]:
     found = dict.fromkeys(_names(function.__code__))
     text = ""
     if function.__code__.co_name != "<lambda>":
