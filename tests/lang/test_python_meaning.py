@@ -401,3 +401,27 @@ def test_a_number_of_an_earlier_kernel_has_gone():
             A[2] = x
 
     refused(f, "'x' was bound in an earlier kernel", "T.alloc_global", line="A[2] = x")
+
+
+# ── places ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_error_names_the_line_of_its_own_kernel(monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_TRACEBACK", "1")  # which keeps the first kernel's expressions
+
+    def first(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=8):
+            t = T.get_thread_binding(0)
+            f = T.alloc_fragment((8,), "float32")
+            A[t] = f[t] * 2 + 1
+
+    def second(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=8):
+            t = T.get_thread_binding(0)
+            f = T.alloc_fragment((8,), "float32")
+            T.copy(A, f)
+            A[t] = f[t] * 2 + 1
+
+    kept = refused(first, "f is a fragment and is indexed by thread", line="A[t] =")
+    assert kept.__traceback__ is not None
+    refused(second, "f is a fragment and is indexed by thread", line="A[t] =")
