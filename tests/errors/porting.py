@@ -677,7 +677,7 @@ def identity():
                 A[0] = 1
 
 
-@case(CompileError, "a dict is looked up with a run-time value", "int32", "index that")
+@case(CompileError, "a dict or a set is looked up with a run-time value", "int32", "index that")
 def dictionary():
     @T.prim_func
     def main(A: T.Tensor((8,), "float32"), n: T.int32):

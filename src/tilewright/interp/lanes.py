@@ -20,7 +20,7 @@ from tilewright.interp.postmortem import in_lane
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Load
 from tilewright.ir.op import Op
-from tilewright.support.errors import Loc, RunError
+from tilewright.support.errors import Loc, RunError, occurrence
 
 if TYPE_CHECKING:
     from tilewright.interp.machine import Agent
@@ -57,13 +57,7 @@ class Frame:
 
     def loc(self, node: Load | None = None) -> Loc | None:
         own = self.op.loc if self.op is not None else None
-        if node is None or node.loc is None:
-            return own
-        if own is None:
-            return node.loc
-        # equal expressions are one object, and its loads are those of whoever wrote it first
-        here = (node.loc.file, node.loc.line) == (own.file, own.line)
-        return node.loc if here else own
+        return own if node is None else occurrence(node.loc, own)
 
     def memory(self, name: str) -> Memory:
         found = self.bufs.get(name)

@@ -80,7 +80,12 @@ def _not_asked(op: str, a: object, b: object) -> Expr | bool | None:
     return None
 
 
+def _not_said(value: object) -> None:
+    """Whether a user's code may have the text of a run-time value."""
+
+
 asked: Callable[[str, object, object], Expr | bool | None] = _not_asked
+said: Callable[[object], None] = _not_said
 
 
 class Expr:
@@ -226,6 +231,8 @@ class Expr:
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
+        if isinstance(self, Const):
+            return bool(self.value)
         raise CompileError(
             "a run-time value was used where Python needs a plain True or False",
             got=f"a value of type {self.dtype}",
@@ -257,6 +264,7 @@ class Expr:
     def __str__(self) -> str:
         from tilewright.ir.text import print_expr
 
+        said(self)
         return print_expr(self)
 
 
@@ -390,6 +398,9 @@ class Load(Expr):
         if not isinstance(other, type(self)):
             return False
         return self.buffer == other.buffer and self.indices == other.indices
+
+    def __hash__(self) -> int:
+        return hash((self.buffer, self.indices))
 
     @property
     def dtype(self) -> DType:  # type: ignore[override]
@@ -541,6 +552,7 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
     """`a op b`, promoted; integer constants fold."""
     if op in ("<<", ">>"):
         x = wrap(a, b.dtype if isinstance(b, Expr) else None)
+        x = cast(x, INT32) if x.dtype.is_bool else x  # as Python's True is 1
         y = cast(wrap(b, x.dtype), x.dtype)
     else:
         x, y = unify(a, b)

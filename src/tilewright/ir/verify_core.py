@@ -15,7 +15,7 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr, Var
 from tilewright.ir.op import Kernel, Op, Program
 from tilewright.ir.text_print import FORMS, print_op
-from tilewright.support.errors import Loc, VerifyError
+from tilewright.support.errors import Loc, VerifyError, occurrence
 
 WARP = 32
 
@@ -52,7 +52,7 @@ class Context:
 
     def fail(self, op: Op | None, message: str, **details: Any) -> NoReturn:
         """Raise for `op`, at its position or the nearest one around it."""
-        loc: Loc | None = details.pop("loc", None) or (op.loc if op is not None else None)
+        loc = occurrence(details.pop("loc", None), op.loc if op is not None else None)
         for outer in reversed(self.enclosing):
             loc = loc or outer.loc
         if op is not None and op.loc is None and type(op) in FORMS:

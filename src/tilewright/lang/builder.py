@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn, TypeGuard
 
-from tilewright.ir import expr as _expr
 from tilewright.ir.bind import given_sizes
-from tilewright.ir.buffer import Buffer
+from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import (
     Const,
     Expr,
+    Load,
     Var,
-    compare,
     is_pure,
+    loads,
+    transform,
     variables,
     walk,
     wrap,
     written_size,
 )
 from tilewright.ir.op import (
+    Alloc,
     Body,
     Dim,
+    For,
+    If,
+    Intrinsic,
     Kernel,
     Let,
     Map,
     Op,
     Param,
     Program,
+    View,
+    While,
     expressions,
     written_buffers,
 )
+from tilewright.ir.rewrite import map_exprs, map_ops
 from tilewright.ir.symbols import Symbols, keep_symbols
-from tilewright.lang.where import is_theirs, locate
+from tilewright.lang.guards import guarded
+from tilewright.lang.reads import Moment, OpenBody, Read, conditional_reads, reads
+from tilewright.lang.where import locate
 from tilewright.support import limits
 from tilewright.support.errors import CompileError, Loc
 
@@ -100,9 +109,16 @@ class Builder:
         self.macros = 0  # how deep
         self._names: set[str] = set()
         self._counts: dict[str, int] = {}
-        self._bodies: list[list[Op]] = []
+        self._bodies: list[OpenBody] = []
         self._steps = 0
         self._writes: dict[Buffer, int] = {}
+        self._log: list[Buffer] = []  # what was written, in order
+        self._roots: dict[Buffer, Buffer] = {}  # of views: the buffer whose memory they show
+        self._opened = 0
+        self._reads = 0
+        self._named: dict[Read, Var] = {}  # reads that were named after the fact
+        self.trail: list[Op] = []  # what was emitted, in order
+        self.lazy = 0  # how many sides of conditions are being evaluated
         self.emitted = 0
 
     # ── names ──
@@ -136,17 +152,102 @@ class Builder:
             check_expression(expr)
         if op.loc is None:
             op = replace(op, loc=locate())
-        if isinstance(op, Map):  # a word that stands for a nest
+        op = self._settled(op)
+        written = _written(op)
+        if isinstance(op, Map) and _is_word(op):
             body = tuple(replace(o, loc=op.loc) if o.loc is None else o for o in op.body)
             op = replace(op, body=body)
-        self._bodies[-1].append(op)
+        self._bodies[-1].ops.append(op)
+        self.trail.append(op)
         self.emitted += 1
-        for buffer in written_buffers(op):
-            self._writes[buffer] = self._writes.get(buffer, 0) + 1
+        if isinstance(op, View):
+            self._roots[op.buffer] = self._roots.get(op.source, op.source)
+        for buffer in written:
+            root = self._roots.get(buffer, buffer)
+            self._writes[root] = self._writes.get(root, 0) + 1
+            self._log.append(root)
 
     def writes(self, buffer: Buffer) -> int:
         """How many ops so far write the buffer."""
-        return self._writes.get(buffer, 0)
+        return self._writes.get(self._roots.get(buffer, buffer), 0)
+
+    def effect_since(self, mark: int) -> Op | None:
+        """An op after the first `mark` that does more than compute a value."""
+        ops = self.trail[mark:]
+        made = {op.buffer for op in ops if isinstance(op, Alloc)}
+        for op in ops:
+            written = _written(op)
+            if written and made.issuperset(written):
+                continue
+            if written or not isinstance(op, (Let, Alloc, View, If, For, While, Map)):
+                return op
+        return None
+
+    # ── reads ──
+
+    def moment(self, buffer: Buffer) -> Moment:
+        """Now, for a read of `buffer`."""
+        self._reads += 1
+        body = self._bodies[-1] if self._bodies else None
+        serial, at = (body.serial, len(body.ops)) if body is not None else (0, 0)
+        return Moment(self._reads, serial, at, self.writes(buffer), not self.lazy)
+
+    @property
+    def now(self) -> int:
+        """Reads from here on have a larger number."""
+        return self._reads
+
+    def _settled(self, op: Op) -> Op:
+        """`op` with loads in place of reads, in the body of a word that stands for a nest too."""
+        if any(type(load) is Read for expr in expressions(op) for load in loads(expr)):
+            op = map_exprs(op, self.settle)
+        return map_ops(op, self._settled) if _is_word(op) else op
+
+    def settle(self, expr: Expr) -> Expr:
+        """`expr` as an op evaluates it now, each read with the value it had where it stands."""
+        found = reads(expr)
+        if not found:
+            return expr
+        stale = [read for read in found if self.writes(read.buffer) != read.moment.writes]
+        if stale:
+            guarded = conditional_reads(expr)
+            for read in stale:
+                self._check_named(read, any(read is each for each in guarded))
+        for read in found:
+            self._cross(read)
+
+        def rule(node: Expr) -> Expr | None:
+            if type(node) is not Read:
+                return None
+            if stale and self.writes(node.buffer) != node.moment.writes:
+                return self._name(node)
+            return Load(node.buffer, node.indices, node.loc)
+
+        return transform(expr, rule)
+
+    def _cross(self, read: Read) -> None:
+        """Remember a read from before a loop that is used inside."""
+        for body in self._bodies:
+            if body.loop and body.order >= read.moment.order:
+                if read not in body.crossing:
+                    body.crossing.append(read)
+                return
+
+    def _check_named(self, read: Read, guarded: bool) -> None:
+        """A name can still be given where the read stands."""
+        is_open = any(body.serial == read.moment.body for body in self._bodies)
+        if is_open and read.moment.sure and not guarded:
+            return
+        _refuse_stale(read, f"is used after {read.buffer.name} has been written")
+
+    def _name(self, read: Read) -> Var:
+        var = self._named.get(read)
+        if var is None:
+            var = self._named[read] = self.var(None, read.dtype)
+            body = next(b for b in self._bodies if b.serial == read.moment.body)
+            load = Load(read.buffer, read.indices, read.loc)
+            body.early.setdefault(read.moment.at, []).append(Let(var, load, loc=read.loc))
+        return var
 
     def enter_macro(self, name: str) -> None:
         """A macro is inlined; deep ones count for more, as finding out where they stand does."""
@@ -169,8 +270,12 @@ class Builder:
             "a macro over compile-time values are unrolled",
         )
 
-    def open(self) -> None:
-        self._bodies.append([])
+    def open(self, loop: bool = False, before: Iterable[Read] = ()) -> None:
+        """A new body; `before`: reads from before a loop that each iteration uses."""
+        self._opened += 1
+        body = OpenBody(self._opened, loop, self._reads, len(self._log))
+        body.crossing += before
+        self._bodies.append(body)
         limits.NESTING.check(
             len(self._bodies),
             "too many loops and branches inside each other",
@@ -178,7 +283,13 @@ class Builder:
         )
 
     def close(self) -> Body:
-        return tuple(self._bodies.pop())
+        body = self._bodies.pop()
+        if body.crossing:
+            written = set(self._log[body.log :])
+            for read in body.crossing:
+                if self._roots.get(read.buffer, read.buffer) in written:
+                    _refuse_stale(read, "is used in a loop that writes it")
+        return body.closed()
 
     def let(self, value: Expr, name: str | None = None) -> Var:
         """Name a value now."""
@@ -290,6 +401,32 @@ class Builder:
             )
 
 
+def _written(op: Op) -> list[Buffer]:
+    """What the op writes, or may."""
+    found = written_buffers(op)
+    if isinstance(op, Intrinsic):
+        found += [a.buffer for a in op.args if isinstance(a, Region)]
+    if _is_word(op):
+        found += [buffer for inner in op.body for buffer in _written(inner)]
+    return found
+
+
+def _is_word(op: Op) -> TypeGuard[Map]:
+    """A nest that a word made: its ops were not emitted one by one."""
+    return isinstance(op, Map) and any(inner.loc is None for inner in op.body)
+
+
+def _refuse_stale(read: Read, what: str) -> NoReturn:
+    name = read.buffer.name
+    where = f", read on line {read.loc.line}," if read.loc is not None else ""
+    raise CompileError(
+        f"an element of {name}{where} {what}",
+        expected="the value that it had where it was read",
+        fix=f"bind it to a name there: x = {name}[…], and use x",
+        code="stale-read",
+    )
+
+
 NAME_PARTS = "give its parts names, in a kernel or a @T.macro: a value with a name is computed once"
 
 
@@ -333,29 +470,10 @@ def in_kernel() -> bool:
 def building(builder: Builder) -> Iterator[Builder]:
     token = _CURRENT.set(builder)
     try:
-        yield builder
+        with guarded():
+            yield builder
     finally:
         _CURRENT.reset(token)
-
-
-def _asked(
-    op: str,
-    a: object,
-    b: object,
-    # bound here because weak references may still compare when the module's globals have gone
-    current: ContextVar[Builder | None] = _CURRENT,
-) -> Expr | bool | None:
-    """`a == b` said by a plain helper of the user's while a kernel is traced."""
-    if current.get() is None or not is_theirs(sys._getframe(2)):
-        return None
-    both = (a, b)
-    if not all(isinstance(x, (int, float, Expr)) or hasattr(x, "as_expr") for x in both):
-        return None
-    found = compare(op, wrap(a), wrap(b))
-    return bool(found.value) if isinstance(found, Const) else found
-
-
-_expr.asked = _asked
 
 
 def static_int(value: Any, what: str, least: int | None = None) -> int:

@@ -28,7 +28,14 @@ from tilewright.ir.verify import Stage, verify
 from tilewright.lang.affine import difference, same
 from tilewright.lang.carried import check_carried
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, Repair, VerifyError, swap, with_argument
+from tilewright.support.errors import (
+    CompileError,
+    Repair,
+    VerifyError,
+    occurrence,
+    swap,
+    with_argument,
+)
 
 
 def shape_text(shape: Sequence[Expr | int]) -> str:
@@ -353,7 +360,7 @@ def _check_fragments(kernel: Kernel) -> None:
             if source is not None:
                 raise CompileError(
                     f"{buffer.name} is a fragment and is indexed by thread, with {source.name}",
-                    loc=loc or op.loc,
+                    loc=occurrence(loc, op.loc),
                     expected="indices of T.Parallel",
                     fix="loop over it with T.Parallel, or keep the values in T.alloc_local or "
                     "shared memory",

@@ -10,27 +10,36 @@ import builtins
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Const, Expr, binary, compare, logical_not, select, wrap
+from tilewright.ir.expr import Const, Expr
 from tilewright.ir.op import Break, Continue, While
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.builder import Builder
 from tilewright.lang.frames import Binding, Branch, Frame, condition
+from tilewright.lang.guards import is_number, quoting
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
+from tilewright.lang.logic import Logic
 from tilewright.lang.looking import device_assert
 from tilewright.lang.loops import ForLoop, Loop, ThreadLoop, serial
 from tilewright.lang.params import declare_argument
 from tilewright.lang.python_words import OPERATORS, PythonWords
-from tilewright.lang.scalar import Lost, Scalar, is_runtime
+from tilewright.lang.reads import reads
+from tilewright.lang.scalar import Lost, is_runtime
+from tilewright.lang.state import Watch, refuse_change
 from tilewright.lang.types import ScalarType, TensorType
-from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError, Loc, swap
+from tilewright.lang.where import locate, users_frame
+from tilewright.support.errors import CompileError, Loc
+
+
+class Old(NamedTuple):
+    variable: Variable
+    read: Expr
 
 
 @dataclass
-class Env(PythonWords):
+class Env(Logic, PythonWords):
     """The state of one activation of a rewritten function."""
 
     builder: Builder
@@ -44,6 +53,8 @@ class Env(PythonWords):
 
     def push(self, kind: str, runtime: bool) -> Frame:
         frame = Frame(kind, runtime, loc=locate())
+        if runtime:
+            frame.watch = Watch(users_frame())
         self.frames.append(frame)
         return frame
 
@@ -52,7 +63,18 @@ class Env(PythonWords):
             top = self.frames.pop()
             top.open = False
             if top is frame:
+                self.unchanged(frame.watch, _KINDS.get(frame.kind, "loop"), frame.loc)
                 return
+
+    def unchanged(self, watch: Watch | None, kind: str, loc: Loc | None) -> None:
+        """Compile-time state is as it was before the run-time scope."""
+        found = watch.changed(self._bound) if watch is not None else None
+        if found is not None:
+            refuse_change(*found, kind, loc)
+
+    def _bound(self, name: str) -> Any:
+        binding = self.bindings.get(name)
+        return binding.value if binding is not None else None
 
     def top(self) -> Frame | None:
         """The innermost run-time scope."""
@@ -100,7 +122,7 @@ class Env(PythonWords):
             self.last_runtime_loop = False
 
     def while_loop(self, cond: Callable[[], Any]) -> Iterator[None]:
-        before = self.builder.emitted
+        before, now = self.builder.emitted, self.builder.now
         value = condition(cond())
         if not isinstance(value, Expr):
             frame = self.push("unrolled", False)
@@ -126,7 +148,10 @@ class Env(PythonWords):
             )
         loc = locate()
         frame = self.push("while", True)
-        self.builder.open()
+        # what the condition itself reads is read anew by each iteration
+        kept = [read for read in reads(value) if read.moment.order <= now]
+        value = self.builder.settle(value)
+        self.builder.open(loop=True, before=kept)
         yield
         body = self.builder.close()
         self.pop(frame)
@@ -192,116 +217,17 @@ class Env(PythonWords):
     def assertion(self, cond: Any, message: Callable[[], Any]) -> None:
         value = condition(cond)
         if isinstance(value, Expr):
-            device_assert(value, str(message() or ""))
+            with quoting():
+                text = str(message() or "")
+            device_assert(value, text)
         elif not value:
-            text = message()
+            with quoting():
+                text = str(message() or "")
             raise CompileError(
                 "assertion failed" + (f": {text}" if text else ""),
                 fix="it is the kernel's own: choose sizes and arguments that fulfil it",
                 code="assertion",
             )
-
-    # ── expressions ──
-
-    def lazily(self, thunk: Callable[[], Any], what: str) -> Any:
-        before = self.builder.emitted
-        value = thunk()
-        if self.builder.emitted != before:
-            raise CompileError(
-                f"{what} must not do anything but compute a value",
-                fix="compute it on a line of its own first",
-            )
-        return value
-
-    def if_expression(self, cond: Any, a: Callable[[], Any], b: Callable[[], Any]) -> Any:
-        value = condition(cond)
-        if not isinstance(value, Expr):
-            return a() if value else b()
-        what = "a side of a run-time `a if c else b`"
-        return select(value, self.lazily(a, what), self.lazily(b, what))
-
-    def boolean(self, op: str, *thunks: Callable[[], Any]) -> Any:
-        """`and` / `or`, short-circuiting where a side is known."""
-        result: Any = None
-        for at, thunk in enumerate(thunks):
-            value = (
-                self.lazily(thunk, f"a later side of a run-time `{op}`")
-                if isinstance(result, Expr)
-                else thunk()
-            )
-            test = condition(value)
-            if isinstance(result, Expr):
-                result = binary(op, result, test if isinstance(test, Expr) else bool(test))
-            elif isinstance(test, Expr):
-                result = test
-            elif at == len(thunks) - 1 or bool(test) == (op == "or"):
-                return value
-        return result
-
-    def negate(self, value: Any) -> Any:
-        test = condition(value)
-        return logical_not(test) if isinstance(test, Expr) else not test
-
-    def compare(self, ops: tuple[str, ...], *thunks: Callable[[], Any]) -> Any:
-        """A chain of comparisons, each operand evaluated once."""
-        left = thunks[0]()
-        result: Any = True
-        for op, thunk in zip(ops, thunks[1:], strict=True):
-            right = thunk()
-            link = condition(self._compare(op, left, right))
-            if not isinstance(link, Expr):
-                if not isinstance(result, Expr) and not link:
-                    return link
-                if isinstance(result, Expr):
-                    result = result if link else binary("and", result, False)
-                else:
-                    result = link
-            else:
-                result = link if not isinstance(result, Expr) else binary("and", result, link)
-            left = right
-        return result
-
-    def _compare(self, op: str, a: Any, b: Any) -> Any:
-        if op in ("is", "is not"):
-            if any(is_runtime(x) and _is_number(y) for x, y in ((a, b), (b, a))):
-                means = "==" if op == "is" else "!="
-                raise CompileError(
-                    f"`{op}` asks for the same object, which a run-time value never is",
-                    fix=f"compare values with {means}",
-                    code="python",
-                    repair=swap(op, means),
-                )
-            return (a is b) == (op == "is")
-        if op in ("in", "not in"):
-            return self._contains(op, a, b)
-        runtime = is_runtime(a) or is_runtime(b)
-        for tile, other in ((a, b), (b, a)):
-            if isinstance(tile, (Tile, Tiles)) and (
-                isinstance(other, (Tile, Tiles)) or _is_number(other)
-            ):
-                raise CompileError(
-                    f"{tile.name} is a whole tile: comparisons work on its elements",
-                    fix=f"compare {tile.name}[i] in a T.Parallel loop; whether two names stand for "
-                    "one tile is `is`",
-                    code="whole-tile",
-                )
-        if runtime and op in ("==", "!=") and not (_is_number(a) and _is_number(b)):
-            # a run-time value beside None, a string, a tile
-            return op == "!="
-        if runtime or isinstance(a, Expr) or isinstance(b, Expr):
-            return compare(op, _number(a), _number(b))
-        return _PYTHON[op](a, b)
-
-    def _contains(self, op: str, a: Any, b: Any) -> Any:
-        if not isinstance(b, (tuple, list, set, frozenset)) or not (
-            is_runtime(a) or any(is_runtime(x) for x in b)
-        ):
-            return (a in b) == (op == "in")
-        found: Any = False
-        for item in b:
-            same = condition(self._compare("==", a, item))
-            found = binary("or", wrap(found), wrap(same))
-        return found if op == "in" else logical_not(found)
 
     # ── names ──
 
@@ -330,17 +256,18 @@ class Env(PythonWords):
         """`name = value`: what the name stands for from now on."""
         self.builder.hint = None
         old = self.bindings.get(name)
-        if old is not None and old.frame is not None and not old.frame.open:
+        if old is not None and self.over(old):
             old = None
         fresh = isinstance(value, Variable) and not value.named
-        if old is not None and isinstance(old.value, Variable) and not fresh and _is_number(value):
+        if old is not None and isinstance(old.value, Variable) and not fresh and is_number(value):
+            self._assignable(name, old)
             old.value.assign(value)
             return old.value
-        if old is not None and name in self.refs and _is_number(value):
+        if old is not None and name in self.refs and is_number(value):
             store(old.value, value)
             return old.value
         tensor = old.value.buffer if old is not None and isinstance(old.value, Tile) else None
-        if tensor in self.builder.params and not fresh and _is_number(value):
+        if tensor in self.builder.params and not fresh and is_number(value):
             raise CompileError(
                 f"{name!r} is a tensor: this would give its name to a number and store nothing",
                 fix=f"store elements, {name}[i] = …, fill it with T.fill({name}, …), or use "
@@ -354,9 +281,21 @@ class Env(PythonWords):
             value = self._annotated(name, value, annotation)
         value = self.held(value, name)
         place = locate()
-        self.bindings[name] = Binding(value, top, place)
+        self.bindings[name] = Binding(value, top, place, kernel=self.builder.kernel)
         self.note(name, value, place)
         return value
+
+    def _assignable(self, name: str, binding: Binding | None) -> None:
+        """A loop over variables gives them names; Python's would be of their values."""
+        if binding is None or not binding.loop or not isinstance(binding.value, Variable):
+            return
+        if binding.value.named:
+            raise CompileError(
+                f"{name!r} is the value of {binding.value.name} here: assigning to it would change "
+                f"{binding.value.name}",
+                fix=f"assign to {binding.value.name} itself, or to another name",
+                code="rebinding",
+            )
 
     def _refuse_rebinding(self, name: str, old: Binding, top: Frame | None) -> None:
         kind = _KINDS.get(top.kind if top else "", "loop")
@@ -404,18 +343,34 @@ class Env(PythonWords):
             return self.builder.let(value.as_expr(), name)
         if isinstance(value, Expr):
             return self.builder.snapshot(value, name)
-        if type(value) in (tuple, list):
-            for part in value:
-                if isinstance(part, Access):
-                    part.keep(name or "it", self.builder.writes(part.buffer))
-            return type(value)(
-                self.builder.snapshot(v) if isinstance(v, Expr) else v for v in value
-            )
+        if type(value) in (tuple, list, dict):
+            return self._kept(value, name or "it")
+        return value
+
+    def _kept(self, value: Any, name: str) -> Any:
+        """A container that a name keeps: expressions are computed now, and variables stay what
+        they are for as long as nobody assigns to them."""
+        items = value.items() if type(value) is dict else enumerate(value)
+        changed = {}
+        for at, part in items:
+            new = part
+            if isinstance(part, Expr):
+                new = self.builder.snapshot(part)
+            elif isinstance(part, Variable) and part.named and part.kept is None:
+                new = part.as_kept(repr(name), self.builder.writes(part.buffer))
+            elif type(part) in (tuple, list, dict):
+                new = self._kept(part, name)
+            if new is not part:
+                changed[at] = new
+        if type(value) is tuple:
+            return tuple(changed.get(at, part) for at, part in enumerate(value))
+        for at, new in changed.items():
+            value[at] = new  # the same object: other names may stand for it
         return value
 
     def _annotated(self, name: str, value: Any, annotation: Any) -> Any:
         """`x: T.int32 = v` is `v` as that type."""
-        if isinstance(annotation, ScalarType) and _is_number(value):
+        if isinstance(annotation, ScalarType) and is_number(value):
             return annotation(value)
         return value
 
@@ -435,13 +390,15 @@ class Env(PythonWords):
                 fix='declare an array, A: T.Tensor((M, N), "float32"), or a variable, x: T.int32',
             )
         self.builder.hint = None
-        self.bindings[name] = Binding(value, self.top(), locate())
+        self.bindings[name] = Binding(value, self.top(), locate(), kernel=self.builder.kernel)
         return value
 
     def target(self, name: str, value: Any) -> Any:
         """A name bound by `for` or `with`."""
         place = locate()
-        self.bindings[name] = Binding(value, self.top(), place, loop=True)
+        self.bindings[name] = Binding(
+            value, self.top(), place, loop=True, kernel=self.builder.kernel
+        )
         self.note(name, value, place)
         return value
 
@@ -449,10 +406,21 @@ class Env(PythonWords):
         """`name op= other`."""
         if isinstance(value, Lost):
             value.fail()
-        if isinstance(value, Variable):
-            value.assign(OPERATORS[op](value.as_expr(), other))
-            return value
+        if isinstance(value, Old):
+            self._assignable(name, self.bindings.get(name))
+            value.variable.assign(OPERATORS[op](value.read, other))
+            return value.variable
         return self.bind(name, OPERATORS[op](value, other))
+
+    def argument(self, value: Any) -> Any:
+        """A name as an argument of a call, which may keep it."""
+        if isinstance(value, Variable) and value.named and value.kept is None:
+            return value.as_kept("a function's argument", self.builder.writes(value.buffer))
+        return value
+
+    def old(self, value: Any) -> Any:
+        """A variable and what it holds before the right side of `name op= …` is evaluated."""
+        return Old(value, value.as_expr()) if isinstance(value, Variable) else value
 
     def unpack(self, value: Any, count: int, star: bool) -> Any:
         """The parts of a tuple assignment, all read before any is assigned."""
@@ -473,15 +441,25 @@ class Env(PythonWords):
             )
         return [self.builder.let(p.as_expr()) if _is_element(p) else p for p in parts]
 
+    def over(self, binding: Binding) -> bool:
+        """Whether the run-time scope or the kernel of a binding has closed."""
+        if binding.frame is not None and not binding.frame.open:
+            return True
+        return binding.kernel is not None and binding.kernel is not self.builder.kernel
+
     def lost(self, name: str) -> bool:
         """Whether the scope that bound the name has closed."""
         found = self.bindings.get(name)
         return found is not None and found.frame is not None and not found.frame.open
 
+    def lost_with(self, name: str) -> bool:
+        """Whether the name stands for a number of a kernel that has closed."""
+        found = self.bindings.get(name)
+        return found is not None and self.over(found) and is_runtime(found.value)
+
     def lost_value(self, name: str) -> Lost:
         found = self.bindings[name]
-        assert found.frame is not None
-        kind = _KINDS.get(found.frame.kind, "loop")
+        kind = _KINDS.get(found.frame.kind, "loop") if found.frame is not None else "kernel"
         line = found.loc.line if found.loc else 0
         is_tile = isinstance(found.value, Tile)
         return Lost(name, kind, line, is_tile, _type_name(found.value), found.loop)
@@ -518,7 +496,7 @@ class Env(PythonWords):
 
     def set_attribute(self, owner: Any, name: str, value: Any) -> None:
         old = getattr(owner, name, None)
-        if isinstance(old, Variable) and _is_number(value):
+        if isinstance(old, Variable) and is_number(value):
             old.assign(value)
             return
         if self.top() is not None and not isinstance(value, Variable) and old is not None:
@@ -558,20 +536,4 @@ def _type_name(value: Any) -> str:
     return str(value.dtype) if is_runtime(value) or isinstance(value, Const) else ""
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, Expr, Scalar)) or hasattr(value, "item")
-
-
-def _number(value: Any) -> Any:
-    return wrap(value) if is_runtime(value) else value
-
-
 _KINDS = {"if": "branch", "map": "T.Parallel loop"}
-_PYTHON: dict[str, Callable[[Any, Any], Any]] = {
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.ir.expr import Const, Expr, logical_not, truth, wrap
 from tilewright.ir.op import If
+from tilewright.lang.builder import KernelState
 from tilewright.lang.handles import Tile, Tiles
 from tilewright.lang.scalar import concrete, is_runtime
+from tilewright.lang.state import Watch
 from tilewright.lang.where import locate
 from tilewright.support.errors import Loc
 
@@ -24,6 +26,7 @@ class Frame:
     runtime: bool
     open: bool = True
     loc: Loc | None = None
+    watch: Watch | None = None  # of run-time ones
 
 
 @dataclass
@@ -32,6 +35,7 @@ class Binding:
     frame: Frame | None
     loc: Loc | None
     loop: bool = False  # by the loop itself
+    kernel: KernelState | None = None
 
 
 class Branch:
@@ -41,6 +45,8 @@ class Branch:
         self.env = env
         self.cond = condition(cond)
         self.runtime = isinstance(self.cond, Expr)
+        if isinstance(self.cond, Expr):
+            self.cond = env.builder.settle(self.cond)  # before the branch writes anything
         self.then_body: Any = ()
         self.frame: Frame | None = None
         self.loc = locate() if self.runtime else None

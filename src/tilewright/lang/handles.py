@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region, Space, whole
-from tilewright.ir.expr import Const, Expr, Load, cast, const, wrap
+from tilewright.ir.expr import Const, Expr, cast, const, wrap
 from tilewright.ir.op import Store
 from tilewright.lang.affine import difference
 from tilewright.lang.builder import KernelState, current
+from tilewright.lang.reads import Read
 from tilewright.lang.scalar import Lost, Scalar
 from tilewright.lang.types import ScalarType
 from tilewright.lang.where import locate
@@ -138,6 +139,8 @@ class Access(Scalar):
     def __init__(self, tile: Tile, indices: tuple[Expr, ...]) -> None:
         self.tile, self.indices = tile, indices
         self.loc = locate()
+        self.moment = current("element").moment(tile.buffer)
+        self.live = False  # a macro's T.Ref: reading gives what is there now
         self.kept: tuple[str, int] | None = None
 
     def keep(self, name: str, writes: int) -> None:
@@ -169,7 +172,8 @@ class Access(Scalar):
                 fix="bind the element to a name of its own where its old value is meant, or "
                 "annotate the macro's parameter with T.Ref where the new one is",
             )
-        return Load(self.buffer, self.indices, self.loc)
+        moment = current("element").moment(self.buffer) if self.live else self.moment
+        return Read(self.buffer, self.indices, self.loc, moment)
 
     def corner(self, extents: tuple[Expr, ...]) -> Region:
         """The region that starts here."""
@@ -292,17 +296,34 @@ class Variable(Scalar):
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
         self.named = False
+        self.kept: tuple[str, int] | None = None
+
+    def as_kept(self, name: str, writes: int) -> Variable:
+        """The variable as something else holds it, when it has seen `writes` writes."""
+        found = Variable(self.buffer)
+        found.named, found.kept = True, (name, writes)
+        return found
 
     name = property(lambda self: self.buffer.name)
     dtype = property(lambda self: ScalarType(self.buffer.dtype))
     shape = property(lambda self: (1,))
 
     def as_expr(self) -> Expr:
-        return Load(self.buffer, (), locate())
+        builder = current("alloc_var")
+        if self.kept is not None and self.kept[1] != builder.writes(self.buffer):
+            raise CompileError(
+                f"{self.kept[0]} holds the variable {self.name}, which has been assigned to since",
+                fix=f"read {self.name} itself for its value now; for the old one, bind it to a "
+                f"name first: old = {self.name}",
+                code="stale-read",
+            )
+        return Read(self.buffer, (), locate(), builder.moment(self.buffer))
 
     def assign(self, value: Any) -> None:
         builder = current("alloc_var")
         builder.emit(Store(self.buffer, (), fitting(value, self.buffer)))
+        if self.kept is not None:
+            self.kept = self.kept[0], builder.writes(self.buffer)
 
     def _is_whole(self, key: Any) -> None:
         if not (isinstance(key, (int, Const)) and int(key) == 0):

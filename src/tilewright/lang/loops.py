@@ -124,7 +124,7 @@ class ForLoop(Loop):
                 cast(wrap(ceildiv(start - stop, -step)), kind),
                 const(1, kind),
             )
-        builder.open()
+        builder.open(loop=True)
         yield value
         builder.emit(
             For(
@@ -150,7 +150,7 @@ class GridLoop(Loop):
         extents = [builder.snapshot(_bound(e, "an extent of T.grid", loc)) for e in self.extents]
         vars = _loop_vars(builder, names, extents, loc)
         for _ in vars:
-            builder.open()
+            builder.open(loop=True)
         yield vars if len(vars) > 1 else vars[0]
         for var, extent in zip(reversed(vars), reversed(extents), strict=True):
             body = builder.close()
@@ -213,7 +213,7 @@ class ParallelLoop(Loop):
             fix="give a block a smaller part, and T.Kernel more blocks",
         )
         vars = _loop_vars(builder, names, extents, loc)
-        builder.open()
+        builder.open(loop=True)
         builder.maps += 1
         yield vars if len(vars) > 1 else vars[0]
         builder.maps -= 1
@@ -295,7 +295,7 @@ class PersistentLoop(Loop):
             total = total * extent
         waves = wrap(ceildiv(total - index, wave))  # of this block
         wave_var = builder.var(None, waves.dtype, "wave")
-        builder.open()
+        builder.open(loop=True)
         linear = builder.snapshot(wave_var * wave + index)
         places: list[Expr] = []
         rest = linear

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from tilewright.lang import math
-from tilewright.lang.handles import Tile, Tiles, describe
+from tilewright.lang.handles import Tile, Tiles
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.where import locate_traceback
 from tilewright.support.errors import CompileError, Loc, Repair, swap
@@ -61,15 +61,6 @@ def explained(error: Exception) -> CompileError:
         )
     if isinstance(error, AttributeError) and name:
         return _bad_attribute(error, name, loc)
-    if isinstance(error, KeyError) and error.args and is_runtime(error.args[0]):
-        return CompileError(
-            "a dict is looked up with a run-time value",
-            loc=loc,
-            expected="a key that is known at compile time",
-            got=describe(error.args[0]),
-            fix="choose with an `if`, or keep the values in a tensor and index that",
-            code="not-constant",
-        )
     if isinstance(error, TypeError) and loc is not None and frame is not None:
         called = _called(loc, frame)
         if called is not None and f"{called[1].__name__}()" in message:

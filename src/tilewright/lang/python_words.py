@@ -4,11 +4,15 @@ values, and those that could make more than anybody can use."""
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator
+import functools
+import numbers
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tilewright.ir.expr import truth, wrap
+from tilewright.ir.expr import Expr, binary, truth, wrap
 from tilewright.lang import math
+from tilewright.lang.builder import Builder, word_of
+from tilewright.lang.frames import condition
 from tilewright.lang.handles import Tile
 from tilewright.lang.loops import Loop
 from tilewright.lang.scalar import is_runtime
@@ -18,6 +22,8 @@ from tilewright.support.errors import CompileError, swap
 
 class PythonWords:
     """What rewritten calls of Python's own words do."""
+
+    builder: Builder
 
     def items(self, iterable: Any) -> Any:
         """What a comprehension runs over."""
@@ -36,6 +42,24 @@ class PythonWords:
                 bits, "this number is too large", got=f"{bits} bits", fix="use a smaller one"
             )
         return OPERATORS[op](a, b)
+
+    def mark(self) -> int:
+        """Before the sides of a choice are evaluated."""
+        return len(self.builder.trail)
+
+    def chosen(self, function: Any, cond: Any, mark: int, *args: Any, **kwargs: Any) -> Any:
+        """`T.if_then_else(cond, …)`, and calls that may turn out to be one."""
+        if getattr(function, "__wrapped__", None) is math.if_then_else and is_runtime(cond):
+            op = self.builder.effect_since(mark)
+            if op is not None:
+                raise CompileError(
+                    "a side of T.if_then_else does more than compute a value: both would run, "
+                    "whichever is chosen",
+                    got=word_of(op),
+                    fix="write an `if`, or bind the result to a name on a line of its own first",
+                    code="python",
+                )
+        return function(cond, *args, **kwargs)
 
     def builtin(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """`max(a, b)` and its kin, of Python or, for run-time values, of the language."""
@@ -57,9 +81,22 @@ class PythonWords:
                 code="python",
                 repair=swap("print", "T.print"),
             )
-        if function in (max, min) and len(args) == 1 and isinstance(args[0], (list, tuple)):
-            args = tuple(args[0])
-        if not kwargs and any(is_runtime(a) for a in args):
+        if function is builtins.isinstance and runtime and _asks_for_number(args[1]):
+            raise CompileError(
+                "isinstance of a run-time value sees what stands for it at compile time",
+                expected="T.PrimExpr, or a look at its dtype",
+                fix="ask isinstance(x, T.PrimExpr) whether it is a run-time value, and x.dtype for "
+                "its type",
+                code="python",
+            )
+        if function in _FOLDED and len(args) == 1 and isinstance(args[0], Iterable):
+            items = tuple(self.items(args[0]))
+            if any(is_runtime(a) for a in items):
+                args = items if function in (max, min) else (items,)
+                runtime = True
+            else:
+                args = (items,)
+        if runtime and not kwargs:
             ours = _BUILTINS.get(function)
             if ours is not None:
                 return ours(*args)
@@ -82,12 +119,50 @@ def _counted(iterable: Any) -> Iterator[Any]:
         yield item
 
 
+def _asks_for_number(kinds: Any) -> bool:
+    each = kinds if isinstance(kinds, tuple) else (kinds,)
+    return any(kind in (bool, int, float, complex) or kind in _NUMBERS for kind in each)
+
+
+_NUMBERS = (numbers.Number, numbers.Real, numbers.Integral, numbers.Rational)
+
+
+def _int(x: Any) -> Expr:
+    """Toward zero; integers keep their type."""
+    value = wrap(x)
+    return value if value.dtype.is_int else math.cast(value, "int32")
+
+
+def _float(x: Any) -> Expr:
+    value = wrap(x)
+    return value if value.dtype.is_float and value.dtype.bits >= 32 else math.cast(value, "float32")
+
+
+def _fold(op: str) -> Callable[[Any], Any]:
+    """`all` and `any`."""
+
+    def fold(items: Any) -> Any:
+        tests = [condition(item) for item in items]
+        known = [bool(test) for test in tests if not isinstance(test, Expr)]
+        if (op == "or") in known:
+            return op == "or"
+        return functools.reduce(
+            functools.partial(binary, op), [test for test in tests if isinstance(test, Expr)]
+        )
+
+    return fold
+
+
+_FOLDED = (max, min, any, all)
 _BUILTINS: dict[Any, Callable[..., Any]] = {
     max: math.max,
     min: math.min,
-    int: lambda x: math.cast(x, "int32"),
-    float: lambda x: math.cast(x, "float32"),
+    any: _fold("or"),
+    all: _fold("and"),
+    int: _int,
+    float: _float,
     bool: lambda x: truth(wrap(x)),
+    divmod: lambda a, b: (a // b, a % b),
     round: math.round,
 }
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {

@@ -18,7 +18,10 @@ Node = TypeVar("Node", bound=ast.AST)
 ENV = "_tw_env"
 ENTER = "_tw_enter"
 # Python's functions that have a meaning for run-time values
-BUILTINS = ("max", "min", "int", "float", "bool", "round", "tuple", "list", "range", "print")
+BUILTINS = (
+    "max", "min", "any", "all", "int", "float", "bool", "divmod", "round", "tuple", "list", "range",
+    "print", "isinstance",
+)  # fmt: skip
 # methods that change a Python container
 CHANGES = ("append", "extend", "insert", "pop", "remove", "clear", "update", "add", "setdefault")
 _OPS: dict[type, str] = {
@@ -179,12 +182,12 @@ class Rewriter(ast.NodeTransformer):
             done += result if isinstance(result, list) else [result]
         return done
 
-    def _after(self, node: ast.AST, names: list[str]) -> list[ast.stmt]:
+    def _after(self, node: ast.AST, names: list[str], word: str = "lost") -> list[ast.stmt]:
         """Names that a run-time scope bound are lost after it."""
 
         def forget(name: str) -> ast.If:
             lost = self._call(node, "lost_value", self._text(node, name))
-            test = self._call(node, "lost", self._text(node, name))
+            test = self._call(node, word, self._text(node, name))
             return _locate(node, ast.If(test, [self._assign(node, name, lost)], []))
 
         return [forget(name) for name in names]
@@ -197,7 +200,7 @@ class Rewriter(ast.NodeTransformer):
             owner = ast.Attribute(ast.Name(branch, ast.Load()), word, ast.Load())
             return _locate(node.test, ast.Call(owner, [], []))
 
-        start = self._call(node.test, "branch", self.visit(node.test))
+        start = self._call(node.test, "branch", self._condition(node.test))
         then = [*self.body(node.body), self._do(node.test, method("end_then"))]
         done: list[ast.stmt] = [
             self._assign(node.test, branch, start),
@@ -255,7 +258,7 @@ class Rewriter(ast.NodeTransformer):
                 "`:=` in the condition of a while",
                 "assign to an alloc_var before the loop and at its end",
             )
-        cond = self._thunk(self.visit(node.test))
+        cond = self._thunk(self._condition(node.test))
         loop = ast.For(
             _locate(node, ast.Name(self._temporary(), ast.Store())),
             self._call(node.test, "while_loop", cond),
@@ -288,7 +291,7 @@ class Rewriter(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.Expr:
         message = self.visit(node.msg) if node.msg else self._text(node, "")
         return self._do(
-            node, self._call(node, "assertion", self.visit(node.test), self._thunk(message))
+            node, self._call(node, "assertion", self._condition(node.test), self._thunk(message))
         )
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
@@ -326,7 +329,8 @@ class Rewriter(ast.NodeTransformer):
             opened = self.visit(item.context_expr)
             manager = self._call(item.context_expr, "entering", opened, hint, flag)
             items.append(ast.withitem(manager, target))
-        return [_locate(node, ast.With(items, [*first, *self.body(node.body)], None))]
+        done = _locate(node, ast.With(items, [*first, *self.body(node.body)], None))
+        return [done, *self._after(node, assigned_names([node]), "lost_with")]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> list[ast.stmt]:
         name = self._text(node, node.name)
@@ -432,7 +436,8 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(node.target, ast.Name):
             name = node.target.id
             call = self._call(
-                node, "augment", self._text(node, name), self._load(node, name),
+                node, "augment", self._text(node, name),
+                self._call(node.target, "old", self._load(node, name)),
                 self._text(node, _OPS[type(node.op)]), self.visit(node.value),
             )  # fmt: skip
             return [self._assign(node, name, call)]
@@ -445,11 +450,33 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
+        node.args = [self._argument(each) for each in node.args]
+        for keyword in node.keywords:
+            keyword.value = self._argument(keyword.value)
         if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
             node.args.insert(0, node.func)
             owner = _locate(node, ast.Name(ENV, ast.Load()))
             node.func = _locate(node, ast.Attribute(owner, "builtin", ast.Load()))
+        elif self._may_choose(node):
+            node.args[1:1] = [self._call(node, "mark")]
+            node.args.insert(0, node.func)
+            owner = _locate(node, ast.Name(ENV, ast.Load()))
+            node.func = _locate(node, ast.Attribute(owner, "chosen", ast.Load()))
         return node
+
+    def _argument(self, node: ast.expr) -> ast.expr:
+        return self._call(node, "argument", node) if isinstance(node, ast.Name) else node
+
+    def _may_choose(self, node: ast.Call) -> bool:
+        """A call that may be `T.if_then_else` under a name, with a call in one of its sides."""
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if not (isinstance(node.func, ast.Name) or name in ("if_then_else", "Select")):
+            return False
+        sides = [*node.args[1:], *(k.value for k in node.keywords)]
+        plain = node.args and not any(isinstance(a, ast.Starred) for a in node.args)
+        return bool(plain) and any(
+            isinstance(i, ast.Call) for side in sides for i in ast.walk(side)
+        )
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.comprehension:
         self.generic_visit(node)
@@ -457,7 +484,10 @@ class Rewriter(ast.NodeTransformer):
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        called = any(isinstance(inner, ast.Call) for inner in ast.walk(node.right))
         self.generic_visit(node)
+        if called and isinstance(node.left, ast.Name):
+            node.left = self._call(node.left, "now", node.left)
         sequence = isinstance(node.left, (ast.List, ast.Tuple))
         if isinstance(node.op, (ast.Pow, ast.LShift)) or (
             isinstance(node.op, ast.Mult) and sequence
@@ -482,21 +512,25 @@ class Rewriter(ast.NodeTransformer):
         self._no_walrus(node.body)
         self._no_walrus(node.orelse)
         return self._call(
-            node, "if_expression", self.visit(node.test),
+            node, "if_expression", self._condition(node.test),
             self._thunk(self.visit(node.body)), self._thunk(self.visit(node.orelse)),
         )  # fmt: skip
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.Call:
+    def _condition(self, node: ast.expr) -> Any:
+        """An expression of which only the truth counts."""
+        return self.visit_BoolOp(node, True) if isinstance(node, ast.BoolOp) else self.visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp, truth: bool = False) -> ast.Call:
         self._no_walrus(node)
         op = "and" if isinstance(node.op, ast.And) else "or"
-        sides = [self._thunk(self.visit(value)) for value in node.values]
-        return self._call(node, "boolean", self._text(node, op), *sides)
+        visit = self._condition if truth else self.visit
+        sides = [self._thunk(visit(value)) for value in node.values]
+        return self._call(node, "boolean" if truth else "choice", self._text(node, op), *sides)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-        operand = self.visit(node.operand)
         if isinstance(node.op, ast.Not):
-            return self._call(node, "negate", operand)
-        node.operand = operand
+            return self._call(node, "negate", self._condition(node.operand))
+        node.operand = self.visit(node.operand)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.Call:

@@ -37,6 +37,10 @@ class Scalar:
 
     __hash__ = object.__hash__
 
+    def __str__(self) -> str:
+        expr.said(self)
+        return repr(self)
+
 
 def _delegate(name: str) -> Callable[..., Any]:
     def operator(self: Scalar, *other: Any) -> Any:
@@ -59,6 +63,13 @@ class Lost:
         self.dtype, self.loop = dtype, loop  # the type of its value; whether the loop counts by it
 
     def fail(self, *_: Any) -> NoReturn:
+        if self.kind == "kernel":
+            raise CompileError(
+                f"{self.name!r} was bound in an earlier kernel (line {self.line}) and has no value "
+                "after it",
+                fix="compute it again, or pass it on through T.alloc_global",
+                code="lost-name",
+            )
         dtype = f'"{self.dtype}"' if self.dtype else "dtype"
         fix = (
             f"before the {self.kind}: {self.name} = T.alloc_var({dtype}), then assign to it inside"

@@ -337,6 +337,7 @@ class Macro:
                 if isinstance(value, Access):
                     if annotation is Ref:
                         env.refs.add(name)
+                        value.live = True
                     else:
                         value.keep(name, builder.writes(value.buffer))
             env.parameters(parameters)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import weakref
 from functools import lru_cache
 from types import CodeType, FrameType, TracebackType
 
@@ -26,19 +27,53 @@ def register(code: CodeType, columns: dict[int, int]) -> None:
             register(inner, columns)
 
 
+def is_library(file: str) -> bool:
+    """A file of Python's, or of a package that was installed."""
+    return file.startswith((_LIBRARY, "<frozen")) or "site-packages" in file
+
+
+def users_frame() -> FrameType:
+    """The innermost frame that runs a rewritten function."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in _REWRITTEN:
+        frame = frame.f_back
+    assert frame is not None
+    return frame
+
+
 def is_theirs(frame: FrameType) -> bool:
     """The user's own: not ours, and not Python's library (which holds site-packages)."""
+    return (ORIGINS.get(frame.f_code.co_filename) or _origin(frame)) == "theirs"
+
+
+def by_theirs(frame: FrameType | None) -> bool:
+    """Whether a user's code runs, perhaps through Python's library."""
+    while frame is not None:
+        known = ORIGINS.get(frame.f_code.co_filename) or _origin(frame)
+        if known != "library":
+            return known in ("theirs", "behalf")
+        frame = frame.f_back
+    return False
+
+
+def on_behalf(file: str) -> None:
+    """What the functions of a file of ours do with values, the user's text does."""
+    ORIGINS[file] = "behalf"
+
+
+def _origin(frame: FrameType) -> str:
     file = frame.f_code.co_filename
-    known = _THEIRS.get(file)
-    if known is None:
-        library = file.startswith(_LIBRARY) and "site-packages" not in file
-        known = not (library or file.startswith("<frozen") or is_own(frame))
-        if file != "<string>":  # the name of anybody's
-            _THEIRS[file] = known
-    return known
+    library = file.startswith(_LIBRARY) and "site-packages" not in file
+    ours = "ours" if is_own(frame) else "theirs"
+    found = "library" if library or file.startswith("<frozen") else ours
+    if file != "<string>":  # the name of anybody's
+        ORIGINS[file] = found
+    return found
 
 
-_THEIRS: dict[str, bool] = {}  # by file: every frame of a stack is asked for every op
+# by file: every frame of a stack is asked for every op; callbacks of weak references, which the
+# collector calls anywhere, are nobody's
+ORIGINS: dict[str, str] = {weakref.__file__: "nobody"}
 
 
 @lru_cache(maxsize=256)
@@ -106,7 +141,7 @@ def locate() -> Loc | None:
             depth = len(spans)
         elif code is _ROOT:
             break
-        elif is_theirs(frame):
+        elif is_theirs(frame) and code.co_filename != "<string>":  # such as dataclasses' methods
             spans.append(_span(code, frame.f_lasti, frame.f_lineno))
         frame = frame.f_back
     return _chain(spans[:depth] or spans[:1])

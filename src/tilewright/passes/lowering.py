@@ -74,7 +74,7 @@ from tilewright.passes.addresses import (
 )
 from tilewright.passes.rings import slots_of, slotted
 from tilewright.passes.widen import widened
-from tilewright.support.errors import CompileError, Loc, at
+from tilewright.support.errors import CompileError, Loc, at, current_loc, occurrence
 
 WARP = 32
 GROUP_WARPS = 4  # warps of a warpgroup
@@ -368,7 +368,7 @@ class Lowering:
         if e.buffer.space is Space.FRAGMENT:
             raise CompileError(
                 f"{e.buffer.name} is a fragment and is read outside a tile op",
-                loc=e.loc,
+                loc=occurrence(e.loc, current_loc()),
                 fix="read it in a T.Parallel loop, or copy it to shared memory first",
             )
         return self.load(e, children)

@@ -13,18 +13,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tilewright.ir.op import Kernel, Program
+from tilewright.ir.op import Kernel, Program, op_loads, walk_ops
 from tilewright.ir.rewrite import map_kernels
 from tilewright.ir.scope import remembering
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.dump import Dump
 from tilewright.passes.reasons import Reasons, counting, listening, merge
-from tilewright.support.errors import Cost, VerifyError, at
+from tilewright.support.errors import Cost, Loc, TilewrightError, VerifyError, at
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,8 @@ def run_pipeline(
                 _check(program, step.stage, step.name)
                 trace.append(Step(step.name, program))
     except Exception as error:
+        if isinstance(error, TilewrightError):
+            _relocate(error, program)
         files.error(at, error)
         error.__dict__.setdefault("trace", trace)
         raise
@@ -131,6 +133,20 @@ def _no_collection() -> Iterator[None]:
     finally:
         if on:
             gc.enable()
+
+
+def _relocate(error: TilewrightError, program: Program) -> None:
+    """An error that says where an expression stands says it for this program. Equal expressions are
+    one object, and its loads may be those of another kernel's text."""
+    found: Loc | None = None
+    for op in (op for kernel in program.kernels for op in walk_ops(kernel)):
+        if op.loc is not None and error.loc is not None:
+            if (op.loc.file, op.loc.line) == (error.loc.file, error.loc.line):
+                return
+            if found is None and any(load.loc == error.loc for load in op_loads(op)):
+                found = op.loc
+    if found is not None:
+        error.diagnostic = replace(error.diagnostic, loc=found)
 
 
 def _check(program: Program, stage: Stage, name: str) -> None:

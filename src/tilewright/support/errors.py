@@ -476,6 +476,14 @@ def current_loc() -> Loc | None:
     return locate() if locate else None
 
 
+def occurrence(loc: Loc | None, own: Loc | None) -> Loc | None:
+    """Where a part of an op at `own` stands, of which an expression says `loc`. Equal expressions
+    are one object, which remembers whoever wrote it first: only a place on the op's line counts."""
+    if loc is None or own is None:
+        return loc or own
+    return loc if (loc.file, loc.line) == (own.file, own.line) else own
+
+
 def locate_calls(locate: Callable[[], Loc | None]) -> None:
     """How to find the user's position while no kernel is traced."""
     _outside[:] = [locate]

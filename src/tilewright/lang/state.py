@@ -1,0 +1,322 @@
+"""Compile-time state that a run-time branch or loop must leave as it is.
+
+The text of a branch runs once, when the kernel is traced, whether or not the branch is taken. A
+list that grows there, a counter that a helper keeps, an iterator that moves on would have changed
+once, for good. So everything mutable that the text can reach is recorded before the branch and
+compared after it: containers, arrays, attributes, closures, globals that functions name, iterators.
+Names that the text itself assigns have rules of their own (`Env.bind`).
+"""
+
+from __future__ import annotations
+
+import array
+import enum
+import functools
+import gc
+import operator
+import sys
+import types
+from collections import OrderedDict, UserDict, UserList, deque
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.expr import Expr
+from tilewright.lang.scalar import Lost, Scalar
+from tilewright.lang.where import is_library
+from tilewright.support.errors import CompileError, Loc
+
+NODES = 20_000  # objects that are looked at, at most
+BYTES = 1 << 24  # of an array that is compared
+Content = list[Any]
+Children = Iterable[tuple[str, Any]]
+Handler = Callable[[Any], tuple[Content | None, Children]]
+_EMPTY = object()
+
+
+class Watch:
+    """The state that a function's text can reach, as it was."""
+
+    def __init__(self, frame: types.FrameType) -> None:
+        self.seen: dict[int, tuple[Any, str, Handler, Content | None]] = {}
+        self.scopes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # globals, and some
+        queue = [(n, v) for n, v in frame.f_locals.items() if n[:4] != "_tw_"]
+        queue += self._globals(frame.f_globals, frame.f_code)
+        for path, value in queue:  # the shortest paths first
+            kind = type(value)
+            handler = _HANDLERS.get(kind, _EMPTY)
+            if handler is _EMPTY:
+                handler = _HANDLERS[kind] = _find_handler(kind)
+            if handler is None or id(value) in self.seen:
+                continue
+            content, children = handler(value)
+            self.seen[id(value)] = value, path, handler, content
+            queue += [(_joined(path, part), child) for part, child in children]
+            if handler is _function:
+                queue += self._globals(value.__globals__, value.__code__)
+            if len(self.seen) >= NODES:
+                break
+
+    def _globals(self, known: dict[str, Any], code: types.CodeType) -> list[tuple[str, Any]]:
+        """The globals that a function's code names, except ours, to be looked at."""
+        if str(known.get("__name__")).startswith("tilewright."):
+            return []
+        found = [(n, known[n]) for n in _global_names(code) if n in known]
+        self.scopes.setdefault(id(known), (known, {}))[1].update(found)
+        return found
+
+    def changed(self, bound: Callable[[str], Any]) -> tuple[str, Any] | None:
+        """What is not as it was, and its name; `bound` gives what the text has bound a name to."""
+        for known, before in self.scopes.values():
+            for name, value in before.items():
+                now = known.get(name, _EMPTY)
+                if now is not value and not _same_item(now, value):
+                    return name, value
+        for value, path, handler, content in self.seen.values():
+            if content is None:
+                continue
+            now = handler(value)[0]
+            if now is None or _same(content, now):
+                continue
+            if isinstance(value, types.CellType):
+                is_new = content[0] is _EMPTY or isinstance(now[0], Lost)
+                if is_new or now[0] is bound(path):
+                    continue
+                return path, content[0]
+            if handler is not _attributes or not _only_cached(value, content, now):
+                return path, value
+        return None
+
+
+def refuse_change(name: str, value: Any, kind: str, loc: Loc | None) -> None:
+    what = "number" if isinstance(value, (int, float)) else type(value).__name__
+    raise CompileError(
+        f"{name!r} is a Python {what}: it changes inside this run-time {kind}, which would happen "
+        "once, at compile time",
+        loc=loc,
+        fix="change it outside; a value that changes while the kernel runs is a T.alloc_var or a "
+        "T.alloc_local (a helper's cache: functools.lru_cache)",
+        code="python",
+    )
+
+
+def _joined(path: str, part: str) -> str:
+    """`cfg` and `.sizes` make `cfg.sizes`; a name that a function knows stands for itself."""
+    if part[:1] == "\0":
+        return part[1:]
+    return f"{path}{part}" if len(path) < 60 else path
+
+
+def _same_item(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    kind = type(a)
+    return kind is type(b) and kind in _PLAIN and (a == b or a != a)
+
+
+def _same(a: Content, b: Content) -> bool:
+    return len(a) == len(b) and (all(map(operator.is_, a, b)) or all(map(_same_item, a, b)))
+
+
+def _only_cached(value: Any, before: Content, now: Content) -> bool:
+    """Whether all that is new are values of `functools.cached_property`."""
+    if len(now) < len(before):
+        return False
+    old = dict(zip(before[::2], before[1::2], strict=True))
+    new = dict(zip(now[::2], now[1::2], strict=True))
+    return all(
+        _same_item(old[key], each)
+        if key in old
+        else isinstance(getattr(type(value), str(key), None), functools.cached_property)
+        for key, each in new.items()
+    )
+
+
+# ── what objects hold ────────────────────────────────────────────────────────────────────────
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis))
+
+
+def _sequence(value: Any) -> tuple[Content, Children]:
+    items = list(value)
+    return items, (("[…]", item) for item in items)
+
+
+def _fixed(value: Any) -> tuple[None, Children]:
+    return None, (("[…]", item) for item in value)
+
+
+def _mapping(value: Any) -> tuple[Content, Children]:
+    pairs = list(value.items() if type(value) in (dict, OrderedDict) else dict.items(value))
+    return [part for pair in pairs for part in pair], ((f"[{k!r}]"[:40], v) for k, v in pairs)
+
+
+def _set(value: Any) -> tuple[Content, Children]:
+    return sorted(value, key=id), ()
+
+
+def _array(value: Any) -> tuple[Content | None, Children]:
+    if value.nbytes > BYTES:
+        return None, ()
+    if value.dtype == object:
+        return list(value.ravel()), ()
+    return [value.shape, value.tobytes()], ()
+
+
+def _bytes(value: Any) -> tuple[Content, Children]:
+    return [bytes(value)], ()
+
+
+def _cell(value: Any) -> tuple[Content, Children]:
+    try:
+        held = value.cell_contents
+    except ValueError:
+        return [_EMPTY], ()
+    return [held], (("", held),)
+
+
+def _function(value: Any) -> tuple[Content | None, Children]:
+    if str(value.__globals__.get("__name__")).startswith("tilewright."):
+        return None, ()
+    cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+    defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    return [*value.__dict__, *value.__dict__.values()], [
+        *((f"\0{n}", c) for n, c in cells),
+        *(("'s default", d) for d in defaults),
+        *((f".{n}", v) for n, v in value.__dict__.items()),
+    ]
+
+
+def _attributes(value: Any) -> tuple[Content, Children]:
+    found = dict(getattr(value, "__dict__", ()))
+    kind: Any = type(value)
+    for name in _slots(kind):
+        found[name] = getattr(value, name, _EMPTY)
+    content = [part for pair in found.items() for part in pair]
+    return content, [*((f".{n}", v) for n, v in found.items()), ("", type(value))]
+
+
+def _class(value: Any) -> tuple[Content | None, Children]:
+    if not _is_theirs(value) or issubclass(value, enum.Enum):
+        return None, ()
+    found = {n: v for n, v in vars(value).items() if n not in ("__dict__", "__weakref__")}
+    return [part for pair in found.items() for part in pair], [
+        *((f".{n}", v) for n, v in found.items()),
+        *(("", base) for base in value.__bases__),
+    ]
+
+
+def _iterator(value: Any) -> tuple[Content, Children]:
+    try:
+        left = operator.length_hint(value, -1)
+    except Exception:
+        left = -1
+    text = repr(value) if type(value).__module__ == "itertools" else ""
+    return [left, text], (("", child) for child in gc.get_referents(value))
+
+
+def _generator(value: Any) -> tuple[Content, Children]:
+    frame = value.gi_frame
+    if frame is None:
+        return [-1], ()
+    held = frame.f_locals
+    return [frame.f_lasti, *held, *held.values()], [
+        *(("", v) for v in held.values()),
+        *(("", v) for v in gc.get_referents(value) if hasattr(v, "__next__")),
+    ]
+
+
+def _parts(*names: str) -> Handler:
+    def handler(value: Any) -> tuple[None, Children]:
+        return None, [("", getattr(value, name, None)) for name in names]
+
+    return handler
+
+
+_HANDLERS: dict[type, Any] = {
+    **dict.fromkeys(_PLAIN),
+    types.ModuleType: None,
+    types.FunctionType: _function,
+    types.CellType: _cell,
+    types.GeneratorType: _generator,
+    types.MethodType: _parts("__self__", "__func__"),
+    types.BuiltinFunctionType: _parts("__self__"),
+    functools.partial: _parts("func", "args", "keywords"),
+    functools._lru_cache_wrapper: _parts("__wrapped__"),
+    property: _parts("fget", "fset"),
+    staticmethod: _parts("__func__"),
+    classmethod: _parts("__func__"),
+    types.SimpleNamespace: _attributes,
+    bytearray: _bytes,
+    frozenset: None,
+}
+
+
+def _find_handler(kind: Any) -> Handler | None:
+    """How values of a type are looked into, or None for those that hold no state of a user's."""
+    if issubclass(kind, (Expr, Scalar, Lost)):
+        return None
+    if kind.__module__.partition(".")[0] == "tilewright":
+        return _parts("function") if kind.__name__ == "Macro" else None
+    for base, handler in _BASES:
+        if issubclass(kind, base):
+            return _with_attributes(handler) if _is_theirs(kind) else handler
+    if issubclass(kind, type):
+        return _class
+    if _is_theirs(kind) or issubclass(kind, (UserDict, UserList)):
+        return _attributes
+    if hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
+        return _iterator
+    return None
+
+
+_BASES: tuple[tuple[type, Any], ...] = (
+    (tuple, _fixed),
+    (list, _sequence),
+    (deque, _sequence),
+    (dict, _mapping),
+    (set, _set),
+    (array.array, _bytes),
+    (np.ndarray, _array),
+)
+
+
+def _with_attributes(handler: Handler) -> Handler:
+    """Of a user's subclass of a container."""
+
+    def both(value: Any) -> tuple[Content | None, Children]:
+        content, children = handler(value)
+        more, others = _attributes(value)
+        return [*(content or ()), *(more or ())], [*children, *others]
+
+    return both
+
+
+@lru_cache(maxsize=1024)
+def _slots(kind: Any) -> tuple[str, ...]:
+    found: list[str] = []
+    for each in kind.__mro__:
+        slots = vars(each).get("__slots__", ())
+        found += [slots] if isinstance(slots, str) else slots
+    return tuple(n for n in found if n not in ("__dict__", "__weakref__") and n[:2] != "__")
+
+
+@lru_cache(maxsize=1024)
+def _is_theirs(kind: Any) -> bool:
+    package = kind.__module__.partition(".")[0]
+    if package in sys.stdlib_module_names or package == "tilewright":
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is None or not is_library(file)
+
+
+@lru_cache(maxsize=1024)
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Names that a function's code, or one nested in it, may look up in its globals."""
+    found = dict.fromkeys(code.co_names)
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found.update(dict.fromkeys(_global_names(inner)))
+    return tuple(found)
