@@ -119,7 +119,7 @@ def constant(expr: Const) -> Value:
 
 def _may_be_negative(count: Expr) -> bool:
     """A shift's count that was not an unsigned number before it took the other side's type."""
-    while isinstance(count, Cast):
+    while isinstance(count, Cast) and count.dtype.kind == "int":
         count = count.a
     return count.dtype.kind == "int" and not isinstance(count, Const)
 
