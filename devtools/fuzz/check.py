@@ -13,7 +13,15 @@ from tilewright.ir.op import Program
 from tilewright.ir.target import CHOICES
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import TilewrightError
-from tilewright.tools.compare import UNITS, Arguments, Verdict, against, internal, run_kernel
+from tilewright.tools.compare import (
+    SIGNED,
+    UNITS,
+    Arguments,
+    Verdict,
+    against,
+    internal,
+    run_kernel,
+)
 
 DRAWN = "threads-drawn"  # thread code with whatever `drawn` says for a seed
 
@@ -56,13 +64,19 @@ def check(
     program: Program,
     arguments: Arguments,
     cases: Sequence[Mapping[str, int]],
-    exact: bool,
+    exact: bool | str,
     targets: Sequence[str],
     source: str = "",
 ) -> Verdict:
     """The first target that differs from the sanitizing interpreter, or that fails."""
     seconds: dict[str, float] = {}
-    unit = 0.0 if exact else max((u for n, u in UNITS.items() if n in source), default=2.0**-8)
+    unit = (
+        SIGNED
+        if exact == "signed"
+        else 0.0
+        if exact
+        else max((u for n, u in UNITS.items() if n in source), default=2.0**-8)
+    )
     started = time.perf_counter()
     wanted = []
     try:
@@ -90,7 +104,7 @@ def replay(
     prim_func: Any,
     arguments: Arguments,
     cases: Sequence[Mapping[str, int]],
-    exact: bool,
+    exact: bool | str,
     targets: Sequence[str],
 ) -> int:
     """Run a printed program on `targets` (the CPU by default); 0 when all agree."""

@@ -11,6 +11,7 @@ from math import prod
 from random import Random
 from typing import Any
 
+from devtools.fuzz import numbers
 from devtools.fuzz.recipe import (
     Ex,
     Growth,
@@ -30,7 +31,7 @@ from devtools.fuzz.workshop import BLOCKS, LARGEST_TILE, PRODUCTS, THREADS, Bloc
 # the whole language.
 RINGS = {"any": 0.25, "rings": 1.0, "tiles": 0.0}
 SHARE = 0.3  # of `any` are scenes
-KINDS = (*RINGS, *SCENES)
+KINDS = (*RINGS, *SCENES, "numbers")
 
 
 class Maker(Scenes):
@@ -375,6 +376,8 @@ def tidy(recipe: Recipe) -> Recipe:
 
 def make(seed: int, kind: str = "any") -> Recipe:
     """The program of a seed, of a kind of `KINDS`."""
+    if kind == "numbers":
+        return numbers.make(seed)
     if kind == "any":
         r = Random(f"kind {seed}")
         kind = r.choice(list(SCENES)) if r.random() < SHARE else "any"

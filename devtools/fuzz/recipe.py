@@ -129,10 +129,11 @@ class Launch:
 @dataclass(frozen=True)
 class Recipe:
     """A program. `sizes` maps extents to numbers; those in `dynamic`, and `scalars`, have a value
-    in each of `cases` instead. With `exact` data every sum has the same bits in every order."""
+    in each of `cases` instead. With `exact` data every sum has the same bits in every order, and
+    if it is "signed" zeros have their signs, too."""
 
     seed: int
-    exact: bool
+    exact: bool | str
     sizes: Mapping[str, int]
     dynamic: tuple[str, ...]
     scalars: tuple[str, ...]
@@ -231,13 +232,13 @@ def _tail(recipe: Recipe) -> str:
     lines += [f'        "{name}": {name},' for name in recipe.scalars]
     lines += ["    }", "", "", "CASES = ["]
     lines += [f"    {dict(case)!r}," for case in recipe.cases]
-    lines += ["]", f"EXACT = {recipe.exact}", "", 'if __name__ == "__main__":']
+    lines += ["]", f"EXACT = {recipe.exact!r}", "", 'if __name__ == "__main__":']
     lines += ["    from devtools.fuzz.check import replay  # with PYTHONPATH=. from the root", ""]
     lines += ["    sys.exit(replay(program, arguments, CASES, EXACT, sys.argv[1:]))", ""]
     return _numbers("\n".join(lines), recipe)
 
 
-def _data(tensor: Tensor, exact: bool) -> str:
+def _data(tensor: Tensor, exact: bool | str) -> str:
     shape = "(" + "".join(f"{s}, " for s in tensor.shape).rstrip() + ")"
     special = tensor.dtype.startswith(("bfloat", "float8"))
     dtype = f"ml_dtypes.{tensor.dtype}" if special else f'"{tensor.dtype}"'

@@ -165,6 +165,32 @@ def divergent_barrier():
     check(main, np.arange(64, dtype=np.int32))
 
 
+@case(SanitizerError, "negative-shift", "fix:")
+def negative_shift():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                A[i] = 64 >> (A[i] - 4)
+#               ^^^^
+#+              A[i] = T.if_then_else(A[i] >= 4, 64 >> (A[i] - 4), 64 << (4 - A[i]))
+
+    check(main, np.arange(8, dtype=np.int32))
+
+
+@case(SanitizerError, "zero-step", "fix:")
+def zero_step():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32"), step: T.int32):
+        with T.Kernel(1, threads=32):
+            for i in range(0, 8, step):
+#                    ^^^^^^^^^^^^^^^^^
+#+          for i in range(0, 8, T.max(step, 1)):
+                A[i] = i
+
+    check(main, np.arange(8, dtype=np.int32), 0)
+
+
 @case(SanitizerError, "division-by-zero", "fix:")
 def division_by_zero():
     @T.prim_func

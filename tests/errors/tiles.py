@@ -399,6 +399,17 @@ def empty_slice():
 #+          T.copy(A[0:4, :], s)
 
 
+@case(CompileError, "a shift by a negative constant: '<< -2'", "shift the other way: >> 2")
+def negative_constant_shift():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                A[i] = A[i] << -2
+#                      ^^^^^^^^^^
+#+              A[i] = A[i] >> 2
+
+
 @case(CompileError, "s is a whole tile: arithmetic works on its elements", "T.Parallel")
 def arithmetic_on_tiles():
     @T.prim_func

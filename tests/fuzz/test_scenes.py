@@ -48,3 +48,13 @@ def test_every_choice_is_drawn():
     for text in targets:
         flags = [f for f in text.split()[1:] if not f.startswith("-shared=")]
         Target.parse(" ".join(["cuda", *flags]))
+
+
+def test_numbers_at_the_ends_of_their_types():
+    for seed in range(3):
+        verdict = judge(seed, ["interp", "cpu", "threads"], "numbers")
+        assert verdict.kind == "ok", f"{verdict}\n{render(make(seed, 'numbers'))}"
+    text = "".join(render(make(seed, "numbers")) for seed in range(80))
+    pieces = ("-2147483648", ">> 40", "range(start, stop, step)", "np.nan", "-0.0",
+              "float8_e4m3fn", "T.fma(", "uint16", "** 3", "5e-324")  # fmt: skip
+    assert [piece for piece in pieces if piece not in text] == []

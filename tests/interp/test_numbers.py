@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -145,3 +146,75 @@ def test_bits_round_trip(name):
     if kind.bits > 8:
         raw = np.arange(64, dtype=np.uint64).astype(f"u{kind.bits // 8}")
     np.testing.assert_array_equal(raw_bits(from_bits(raw, kind), kind), raw)
+
+
+# ── fused, shifted, converted once ───────────────────────────────────────────────────────────
+
+EXTREME = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 5e-324, -5e-324, 1.7e308, 2.2e-308]
+
+
+def exact_fma(a: float, b: float, c: float) -> float:
+    """Finite, and not zero."""
+    return float(Fraction(a) * Fraction(b) + Fraction(c))
+
+
+@given(*[st.floats(-1e150, 1e150)] * 2, st.sampled_from([0.0, 2.0**-53, -1.0, 1.0, -(2.0**53)]))
+def test_fma_of_float64_is_rounded_once(a, b, part):
+    c = a * b * part  # close to the product, or to its last bit
+    if math.isfinite(c):
+        got = float(call_fn("fma", (F64,) * 3, F64)(*map(np.float64, (a, b, c))))
+        assert got == exact_fma(a, b, c)
+
+
+def test_fma_of_extreme_numbers():
+    fn = call_fn("fma", (F64,) * 3, F64)
+    a, b, c = (x.ravel() for x in np.meshgrid(*[np.array(EXTREME)] * 3))
+    for x, y, z, got in zip(a, b, c, fn(a, b, c), strict=True):
+        if math.isfinite(x) and math.isfinite(y) and math.isinf(z):
+            assert got == z
+        elif not all(map(math.isfinite, (x, y, z))) or x == 0 or y == 0:
+            np.testing.assert_equal(np.float64(got), x * y + z)
+            assert math.isnan(got) or math.copysign(1, got) == math.copysign(1, x * y + z)
+        else:
+            total = Fraction(x) * Fraction(y) + Fraction(z)
+            large = math.inf if total > 0 else -math.inf
+            assert got == (float(total) if abs(total) < 2**1024 else large)
+
+
+def test_fma_of_float32_is_not_rounded_to_float64_first():
+    a = np.float32(1 + 2.0**-12)
+    c = np.float32(2.0**-60)
+    # the product ends in the middle of two floats; c decides, and float64 would have lost it
+    assert call_fn("fma", (F32,) * 3, F32)(a, a, c) == np.float32(1 + 2.0**-11 + 2.0**-23)
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint64"])
+def test_large_integers_are_rounded_once_to_bfloat16(kind):
+    middle = 2**62 + 2**54  # of two bfloat16
+    x = np.array([middle, middle + 1, middle - 1, 3], kind)
+    got = cast_fn(dtype(kind), BF16)(x).astype(np.float64)
+    assert got.tolist() == [2.0**62, 2.0**62 + 2.0**55, 2.0**62, 3.0]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64", "uint8", "uint32", "uint64"])
+@pytest.mark.parametrize("op", ["<<", ">>"])
+def test_shifts_are_bit_by_bit(kind, op):
+    d = dtype(kind)
+    low, high = int(d.min_value), int(d.max_value)
+    counts = [0, 1, d.bits - 1, d.bits, d.bits + 1, 100]
+    for x in (low, low + 1, 0, 1, 5, high, high // 3):
+        for count in counts:
+            got = int(bin_fn(op, d)(d.numpy.type(x), d.numpy.type(count)))
+            exact = x << count if op == "<<" else x >> count
+            exact &= (1 << d.bits) - 1
+            assert got == (exact - (1 << d.bits) if exact > high else exact), (x, count)
+
+
+def test_a_negative_count_is_a_large_one():
+    for op, want in (("<<", 0), (">>", -1)):
+        assert bin_fn(op, I32)(np.int32(-8), np.int32(-1)) == want
+
+
+def test_sigmoid_keeps_what_is_subnormal():
+    got = call_fn("sigmoid", (F32,), F32)(np.float32(-100.5))
+    assert 0 < got < 2.0**-126

@@ -272,6 +272,7 @@ def test_its_text_can_be_read_again():
     again = lower(tw.parse_ir(text), HOPPER)
     assert [step.name for step in again] == [
         "input",
+        "count_loops",
         "label_prints",
         "place_shared",
         "lower_threads",

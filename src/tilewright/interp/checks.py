@@ -37,6 +37,30 @@ def divides(fr: Frame, divisor: Any) -> None:
         raise in_lane(error, fr, _active(fr, divisor == 0))
 
 
+def shifts(fr: Frame, op: str, count: Any) -> None:
+    """No active lane shifts by a negative count."""
+    if _any_active(fr, count < 0):
+        error = SanitizerError(
+            "negative-shift",
+            f"'{op}' by a negative count: {int(np.min(count))}",
+            loc=fr.loc(),
+            fix="guard it, e.g. T.if_then_else(n >= 0, x << n, x >> -n)",
+        )
+        raise in_lane(error, fr, _active(fr, count < 0))
+
+
+def steps(fr: Frame, step: Any) -> None:
+    """No active lane counts by zero."""
+    if _any_active(fr, step == 0):
+        error = SanitizerError(
+            "zero-step",
+            "a loop counts by a step of zero, so it has no iterations",
+            loc=fr.loc(),
+            fix="guard the loop: if step != 0",
+        )
+        raise in_lane(error, fr, _active(fr, step == 0))
+
+
 def fits(fr: Frame, op: str, a: Any, b: Any) -> None:
     """`a op b` stays inside int32 in every active lane."""
     exact = _EXACT[op](a.astype(np.int64), b.astype(np.int64))

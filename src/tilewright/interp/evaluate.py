@@ -82,7 +82,7 @@ class Evaluator:
         if isinstance(node, Load):
             return True
         if self.sanitize and isinstance(node, Bin) and node.dtype.is_int:
-            return node.op in ("//", "%", "+", "-", "*")
+            return node.op in ("//", "%", "+", "-", "*", "<<", ">>")
         return self.nan and node.dtype.is_float and isinstance(node, (Bin, Call, Cast))
 
     def box(self, indices: tuple[Expr, ...]) -> tuple[tuple[int, Expr | None], ...] | None:
@@ -117,6 +117,13 @@ def constant(expr: Const) -> Value:
     )
 
 
+def _may_be_negative(count: Expr) -> bool:
+    """A shift's count that was not an unsigned number before it took the other side's type."""
+    while isinstance(count, Cast) and count.dtype.kind == "int":
+        count = count.a
+    return count.dtype.kind == "int" and not isinstance(count, Const)
+
+
 def lookup(fr: Frame, name: str) -> Value:
     found = fr.vars.get(name)
     if found is None:
@@ -137,7 +144,7 @@ class _Writer:
             "gather": gather, "gather_box": gather_box, "narrow": narrow, "pick": pick,
             "narrow_not": narrow_not, "lazy_and": lazy_and, "lazy_or": lazy_or, "lookup": lookup,
             "NOTHING": NOTHING, "divides": checks.divides, "fits": checks.fits,
-            "born_nan": checks.born_nan,
+            "born_nan": checks.born_nan, "shifts": checks.shifts,
         }  # fmt: skip
         self.count = 0
 
@@ -234,6 +241,8 @@ class _Writer:
         if isinstance(node, Bin):
             if owner.sanitize and node.dtype.is_int and node.op in ("//", "%"):
                 self.lines.append(f"{pad}divides(fr, {args[1]})")
+            if owner.sanitize and node.op in ("<<", ">>") and _may_be_negative(node.b):
+                self.lines.append(f"{pad}shifts(fr, {node.op!r}, {args[1]})")
             if index and node.dtype.name == "int32" and node.op in ("+", "-", "*"):
                 self.lines.append(f"{pad}fits(fr, {node.op!r}, {listed})")
             fn = bin_fn(node.op, node.dtype)

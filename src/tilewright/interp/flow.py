@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.interp import checks
 from tilewright.interp.joint import together
 from tilewright.interp.lanes import (
     NOTHING,
@@ -99,20 +100,24 @@ def run_for(b: Builder, op: For) -> Step:
 
     def run(fr: Frame) -> Flow:
         first, last, by = start(fr), stop(fr), step(fr)
-        if not np.all(by):
-            raise RunError("a loop's step is zero", loc=op.loc)
+        if b.evaluate.sanitize:
+            checks.steps(fr, by)
         loop = _Loop(fr)
         if first.ndim or last.ndim or by.ndim:
-            at = first.astype(np.int64)
+            at, last, by = (np.asarray(x).astype(np.int64) for x in (first, last, by))
+            inside = np.where(by > 0, at < last, (by < 0) & (at > last))
             while loop.next(fr):
-                fr.mask = narrow(fr.mask, np.where(by > 0, at < last, at > last))
+                fr.mask = narrow(fr.mask, inside)
                 if fr.mask is NOTHING:
                     break
                 fr.vars[name] = np.asarray(at).astype(number)
                 yield from body(fr)
+                # the distance is right modulo 2^64 where the next number would not be
+                left = np.where(by > 0, last - at, at - last).view(np.uint64)
+                inside = inside & (left > np.abs(by).view(np.uint64))
                 at = at + by
         else:
-            for i in range(int(first), int(last), int(by)):
+            for i in range(int(first), int(last), int(by)) if by else ():
                 if not loop.next(fr):
                     break
                 fr.vars[name] = number(i)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.interp.fused import fma
 from tilewright.ir.dtype import BOOL, DTYPES, DType
 from tilewright.support.errors import RunError
 
@@ -74,7 +75,18 @@ def _to_float(x: Value, src: DType, dst: DType) -> Value:
         return _odd_float32(wide).astype(dst.numpy)
     if src.is_float and src.bits <= 32:
         return x.astype(np.float32).astype(dst.numpy)
+    if src.is_int and src.bits == 64:
+        x = _sticky(np.asarray(x))
     return _odd_float32(np.asarray(x).astype(np.float64)).astype(dst.numpy)
+
+
+def _sticky(x: Value) -> Value:
+    """64-bit integers that float64 holds, and that a 16-bit float rounds as it does `x`: of large
+    ones the last twelve bits only count as whether there are any."""
+    kind = x.dtype.type
+    large = x >> kind(40) != (x < 0) * kind(-1 if kind is np.int64 else 0)
+    some = np.where(x & kind(0xFFF), kind(0x800), kind(0))
+    return np.where(large, (x >> kind(12) << kind(12)) | some, x)
 
 
 def _to_int(x: Value, src: DType, dst: DType) -> Value:
@@ -185,7 +197,8 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def _sigmoid(x: Value) -> Value:
-    return 1 / (1 + np.exp(-x))
+    small = np.exp(-np.abs(x))  # it cannot overflow, and may be subnormal
+    return np.where(x < 0, small, np.ones_like(small)) / (1 + small)
 
 
 def _int_pow(a: Value, b: Value) -> Value:
@@ -216,18 +229,13 @@ def _clz(x: Value, dtype: DType) -> Value:
     return wrap_int(np.asarray(dtype.bits - width), dtype)
 
 
-def _fma(a: Value, b: Value, c: Value) -> Value:
-    wide = np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64)
-    return wide.astype(np.asarray(a).dtype)
-
-
 _FLOAT_CALLS: dict[str, Fn] = {
     "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "log10": np.log10,
     "log1p": np.log1p, "sqrt": np.sqrt, "sin": np.sin, "cos": np.cos, "tan": np.tan,
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
     "tanh": np.tanh, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc,
     "sigmoid": _sigmoid, "pow": np.power, "fmod": np.fmod, "atan2": np.arctan2,
-    "copysign": np.copysign, "fma": _fma, "neg": np.negative, "abs": np.abs,
+    "copysign": np.copysign, "fma": fma, "neg": np.negative, "abs": np.abs,
     "min_nan": np.minimum, "max_nan": np.maximum, "divide": np.divide,
     "exp10": lambda x: np.power(np.asarray(10, np.asarray(x).dtype), x),
     "rsqrt": lambda x: (1 / np.sqrt(x)).astype(np.asarray(x).dtype),

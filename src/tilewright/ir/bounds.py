@@ -172,8 +172,11 @@ class Ranges:
         return new
 
     def loop(self, var: Var, start: Expr, stop: Expr, step: Expr) -> Ranges:
-        """These, inside `for var = start, start + step, … < stop`."""
+        """These, inside `for var = start, start + step, … < stop`; nothing of `var` where the step
+        may be negative."""
         first, by = self.value(start, True), self.value(step, True)
+        if by.lo < 0:
+            return self
         mod = gcd(by.mod, by.rem, first.mod) or 1
         new = self.where(var, None, self.value(stop, True).hi - 1, mod, first.rem)
         if stop.dtype == var.dtype:

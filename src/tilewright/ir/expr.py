@@ -10,7 +10,9 @@ runs; its indices are expressions too. `Select` evaluates only the chosen side's
 Python's operators build expressions and promote types: a Python number takes the type of the
 other side (a float beside an integer expression makes both float32), mixed types follow
 `dtype.promote`, comparisons give bool, `/` on integers gives float32, `//` and `%` round toward
-minus infinity. Arithmetic on 16-bit and narrower floats is computed in float32 and rounded once.
+minus infinity. Arithmetic on 16-bit and narrower floats is computed in float32 and rounded once;
+on bools it is that of int32. Shifts keep the type of their left side; their count is read as an
+unsigned number, and by the width or more they mean what shifting bit by bit means.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
-from tilewright.ir.dtype import BOOL, FLOAT32, INT32, INT64, DType, promote
+from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, INT32, INT64, DType, promote
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.support.errors import CompileError, Loc, swap
 
@@ -173,26 +175,28 @@ class Expr:
         return binary("^", other, self)
 
     def __pow__(self, other: Operand) -> Expr:
-        a, b = unify(self, other)
-        return Call("pow", (a, b), a.dtype)
+        return power(self, other)
 
     def __rpow__(self, other: Operand) -> Expr:
-        a, b = unify(other, self)
-        return Call("pow", (a, b), a.dtype)
+        return power(other, self)
 
     def astype(self, dtype: Any) -> Expr:
         return cast(self, find_dtype(dtype))
 
     def __neg__(self) -> Expr:
-        if isinstance(self, Const) and not self.dtype.is_bool:
-            return const(-self.value, self.dtype)
-        return Call("neg", (self,), INT32 if self.dtype.is_bool else self.dtype)
+        a = number(self)
+        if isinstance(a, Const):
+            return const(
+                -a.value if a.dtype.is_float else _wrap_int(-int(a.value), a.dtype), a.dtype
+            )
+        return Call("neg", (a,), a.dtype)
 
     def __pos__(self) -> Expr:
-        return self
+        return number(self)
 
     def __abs__(self) -> Expr:
-        return Call("abs", (self,), self.dtype)
+        a = number(self)
+        return Call("abs", (a,), a.dtype)
 
     def __invert__(self) -> Expr:
         if self.dtype.is_bool:
@@ -548,14 +552,16 @@ def _wrap_int(value: int, dtype: DType) -> int:
     return value - (1 << dtype.bits) if value > dtype.max_value else value
 
 
+def number(a: Expr) -> Expr:
+    """`a`, a bool as the int32 that arithmetic takes it for."""
+    return cast(a, INT32) if a.dtype.is_bool else a
+
+
 def binary(op: str, a: Operand, b: Operand) -> Expr:
     """`a op b`, promoted; integer constants fold."""
     if op in ("<<", ">>"):
-        x = wrap(a, b.dtype if isinstance(b, Expr) else None)
-        x = cast(x, INT32) if x.dtype.is_bool else x  # as Python's True is 1
-        y = cast(wrap(b, x.dtype), x.dtype)
-    else:
-        x, y = unify(a, b)
+        return _shift(op, a, b)
+    x, y = unify(a, b)
     if op in ("and", "or"):
         x, y = truth(x), truth(y)
     elif x.dtype.is_bool and op not in ("&", "|", "^"):
@@ -566,16 +572,80 @@ def binary(op: str, a: Operand, b: Operand) -> Expr:
         raise CompileError(
             "division by a constant zero", expected="a divisor that is not 0",
             fix="check the sizes it is computed from", code="arithmetic")  # fmt: skip
-    if op in ("&", "|", "^", "<<", ">>") and x.dtype.is_float:
+    if op in ("&", "|", "^"):
+        _require_integer(op, x, y)
+    return fold(op, x, y)
+
+
+def _require_integer(op: str, x: Expr, y: Expr) -> None:
+    if x.dtype.is_float or y.dtype.is_float:
         raise CompileError(
-            f"'{op}' needs integers, got {x.dtype}",
+            f"'{op}' needs integers, got {x.dtype if x.dtype.is_float else y.dtype}",
             fix="a power is **"
             if op == "^" and isinstance(y, Const)
             else 'use T.reinterpret("int32", x) for its bits, or T.cast(x, "int32") for its value',
             repair=swap("^", "**") if op == "^" and isinstance(y, Const) else None,
             code="dtype",
         )
-    return fold(op, x, y)
+
+
+def _shift(op: str, a: Operand, b: Operand) -> Expr:
+    """A shift has the type of its left side; its count is an unsigned number that may be large."""
+    x = number(wrap(a, b.dtype if isinstance(b, Expr) and not b.dtype.is_float else None))
+    y = number(wrap(b, x.dtype if not x.dtype.is_float else None))
+    _require_integer(op, x, y)
+    if isinstance(y, Const):
+        if y.value < 0:
+            raise CompileError(
+                f"a shift by a negative constant: '{op} {y.value}'",
+                expected="a count of 0, 1, 2, …",
+                fix=f"shift the other way: {'>>' if op == '<<' else '<<'} {-y.value}",
+                code="arithmetic",
+            )
+        # by the width or more, bit by bit: nothing of the number is left but its sign
+        if op == "<<" and y.value >= x.dtype.bits:
+            return const(0, x.dtype)
+        if y.value >= x.dtype.bits and x.dtype.kind == "uint":
+            return const(0, x.dtype)
+        count = min(int(y.value), x.dtype.bits - 1)
+        if count <= x.dtype.max_value:
+            return fold(op, x, const(count, x.dtype))
+    if y.dtype.bits > x.dtype.bits:  # a count must not lose its upper bits
+        wide = DTYPES[f"{x.dtype.kind}{y.dtype.bits}"]
+        return cast(fold(op, cast(x, wide), cast(y, wide)), x.dtype)
+    return fold(op, x, cast(y, x.dtype))
+
+
+MOST_FACTORS = 8  # of a power that is written as a product, within 4 ulp of the exact one
+
+
+def power(a: Operand, b: Operand) -> Expr:
+    """a ** b: a product where b is a small constant integer."""
+    x, y = (number(side) for side in unify(a, b))
+    if isinstance(y, Const) and abs(y.value) <= MOST_FACTORS and y.value == int(y.value):
+        found = _product(x, int(y.value))
+        if found is not None:
+            return found
+    return Call("pow", (x, y), x.dtype)
+
+
+def _product(x: Expr, count: int) -> Expr | None:
+    """x to the power of `count`, by squaring; narrow floats are rounded once, at the end."""
+    if count < -1 or (count < 0 and not x.dtype.is_float):
+        return None  # the inverse of a product may leave the range although its power does not
+    if x.dtype.is_float and x.dtype.bits < 32:
+        wide = _product(cast(x, FLOAT32), count)
+        return None if wide is None else cast(wide, x.dtype)
+    if count == -1:
+        return binary("/", const(1.0, x.dtype), x)
+    total: Expr | None = None
+    square = x
+    while count:
+        if count % 2:
+            total = square if total is None else binary("*", total, square)
+        count //= 2
+        square = binary("*", square, square) if count else square
+    return const(1, x.dtype) if total is None else total
 
 
 def fold(op: str, x: Expr, y: Expr) -> Expr:
@@ -585,11 +655,13 @@ def fold(op: str, x: Expr, y: Expr) -> Expr:
             raise CompileError(
                 "division by a constant zero", fix="divide by something else", code="arithmetic"
             )
-        if not (op in ("<<", ">>") and not 0 <= y.value < x.dtype.bits):
-            value = _FOLD[op](x.value, y.value)
-            if op in CMP_OPS or op in ("and", "or"):
-                return TRUE if value else FALSE
-            return const(_wrap_int(int(value), x.dtype), x.dtype)
+        count = y.value
+        if op in ("<<", ">>") and not 0 <= count < x.dtype.bits:
+            count = x.dtype.bits  # as an unsigned number it is large
+        value = _FOLD[op](x.value, count)
+        if op in CMP_OPS or op in ("and", "or"):
+            return TRUE if value else FALSE
+        return const(_wrap_int(int(value), x.dtype), x.dtype)
     if op in ("+", "-") and isinstance(y, Const) and y.value == 0 and y.dtype.is_int:
         return x
     if op == "+" and isinstance(x, Const) and x.value == 0 and x.dtype.is_int:

@@ -119,7 +119,10 @@ def _or_xor(a: Value, b: Value) -> Value:
 
 
 def _shift(a: Value, b: Value, left: bool) -> Value:
-    ends = [min(max(y, 0), 64) for y in (b.lo, b.hi)]
+    # a count below 0 is a large unsigned one
+    ends = [min(y, 64) for y in (b.lo, b.hi)]
+    if b.lo < 0:
+        ends = [0 if b.hi >= 0 else 64, 64]
     corners = [x << y if left else x >> y for x in (a.lo, a.hi) for y in ends]
     return tight(min(corners), max(corners), twos(a) << ends[0] if left else 1, 0)
 

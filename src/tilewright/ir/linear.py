@@ -115,7 +115,11 @@ def is_ring(expr: Expr) -> bool:
         shifts = expr.op == "<<" and shift_amount(expr.b) is not None
         if not shifts and expr.op not in ("+", "-", "*"):
             return False
-    elif not (isinstance(expr, Call) and expr.name in ("neg", "invert")):
+    elif not (
+        isinstance(expr, Call)
+        and expr.name in ("neg", "invert")
+        and expr.args[0].dtype == expr.dtype
+    ):
         return False
     return expr.dtype.is_int
 

@@ -65,7 +65,9 @@ def entry(kernel: Kernel, dims: Iterable[Dim] = ()) -> Ranges:
             ranges = ranges.where(size, 0)
         elif not isinstance(size, Const):
             ranges = ranges.given(Cmp(">=", size, const(0, size.dtype)), index=True)
-    for var, extent in zip(kernel.blocks, kernel.grid, strict=True):
+    for at, (var, extent) in enumerate(zip(kernel.blocks, kernel.grid, strict=True)):
+        if isinstance(extent, Var):  # there is a block, and clusters are whole
+            ranges = ranges.where(extent, 1, None, (*kernel.cluster, 1, 1, 1)[at])
         ranges = counted(ranges, var, extent)
     for var, count in zip(kernel.thread_vars, kernel.threads, strict=False):
         ranges = ranges.where(var, 0, count - 1)

@@ -179,6 +179,16 @@ def _divide_by_one(s: Simplifier, e: Bin) -> Expr | None:
 # ── bits, minimum, maximum ───────────────────────────────────────────────────────────────────
 
 
+def _shift_away(s: Simplifier, e: Bin) -> Expr | None:
+    """A shift by the width or more leaves nothing but the sign."""
+    if not isinstance(e.b, Const) or shift_amount(e.b) is not None or not e.dtype.is_int:
+        return None
+    if e.op == "<<" or e.dtype.kind == "uint":
+        return Const(0, e.dtype)
+    last = e.dtype.bits - 1
+    return Bin(">>", e.a, Const(last, e.dtype)) if last <= e.dtype.max_value else None
+
+
 def _shift_right(s: Simplifier, e: Bin) -> Expr | None:
     k = shift_amount(e.b)
     if k is not None and 1 << k <= e.dtype.max_value:
@@ -389,7 +399,8 @@ _COMPARE = (_compare_bools, _cancel)
 RULES: dict[str, tuple[Any, ...]] = {
     "//": (_divide_by_one, _divide, _divide_by_symbol),
     "%": (_divide_by_one, _divide, _divide_by_symbol),
-    ">>": (_shift_right,),
+    "<<": (_shift_away,),
+    ">>": (_shift_away, _shift_right),
     "&": (_bits,),
     "|": (_bits,),
     "^": (_bits,),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeGuard
 
 from tilewright.ir.bind import given_sizes
+from tilewright.ir.bounds import Ranges
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import (
@@ -43,6 +44,7 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.rewrite import map_exprs, map_ops
+from tilewright.ir.scope import contracts, counted
 from tilewright.ir.symbols import Symbols, keep_symbols
 from tilewright.lang.guards import guarded
 from tilewright.lang.reads import Moment, OpenBody, Read, conditional_reads, reads
@@ -106,6 +108,7 @@ class Builder:
         self.probe_error: CompileError | None = None
         self.hint: str | None = None
         self.maps = 0
+        self.counters: list[tuple[Var, Expr, Expr, Expr]] = []  # open loops: start, stop, step
         self.macros = 0  # how deep
         self._names: set[str] = set()
         self._counts: dict[str, int] = {}
@@ -137,6 +140,18 @@ class Builder:
 
     def var(self, name: str | None, dtype: DType = INT32, default: str = "v") -> Var:
         return Var(self.fresh(name, default), dtype)
+
+    def known(self) -> Ranges:
+        """What is known here of sizes, of blocks and threads, and of the loops that are open."""
+        ranges = contracts(self.dims.values())
+        if self.kernel is not None:
+            for var, extent in zip(self.kernel.blocks, self.kernel.grid, strict=True):
+                ranges = counted(ranges, var, extent)
+            for var, count in zip(self.kernel.thread_vars, self.kernel.threads, strict=True):
+                ranges = ranges.where(var, 0, count - 1)
+        for var, start, stop, step in self.counters:
+            ranges = ranges.loop(var, start, stop, step)
+        return ranges
 
     # ── ops ──
 

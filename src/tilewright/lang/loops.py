@@ -23,6 +23,7 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
+from tilewright.ir.trips import downward, nth
 from tilewright.lang.builder import Builder, current, static_int
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.types import shape_tuple
@@ -111,21 +112,18 @@ class ForLoop(Loop):
                 "a loop with step 0", loc=loc, expected="a step of 1, 2, … or -1, -2, …",
                 fix="leave the step out to count by one",
             )  # fmt: skip
-        down = isinstance(step, Const) and step.value < 0
         kind = _index_type(start, stop, step)
         start, stop, step = (cast(e, kind) for e in (start, stop, step))
-        var = builder.var(names[0] if names else None, kind, "i")
-        value: Expr = var
-        if down:
-            # loops count upwards in the IR
-            value = start + var * step
-            start, stop, step = (
-                const(0, kind),
-                cast(wrap(ceildiv(start - stop, -step)), kind),
-                const(1, kind),
-            )
+        first, by = start, step
+        down = isinstance(step, Const) and step.value < 0
+        if down:  # loops count upwards in the IR
+            stop = downward(start, stop, -int(step), builder.known())
+            start, step = const(0, stop.dtype), const(1, stop.dtype)
+        var = builder.var(names[0] if names else None, stop.dtype, "i")
         builder.open(loop=True)
-        yield value
+        builder.counters.append((var, start, stop, step))
+        yield nth(first, by, var) if down else var
+        builder.counters.pop()
         builder.emit(
             For(
                 var, start, stop, builder.close(), step, self.kind, self.stages, self.order,
@@ -215,7 +213,10 @@ class ParallelLoop(Loop):
         vars = _loop_vars(builder, names, extents, loc)
         builder.open(loop=True)
         builder.maps += 1
+        counted = [(v, const(0, v.dtype), e, const(1)) for v, e in zip(vars, extents, strict=True)]
+        builder.counters += counted
         yield vars if len(vars) > 1 else vars[0]
+        del builder.counters[-len(counted) :]
         builder.maps -= 1
         op = Map(vars, tuple(extents), builder.close(), self.layout, loc=loc)
         builder.emit(_one_nest(op))

@@ -19,6 +19,7 @@ from tilewright.ir.expr import (
     compare,
     const,
     logical_not,
+    power,
     select,
     unify,
     wrap,
@@ -51,6 +52,8 @@ def _call(name: str, *args: Any) -> Expr:
     kind = reduce(promote, (e.dtype for e in exprs))
     if function.domain == "float" and not kind.is_float:
         kind = FLOAT32
+    elif function.domain == "any" and kind.is_bool:
+        kind = INT32
     elif function.domain == "int" and not kind.is_int:
         raise CompileError(
             f"T.{name} works on integers",
@@ -119,7 +122,12 @@ atan2 = _function(
     "atan2", "The angle of the point (x, y), given y first.", "x, 1.0", "0 0.7854 1.1071"
 )
 copysign = _function("copysign", "The size of a with the sign of b.", "x, -1.0", "0 -1 -2")
-fma = _function("fma", "a·b + c, rounded once.", "x, x, 1.0", "1 2 5 10")
+fma = _function(
+    "fma",
+    "a·b + c, rounded once; on 16-bit floats to float32 and then to their type.",
+    "x, x, 1.0",
+    "1 2 5 10",
+)
 popcount = _function("popcount", "The number of bits set.", "x", "0 1 1 2")
 clz = _function("clz", "The number of leading zero bits.", "x", "32 31 30 30")
 isnan = _function("isnan", "Whether x is NaN.", "T.sqrt(x - 1)", "1 0 0")
@@ -170,14 +178,14 @@ def abs(x: Any) -> Any:
 
 
 def pow(x: Any, y: Any) -> Any:
-    """xʸ.
+    """xʸ. A constant whole y of at most 8 makes it a product of factors x.
 
     Example:
         for j in T.Parallel(64):
             Y[0, j] = T.pow(X[0, j], 2.0)
         # Y[0]: 0 1 4 9
     """
-    return x**y if _plain(x, y) else _call("pow", x, y)
+    return x**y if _plain(x, y) else power(_operand(x, "pow"), _operand(y, "pow"))
 
 
 def fmod(x: Any, y: Any) -> Expr:
@@ -287,7 +295,7 @@ def truncdiv(a: Any, b: Any) -> Expr:
 
 
 def shift_left(a: Any, b: Any) -> Any:
-    """a << b.
+    """a << b: of a's type, 0 where b is a's width or more.
 
     Example:
         for j in T.Parallel(64):
@@ -302,7 +310,7 @@ def shift_left(a: Any, b: Any) -> Any:
 
 
 def shift_right(a: Any, b: Any) -> Any:
-    """a >> b, keeping the sign of signed types.
+    """a >> b, keeping the sign of signed types: 0 or -1 where b is a's width or more.
 
     Example:
         for j in T.Parallel(64):

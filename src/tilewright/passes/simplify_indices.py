@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tilewright.ir.bounds import Ranges, prove
 from tilewright.ir.buffer import Region
-from tilewright.ir.expr import FALSE, TRUE, Expr, compare
+from tilewright.ir.expr import FALSE, TRUE, Const, Expr, compare
 from tilewright.ir.op import (
     Body,
     Break,
@@ -90,7 +90,7 @@ def _taken(op: Op, ranges: Ranges) -> Body | None:
         case While() if op.cond is FALSE:
             return ()
         case For() if prove(compare(">=", op.start, op.stop), ranges):
-            return ()
+            return () if isinstance(op.step, Const) else None
         case Map() if any(prove(compare("<=", extent, 0), ranges) for extent in op.extents):
             return ()
     return None

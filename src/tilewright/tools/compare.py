@@ -25,6 +25,7 @@ Arguments = Callable[..., dict[str, Any]]
 # that round and functions of a few units each.
 UNITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-52}
 _SLACK = 40.0
+SIGNED = -1.0  # a unit by which nothing differs, the signs of zeros included
 
 
 _HOPPER = Target.parse("cuda")
@@ -227,14 +228,17 @@ def _run_on_device(
 
 
 def difference(want: Array, got: Array, unit: float = 0.0) -> str:
-    """Where two arrays differ, in words, or ''. Zeros of either sign are equal, and so are NaNs."""
+    """Where two arrays differ, in words, or ''. NaNs are equal, and so are zeros of either sign
+    unless the unit is `SIGNED`."""
     if want.dtype.kind in "biu":
         wrong = want != got
     else:
         with np.errstate(all="ignore"):
             a, b = want.astype(np.float64), got.astype(np.float64)
             wrong = (a != b) & ~(np.isnan(a) & np.isnan(b))
-            if unit and wrong.any():
+            if unit == SIGNED:
+                wrong |= (np.signbit(a) != np.signbit(b)) & ~np.isnan(a)
+            elif unit and wrong.any():
                 scale = 1.0 + np.abs(a[np.isfinite(a)]).max(initial=0.0)
                 wrong &= ~(np.abs(a - b) <= _SLACK * unit * scale)
     if not wrong.any():

@@ -304,7 +304,7 @@ flash_attention_main(
       int vc = 0;
       #pragma unroll 1
 #line 50 "flash_attention.tw"
-      for (int tile = bx; tile < tiles; tile += blocks) {
+      for (int tile = bx; tile < tiles; tile = tw::advance<int>(tile, blocks)) {
 #line 51 "flash_attention.tw"
         const int row = tw::floor_mod(tile, rows) * 128;
 #line 52 "flash_attention.tw"
@@ -392,7 +392,7 @@ flash_attention_main(
     }
     #pragma unroll 1
 #line 97 "flash_attention.tw"
-    for (int tile_1 = bx; tile_1 < tiles; tile_1 += blocks) {
+    for (int tile_1 = bx; tile_1 < tiles; tile_1 = tw::advance<int>(tile_1, blocks)) {
 #line 98 "flash_attention.tw"
       const int row_1 = tw::floor_mod(tile_1, rows) * 128 + wg * 64;
 #line 99 "flash_attention.tw"

@@ -208,7 +208,7 @@ flash_attention_64_main(
       int vc = 0;
       #pragma unroll 1
 #line 46 "flash_attention_64.tw"
-      for (int tile = bx; tile < tiles; tile += blocks) {
+      for (int tile = bx; tile < tiles; tile = tw::advance<int>(tile, blocks)) {
 #line 47 "flash_attention_64.tw"
         const int row = tw::floor_mod(tile, rows) * 192;
 #line 48 "flash_attention_64.tw"
@@ -291,7 +291,7 @@ flash_attention_64_main(
     }
     #pragma unroll 1
 #line 93 "flash_attention_64.tw"
-    for (int tile_1 = bx; tile_1 < tiles; tile_1 += blocks) {
+    for (int tile_1 = bx; tile_1 < tiles; tile_1 = tw::advance<int>(tile_1, blocks)) {
 #line 94 "flash_attention_64.tw"
       const int row_1 = tw::floor_mod(tile_1, rows) * 192 + wg * 64;
 #line 95 "flash_attention_64.tw"

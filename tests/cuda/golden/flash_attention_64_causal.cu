@@ -208,7 +208,7 @@ flash_attention_64_causal_main(
       int vc = 0;
       #pragma unroll 1
 #line 46 "flash_attention_64_causal.tw"
-      for (int tile = bx; tile < rows * pairs; tile += blocks) {
+      for (int tile = bx; tile < rows * pairs; tile = tw::advance<int>(tile, blocks)) {
 #line 47 "flash_attention_64_causal.tw"
         const int row = (rows - 1 - tw::floor_div(tile, pairs)) * 192;
 #line 48 "flash_attention_64_causal.tw"
@@ -295,7 +295,7 @@ flash_attention_64_causal_main(
     }
     #pragma unroll 1
 #line 95 "flash_attention_64_causal.tw"
-    for (int tile_1 = bx; tile_1 < rows * pairs; tile_1 += blocks) {
+    for (int tile_1 = bx; tile_1 < rows * pairs; tile_1 = tw::advance<int>(tile_1, blocks)) {
 #line 96 "flash_attention_64_causal.tw"
       const int first = (rows - 1 - tw::floor_div(tile_1, pairs)) * 192;
 #line 97 "flash_attention_64_causal.tw"

@@ -256,7 +256,7 @@ flash_attention_causal_main(
       int vc = 0;
       #pragma unroll 1
 #line 49 "flash_attention_causal.tw"
-      for (int tile = bx; tile < rows * pairs; tile += blocks) {
+      for (int tile = bx; tile < rows * pairs; tile = tw::advance<int>(tile, blocks)) {
 #line 50 "flash_attention_causal.tw"
         const int row = (rows - 1 - tw::floor_div(tile, pairs)) * 128;
 #line 51 "flash_attention_causal.tw"
@@ -348,7 +348,7 @@ flash_attention_causal_main(
     }
     #pragma unroll 1
 #line 98 "flash_attention_causal.tw"
-    for (int tile_1 = bx; tile_1 < rows * pairs; tile_1 += blocks) {
+    for (int tile_1 = bx; tile_1 < rows * pairs; tile_1 = tw::advance<int>(tile_1, blocks)) {
 #line 99 "flash_attention_causal.tw"
       const int first = (rows - 1 - tw::floor_div(tile_1, pairs)) * 128;
 #line 100 "flash_attention_causal.tw"

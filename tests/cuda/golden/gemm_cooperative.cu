@@ -147,7 +147,7 @@ gemm_cooperative_main(
       int it = 0;
       #pragma unroll 1
 #line 35 "gemm_cooperative.tw"
-      for (int tile = bx >> 1; tile < tiles; tile += blocks >> 1) {
+      for (int tile = bx >> 1; tile < tiles; tile = tw::advance<int>(tile, blocks >> 1)) {
 #line 36 "gemm_cooperative.tw"
         const int first = tw::floor_div(tile, 8 * cols) * 8;
 #line 37 "gemm_cooperative.tw"
@@ -195,7 +195,7 @@ gemm_cooperative_main(
     int it_1 = 0;
     #pragma unroll 1
 #line 61 "gemm_cooperative.tw"
-    for (int tile_1 = bx >> 1; tile_1 < tiles; tile_1 += blocks >> 1) {
+    for (int tile_1 = bx >> 1; tile_1 < tiles; tile_1 = tw::advance<int>(tile_1, blocks >> 1)) {
 #line 62 "gemm_cooperative.tw"
       const int first_1 = tw::floor_div(tile_1, 8 * cols) * 8;
 #line 63 "gemm_cooperative.tw"

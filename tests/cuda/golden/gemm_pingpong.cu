@@ -139,7 +139,7 @@ gemm_pingpong_main(
     int it_1 = wg * steps;
     #pragma unroll 1
 #line 57 "gemm_pingpong.tw"
-    for (int turn_1 = wg; turn_1 < turns; turn_1 += 2) {
+    for (int turn_1 = wg; turn_1 < turns; turn_1 = tw::advance<int>(turn_1, 2)) {
 #line 58 "gemm_pingpong.tw"
       const int tile_1 = bx + turn_1 * blocks;
 #line 59 "gemm_pingpong.tw"
@@ -182,11 +182,11 @@ gemm_pingpong_main(
           tw::wait_wgmma<1>();
 #line 73 "gemm_pingpong.tw"
           if (leader_1) {
-            tw::arrive(empty + 8 * ((it_1 - 1) & 3));
+            tw::arrive(empty + 8 * (tw::wrap_sub(it_1, 1) & 3));
           }
         }
 #line 75 "gemm_pingpong.tw"
-        it_1 = it_1 + 1;
+        it_1 = tw::wrap_add(it_1, 1);
       }
 #line 77 "gemm_pingpong.tw"
       if (turn_1 + 1 < turns) {
@@ -197,10 +197,10 @@ gemm_pingpong_main(
       tw::pin<128>(acc);
 #line 79 "gemm_pingpong.tw"
       if (leader_1) {
-        tw::arrive(empty + 8 * ((it_1 - 1) & 3));
+        tw::arrive(empty + 8 * (tw::wrap_sub(it_1, 1) & 3));
       }
 #line 80 "gemm_pingpong.tw"
-      it_1 = it_1 + steps;
+      it_1 = tw::wrap_add(it_1, steps);
 #line 82 "gemm_pingpong.tw"
       if (turn_1 > 0) {
         tw::sync_named(3 + wg, 256);

@@ -728,7 +728,7 @@ mla_seesaw_main(
     #pragma unroll
     for (int v_33 = 0; v_33 < 2; ++v_33) {
       if ((thread & 3) == 0) {
-        LSE[int64_t(b) * (groups * 64) + int64_t(h) * (64) + i0_8_1 + v_33 * 8] = r[v_33];
+        LSE[int64_t(b) * (int64_t(1) * groups * 64) + int64_t(h) * (64) + i0_8_1 + v_33 * 8] = r[v_33];
       }
     }
 #line 199 "mla_seesaw.tw"

@@ -109,9 +109,9 @@ softmax_cluster_wide_main(
 #line 68 "softmax_cluster_wide.tw"
       if (it > 0) {
 #line 69 "softmax_cluster_wide.tw"
-        tw::wait_cluster_shared(tick + 8 * ((it + 1) & 1), ((it - 1) >> 1) & 1);
+        tw::wait_cluster_shared(tick + 8 * (tw::wrap_add(it, 1) & 1), (tw::wrap_sub(it, 1) >> 1) & 1);
 #line 70 "softmax_cluster_wide.tw"
-        after = next[(it + 1) & 1];
+        after = next[tw::wrap_add(it, 1) & 1];
       }
 #line 72 "softmax_cluster_wide.tw"
       __syncwarp();
@@ -288,7 +288,7 @@ softmax_cluster_wide_main(
 #line 102 "softmax_cluster_wide.tw"
         if (after < m) {
 #line 103 "softmax_cluster_wide.tw"
-          id[0] = taken + 2 * clusters;
+          id[0] = tw::wrap_add(taken, 2 * clusters);
 #line 105 "softmax_cluster_wide.tw"
           if (leader) {
             tw::fence_cluster_shared();
@@ -386,7 +386,7 @@ softmax_cluster_wide_main(
 #line 128 "softmax_cluster_wide.tw"
       row = after;
 #line 129 "softmax_cluster_wide.tw"
-      it = it + 1;
+      it = tw::wrap_add(it, 1);
     }
   }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.ir.op import Intrinsic, Program, is_foreign, walk_ops
 from tilewright.ir.target import Target
 from tilewright.passes.absorb_loops import absorb_loops
+from tilewright.passes.count_loops import COUNT
 from tilewright.passes.expand_copies import expand_copies
 from tilewright.passes.forward_copies import forward_copies
 from tilewright.passes.fuse_maps import fuse_maps
@@ -22,6 +23,7 @@ from tilewright.targets.cpu.llvm_text import plain
 __all__ = ["PIPELINE", "CpuKernel", "compile_program", "generate", "lower"]
 
 PIPELINE = (
+    COUNT,
     Pass(
         "forward_copies",
         forward_copies,

@@ -196,7 +196,8 @@ class Math(Numbers):
             self.instruction("fdiv", self.f32(2.0), self.add(grown, self.f32(1.0))),
         )
         small = self.instruction("fcmp olt", size, self.f32(0.625), BOOL)
-        return self.choose_lanes(small, near, self.overloaded("copysign", far, x))
+        # the sign of -0.0, which the polynomial loses, too
+        return self.overloaded("copysign", self.choose_lanes(small, near, far), x)
 
     def erf(self, x: Val) -> Val:
         size = self.overloaded("fabs", x)
@@ -207,7 +208,8 @@ class Math(Numbers):
         return self.choose_lanes(small, near, self.overloaded("copysign", far, x))
 
     def sin(self, x: Val) -> Val:
-        return self._circular(x, 0)
+        zero = self.instruction("fcmp oeq", x, self.f32(0.0), BOOL)
+        return self.choose_lanes(zero, x, self._circular(x, 0))  # -0.0 keeps its sign
 
     def cos(self, x: Val) -> Val:
         return self._circular(x, 1)
@@ -255,9 +257,11 @@ class Math(Numbers):
         elif name in _POLYNOMIAL and wide[0].dtype.bits == 32:
             result = self._shared(name, wide[0], fast)
         elif name == "sigmoid":
-            one = self.constant(1.0, FLOAT64)
-            grown = self.libm("exp", self.negate(wide[0]))
-            result = self.instruction("fdiv", one, self.instruction("fadd", one, grown))
+            one, x = self.constant(1.0, FLOAT64), wide[0]
+            small = self.libm("exp", self.negate(self.overloaded("fabs", x)))
+            negative = self.instruction("fcmp olt", x, self.constant(0.0, FLOAT64), BOOL)
+            upper = self.choose_lanes(negative, small, one)
+            result = self.instruction("fdiv", upper, self.instruction("fadd", one, small))
         elif name == "exp10":
             result = self.libm("pow", self.constant(10.0, FLOAT64, wide[0].lanes), wide[0])
         elif name in _LIBM:

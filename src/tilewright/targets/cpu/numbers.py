@@ -223,8 +223,10 @@ class Numbers:
         if source.is_int and dtype.is_int:
             return self.resize(a, dtype)
         if source.is_int:
-            # beyond 2^24 float32 would round before bfloat16 does
+            # beyond 2^24 float32 would round before bfloat16 does, beyond 2^53 float64
             through = FLOAT64 if dtype.name == "bfloat16" and source.bits >= 32 else None
+            if through is not None and source.bits == 64:
+                a = self._sticky(a)
             through = through or self.compute_type(dtype)
             name = "sitofp" if source.kind == "int" else "uitofp"
             return self.narrow(self.convert(name, a, through), dtype)
@@ -232,6 +234,18 @@ class Numbers:
         if dtype.is_int:
             return self.to_int(wide, dtype)
         return self.narrow(wide, dtype)
+
+    def _sticky(self, a: Val) -> Val:
+        """A 64-bit integer that float64 holds and bfloat16 rounds as it does `a`: of a large one
+        the last twelve bits only count as whether there are any."""
+        signed = a.dtype.kind == "int"
+        top = self._shift("ashr" if signed else "lshr", a, 40)
+        sign = self._shift("ashr", a, 63) if signed else self.constant(0, a.dtype)
+        small = self.instruction("icmp eq", top, sign, BOOL)
+        some = self.instruction("icmp ne", self._and(a, 0xFFF), self.constant(0, a.dtype), BOOL)
+        bit = self._shift("shl", self.convert("zext", some, a.dtype), 11)
+        kept = self.instruction("or", self._and(a, -0x1000 % (1 << 64)), bit)
+        return self.choose_lanes(small, a, kept)
 
     def compute_type(self, dtype: DType) -> DType:
         """The type arithmetic on `dtype` happens in."""
@@ -434,17 +448,21 @@ class Numbers:
         a, b = self.even(a, b)
         dtype = a.dtype
         if dtype.is_float and dtype.bits < 32:
-            return self.narrow(self.binary(op, self.widen(a), self.widen(b)), dtype)
+            # rounded here: machines that have the narrow type would fuse across it
+            wide = self._float_binary(op, self.widen(a), self.widen(b), contract="")
+            return self.narrow(wide, dtype)
         if dtype.is_float:
             return self._float_binary(op, a, b)
         if dtype.is_bool:
             return self.instruction(_BOOL_OPS[op], a, b)
         return self.wrap(self._int_binary(op, a, b))
 
-    def _float_binary(self, op: str, a: Val, b: Val) -> Val:
-        plain = {"+": "fadd contract", "-": "fsub contract", "*": "fmul contract", "/": "fdiv"}
+    def _float_binary(self, op: str, a: Val, b: Val, contract: str = " contract") -> Val:
+        plain = {"+": "fadd", "-": "fsub", "*": "fmul"}
         if op in plain:
-            return self.instruction(plain[op], a, b)
+            return self.instruction(plain[op] + contract, a, b)
+        if op == "/":
+            return self.instruction("fdiv", a, b)
         if op in ("min", "max"):
             return self.overloaded(f"{op}num", a, b)
         if op == "//":
@@ -479,15 +497,26 @@ class Numbers:
 
     def _int_binary(self, op: str, a: Val, b: Val) -> Val:
         signed = a.dtype.kind == "int"
-        plain = {
-            "+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^": "xor", "<<": "shl",
-            ">>": "ashr" if signed else "lshr",
-        }  # fmt: skip
+        plain = {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^": "xor"}
         if op in plain:
             return self.instruction(plain[op], a, b)
+        if op in ("<<", ">>"):
+            return self._shift_by(op, a, b, signed)
         if op in ("min", "max"):
             return self.overloaded(f"{'s' if signed else 'u'}{op}", a, b)
         return self._divide(op, a, b, signed)
+
+    def _shift_by(self, op: str, a: Val, b: Val, signed: bool) -> Val:
+        """By a count of any size, read as unsigned: LLVM defines those below the width alone."""
+        bits, count = max(8, a.dtype.bits), self._constant_of(b)
+        name = "shl" if op == "<<" else "ashr" if signed else "lshr"
+        if count is not None and 0 <= count < bits:
+            return self.instruction(name, a, b)
+        if name == "ashr":
+            most = self.constant(bits - 1, a.dtype)
+            return self.instruction(name, a, self.overloaded("umin", b, most))
+        small = self.instruction("icmp ult", b, self.constant(bits, a.dtype), BOOL)
+        return self.choose_lanes(small, self.instruction(name, a, b), self.constant(0, a.dtype))
 
     def _divide(self, op: str, a: Val, b: Val, signed: bool) -> Val:
         constant = self._constant_of(b)

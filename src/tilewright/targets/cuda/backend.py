@@ -22,6 +22,7 @@ from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
 from tilewright.passes.choose_stages import choose_stages
 from tilewright.passes.cluster_blocks import cluster_blocks, spread_clusters
+from tilewright.passes.count_loops import COUNT
 from tilewright.passes.count_stores import count_stores
 from tilewright.passes.cut_products import cut_products
 from tilewright.passes.deal_roles import deal_roles
@@ -331,7 +332,7 @@ def _lower(program: Program, target: Target) -> Trace:
         target = target.without(Feature.BULK_COPY)
     scheduled = is_scheduled(program) and not uses_packed(program)
     check_tiles(program, target, scheduled)
-    steps = (LABEL, *PIPELINE) if scheduled else (LABEL, *SCHEDULE, *PIPELINE)
+    steps = (COUNT, LABEL, *(() if scheduled else SCHEDULE), *PIPELINE)
     stage = Stage.LAID_OUT if scheduled else Stage.TILE
     try:
         trace = lower_once(program, target, steps, stage)

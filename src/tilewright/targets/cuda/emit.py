@@ -14,9 +14,11 @@ from functools import cached_property
 from math import prod
 from typing import Any, TypeGuard
 
+from tilewright.ir.bounds import limits
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import DType
+from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import Bin, Cmp, Const, Expr, Load, Var, loads, variables
+from tilewright.ir.intervals import single
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -51,6 +53,7 @@ from tilewright.targets.cuda.emit_expr import TYPES, Names, print_expr
 from tilewright.targets.cuda.emit_foreign import FOREIGN
 from tilewright.targets.cuda.emit_products import adjacent, together
 from tilewright.targets.cuda.sm90a import REGISTERS, fields_of, instruction
+from tilewright.targets.cuda.spans import Spans
 
 HEADER = "tilewright.cuh"
 PARTS = ("numbers.cuh", "threads.cuh")
@@ -132,6 +135,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.names = Names()
+        self.spans = Spans(self.kernel, self.program.dims)
         self.places: dict[str, int] = {}
         self.maps: list[MapParam] = []
         self.shared_bytes = 0
@@ -284,8 +288,9 @@ class _Writer:
             rule(self, op)
             index += 1
 
-    def expr(self, expr: Expr) -> str:
-        return print_expr(expr, self.names, self.load)
+    def expr(self, expr: Expr, *, index: bool = False, beside: str = "") -> str:
+        """`index`: see `print_expr`."""
+        return print_expr(expr, self.names, self.load, beside, self.spans, index)
 
     def load(self, load: Load) -> str:
         return self.element(load.buffer, load.indices)
@@ -300,25 +305,31 @@ class _Writer:
     def index(self, buffer: Buffer, indices: tuple[Expr, ...], beside: str = "") -> str:
         """The row-major (or strided) offset; 64 bits in global memory."""
         if len(indices) == 1 and buffer.space is not Space.GLOBAL:
-            return print_expr(indices[0], self.names, self.load, beside)
+            return self.expr(indices[0], index=True, beside=beside)
         strides: list[str | None] = []
         if buffer.strides is not None:
-            strides = [self.expr(s) for s in buffer.strides]
+            strides = [self.expr(s, index=True) for s in buffer.strides]
         else:
             for axis in range(len(indices)):
-                rest = buffer.shape[axis + 1 :]
-                strides.append(" * ".join(self.expr_atom(s) for s in rest) if rest else None)
+                strides.append(self.product(buffer.shape[axis + 1 :]))
         wide = "int64_t" if buffer.space is Space.GLOBAL else "int"
         terms = []
         for index, stride in zip(indices, strides, strict=True):
             if isinstance(index, Const) and index.value == 0:
                 continue
-            text = self.expr(index)
             if stride is None or stride == "1":
-                terms.append(print_expr(index, self.names, self.load, "+"))
+                terms.append(self.expr(index, index=True, beside="+"))
             else:
-                terms.append(f"{wide}({text}) * ({stride})")
+                terms.append(f"{wide}({self.expr(index, index=True)}) * ({stride})")
         return " + ".join(terms) or "0"
+
+    def product(self, sizes: tuple[Expr, ...]) -> str | None:
+        """The product of sizes, of 64 bits where 32 may be too few."""
+        if not sizes:
+            return None
+        most = prod(self.spans.of(s).hi for s in sizes)
+        text = " * ".join(self.expr_atom(s) for s in sizes)
+        return text if most <= limits(INT32).hi or len(sizes) == 1 else f"int64_t(1) * {text}"
 
     def expr_atom(self, expr: Expr) -> str:
         text = self.expr(expr)
@@ -412,15 +423,18 @@ def _type(dtype: DType) -> str:
 
 def _for(w: _Writer, op: For) -> None:
     var, kind = w.names.of(op.var.name), _type(op.var.dtype)
-    stop = w.expr(op.stop)
+    start, stop = w.expr(op.start, index=True), w.expr(op.stop, index=True)
     if loads(op.stop):
         bound = w.names.of(f"{op.var.name}_stop")
         w.line(f"const {kind} {bound} = {stop};", op.loc)
         stop = bound
     w.line("#pragma unroll" if op.kind == "unroll" else "#pragma unroll 1")
-    step = w.expr(op.step)
-    advance = f"++{var}" if step == "1" else f"{var} += {step}"
-    head = f"for ({kind} {var} = {w.expr(op.start)}; {var} < {stop}; {advance}) {{"
+    step, by = w.expr(op.step), w.spans.of(op.step)
+    advance = f"++{var}" if by == single(1) else f"{var} += {step}"
+    most = limits(op.var.dtype).hi
+    if min(w.spans.exact(op.stop).hi, most) - 1 + by.hi > most:
+        advance = f"{var} = tw::advance<{kind}>({var}, {step})"
+    head = f"for ({kind} {var} = {start}; {var} < {stop}; {advance}) {{"
     w.block(head, op.body, op.loc)
 
 
@@ -597,7 +611,9 @@ def _view(w: _Writer, op: View) -> None:
     kind, name = _type(op.buffer.dtype), w.names.of(op.buffer.name)
     start = w.names.of(op.source.name)
     offset = (
-        "" if isinstance(op.offset, Const) and not op.offset.value else f" + {w.expr(op.offset)}"
+        ""
+        if isinstance(op.offset, Const) and not op.offset.value
+        else f" + {w.expr(op.offset, index=True, beside='+')}"
     )
     w.line(f"{kind}* const {name} = reinterpret_cast<{kind}*>({start}){offset};", op.loc)
 

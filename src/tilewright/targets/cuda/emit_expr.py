@@ -9,9 +9,13 @@ from typing import TypeGuard
 
 import numpy as np
 
+from tilewright.ir.bounds import limits
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
+from tilewright.ir.intervals import Value, single
+from tilewright.ir.linear import is_ring
 from tilewright.support.errors import CompileError
+from tilewright.targets.cuda.spans import Spans, below
 
 
 class _Types(dict[str, str]):
@@ -90,14 +94,45 @@ _OWN = {
 }  # fmt: skip
 
 
-def print_expr(expr: Expr, names: Names, load: Callable[[Load], str], beside: str = "") -> str:
-    """`expr` as C++, fit to stand `beside` an operator; `load` prints the elements it reads."""
-    return _Printer(names, load).within(expr, _STRENGTH[beside] if beside else 0)
+_SUMS = {"+": "add", "-": "sub", "*": "mul"}
+
+
+def print_expr(
+    expr: Expr,
+    names: Names,
+    load: Callable[[Load], str],
+    beside: str = "",
+    spans: Spans | None = None,
+    index: bool = False,
+) -> str:
+    """`expr` as C++, fit to stand `beside` an operator; `load` prints the elements it reads.
+
+    `index`: the sum itself does not overflow (`ir.bounds`); what stands under its divisions, masks
+    and choices may. Other sums of signed numbers wrap unless `spans` show that they need not.
+    """
+    printer = _Printer(names, load, spans)
+    if index:
+        printer.sums_of(expr)
+    return printer.within(expr, _STRENGTH[beside] if beside else 0)
 
 
 class _Printer:
-    def __init__(self, names: Names, load: Callable[[Load], str]) -> None:
-        self.names, self.load = names, load
+    def __init__(self, names: Names, load: Callable[[Load], str], spans: Spans | None) -> None:
+        self.names, self.load, self.spans = names, load, spans
+        self.plain: set[Expr] = set()
+
+    def sums_of(self, e: Expr) -> None:
+        """`e` and the sums that it is made of do not overflow."""
+        if is_ring(e) or (isinstance(e, Cast) and e.dtype.is_int and e.a.dtype.is_int):
+            self.plain.add(e)
+            for child in e.children:
+                self.sums_of(child)
+
+    def wraps(self, e: Expr) -> bool:
+        """C++ must be told that `e` wraps."""
+        if e.dtype.kind != "int" or e.dtype.bits < 32 or e in self.plain:
+            return False
+        return self.spans is None or not self.spans.fits(e)
 
     def go(self, e: Expr) -> tuple[str, int]:
         """The text and how strongly its outermost operator binds."""
@@ -128,6 +163,8 @@ class _Printer:
             raise CompileError(f"arithmetic on {kind} has not been widened")
         if op in ("//", "%"):
             return self.narrowed(e, self.division(e))
+        if op in ("<<", ">>") and isinstance(e, Bin):
+            return self.shift(e)
         if op in ("min", "max"):
             name = op if not kind.is_float else f"f{op}{_suffix(kind)}"
             found = f"{name}({self.go(e.a)[0]}, {self.go(e.b)[0]})", 99
@@ -140,7 +177,24 @@ class _Printer:
             return f"tw::divide_by({self.go(e.a)[0]}, {_constant(e.b)[0]})", 99
         return self.narrowed(e, self.infix(e, op))
 
+    def shift(self, e: Bin) -> tuple[str, int]:
+        """By a count in range as C++ does it; by others, and of signed numbers to the left, by the
+        header's functions."""
+        count = self.spans.of(e.b) if self.spans else _const_span(e.b)
+        if below(count, e.dtype):
+            if e.op == ">>" or e.dtype.kind == "uint":
+                return self.narrowed(e, self.infix(e, e.op))
+            if isinstance(e.b, Const) and e.dtype.bits >= 32:
+                wide = f"{TYPES[f'uint{e.dtype.bits}']}({self.go(e.a)[0]})"
+                return f"{TYPES[e.dtype.name]}({wide} << {_constant(e.b)[0]})", 99
+        name = "tw::shift_left" if e.op == "<<" else "tw::shift_right"
+        return f"{name}<{TYPES[e.dtype.name]}>({self.go(e.a)[0]}, {self.go(e.b)[0]})", 99
+
     def infix(self, e: Bin | Cmp, op: str) -> tuple[str, int]:
+        if op in _SUMS and isinstance(e, Bin) and self.wraps(e):
+            return f"tw::wrap_{_SUMS[op]}({self.go(e.a)[0]}, {self.go(e.b)[0]})", 99
+        if op == "*" and e.a.dtype.name == "uint16":  # their product may be too large for int
+            return f"uint32_t({self.go(e.a)[0]}) * {self.within(e.b, 13)}", 12
         strength = _STRENGTH[op]
         least = 13 if op in _BITS else strength
         left, right = self.within(e.a, least), self.within(e.b, max(least, strength + 1))
@@ -167,10 +221,20 @@ class _Printer:
             return f"{self.within(a, 13)} & {mask}", _STRENGTH["&"]
         if a.dtype.kind == "uint":
             return f"{self.within(a, 12)} {'/' if e.op == '//' else '%'} {self.within(b, 13)}", 12
-        name = "tw::floor_div" if e.op == "//" else "tw::floor_mod"
+        name = "floor_div" if e.op == "//" else "floor_mod"
+        name = f"tw::wrap_{name}" if self.overflows(a, b) else f"tw::{name}"
         if a.dtype.bits != 32:  # literals are of 32 bits
             name += f"<{TYPES[a.dtype.name]}>"
         return f"{name}({self.go(a)[0]}, {self.go(b)[0]})", 99
+
+    def overflows(self, a: Expr, b: Expr) -> bool:
+        """The quotient of these may be that of the least number and -1."""
+        by = self.spans.of(b) if self.spans else _const_span(b)
+        if not by.lo <= -1 <= by.hi or a.dtype.bits < 32:
+            return False
+        if self.spans is None:
+            return True
+        return self.spans.of(a).lo == a.dtype.min_value and not self.spans.sized(Bin("//", a, b))
 
     def cast(self, e: Cast) -> tuple[str, int]:
         text, source, target = self.go(e.a)[0], e.a.dtype, e.dtype
@@ -188,7 +252,9 @@ class _Printer:
             return _small_number(text, source, small, target), 99
         if target.name in _SMALL_FLOATS:
             inner = text
-            if not source.is_float:
+            if source.bits == 64 and source.is_int and target.name == "bfloat16":
+                inner = f"{TYPES[source.name]}({text})"
+            elif not source.is_float:
                 inner = (
                     f"double({text})" if source.is_int and source.bits >= 32 else f"float({text})"
                 )
@@ -226,6 +292,8 @@ class _Printer:
     def call(self, e: Call) -> tuple[str, int]:
         args = [self.go(a)[0] for a in e.args]
         kind = e.args[0].dtype
+        if e.name == "neg" and self.wraps(e):
+            return f"tw::wrap_neg({args[0]})", 99
         if e.name == "neg":
             return self.cut(f"-{self.within(e.args[0], 13)}", 13, e.dtype)
         if e.name == "not":
@@ -235,9 +303,10 @@ class _Printer:
         if e.name == "abs" and kind.is_int:
             if kind.kind == "uint":
                 return self.go(e.args[0])
-            return self.cut(f"abs({args[0]})", 99, e.dtype)
+            text = f"tw::wrap_abs({args[0]})" if self.wraps(e) else f"abs({args[0]})"
+            return self.cut(text, 99, e.dtype)
         if e.name in ("sigmoid", "__sigmoid") and kind.name == "float64":
-            return f"1.0 / (1.0 + exp(-({args[0]})))", 12
+            return f"tw::sigmoid({args[0]})", 99
         if e.name == "reinterpret":
             return _reinterpret(args[0], e.args[0].dtype, e.dtype), 99
         if e.name in ("popcount", "clz"):
@@ -252,6 +321,10 @@ class _Printer:
         if kind.is_int and kind.bits < 32:
             return f"{TYPES[kind.name]}({text})", 99
         return text, strength
+
+
+def _const_span(e: Expr) -> Value:
+    return single(int(e.value)) if isinstance(e, Const) else limits(e.dtype)
 
 
 def _interval(e: Expr) -> tuple[int, int] | None:
@@ -357,4 +430,4 @@ def _constant(e: Const) -> tuple[str, int]:
         text = repr(value) + ("" if kind.name == "float64" else "f")
     if kind.name in _SMALL_FLOATS:
         return f"tw::to_{kind.name}({text})", 99
-    return (text, 99) if value >= 0 or math.isinf(value) else (text, 13)
+    return (text, 13) if text.startswith("-") else (text, 99)

@@ -90,17 +90,29 @@ TW_DEVICE float small_float(int x) { return __int_as_float(0x4b400000 + x) - 125
 TW_DEVICE float16 small_float16(int x) {
   return sub(float16{uint16_t(0x6600 + x)}, float16{0x6600});
 }
+// Rounded to odd, so that rounding to fewer bits is rounding once. NaN stays one.
+TW_DEVICE float odd_float(double x) {
+  const float near = __double2float_rz(x);
+  return __uint_as_float(__float_as_uint(near) | uint32_t(double(near) != x));
+}
 TW_DEVICE bfloat16 to_bfloat16(double x) {
 #if __CUDA_ARCH__ >= 900
   bfloat16 r;
   asm("cvt.rn.bf16.f64 %0, %1;" : "=h"(r.bits) : "d"(x));
   return r;
 #else
-  // rounded to odd first, so that rounding twice is rounding once
-  const float near = __double2float_rz(x);
-  return to_bfloat16(__uint_as_float(__float_as_uint(near) | uint32_t(double(near) != x)));
+  return to_bfloat16(odd_float(x));
 #endif
 }
+// A 64-bit integer that double holds and bfloat16 rounds as it does x: of a large one the last
+// twelve bits only count as whether there are any.
+template <class T>
+TW_DEVICE double sticky(T x) {
+  const bool small = x >> 40 == (x < T(0) ? T(-1) : T(0));
+  return double(small ? x : T((x & ~T(0xfff)) | ((x & T(0xfff)) != 0 ? T(0x800) : T(0))));
+}
+TW_DEVICE bfloat16 to_bfloat16(int64_t x) { return to_bfloat16(sticky(x)); }
+TW_DEVICE bfloat16 to_bfloat16(uint64_t x) { return to_bfloat16(sticky(x)); }
 TW_DEVICE float16 to_float16(double x) {
   float16 r;
   asm("cvt.rn.f16.f64 %0, %1;" : "=h"(r.bits) : "d"(x));
@@ -158,6 +170,8 @@ TW_DEVICE float to_float(float8_e4m3fn x) {
 }
 TW_DEVICE float to_float(float8_e5m2 x) { return to_float(float16{uint16_t(x.bits << 8)}); }
 #endif
+TW_DEVICE float8_e4m3fn to_float8_e4m3fn(double x) { return to_float8_e4m3fn(odd_float(x)); }
+TW_DEVICE float8_e5m2 to_float8_e5m2(double x) { return to_float8_e5m2(odd_float(x)); }
 TW_DEVICE float to_tfloat32(float x) {
   const uint32_t bits = __float_as_uint(x);
   if ((bits & 0x7f800000u) == 0x7f800000u) return x;
@@ -227,6 +241,87 @@ TW_DEVICE To to_integer(From x) {
     }
   }
 }
+// Signed integers wrap; C++ leaves their overflow undefined, and compilers use that.
+template <int Bytes>
+struct Unsigned;
+template <>
+struct Unsigned<1> {
+  using type = uint8_t;
+};
+template <>
+struct Unsigned<2> {
+  using type = uint16_t;
+};
+template <>
+struct Unsigned<4> {
+  using type = uint32_t;
+};
+template <>
+struct Unsigned<8> {
+  using type = uint64_t;
+};
+template <class T>
+using unsigned_of_width = typename Unsigned<sizeof(T)>::type;
+// At least 32 bits: what C++ computes narrower numbers in is int.
+template <class T>
+using wide_unsigned = unsigned_of_width<decltype(T(0) + 0)>;
+
+template <class T>
+TW_DEVICE T wrap_add(T a, T b) {
+  return T(wide_unsigned<T>(a) + wide_unsigned<T>(b));
+}
+template <class T>
+TW_DEVICE T wrap_sub(T a, T b) {
+  return T(wide_unsigned<T>(a) - wide_unsigned<T>(b));
+}
+template <class T>
+TW_DEVICE T wrap_mul(T a, T b) {
+  return T(wide_unsigned<T>(a) * wide_unsigned<T>(b));
+}
+template <class T>
+TW_DEVICE T wrap_neg(T a) {
+  return T(wide_unsigned<T>(0) - wide_unsigned<T>(a));
+}
+template <class T>
+TW_DEVICE T wrap_abs(T a) {
+  return a < 0 ? wrap_neg(a) : a;
+}
+// Shifts by a count of any size, read as unsigned: bit by bit. The machine's do this, of 32 bits.
+template <class T>
+TW_DEVICE T shift_left(T x, T count) {
+  const unsigned_of_width<T> by = unsigned_of_width<T>(count);
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(T) <= 4) {
+    uint32_t r;
+    asm("shl.b32 %0, %1, %2;" : "=r"(r) : "r"(uint32_t(x)), "r"(uint32_t(by)));
+    return T(r);
+  }
+#endif
+  return by < 8 * sizeof(T) ? T(wide_unsigned<T>(x) << by) : T(0);
+}
+template <class T>
+TW_DEVICE T shift_right(T x, T count) {
+  constexpr unsigned_of_width<T> last = 8 * sizeof(T) - 1;
+  const unsigned_of_width<T> by = unsigned_of_width<T>(count);
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(T) <= 4) {
+    uint32_t r;
+    if constexpr (T(-1) < T(0))
+      asm("shr.s32 %0, %1, %2;" : "=r"(r) : "r"(int32_t(x)), "r"(uint32_t(by)));
+    else
+      asm("shr.u32 %0, %1, %2;" : "=r"(r) : "r"(uint32_t(x)), "r"(uint32_t(by)));
+    return T(r);
+  }
+#endif
+  if constexpr (T(-1) < T(0)) return T(x >> (by < last ? by : last));
+  return by <= last ? T(x >> by) : T(0);
+}
+// What follows `at` in a loop to `stop`, or the largest number, which is no less than any stop.
+template <class T>
+TW_DEVICE T advance(T at, T step) {
+  constexpr T most = T(unsigned_of_width<T>(-1) >> (T(-1) < T(0)));
+  return at > T(most - step) ? most : T(at + step);
+}
 template <class T>
 TW_DEVICE T popcount(T x) {
   if constexpr (sizeof(T) == 8) return T(__popcll(uint64_t(x)));
@@ -243,21 +338,22 @@ template <class T>
 TW_DEVICE T int_pow(T a, T b) {
   if (b < 0) return T(a == 1 ? 1 : a == T(-1) ? (b % 2 == 0 ? 1 : -1) : 0);
   T r = 1;
-  for (; b > 0; b >>= 1, a = T(a * a))
-    if (b & 1) r = T(r * a);
+  for (; b > 0; b = T(b >> 1), a = wrap_mul(a, a))
+    if (b & 1) r = wrap_mul(r, a);
   return r;
 }
+// The remainder by -1 is 0, also where the quotient overflows.
 template <class T>
 TW_DEVICE T int_rem(T a, T b) {
-  return T(a % b);
+  return T(-1) < T(0) && b == T(-1) ? T(0) : T(a % b);
 }
 TW_DEVICE float floor_mod(float a, float b) {
   const float r = fmodf(a, b);
-  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+  return r == 0 ? copysignf(0.0f, b) : (r < 0) != (b < 0) ? r + b : r;
 }
 TW_DEVICE double floor_mod(double a, double b) {
   const double r = fmod(a, b);
-  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+  return r == 0 ? copysign(0.0, b) : (r < 0) != (b < 0) ? r + b : r;
 }
 template <class T>
 TW_DEVICE T floor_div(T a, T b) {
@@ -268,6 +364,15 @@ template <class T>
 TW_DEVICE T floor_mod(T a, T b) {
   T r = a % b;
   return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
+// Of numbers that may be the least one and -1.
+template <class T>
+TW_DEVICE T wrap_floor_div(T a, T b) {
+  return b == T(-1) ? wrap_neg(a) : floor_div(a, b);
+}
+template <class T>
+TW_DEVICE T wrap_floor_mod(T a, T b) {
+  return b == T(-1) ? T(0) : floor_mod(a, b);
 }
 // The library's exp2f takes three more instructions for results below 2^-126, which are 0 here; all
 // others are the same. In attention those three are a twentieth of the time and more.
@@ -295,6 +400,10 @@ TW_DEVICE float divide_by(float x, float c) {
   return fabsf(left) > 0.0f ? fmaf(left, 1.0f / c, near) : near;
 }
 // The divisor is 1 or more: a division's branch for very small and very large ones is not needed.
+TW_DEVICE double sigmoid(double x) {
+  const double small = exp(-fabs(x));
+  return (x < 0 ? small : 1.0) / (1.0 + small);
+}
 TW_DEVICE float sigmoid(float x) { return reciprocal(1.0f + expf(-x)); }
 TW_DEVICE float sigmoid_fast(float x) { return reciprocal(1.0f + exp_fast(-x)); }
 // Reductions keep NaN, unlike fmaxf and fminf.
