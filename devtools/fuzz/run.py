@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from devtools.fuzz.check import DRAWN, check_source, drawn
+from devtools.fuzz.check import check_source, for_seed
 from devtools.fuzz.programs import make
 from devtools.fuzz.recipe import Recipe, render
 from devtools.fuzz.shrink import shrink
@@ -83,7 +83,7 @@ class Report:
 
 def judge(seed: int, targets: Sequence[str], kind: str = "any") -> Verdict:
     """Make and check the program of a seed."""
-    targets = [drawn(seed) if target == DRAWN else target for target in targets]
+    targets = [for_seed(target, seed) for target in targets]
     return check_source(render(make(seed, kind)), targets, f"fuzz_{seed}.py")
 
 
