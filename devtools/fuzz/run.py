@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from devtools.fuzz.check import check_source, for_seed
 from devtools.fuzz.programs import make
 from devtools.fuzz.recipe import Recipe, render
 from devtools.fuzz.shrink import shrink
+from devtools.host.target import without_compiler
 from tilewright.support import env
 from tilewright.tools.compare import Verdict
 
@@ -290,6 +291,10 @@ def run_command(plan: Plan) -> int:
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    targets, skipped = without_compiler(plan.targets)
+    if skipped:
+        note(skipped)
+    plan = replace(plan, targets=targets)
     report = fuzz(plan, note)
     for _, _, text in report.findings:
         if text:

@@ -43,7 +43,7 @@ struct Thread {
   void* what = nullptr;
   const char* label = "";
   uint64_t turns = 0, cluster_phase = 0;
-  const void* site = nullptr;  // of a question who is there
+  int site = 0;  // of a question who is there
   uint32_t lanes = 0;
   Groups copies, bulk;
   uint64_t products = 0;             // by warpgroups, that it has issued

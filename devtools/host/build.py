@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from devtools.host.asm import HERE, translated
 from tilewright.targets.cuda.backend import headers
 from tilewright.targets.cuda.emit import HEADER
 
-PARTS = ("threads.h", "blocks.h", "cuda.h", "ptx.h", "threads.cpp", "copies.cpp")
+UNITS = ("threads", "copies")
+PARTS = ("threads.h", "blocks.h", "cuda.h", "ptx.h", *(f"{name}.cpp" for name in UNITS))
 # Rounded once per operation, as the interpreter does; what nobody wrote is no number.
 FLAGS = (
     "-std=c++20", "-O1", "-w", "-ffp-contract=off", "-fno-strict-aliasing",
@@ -24,6 +25,7 @@ FLAGS = (
     "-fsanitize=signed-integer-overflow,shift,integer-divide-by-zero,float-cast-overflow,bounds,"
     "alignment,bool,enum,return,unreachable,builtin",
 )  # fmt: skip
+KEPT = 16  # folders on this machine, of some 30 MB
 RUNTIME = ("-std=c++20", "-O2", "-w")
 _SHARED = "extern __shared__ __align__(1024) uint8_t shared[];"
 
@@ -53,42 +55,70 @@ def _run(command: Sequence[str], text: str | None = None) -> str:
     return done.stdout
 
 
-@cache
-def prepared(arch: int, replaced: tuple[tuple[str, str], ...] = ()) -> Path:
-    """The folder of what kernels of `arch` (800, 900) need: a header and the fibers, compiled.
-    `replaced`: the texts of headers that are others than the package's."""
-    texts = {**headers(), **dict(replaced)}
-    inputs = [str(arch), _run([compiler(), "--version"]), *FLAGS, *RUNTIME]
-    inputs += [(HERE / name).read_text() for name in (*PARTS, "asm.py")] + [*texts.values()]
-    digest = hashlib.sha256("\0".join(inputs).encode()).hexdigest()[:20]
-    folder = _room() / digest
+Fill = Callable[[Path], None]
+
+
+def _kept(inputs: Sequence[str], fill: Fill) -> Path:
+    """The folder that `fill` makes of `inputs`, made once on this machine."""
+    text = "\0".join([_run([compiler(), "--version"]), *inputs])
+    folder = _room() / hashlib.sha256(text.encode()).hexdigest()[:20]
     if folder.exists():
+        folder.touch()
         return folder
+    for old in sorted(_room().iterdir(), key=lambda f: f.stat().st_mtime)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix="new-", dir=folder.parent))
-    for name in PARTS:
-        shutil.copy(HERE / name, made / name)
-    for name, text in texts.items():
-        (made / name).write_text(text)
-    flags = ["-D__CUDACC_RTC__", f"-D__CUDA_ARCH__={arch}", "-nostdinc", "-x", "c++"]
-    header = _run([compiler(), "-E", *flags, str(made / HEADER)])
-    header = translated(re.sub(r"^#pragma once$", "", header, flags=re.M).replace(f"{made}/", ""))
-    prelude = [
-        '#include "ptx.h"',
-        f"#define __CUDA_ARCH__ {arch}",
-        header,
-        "#define TW_DEVICE __device__ __forceinline__",
-        _CALL,
-    ]
-    (made / "prelude.h").write_text("\n".join(prelude))
-    for name in ("threads", "copies"):
-        _run([compiler(), *RUNTIME, "-c", str(made / f"{name}.cpp"), "-o", str(made / f"{name}.o")])
-    _run([compiler(), *FLAGS, "-x", "c++-header", str(made / "prelude.h"), "-o",
-          str(made / "prelude.h.gch")])  # fmt: skip
     try:
+        fill(made)
         made.rename(folder)
     except OSError:  # somebody else was faster
-        shutil.rmtree(made)
+        if not folder.exists():
+            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
     return folder
+
+
+@cache
+def objects() -> tuple[str, ...]:
+    """The fibers, compiled."""
+
+    def fill(made: Path) -> None:
+        for name in UNITS:
+            source = HERE / f"{name}.cpp"
+            _run([compiler(), *RUNTIME, "-c", str(source), "-o", str(made / f"{name}.o")])
+
+    folder = _kept([*RUNTIME, *((HERE / name).read_text() for name in PARTS)], fill)
+    return tuple(str(folder / f"{name}.o") for name in UNITS)
+
+
+@cache
+def prepared(arch: int, replaced: tuple[tuple[str, str], ...] = ()) -> Path:
+    """The folder of the header that kernels of `arch` (800, 900) include, precompiled.
+    `replaced`: the texts of headers that are others than the package's."""
+    texts = {**headers(), **dict(replaced)}
+
+    def fill(made: Path) -> None:
+        for name in PARTS:
+            shutil.copy(HERE / name, made / name)
+        for name, text in texts.items():
+            (made / name).write_text(text)
+        flags = ["-D__CUDACC_RTC__", f"-D__CUDA_ARCH__={arch}", "-nostdinc", "-x", "c++"]
+        header = _run([compiler(), "-E", *flags, str(made / HEADER)])
+        header = re.sub(r"^#pragma once$", "", header, flags=re.M).replace(f"{made}/", "")
+        prelude = [
+            '#include "ptx.h"',
+            f"#define __CUDA_ARCH__ {arch}",
+            translated(header),
+            "#define TW_DEVICE __device__ __forceinline__",
+            _CALL,
+        ]
+        text, to = made / "prelude.h", made / "prelude.h.gch"
+        text.write_text("\n".join(prelude))
+        _run([compiler(), *FLAGS, "-x", "c++-header", str(text), "-o", str(to)])
+
+    own = [(HERE / name).read_text() for name in (*PARTS, "asm.py", "build.py")]
+    return _kept([str(arch), *FLAGS, *own, *texts.values()], fill)
 
 
 def _room() -> Path:
@@ -142,6 +172,5 @@ def compiled(
     folder = prepared(arch, replaced)
     text, program = into / "kernel.cpp", into / "kernel"
     text.write_text(host_text(source, kernels))
-    objects = [str(folder / "threads.o"), str(folder / "copies.o")]
-    _run([compiler(), *FLAGS, f"-I{folder}", str(text), *objects, "-o", str(program)])
+    _run([compiler(), *FLAGS, f"-I{folder}", str(text), *objects(), "-o", str(program)])
     return program

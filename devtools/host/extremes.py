@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from random import Random
 from typing import Any
@@ -17,14 +18,15 @@ import numpy as np
 
 from devtools.fuzz.check import load
 from devtools.host import judge
-from devtools.host.target import arch_of, road
+from devtools.host.target import arch_of, is_host, road
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.op import Program
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import TilewrightError
-from tilewright.tools.compare import lowered
+from tilewright.tools.compare import lowered, run_kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Run = Callable[[str], Array]
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 KINDS = (*INTEGERS, *FLOATS, "bool")
@@ -194,30 +196,40 @@ def findings(
     change: Callable[[str], str] = str,
     replaced: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What is wrong with each expression of a type on `target`, by its name. `change` and
-    `replaced` alter the source, as a bug would."""
+    """What is wrong with each expression of a type on `target`, by its name: a host's, the CPU, a
+    GPU. `change` and `replaced` alter a host's source, as a bug would."""
     table = list(rows(kind) if table is None else table)
     program = built(kind, table, form)
     given = arguments(kind, table)
     want = {name: array.copy() for name, array in given.items()}
     with np.errstate(all="ignore"):
         CompiledKernel(program, target="interp")(**want)
-    thread_code = lowered(program, road(target)).result
-    made = judge.ready(program, thread_code, arch_of(target), change, replaced)
+    run: Run
+    if is_host(target):
+        thread_code = lowered(program, road(target)).result
+        made = judge.ready(program, thread_code, arch_of(target), change, replaced)
+        run = partial(_one_by_one, made, given)
+    else:
+        copies = {name: array.copy() for name, array in given.items()}
+        every = run_kernel(CompiledKernel(program, target=target), copies, program)
+        run = every.__getitem__
     found: dict[str, str] = {}
     for number, row in enumerate(table):
         try:
-            got = made(given, only=(number,))
+            got = run(f"C{number}")
         except judge.Fault as error:
             found[row.name] = str(error)
             continue
-        name = f"C{number}"
-        a, b = want["A"], want["B"]
-        told = wrong(row, want[name], got[name])
+        told = wrong(row, want[f"C{number}"], got)
         if told:
             at = int(told.split("first at ")[1].split(":")[0])
-            found[row.name] = f"{told} (a = {a[at]!r}, b = {b[at]!r})"
+            found[row.name] = f"{told} (a = {want['A'][at]!r}, b = {want['B'][at]!r})"
     return found
+
+
+def _one_by_one(made: judge.Ready, given: Mapping[str, Array], name: str) -> Array:
+    """What the kernel leaves in tensor `name`: one that faults takes no other along."""
+    return made(given, only=(int(name[1:]),))[name]
 
 
 def run_command(count: int, seed: int, targets: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from devtools.host import judge
+from devtools.host import build, judge
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError, TilewrightError
@@ -16,7 +16,17 @@ SEEDS = (0, 1, 2)  # of the order of threads
 
 
 def is_host(target: str) -> bool:
-    return target.split()[0] in ROADS
+    return target.split()[0] in (*ROADS, "host-drawn")
+
+
+def without_compiler(targets: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """The targets that can be run here, and why others are not."""
+    if any(map(is_host, targets)):
+        try:
+            build.compiler()
+        except judge.NoCompiler as error:
+            return tuple(t for t in targets if not is_host(t)), f"skipped: {error}"
+    return tuple(targets), ""
 
 
 def road(target: str) -> str:
@@ -60,6 +70,8 @@ def against(
                     if told:
                         place = f"{name} at {dict(case)}, threads in order {seed}"
                         return Verdict("mismatch", target, f"{place}: {told}")
+    except judge.NoCompiler as error:
+        return Verdict("refused", target, str(error))
     except judge.Excluded as error:
         return Verdict("refused", target, f"excluded: {error}")
     except judge.Fault as error:

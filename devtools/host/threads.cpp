@@ -144,10 +144,10 @@ const Exchange& meet_warp(uint32_t mask, const void* data, int bytes, const char
   return found->seen;
 }
 // Lanes that come to one place before all others of their warp wait, or have ended.
-uint32_t active_lanes(const void* site) {
+uint32_t active_lanes(int site) {
   self->site = site, self->lanes = 0;
   wait_until("__activemask", [] { return current().lanes != 0; });
-  self->site = nullptr;
+  self->site = 0;
   return self->lanes;
 }
 
@@ -300,7 +300,7 @@ bool tell_active(Cluster& cluster) {
         if (block->threads[t]->site && !block->threads[t]->lanes)
           asking[count++] = block->threads[t].get();
       while (count) {
-        const void* site = asking[0]->site;
+        const int site = asking[0]->site;
         uint32_t mask = 0;
         for (int i = 0; i < count; ++i)
           if (asking[i]->site == site) mask |= 1u << asking[i]->id % 32;

@@ -34,7 +34,7 @@ struct Exchange {
 };
 // All lanes of `mask` that are alive come, each with up to 32 bytes, and see all of them.
 const Exchange& meet_warp(uint32_t mask, const void* data, int bytes, const char* kind);
-uint32_t active_lanes(const void* site);
+uint32_t active_lanes(int site);
 
 inline void require_aligned(const volatile void* at, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(at) % bytes)
