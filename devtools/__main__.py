@@ -1,4 +1,4 @@
-"""`python -m devtools`, from the repository's root: random programs and random schedules."""
+"""`python -m devtools`, from the repository's root: random programs, schedules and values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def main() -> None:
     "--targets",
     default="interp,cpu",
     show_default=True,
-    help="cpu, cuda, cuda-build (compiles only); each is compared with interp.",
+    help="cpu, cuda, cuda-build (compiles only), host, host-sm80, host-drawn (the emitted source "
+    "on this machine); each is compared with interp.",
 )
 @click.option("--time", "seconds", type=float, default=600.0, show_default=True)
 @click.option("--jobs", type=click.IntRange(1), default=2, show_default=True)
@@ -58,6 +59,22 @@ def fuzz(
         refusals=refusals, kind=kind,
     )  # fmt: skip
     sys.exit(run_command(plan))
+
+
+@main.command()
+@click.option("--count", type=click.IntRange(0), default=100, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the first program.")
+@click.option("--targets", default="host,host-sm80", show_default=True)
+def extremes(count: int, seed: int, targets: str) -> None:
+    """Run every operation of every type, and COUNT random programs of several, on least and
+    largest values: emitted sources on the host, compared with the interpreter."""
+    from devtools.host.build import NoCompiler
+    from devtools.host.extremes import run_command
+
+    try:
+        sys.exit(run_command(count, seed, targets.split(",")))
+    except NoCompiler as error:
+        print(f"skipped: {error}")
 
 
 @main.command()

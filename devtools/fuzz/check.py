@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from devtools.host import target as host
 from tilewright.ir.op import Program
 from tilewright.ir.target import CHOICES
 from tilewright.runtime.kernel import CompiledKernel
@@ -23,19 +24,26 @@ from tilewright.tools.compare import (
     run_kernel,
 )
 
-DRAWN = "threads-drawn"  # thread code with whatever `drawn` says for a seed
+# thread code with whatever `drawn` says for a seed: interpreted, or its source run by the host
+DRAWN, HOST_DRAWN = "threads-drawn", "host-drawn"
 
 
-def drawn(seed: int) -> str:
+def drawn(seed: int, kind: str = "threads") -> str:
     """A target of random choices, and perhaps of little shared memory, in KiB:
     `threads -roles=on -bulk=off -shared=32`."""
     r = Random(f"target {seed}")
-    words = ["threads"] + ["-arch=sm_80"] * (r.random() < 0.15)
+    words = [kind] + ["-arch=sm_80"] * (r.random() < 0.15)
     words += [f"-shared={r.choice([16, 24, 32, 48, 64])}"] * (r.random() < 0.25)
     for name, values in CHOICES.items():
         value = r.choice(("auto", "auto", *values))
         words += [f"-{name}={value}"] if value != "auto" else []
     return " ".join(words)
+
+
+def for_seed(target: str, seed: int) -> str:
+    """`target`, drawn where it says so."""
+    kinds = {DRAWN: "threads", HOST_DRAWN: "host"}
+    return drawn(seed, kinds[target]) if target in kinds else target
 
 
 def load(source: str, name: str) -> dict[str, Any]:
@@ -92,7 +100,8 @@ def check(
         if target == "interp":
             continue
         started = time.perf_counter()
-        verdict = against(program, arguments, cases, target, wanted, unit)
+        compare = host.against if host.is_host(target) else against
+        verdict = compare(program, arguments, cases, target, wanted, unit)
         seconds[target.split()[0]] = time.perf_counter() - started
         if verdict is not None:
             verdict.seconds = seconds

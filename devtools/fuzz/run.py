@@ -14,15 +14,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from devtools.fuzz.check import DRAWN, check_source, drawn
+from devtools.fuzz.check import check_source, for_seed
 from devtools.fuzz.programs import make
 from devtools.fuzz.recipe import Recipe, render
 from devtools.fuzz.shrink import shrink
+from devtools.host.target import without_compiler
 from tilewright.support import env
 from tilewright.tools.compare import Verdict
 
@@ -83,7 +84,7 @@ class Report:
 
 def judge(seed: int, targets: Sequence[str], kind: str = "any") -> Verdict:
     """Make and check the program of a seed."""
-    targets = [drawn(seed) if target == DRAWN else target for target in targets]
+    targets = [for_seed(target, seed) for target in targets]
     return check_source(render(make(seed, kind)), targets, f"fuzz_{seed}.py")
 
 
@@ -290,6 +291,10 @@ def run_command(plan: Plan) -> int:
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    targets, skipped = without_compiler(plan.targets)
+    if skipped:
+        note(skipped)
+    plan = replace(plan, targets=targets)
     report = fuzz(plan, note)
     for _, _, text in report.findings:
         if text:

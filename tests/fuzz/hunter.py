@@ -15,11 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from devtools.fuzz.check import DRAWN, drawn, load
+from devtools.fuzz.check import for_seed, load
 from devtools.fuzz.programs import make
 from devtools.fuzz.recipe import render
 from devtools.fuzz.run import judge
+from devtools.host import target as host
 from tilewright.ir.text import print_program
+from tilewright.targets.cuda.backend import headers
+from tilewright.targets.cuda.emit import emit_program
 from tilewright.tools.compare import Verdict, lowered
 
 EACH = 90  # seconds a program
@@ -29,8 +32,12 @@ def code(seed: int, target: str, kind: str) -> str:
     """A hash of the code that `target` runs for a seed."""
     try:
         program = load(render(make(seed, kind)), f"fuzz_{seed}.py")["program"].program
-        found = lowered(program, drawn(seed) if target == DRAWN else target)
-        text = print_program(found.result)
+        asked = for_seed(target, seed)
+        if host.is_host(asked):
+            text = emit_program(lowered(program, host.road(asked)).result).text
+            text += "".join(headers().values())
+        else:
+            text = print_program(lowered(program, asked).result)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,6 +1,6 @@
 """Bugs planted in passes and emitters, one at a time: does the fuzzer find them?
 
-    python -m tests.fuzz.plant [--target threads|cpu] [--count 250] [--only NAME]
+    python -m tests.fuzz.plant [--target threads|host|cpu] [--count 250] [--only NAME]
 
 Each bug of `bugs.py` is an edit of one place in a copy of the sources; the fuzzer's programs are
 judged by that copy until one fails that does not fail in the unharmed sources. A program whose
@@ -74,7 +74,7 @@ def _hunter(source: Path, *words: object) -> Any:
 
 def clean_codes(target: str, kind: str, how: Hunt) -> dict[str, str]:
     """The hashes of the thread code of every program, without a bug."""
-    if not target.startswith("threads"):
+    if not target.startswith(("threads", "host")):
         return {}
     half = how.count // 2
     parts = [(how.seed, half), (how.seed + half, how.count - half)]
@@ -129,7 +129,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="Bugs with this in their name.")
     parser.add_argument("--kind", default="", help="Bugs that programs of this kind show.")
     parser.add_argument("--first", type=int, default=0, help="Leave so many out.")
-    parser.add_argument("--target", default="threads", help="threads (the CUDA road) or cpu.")
+    roads = "threads (the CUDA road), host (its source) or cpu."
+    parser.add_argument("--target", default="threads", help=roads)
     parser.add_argument("--source", type=Path, default=SOURCE, help="The sources to harm.")
     options = parser.parse_args()
     how = Hunt(options.count, options.seed, options.source)
