@@ -1,4 +1,5 @@
-"""`python -m devtools`, from the repository's root: random programs and random schedules."""
+"""`python -m devtools`, from the repository's root: random programs, random schedules, and wrong
+kernels."""
 
 from __future__ import annotations
 
@@ -95,6 +96,28 @@ def schedules(
         recipe = tool.Recipe(program, target, without, seed, threads >= 1, file or "")
         sys.exit(tool.repeat(recipe))
     sys.exit(tool.run_command(tool.Plan(count, seed, seconds, jobs, each, threads, file or "")))
+
+
+@main.command()
+@click.option("--count", type=click.IntRange(1), default=250, show_default=True, help="Wrong ones.")
+@click.option("--each", type=click.IntRange(1), default=24, show_default=True, help="Of a kernel.")
+@click.option("--fuzz", "random", type=int, default=70, show_default=True, help="Random kernels.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Picks the mutants.")
+@click.option("--small", is_flag=True, help="Only mutants of the small kernels.")
+def mutants(count: int, each: int, random: int, seed: int, small: bool) -> None:
+    """Make wrong kernels of right ones and count those that are found.
+
+    The exit status is 1 where less than 97 % are, or a right kernel is accused.
+    """
+    from devtools.mutants import judge, subjects
+
+    chosen = subjects.small() if small else subjects.all_subjects(random)
+    report = judge.measure(
+        chosen, count, each, seed, lambda text: print(text, file=sys.stderr, flush=True)
+    )
+    for line in report.lines():
+        print(line)
+    sys.exit(int(report.share() < 0.97 or bool(report.accused)))
 
 
 if __name__ == "__main__":
