@@ -99,8 +99,8 @@ def schedules(
 
 
 @main.command()
-@click.option("--count", type=click.IntRange(1), default=250, show_default=True, help="Wrong ones.")
-@click.option("--each", type=click.IntRange(1), default=24, show_default=True, help="Of a kernel.")
+@click.option("--count", type=click.IntRange(1), default=400, show_default=True, help="Wrong ones.")
+@click.option("--each", type=click.IntRange(1), default=10, show_default=True, help="Of a kernel.")
 @click.option("--fuzz", "random", type=int, default=70, show_default=True, help="Random kernels.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Picks the mutants.")
 @click.option("--small", is_flag=True, help="Only mutants of the small kernels.")

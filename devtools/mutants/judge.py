@@ -35,12 +35,12 @@ SEEDS = (0, 1)  # of data
 @contextlib.contextmanager
 def _zeros() -> Iterator[None]:
     """What nothing wrote is zero, as memory often happens to be."""
-    before = memory.poison
-    memory.poison = lambda shape, dtype: np.zeros(shape, dtype.numpy)
+    names = vars(memory)
+    before, names["poison"] = names["poison"], lambda shape, dtype: np.zeros(shape, dtype.numpy)
     try:
         yield
     finally:
-        memory.poison = before
+        names["poison"] = before
 
 
 def _given(subject: Subject, seed: int, other: bool) -> Arrays:
@@ -235,8 +235,12 @@ class Report:
             f"({100 * self.share():.1f} %); of {len(undefined)} of undefined meaning the sanitizer "
             f"alone finds {seen} ({100 * seen / max(len(undefined), 1):.1f} %)"
         )
-        equal = len(self.verdicts) - len(self.wrong)
-        yield f"{equal} mutants compute the same and are not counted"
+        equal = [v for v in self.verdicts if v.kind == "equivalent"]
+        told = sum(1 for v in equal if v.sanitizer)
+        yield (
+            f"{len(equal)} mutants compute the same in every run and are not counted; {told} of "
+            "them are reported, for what other runs might show"
+        )
         for v in self.missed:
             yield f"  missed   {v.line()}"
         for v in self.unseen():

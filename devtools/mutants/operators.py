@@ -106,7 +106,7 @@ def _replaced(op: Op, place: Place, new: Body) -> Op:
     (name, index), *rest = place
     old = getattr(op, name)
     body = (_replaced(old[index], tuple(rest), new),) if rest else new
-    return dataclasses.replace(op, **{name: (*old[:index], *body, *old[index + 1 :])})
+    return _with(op, **{name: (*old[:index], *body, *old[index + 1 :])})
 
 
 def _with(op: Op, **fields: Any) -> Op:

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,7 @@ def _made_up(program: Program) -> Callable[[int], dict[str, Any]]:
 
 
 def small() -> Iterator[Subject]:
-    from devtools.mutants.kernels import KERNELS
-
-    for kernel in KERNELS:
+    for kernel in import_module("devtools.mutants.kernels").KERNELS:
         program = kernel.program
         made = tuple(p.name for p in program.params if p.name == "Y")
         yield Subject(program.name, "small", program, _made_up(program), made)
@@ -90,34 +89,28 @@ def tutorial() -> Iterator[Subject]:
 
 
 def zoo() -> Iterator[Subject]:
-    from zoo.attention.flash import flash_attention
-    from zoo.elementwise.swiglu import swiglu_rows
-    from zoo.elementwise.vector_add import vector_add
-    from zoo.gemm.gemm import gemm_relu, gemm_transposed
-    from zoo.loss.cross_entropy import cross_entropy_rows
-    from zoo.mla.decode import mla_decode
-    from zoo.norm.layer_norm import layer_norm_rows
-    from zoo.norm.rms_norm import rms_norm_rows
-    from zoo.softmax.softmax import online_softmax, softmax, softmax_rows
-    from zoo.transpose.transpose import transpose_rows
-
+    attention, gemms = import_module("zoo.attention.flash"), import_module("zoo.gemm.gemm")
+    softmaxes = import_module("zoo.softmax.softmax")
+    rows = {
+        "rms_norm_rows": "zoo.norm.rms_norm",
+        "layer_norm_rows": "zoo.norm.layer_norm",
+        "cross_entropy_rows": "zoo.loss.cross_entropy",
+        "swiglu_rows": "zoo.elementwise.swiglu",
+        "softmax_rows": "zoo.softmax.softmax",
+    }
     made = {
-        "gemm": gemm_relu.on("interp")(
+        "gemm": gemms.gemm_relu.on("interp")(
             40, 48, 32, block_M=32, block_N=32, block_K=16, dtype="float32"
         ),
-        "gemm_transposed": gemm_transposed.on("interp")(64, 64, 32, True, True),
-        "softmax": softmax.on("interp")(4, 100),
-        "softmax_online": online_softmax.on("interp")(2, 5000),
-        "softmax_rows": softmax_rows(100, target="interp"),
-        "flash_causal": flash_attention.on("interp")(1, 1, 1, 100, 100, 64, causal=True),
-        "flash": flash_attention.on("interp")(1, 2, 1, 40, 100, 64),
-        "mla": mla_decode.on("interp")(1, 64, 64),
-        "vector_add": vector_add.on("interp")(1000),
-        "rms_norm": rms_norm_rows(100, target="interp"),
-        "layer_norm": layer_norm_rows(100, target="interp"),
-        "cross_entropy": cross_entropy_rows(100, target="interp"),
-        "swiglu": swiglu_rows(100, target="interp"),
-        "transpose": transpose_rows(72, target="interp"),
+        "gemm_transposed": gemms.gemm_transposed.on("interp")(64, 64, 32, True, True),
+        "softmax": softmaxes.softmax.on("interp")(4, 100),
+        "softmax_online": softmaxes.online_softmax.on("interp")(2, 5000),
+        "flash_causal": attention.flash_attention.on("interp")(1, 1, 1, 100, 100, 64, causal=True),
+        "flash": attention.flash_attention.on("interp")(1, 2, 1, 40, 100, 64),
+        "mla": import_module("zoo.mla.decode").mla_decode.on("interp")(1, 64, 64),
+        "vector_add": import_module("zoo.elementwise.vector_add").vector_add.on("interp")(1000),
+        "transpose": import_module("zoo.transpose.transpose").transpose_rows(72, target="interp"),
+        **{n: getattr(import_module(m), n)(100, target="interp") for n, m in rows.items()},
     }
     for name, kernel in made.items():
         program = kernel.program
