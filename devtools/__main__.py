@@ -1,4 +1,4 @@
-"""`python -m devtools`, from the repository's root: random programs, schedules and values."""
+"""`python -m devtools`, from the repository's root: what keeps looking for bugs of the compiler."""
 
 from __future__ import annotations
 
@@ -167,6 +167,28 @@ def identity(count: int, seed: int, seconds: float) -> None:
     found = search(count, seed, seconds)
     print(found or "nothing found")
     sys.exit(bool(found))
+
+
+@main.command()
+@click.option("--count", type=click.IntRange(1), default=400, show_default=True, help="Wrong ones.")
+@click.option("--each", type=click.IntRange(1), default=10, show_default=True, help="Of a kernel.")
+@click.option("--fuzz", "random", type=int, default=70, show_default=True, help="Random kernels.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Picks the mutants.")
+@click.option("--small", is_flag=True, help="Only mutants of the small kernels.")
+def mutants(count: int, each: int, random: int, seed: int, small: bool) -> None:
+    """Make wrong kernels of right ones and count those that are found.
+
+    The exit status is 1 where less than 97 % are, or a right kernel is accused.
+    """
+    from devtools.mutants import judge, subjects
+
+    chosen = subjects.small() if small else subjects.all_subjects(random)
+    report = judge.measure(
+        chosen, count, each, seed, lambda text: print(text, file=sys.stderr, flush=True)
+    )
+    for line in report.lines():
+        print(line)
+    sys.exit(int(report.share() < 0.97 or bool(report.accused)))
 
 
 if __name__ == "__main__":

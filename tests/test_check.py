@@ -1,6 +1,7 @@
 """`tilewright check`: what it finds, with which inputs, and how it says so."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -259,3 +260,50 @@ def test_collected(bad):
     assert [f.program.name for f in made.found] == ["racy", "fine", "inner"]
     assert not made.skipped and made.chosen == {"M": 2, "N": 3}
     assert [s.name for s in collect_all(str(bad)).skipped] == ["factory"]
+
+
+MADE = """
+import tilewright as tw
+import tilewright.language as T
+
+@tw.jit(out_idx=[-1])
+def half(N=64):
+    @T.prim_func
+    def main(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                Y[i] = X[i]
+
+    return main
+
+@tw.jit
+def added(X):
+    X: T.Tensor((4, 8), "float32")
+    Y = T.empty((8,), "float32")
+    with T.Kernel(4, threads=32) as bx:
+        for i in T.Parallel(8):
+            T.atomic_add(Y[i], X[bx, i])
+    return Y
+
+@tw.jit
+def meant(X):
+    X: T.Tensor((4,), "float32")
+    Y = T.empty((8,), "float32", partial=True)
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(4):
+            Y[i] = X[i]
+    return Y
+"""
+
+
+def test_what_a_call_makes_holds_nothing(tmp_path, capsys):
+    file = tmp_path / "made.py"
+    file.write_text(MADE)
+    got = collect_all(str(file))
+    assert {f.name: f.made for f in got.found} == {"half": ("Y",), "added": ("Y",), "meant": ("Y",)}
+    status = tool.run_command(got.found, [], {}, tool.Plan(seeds=1))
+    said = capsys.readouterr().out
+    assert status == 1  # for `added`
+    assert "uninitialized: Y[0] is updated atomically, but nothing wrote it" in said
+    assert re.search(r"warning: .*made.py:8:\d+: unwritten: Y is an output, and 32 of 64", said)
+    assert "half" in said and "the first is Y[32]" in said and said.count("warning:") == 1

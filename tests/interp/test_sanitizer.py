@@ -30,6 +30,7 @@ BAD = [
     ("uninitialized", "alloc s: int32[8] shared\nmap i in 7 { s[i] = 1 }\ncopy s -> A[0:+8]", 2),
     ("uninitialized", "alloc f: float32[8] fragment\nalloc r: float32 local\nA[0] = r", 2),
     ("uninitialized", "alloc f: int32[4, 4] shared\nscan sum f -> f dim 1", 1),
+    ("uninitialized", "alloc r: int32 local\nif tx > 0 { N[tx] = r }", 1),
     ("parallel-conflict", "map i in 8 { A[i // 2] = 1.0 }", 0),
     ("parallel-conflict", "map (i, j) in (8, 8) { A[i] = float32(j) }", 0),
     ("parallel-conflict", "map i in 8 { A[i] = A[i + 1] }", 0),

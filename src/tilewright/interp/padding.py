@@ -10,6 +10,7 @@ and is dropped where it would be stored.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,7 +130,8 @@ def _all_outside(marks: Array | None, rows_last: bool) -> Any:
     return None if flat.ndim != 2 else _outside(flat).all(axis=0 if rows_last else 1)
 
 
-_HARMED = {  # by a zero, or by whatever became of one
+_Harm = Callable[[Any, Any, "DType"], Any]
+_HARMED: dict[str, _Harm] = {  # by a zero, or by whatever became of one
     "max": lambda marks, tile, dtype: _over(marks, tile, dtype),
     "min": lambda marks, tile, dtype: np.ones(tile.shape, np.bool_),
     "all": lambda marks, tile, dtype: np.ones(tile.shape, np.bool_),
@@ -155,7 +157,7 @@ def reduced(
     out = _outside(marks)
     if not out.any():
         return
-    harmed = _HARMED.get(op.op, lambda marks, tile, dtype: tile != 0)
+    harmed: _Harm = _HARMED.get(op.op, lambda marks, tile, dtype: tile != 0)
     shape = tile.shape[:axis] + tile.shape[axis + 1 :]
     old = None if before is None or op.clear else np.broadcast_to(before.reshape(shape), shape)
     data = (~out & (marks != BLANK)).any(axis=axis)
@@ -187,6 +189,25 @@ def _warn_mixed(fr: Frame, op: Reduce, row: tuple[int, ...], count: int, extent:
         f"replace them before it is taken: {name}[i, j] = T.if_then_else(j < N, {name}[i, j], "
         f"{neutral})",
     )
+
+
+def updated(fr: Frame, op: Op, mem: Memory, places: Where, marks: Any) -> None:
+    """Atomics fold values with `marks` into elements; warn where those of one element mix."""
+    if not np.any(_outside(marks)):
+        written(mem, places if places else (...,), None)
+        return
+    flat = np.ravel_multi_index(places, mem.shape) if places else np.zeros(np.size(marks), int)
+    data = flat[(marks == DATA) | (marks_at(mem, places) == DATA)]
+    mixed = np.isin(flat, data)
+    if np.any(mixed & (marks == OUTSIDE)):
+        warn(
+            fr,
+            op,
+            f"{mem.name} takes up elements that lie outside their tensor, as if they were data",
+            "leave them out with an `if` on the index, or choose another value for them with "
+            "T.if_then_else",
+        )
+    written(mem, places if places else (...,), np.where(mixed, DATA, OUTSIDE))
 
 
 def warn(fr: Frame, op: Op, message: str, fix: str) -> None:
@@ -323,7 +344,7 @@ def _combined(e: Expr, parts: list[Any]) -> Any:
     for part in parts:
         out = out | _outside(part)
         plain = plain & (part == BLANK)
-    mark = OUTSIDE
+    mark: Any = OUTSIDE
     square = isinstance(e, Bin) and e.op == "*" and e.a == e.b
     floor = isinstance(e, Bin) and e.op == "max" and any(
         isinstance(c, Const) and c.value >= 0 for c in (e.a, e.b)

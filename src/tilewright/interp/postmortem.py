@@ -35,6 +35,8 @@ def of_owner(
     owners = np.asarray(owners).reshape(-1)
     if not owners.size or not all(isinstance(i, np.ndarray) for i in where):
         return error
+    if np.size(wrong) == 1:  # a variable that all lanes have in common
+        wrong = np.full(owners.size, bool(np.any(wrong)))
     flags = np.asarray(wrong).reshape(owners.size, -1).any(axis=1)
     if flags.any():
         shape = mem.lead + mem.shape

@@ -1,0 +1,1 @@
+"""Wrong kernels made from right ones, to measure what the sanitizer finds."""
