@@ -44,9 +44,12 @@ class InterpExecutable:
     def __call__(self, args: Mapping[str, Any]) -> None:
         from tilewright import interp
 
-        interp.run(
-            self.program, dict(args), sanitize=self.sanitize, nan=self.nan, seed=int(env.SEED())
-        )
+        try:
+            interp.run(
+                self.program, dict(args), sanitize=self.sanitize, nan=self.nan, seed=int(env.SEED())
+            )
+        except RecursionError as error:
+            raise _too_large(self.program, "the interpreter", error) from error
 
 
 def _interp(program: Program, target: Target) -> Executable:
@@ -116,13 +119,16 @@ def build(program: Program, target: Target) -> Executable:
             error.diagnostic = replace(error.diagnostic, fix=f"{target.kind} {_LIMIT}")
         raise
     except (RecursionError, MemoryError) as error:
-        loc = next((kernel.loc for kernel in program.kernels if kernel.loc), program.loc)
-        raise CompileError(
-            f"{program.name} is too large to compile for {target}: {type(error).__name__}",
-            loc=loc,
-            fix="use smaller tiles, and fewer loops and branches inside each other",
-            code="too-large",
-        ) from error
+        raise _too_large(program, str(target), error) from error
+
+
+def _too_large(program: Program, target: str, error: Exception) -> CompileError:
+    return CompileError(
+        f"{program.name} is too large to compile for {target}: {type(error).__name__}",
+        loc=next((kernel.loc for kernel in program.kernels if kernel.loc), program.loc),
+        fix="use smaller tiles, and fewer loops and branches inside each other",
+        code="too-large",
+    )
 
 
 _LIMIT = (
