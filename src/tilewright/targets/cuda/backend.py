@@ -17,6 +17,7 @@ from tilewright.ir.tensor_map import seen_shape
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.announce_barriers import announce_barriers
 from tilewright.passes.begin_products import begin_products
+from tilewright.passes.bound_maps import bound_maps
 from tilewright.passes.bulk_rules import row_major_strides
 from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
@@ -92,6 +93,12 @@ REMEDIES = {
 }
 # From tiles to the scheduled form. Kernels with roles have it already, and pass unchanged.
 SCHEDULE = (
+    Pass(
+        "bound_maps",
+        bound_maps,
+        "first: layouts, and all that asks for them, deal in constant extents",
+        whole_program=True,
+    ),
     Pass("drop_unused", drop_unused, "before anything adds up what tiles take"),
     Pass(
         "nest_stores",
