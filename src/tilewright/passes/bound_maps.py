@@ -54,6 +54,12 @@ def bound_maps(program: Program, target: Target) -> Program:
     return map_kernels(program, one)
 
 
+def has_open_extents(program: Program) -> bool:
+    """Whether there is anything for this pass to do."""
+    ops = (op for kernel in program.kernels for op in walk_ops(kernel))
+    return any(_is_open(op.extents if isinstance(op, Map) else _extents(op)) for op in ops)
+
+
 def _extents(op: Op) -> tuple[Expr, ...]:
     return tuple(e for r in regions(op, reads=True, writes=True) for e in r.extents)
 
@@ -111,4 +117,4 @@ def _tile_size(op: Map, var: Var) -> int | None:
     return min(found, default=None)
 
 
-__all__ = ["bound_maps"]
+__all__ = ["bound_maps", "has_open_extents"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from tilewright.ir.inside import check_inside
-from tilewright.ir.op import Program
+from tilewright.ir.op import Copy, Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage, verify
@@ -113,6 +113,7 @@ def build(program: Program, target: Target) -> Executable:
     try:
         verify(program, Stage.TILE)
         check_inside(program)
+        _check_multicast(program)
         return BACKENDS[target.kind](program, target)
     except CompileError as error:
         if not error.diagnostic.fix:
@@ -120,6 +121,21 @@ def build(program: Program, target: Target) -> Executable:
         raise
     except (RecursionError, MemoryError) as error:
         raise _too_large(program, str(target), error) from error
+
+
+def _check_multicast(program: Program) -> None:
+    """A tile that comes from another block comes when it comes: its receivers wait on a barrier."""
+    for op in (op for kernel in program.kernels for op in walk_ops(kernel)):
+        if isinstance(op, Copy) and op.multicast is not None and op.barrier is None:
+            raise CompileError(
+                "a copy to several blocks needs a barrier on which they wait for it",
+                loc=op.loc,
+                expected="T.tma_copy(src, dst, barrier=bar, multicast=mask) with a "
+                "T.alloc_cluster_barrier",
+                got="a mask without a barrier",
+                fix="leave the mask out: every block copies its own tile, and where blocks of a "
+                "cluster copy the same one the compiler sends it to all of them",
+            )
 
 
 def _too_large(program: Program, target: str, error: Exception) -> CompileError:

@@ -17,7 +17,7 @@ from tilewright.ir.tensor_map import seen_shape
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.announce_barriers import announce_barriers
 from tilewright.passes.begin_products import begin_products
-from tilewright.passes.bound_maps import bound_maps
+from tilewright.passes.bound_maps import bound_maps, has_open_extents
 from tilewright.passes.bulk_rules import row_major_strides
 from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
@@ -328,7 +328,8 @@ def lower(program: Program, target: Target) -> Trace:
     """The program after every pass, the last one thread code."""
     if target.choice("bulk") == "off":
         target = target.without(Feature.BULK_COPY)
-    scheduled = is_scheduled(program) and not uses_packed(program)
+    unfit = uses_packed(program) or has_open_extents(program)
+    scheduled = is_scheduled(program) and not unfit
     check_tiles(program, target, scheduled)
     steps = (LABEL, *PIPELINE) if scheduled else (LABEL, *SCHEDULE, *PIPELINE)
     stage = Stage.LAID_OUT if scheduled else Stage.TILE
