@@ -181,18 +181,20 @@ def small_matrix_tile():
     tw.compile(main, target="cuda")
 
 
-@case(CompileError, "f is a fragment and is read outside", "T.Parallel", "shared memory first")
+@case(CompileError, "a is a fragment and is read outside", "T.Parallel", "shared memory first")
 def element_of_a_fragment():
     @T.prim_func
     def main(A: T.Tensor((64, 32), "float32"), B: T.Tensor((1,), "float32"), n: T.int32):
         with T.Kernel(1, threads=64):
             a = T.alloc_fragment((64, 32), "float32")
+#+          a = T.alloc_shared((64, 32), "float32")
             f = T.alloc_fragment((64,), "float32")
-#+          f = T.alloc_shared((64,), "float32")
             T.copy(A, a)
+            for i, j in T.Parallel(64, 32):
+                a[i, j] += 1
             T.reduce_sum(a, f, dim=1)
-            B[0] = f[n]
-#                  ^^^^
+            B[0] = a[n, 0]
+#                  ^^^^^^^
 
     tw.compile(main, target="cuda")
 
@@ -300,5 +302,19 @@ def threads_of_a_matrix_instruction():
 #           ^^^^^^^^^^^^^^^^^^^^^
             T.wait_wgmma(0)
             T.copy(c, C)
+
+    tw.compile(main, target="cuda")
+
+
+@case(CompileError, "a copy to several blocks needs a barrier", "T.tma_copy", "leave the mask out")
+def multicast_without_a_barrier():
+    @T.prim_func
+    def main(A: T.Tensor((256, 64), "float16"), B: T.Tensor((256, 64), "float16")):
+        with T.ClusterKernel(2, threads=128, cluster_dims=2) as bx:
+            s = T.alloc_shared((128, 64), "float16")
+            T.copy_cluster(A[bx * 128, 0], s, cluster_mask=3)
+#           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          T.copy(A[bx * 128, 0], s)
+            T.copy(s, B[bx * 128, 0])
 
     tw.compile(main, target="cuda")

@@ -149,3 +149,43 @@ def test_explain_tells_layouts_reductions_and_conversions():
     assert "registers of 128 threads" in told and "layout       frag{tile=(64,64)" in told
     assert "by shuffles" in told and "conversion s → s_moved: through shared memory" in told
     assert "a block takes: threads 128" in told and "passes: " in told
+
+
+@pytest.mark.parametrize("kind", ["float4_e2m1fn", "int4", "uint4", "int2"])
+def test_packed_tensors_of_direct_kernels(kind):
+    """The innermost size counts elements, of which the array's bytes hold several."""
+    per = 4 if kind == "int2" else 2
+
+    @tw.jit(target="cpu")
+    def fixed(x):
+        m = T.dynamic("m")
+        x: T.Tensor((m, 16), kind)
+        o = T.empty((m, 16), "float32")
+        with T.Kernel(m, threads=32) as b:
+            for i in T.Parallel(16):
+                o[b, i] = T.cast(x[b, i], "float32")
+        return o
+
+    @tw.jit(target="cpu")
+    def sized(x):
+        m, n = T.const("m, n")
+        x: T.Tensor((m, n), kind)
+        o = T.empty((m, n), "float32")
+        with T.Kernel(m, threads=32) as b:
+            for i in T.Parallel(n):
+                o[b, i] = T.cast(x[b, i], "float32")
+        return o
+
+    @T.prim_func
+    def reference(x: T.Tensor((4, 16), kind), o: T.Tensor((4, 16), "float32")):
+        with T.Kernel(4, threads=32) as b:
+            for i in T.Parallel(16):
+                o[b, i] = T.cast(x[b, i], "float32")
+
+    x = np.arange(4 * 16 // per, dtype=np.uint8).reshape(4, -1) * 37
+    want = np.zeros((4, 16), np.float32)
+    tw.compile(reference, target="cpu")(x, want)
+    for kernel in (fixed, sized, fixed):
+        np.testing.assert_array_equal(kernel(x), want)
+    with pytest.raises(tw.CompileError, match="dimension 1 of x does not fit"):
+        fixed(np.zeros((4, 16), np.uint8))

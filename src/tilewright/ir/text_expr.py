@@ -7,6 +7,7 @@ for its context and falls back to int32 or float32.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +29,13 @@ from tilewright.ir.expr import (
     const,
     fold,
     transform,
+    written_size,
 )
 from tilewright.ir.fragment import parse_layout_or_fragment
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.text_print import NOT, PRECEDENCE, call_dtype, common_natural, natural_dtype
 from tilewright.ir.text_scan import Scanner, did_you_mean
+from tilewright.support import limits
 from tilewright.support.errors import CompileError
 
 
@@ -55,7 +58,15 @@ class ExprParser(Scanner):
 
     def expr(self, context: DType | None = None) -> Expr:
         """An expression; numerals that nothing else types take type `context`."""
-        return self.resolve(self.ternary(), context)
+        token = self.at
+        found = self.resolve(self.ternary(), context)
+        limits.TEXT_DEPTH.check(
+            written_size(found)[1],
+            "this expression is too deep",
+            fix="name its parts: `let x = …`",
+            loc=self.loc(token, self.at - 1),
+        )
+        return found
 
     def resolve(self, e: Partial, context: DType | None = None) -> Expr:
         if isinstance(e, Expr):
@@ -155,10 +166,7 @@ class ExprParser(Scanner):
         token, kind, text = self.at, self.kinds[self.at], self.texts[self.at]
         if kind == "number":
             self.at += 1
-            if text[:2] in ("0x", "0X"):
-                return _numeral(int(text, 16), token)
-            is_float = "." in text or "e" in text or "E" in text
-            return _numeral(float(text) if is_float else int(text), token)
+            return _numeral(self.number(text, token), token)
         if kind == "name":
             if text in _WORDS:
                 self.at += 1
@@ -177,6 +185,20 @@ class ExprParser(Scanner):
             self.expect(")")
             return inner
         self.fail(f"expected an expression, found {self.shown()}", expected="an expression")
+
+    def number(self, text: str, token: int) -> int | float:
+        """The value of a numeral; Python reads no number of thousands of digits."""
+        digits = int(limits.INTEGER_BITS() * math.log10(2))
+        if len(text) > digits:
+            self.fail(
+                f"a number of {len(text)} digits",
+                token,
+                expected=f"at most {digits} digits; types hold 64 bits",
+                fix="write a smaller number",
+            )
+        if text[:2] in ("0x", "0X"):
+            return int(text, 16)
+        return float(text) if "." in text or "e" in text.lower() else int(text)
 
     def subscript(self, buffer: Buffer, token: int) -> tuple[Expr, ...]:
         indices: list[Expr] = []

@@ -14,6 +14,7 @@ from tilewright.ir.op import Body, Dim, Kernel, Let, Op, Param, Program, Store
 from tilewright.ir.text_expr import ExprParser
 from tilewright.ir.text_print import FORMS, Form, Hole
 from tilewright.ir.text_scan import Scope, did_you_mean
+from tilewright.support import limits
 
 
 class _Parser(ExprParser):
@@ -133,6 +134,12 @@ class _Parser(ExprParser):
         opened = self.at
         self.at += 1
         self.undo.append([])
+        limits.NESTING.check(
+            len(self.undo) // 2,  # passes nest deeper than kernels do
+            "too many loops and branches inside each other",
+            fix="join conditions with `and`, and loops over several variables in one map",
+            loc=self.loc(opened),
+        )
         ops: list[Op] = []
         while True:
             self.blank_lines()
@@ -278,7 +285,16 @@ _READERS: dict[str, Callable[[_Parser], Any]] = {
 
 def parse_program(text: str, file: str = "<ir>") -> Program:
     """The program that `text` says. Its ops' positions point into `text`, as `file`."""
-    return _Parser(text, file).program()
+    parser = _Parser(text, file)
+    try:
+        return parser.program()
+    except RecursionError:
+        parser.fail(
+            "the text nests too deeply here",
+            expected=f"at most {limits.NESTING()} loops and branches, and {limits.TEXT_DEPTH()} "
+            "operations, inside each other",
+            fix="name parts of expressions with `let`, and join loops and conditions",
+        )
 
 
 def parse_expr(text: str, scope: Scope | None = None, context: DType | None = None) -> Expr:

@@ -198,6 +198,8 @@ def _map(op: Map, context: Context) -> None:
         )
     for extent in op.extents:
         require_integer(extent, "an extent of a map", op, context)
+        if isinstance(extent, Const) and extent.value < 0:
+            context.fail(op, "an extent of a map is negative", got=str(extent.value))
     if op.atom is not None and (op.atom != "cp_async" or gather_of(op) is None):
         context.fail(
             op,

@@ -376,6 +376,8 @@ def _check_nest(nest: Map) -> None:
         for var, extent in zip(nest.vars, nest.extents, strict=True)
         if not (isinstance(extent, Const) and extent.value == 1)
     }
+    if any(isinstance(extent, Const) and extent.value == 0 for extent in nest.extents):
+        return  # nothing runs
 
     def visit(ops: Body, told: frozenset[Var], means: dict[Var, frozenset[Var]]) -> None:
         def mentioned(*exprs: Expr) -> frozenset[Var]:

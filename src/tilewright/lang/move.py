@@ -111,8 +111,9 @@ def copy(
     give zero and stores do nothing. `cache="evict_first"` or `"evict_last"` tells the L2 cache
     which lines of the tensor to give up before or after others, whatever instruction moves them;
     `"no_allocate"` keeps what threads load and store out of the L1 cache, which others pass by.
-    `prefer="tma"`, `"cp_async"` or `"sync"` says which instruction; `multicast` sends a tile to
-    several blocks of a cluster. `coalesced_width` and `loop_layout` are accepted for porting.
+    `prefer="tma"`, `"cp_async"` or `"sync"` says which instruction; `multicast`, a mask of blocks
+    of the cluster, needs a barrier, which `tma_copy` takes. `coalesced_width` and `loop_layout` are
+    accepted for porting.
 
     Example:
         tile = T.alloc_shared((16, 16), "float16")
@@ -263,8 +264,8 @@ def copy_cluster(
     eviction_policy: str | None = None,
     coalesced_width: int | None = None,
 ) -> None:
-    """A copy into another block's shared memory (`dst_block`), or from global memory into the
-    same tile of several blocks (`cluster_mask`).
+    """A copy into another block's shared memory (`dst_block`). One from global memory into the same
+    tile of several blocks (`cluster_mask`) needs a barrier, which `tma_copy` takes.
 
     Example:
         with T.Kernel(2, threads=64, cluster_dims=2) as bx:

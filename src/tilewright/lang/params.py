@@ -201,6 +201,14 @@ def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
 # ── direct style ─────────────────────────────────────────────────────────────────────────────
 
 
+def _shape_of(array: Any, kind: DType) -> tuple[int, ...]:
+    """The sizes of an array in elements of `kind`: packed ones come as bytes."""
+    shape = tuple(int(s) for s in array.shape)
+    if kind.packed and shape and str(array.dtype).removeprefix("torch.") != kind.name:
+        return (*shape[:-1], shape[-1] * 8 // kind.bits)
+    return shape
+
+
 def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
     """`A: T.Tensor((M, N), dtype)` in the body, for an array that was passed as `A`."""
     arguments = builder.arguments
@@ -222,7 +230,7 @@ def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
     if arguments[name] is None:  # compiled before any array is there
         builder.declared.append(name)
         return add_tensor(builder, name, kind)
-    came = tuple(int(s) for s in arguments[name].shape)
+    came = _shape_of(arguments[name], find_dtype(kind.dtype))
     if builder.probing:
         for size, value in zip(kind.shape, came, strict=False):
             name_, times = _multiple(size)

@@ -43,20 +43,21 @@ class Names:
 def expand_copies(program: Program, target: Target) -> Program:
     """`Copy`, `Fill`, `Relayout` and atomics on tiles become nests of loads and stores."""
     names = Names(program)
+    return map_kernels(program, lambda kernel: map_ops(kernel, lambda op: expand_op(op, names)))
 
-    def expand(op: Op) -> Op | None:
-        match op:
-            case Copy():
-                return _copy(op, names)
-            case Relayout():
-                return _copy(Copy(op.src, op.dst, loc=op.loc), names)
-            case Fill():
-                return _fill(op, names)
-            case Atomic() if op.src is not None or op.dst.tile:
-                return _atomic(op, names)
-        return None
 
-    return map_kernels(program, lambda kernel: map_ops(kernel, expand))
+def expand_op(op: Op, names: Names) -> Op | None:
+    """`op` as a nest; None where it is no tile operation of these."""
+    match op:
+        case Copy():
+            return _copy(op, names)
+        case Relayout():
+            return _copy(Copy(op.src, op.dst, loc=op.loc), names)
+        case Fill():
+            return _fill(op, names)
+        case Atomic() if op.src is not None or op.dst.tile:
+            return _atomic(op, names)
+    return None
 
 
 def _copy(op: Copy, names: Names) -> Op:

@@ -7,13 +7,16 @@ there, and any other fragment that nests and copies fill is a shared tile instea
     copy Mask[b, :] -> used;  for k { if used[k] { … } }
 
     for k { if Mask[b, k] { … } }
+
+A small one that other ops need in registers, such as a sum, is copied to shared memory where
+it is asked for.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.ir.buffer import Buffer, Space, long_dims
+from tilewright.ir.buffer import Buffer, Space, long_dims, whole
 from tilewright.ir.expr import Expr, Load, loads, transform
 from tilewright.ir.op import (
     Alloc,
@@ -24,6 +27,7 @@ from tilewright.ir.op import (
     Kernel,
     Map,
     Op,
+    While,
     marked,
     named_buffers,
     op_loads,
@@ -33,10 +37,19 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import map_exprs, rebuild, replace_buffers
+from tilewright.ir.rewrite import (
+    defined_names,
+    fresh_name,
+    map_exprs,
+    rebuild,
+    replace_buffers,
+)
 from tilewright.ir.target import Target
+from tilewright.ir.uniform import per_thread
 from tilewright.passes.reasons import because
 from tilewright.passes.rings import mentioned, written_by
+
+SMALL = 4096  # bytes of a fragment that is copied for single elements of it
 
 
 def share_fragments(kernel: Kernel, target: Target) -> Kernel:
@@ -59,7 +72,43 @@ def share_fragments(kernel: Kernel, target: Target) -> Kernel:
             because(kernel.name, buffer.name, "control asks for its elements")
             shared = replace(buffer, space=Space.SHARED)
             kernel = rebuild(kernel, body=replace_buffers(kernel.body, {buffer: shared}))
+        elif buffer.bytes <= SMALL and not buffer.dtype.packed:
+            kernel = _shown(kernel, buffer)
     return kernel
+
+
+def _shown(kernel: Kernel, buffer: Buffer) -> Kernel:
+    """`kernel` with a copy of the fragment in shared memory before every op that reads elements."""
+    differs = per_thread(kernel)
+    name = fresh_name(f"{buffer.name}.shown", defined_names(kernel))
+    shared = Buffer(name, buffer.shape, buffer.dtype, Space.SHARED)
+
+    def there(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and e.buffer == buffer:
+            return Load(shared, e.indices, e.loc)
+        return None
+
+    def rule(op: Op) -> Body | None:
+        if isinstance(op, (Map, While)) or id(op) in differs.controls:
+            return None
+        if not any(load.buffer == buffer for load in op_loads(op)):
+            return None
+        copy = Copy(whole(buffer), whole(shared), loc=op.loc)
+        return copy, map_exprs(op, lambda e: transform(e, there))
+
+    def each(body: Body) -> Body:
+        found: list[Op] = []
+        for op in body:
+            if not isinstance(op, Map):
+                inner = {f.name: each(getattr(op, f.name)) for f in marked(op, "body")}
+                found += rule(op) or (op,)
+                found[-1] = rebuild(found[-1], **inner) if inner else found[-1]
+            else:
+                found.append(op)
+        return tuple(found)
+
+    because(kernel.name, buffer.name, "control asks for its elements")
+    return rebuild(kernel, body=(Alloc(shared, loc=kernel.loc), *each(kernel.body)))
 
 
 def _source(kernel: Kernel, buffer: Buffer, written: set[str]) -> Copy | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from tilewright.ir.inside import check_inside
-from tilewright.ir.op import Program
+from tilewright.ir.op import Copy, Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage, verify
@@ -53,14 +53,17 @@ class InterpExecutable:
         for name in self.made if self.sanitize else ():
             if args[name].size:
                 poison_fill(args[name], self.kinds[name])
-        result = interp.run(
-            self.program,
-            dict(args),
-            sanitize=self.sanitize,
-            nan=self.nan,
-            seed=int(env.SEED()),
-            made=self.made,
-        )
+        try:
+            result = interp.run(
+                self.program,
+                dict(args),
+                sanitize=self.sanitize,
+                nan=self.nan,
+                seed=int(env.SEED()),
+                made=self.made,
+            )
+        except RecursionError as error:
+            raise _too_large(self.program, "the interpreter", error) from error
         for warning in result.warnings:
             warning.give()
 
@@ -169,19 +172,38 @@ def build(program: Program, target: Target) -> Executable:
     try:
         verify(program, Stage.TILE)
         check_inside(program)
+        _check_multicast(program)
         return BACKENDS[target.kind](program, target)
     except CompileError as error:
         if not error.diagnostic.fix:
             error.diagnostic = replace(error.diagnostic, fix=f"{target.kind} {_LIMIT}")
         raise
     except (RecursionError, MemoryError) as error:
-        loc = next((kernel.loc for kernel in program.kernels if kernel.loc), program.loc)
-        raise CompileError(
-            f"{program.name} is too large to compile for {target}: {type(error).__name__}",
-            loc=loc,
-            fix="use smaller tiles, and fewer loops and branches inside each other",
-            code="too-large",
-        ) from error
+        raise _too_large(program, str(target), error) from error
+
+
+def _check_multicast(program: Program) -> None:
+    """A tile that comes from another block comes when it comes: its receivers wait on a barrier."""
+    for op in (op for kernel in program.kernels for op in walk_ops(kernel)):
+        if isinstance(op, Copy) and op.multicast is not None and op.barrier is None:
+            raise CompileError(
+                "a copy to several blocks needs a barrier on which they wait for it",
+                loc=op.loc,
+                expected="T.tma_copy(src, dst, barrier=bar, multicast=mask) with a "
+                "T.alloc_cluster_barrier",
+                got="a mask without a barrier",
+                fix="leave the mask out: every block copies its own tile, and where blocks of a "
+                "cluster copy the same one the compiler sends it to all of them",
+            )
+
+
+def _too_large(program: Program, target: str, error: Exception) -> CompileError:
+    return CompileError(
+        f"{program.name} is too large to compile for {target}: {type(error).__name__}",
+        loc=next((kernel.loc for kernel in program.kernels if kernel.loc), program.loc),
+        fix="use smaller tiles, and fewer loops and branches inside each other",
+        code="too-large",
+    )
 
 
 _LIMIT = (

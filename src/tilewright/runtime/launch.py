@@ -34,6 +34,7 @@ from tilewright.runtime.arrays import (
     unpack,
 )
 from tilewright.support.errors import LaunchError
+from tilewright.support.show import brief
 from tilewright.targets.torch_tensors import is_recorded, write_counter, write_refused
 
 Args = dict[str, Any]
@@ -224,18 +225,28 @@ def _scalar(param: Var, value: Any) -> Any:
     if isinstance(value, bool) or (isinstance(value, int) and not dtype.is_bool):
         if dtype.is_int and not dtype.min_value <= value <= dtype.max_value:
             raise LaunchError(
-                f"{param.name} = {value} does not fit {dtype}",
+                f"{param.name} = {brief(value)} does not fit {dtype}",
                 expected=f"{dtype.min_value} … {dtype.max_value}",
-                got=str(value),
+                got=brief(value),
                 fix=f"declare {param.name} as T.int64",
             )
-        return dtype.numpy.type(value)
+        try:
+            with np.errstate(over="ignore"):
+                return dtype.numpy.type(value)
+        except OverflowError:
+            raise LaunchError(
+                f"{param.name} = {brief(value)} does not fit {dtype}",
+                expected=f"at most {dtype.max_value:g}",
+                got=brief(value),
+                fix="pass a smaller number, or float('inf') where that is meant",
+            ) from None
     if isinstance(value, float) and dtype.is_float:
-        return dtype.numpy.type(value)
+        with np.errstate(over="ignore"):
+            return dtype.numpy.type(value)
     raise LaunchError(
         f"{param.name} must be a number of type {dtype}",
         expected=str(dtype),
-        got=f"{type(value).__name__}: {value!r}"[:60],
+        got=f"{type(value).__name__}: {brief(value)}",
         fix=f"pass a plain {'int' if dtype.is_int else 'number'}, or declare it otherwise",
     )
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tilewright.support import env
 from tilewright.support.errors import TilewrightError
@@ -29,16 +29,25 @@ from tilewright.support.errors import TilewrightError
 _MARK = b"tilewright-entry-2"
 _NEW = ".new-"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+_READ = os.O_RDONLY
+for _flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
+    _READ |= getattr(os, _flag, 0)
 _STALE = 3600.0  # seconds after which nobody is still writing
 _TOUCH = 60.0  # uses that follow each other more closely are one
 _MIB = 1 << 20
+_LARGEST = 256 * _MIB  # a hundred times what a kernel takes
+# what reading a file raises that is not an entry: not there, not JSON, or more than memory holds
+_ABSENT = (OSError, ValueError, RecursionError, MemoryError)
 # Looking at every entry takes 5 ms per thousand, so it is done once for each of these parts of the
 # limit that is written; then a part more than one is made room for.
 _PARTS = 32
 
 Header = dict[str, Any]
 # what reading a header raises that is whole and does not say what it should
-UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, TilewrightError)
+UNREADABLE = (
+    AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError, MemoryError,
+    TilewrightError,
+)  # fmt: skip
 
 
 def digest(parts: Mapping[str, Any]) -> str:
@@ -116,7 +125,7 @@ class Store:
         `touch` this does not count as a use."""
         try:
             entry = _checked(_read_own(self.path(key), self.root, touch))
-        except (OSError, ValueError):
+        except _ABSENT:
             return None
         if entry is None or entry[0].pop("key", None) != key:  # moved to another entry's name
             return None
@@ -229,10 +238,10 @@ def _checked(raw: bytes) -> tuple[Header, bytes] | None:
 def _header_of(path: Path) -> Header | None:
     """Without a look at the bytes that follow it."""
     try:
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             mark, line = file.readline(1024), file.readline(64 * _MIB)
         header = json.loads(line) if mark.startswith(_MARK) else None
-    except (OSError, ValueError):
+    except _ABSENT:
         return None
     return header if isinstance(header, dict) else None
 
@@ -286,14 +295,25 @@ _ELSEWHERE = f"{env.CACHE_DIR.name} to a folder of your own, or {env.CACHE.name}
 
 
 def _read_own(path: Path, root: Path, touch: bool) -> bytes:
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
-    with os.fdopen(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or not (
-            _is_private(root) and _is_private(path.parent) and _is_private(path, status)
-        ):
+    with _opened(path) as file:
+        status = os.fstat(file.fileno())
+        if not (_is_private(root) and _is_private(path.parent) and _is_private(path, status)):
             raise PermissionError(path)
         if touch and time.time() - status.st_mtime > _TOUCH:
             with suppress(OSError):
-                os.utime(handle if os.utime in os.supports_fd else path)
-        return file.read()
+                os.utime(file.fileno() if os.utime in os.supports_fd else path)
+        return file.read(_LARGEST)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A plain file of a size that an entry may have: no link, and nothing that makes a reader wait,
+    such as a pipe."""
+    handle = os.open(path, _READ)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
+            raise PermissionError(path)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise

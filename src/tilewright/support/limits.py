@@ -62,6 +62,11 @@ EXPRESSION = Limit(
 DEPTH = Limit(
     160, "operations inside each other in one expression", "passes walk expressions by recursion"
 )
+TEXT_DEPTH = Limit(
+    320,
+    "operations inside each other in one expression of IR text",
+    "passes, which write deeper expressions than kernels have, walk them by recursion",
+)
 UNROLLED = Limit(
     65_536,
     "statements once T.unroll and T.vectorized loops are written out",

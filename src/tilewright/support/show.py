@@ -78,3 +78,10 @@ def cut(array: Any, starts: Sequence[int], extents: Sequence[int]) -> Any:
     inside = tuple(slice(first, last) for first, last, _ in spans)
     out[tuple(slice(first - s, last - s) for first, last, s in spans)] = array[inside]
     return out
+
+
+def brief(value: object) -> str:
+    """A value in a message: Python refuses to write integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"{'-' * (value < 0)}2**{value.bit_length() - 1} or more"
+    return f"{value!r}"[:60]

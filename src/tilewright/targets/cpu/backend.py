@@ -18,7 +18,7 @@ from tilewright.targets.cpu.code import Code
 from tilewright.targets.cpu.emit import emit_module
 from tilewright.targets.cpu.host import LLVM_LOCK, host, object_file, optimize
 from tilewright.targets.cpu.kernel import CpuKernel, compile_program
-from tilewright.targets.cpu.llvm_text import plain
+from tilewright.targets.cpu.llvm_text import symbol
 
 __all__ = ["PIPELINE", "CpuKernel", "compile_program", "generate", "lower"]
 
@@ -72,7 +72,7 @@ def generate(program: Program) -> Code:
     source = module.text()
     with LLVM_LOCK:
         image = object_file(optimize(source))
-    names = [plain(k.name) for k in program.kernels]
+    names = [symbol(k.name) for k in program.kernels]
     return Code(
         tuple((n, layout.arena_bytes) for n, layout in zip(names, layouts, strict=True)),
         layouts[0].slots if layouts else {},

@@ -45,7 +45,7 @@ from tilewright.targets.cpu.emit_expr import Mem, Size, row_major
 from tilewright.targets.cpu.emit_nest import conjuncts
 from tilewright.targets.cpu.emit_tile import TileEmitter
 from tilewright.targets.cpu.folds import Folded, paired
-from tilewright.targets.cpu.llvm_text import Function, Module, plain
+from tilewright.targets.cpu.llvm_text import Function, Module, plain, symbol
 from tilewright.targets.cpu.numbers import Val, item_bytes, memory_type, type_of
 
 ARENA_ALIGN = 64
@@ -91,7 +91,7 @@ class KernelEmitter(TileEmitter):
     ) -> None:
         self.program = program
         self.kernel = kernel
-        self.symbol = plain(kernel.name)
+        self.symbol = symbol(kernel.name)
         self.watches = watches
         self.slots = argument_slots(program)
         self.loops: list[tuple[str, str]] = []

@@ -11,7 +11,13 @@ _PLAIN = re.compile(r"[^A-Za-z0-9_]")
 
 def plain(name: str) -> str:
     """`name` with nothing in it that LLVM would want quoted; different names stay different."""
-    return _PLAIN.sub(lambda found: f"u{ord(found[0]):x}" if found[0] != "." else ".", name)
+    text = _PLAIN.sub(lambda found: f"${ord(found[0]):x}$", name)
+    return f"${text}" if text[:1].isdigit() else text
+
+
+def symbol(name: str) -> str:
+    """A kernel's symbol: none that machine code calls by itself, such as memset."""
+    return f"tw.{plain(name)}"
 
 
 class Module:
@@ -48,7 +54,7 @@ class Function:
         self.lines: list[str] = []
         self.stack: list[str] = []
         self.count = 0
-        self.block = "entry"
+        self.block = "tw.entry"
         self.ended = False
         self.note: str = ""
 
@@ -58,7 +64,7 @@ class Function:
 
     def line(self, text: str) -> None:
         if self.note:
-            self.lines.append(f"  ; {self.note}")
+            self.lines.append("  ; " + "".join(c if c.isprintable() else "?" for c in self.note))
             self.note = ""
         self.lines.append("  " + text)
 
@@ -156,5 +162,10 @@ class Function:
     def finish(self) -> None:
         """Add the function to its module."""
         name = self.signature.split("@", 1)[1].split("(", 1)[0]
-        text = [f"define {self.signature} {self.attributes} {{", "entry:", *self.stack, *self.lines]
+        text = [
+            f"define {self.signature} {self.attributes} {{",
+            "tw.entry:",
+            *self.stack,
+            *self.lines,
+        ]
         self.module.functions[name] = "\n".join([*text, "}"])

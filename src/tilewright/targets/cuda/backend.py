@@ -17,6 +17,7 @@ from tilewright.ir.tensor_map import seen_shape
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.announce_barriers import announce_barriers
 from tilewright.passes.begin_products import begin_products
+from tilewright.passes.bound_maps import bound_maps, has_open_extents
 from tilewright.passes.bulk_rules import row_major_strides
 from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
@@ -93,6 +94,12 @@ REMEDIES = {
 }
 # From tiles to the scheduled form. Kernels with roles have it already, and pass unchanged.
 SCHEDULE = (
+    Pass(
+        "bound_maps",
+        bound_maps,
+        "first: layouts, and all that asks for them, deal in constant extents",
+        whole_program=True,
+    ),
     Pass("drop_unused", drop_unused, "before anything adds up what tiles take"),
     Pass(
         "nest_stores",
@@ -330,7 +337,8 @@ def lower(program: Program, target: Target) -> Trace:
 def _lower(program: Program, target: Target) -> Trace:
     if target.choice("bulk") == "off":
         target = target.without(Feature.BULK_COPY)
-    scheduled = is_scheduled(program) and not uses_packed(program)
+    unfit = uses_packed(program) or has_open_extents(program)
+    scheduled = is_scheduled(program) and not unfit
     check_tiles(program, target, scheduled)
     steps = (COUNT, LABEL, *(() if scheduled else SCHEDULE), *PIPELINE)
     stage = Stage.LAID_OUT if scheduled else Stage.TILE

@@ -49,9 +49,10 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.tensor_map import MapHint
 from tilewright.support.errors import CompileError, Loc
-from tilewright.targets.cuda.emit_expr import TYPES, Names, print_expr
+from tilewright.targets.cuda.emit_expr import TYPES, print_expr
 from tilewright.targets.cuda.emit_foreign import FOREIGN
 from tilewright.targets.cuda.emit_products import adjacent, together
+from tilewright.targets.cuda.names import Names, comment, quoted_path, words_of
 from tilewright.targets.cuda.sm90a import REGISTERS, fields_of, instruction
 from tilewright.targets.cuda.spans import Spans
 
@@ -110,13 +111,16 @@ def emit_program(
     """The source of all kernels of a program at stage THREAD. `blocks`: how many of a kernel, by
     name, a multiprocessor should have registers for."""
     functions: dict[str, str] = {}
+    names = Names()
     texts, kernels = [], []
     sites: list[Site] | None = [] if diagnostic else None
     for kernel in program.kernels:
-        writer = _Writer(program, kernel, functions, sites, (blocks or {}).get(kernel.name, 1))
+        function = names.of(f"{program.name}_{kernel.name}")
+        most = (blocks or {}).get(kernel.name, 1)
+        writer = _Writer(program, kernel, function, functions, sites, most)
         texts.append(writer.function())
         kernels.append(writer.described())
-    parts = [f"// {name or program.name}", *["#define TW_DIAGNOSTIC"] * diagnostic]
+    parts = [f"// {comment(name or program.name)}", *["#define TW_DIAGNOSTIC"] * diagnostic]
     parts += [f'#include "{HEADER}"', "", *program.sources]
     parts += [*functions.values(), *texts]
     return Source("\n".join(parts), tuple(kernels), tuple(sites or ()))
@@ -126,6 +130,7 @@ def emit_program(
 class _Writer:
     program: Program
     kernel: Kernel
+    name: str
     functions: dict[str, str]
     sites: list[Site] | None = None  # of a diagnostic build
     blocks: int = 1  # at least, of a multiprocessor
@@ -134,7 +139,7 @@ class _Writer:
     at: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
-        self.names = Names()
+        self.names = Names(words_of(self.program.sources))
         self.spans = Spans(self.kernel, self.program.dims)
         self.places: dict[str, int] = {}
         self.maps: list[MapParam] = []
@@ -202,10 +207,6 @@ class _Writer:
     def described(self) -> KernelSource:
         return KernelSource(self.name, self.kernel, self.shared_bytes, self.params)
 
-    @property
-    def name(self) -> str:
-        return self.names.of(f"{self.program.name}_{self.kernel.name}")
-
     def function(self) -> str:
         threads = prod(self.kernel.threads)
         params = ",\n    ".join(self.param(p) for p in self.params)
@@ -251,7 +252,7 @@ class _Writer:
     def line(self, text: str, loc: Loc | None = None) -> None:
         if loc is not None and (loc.file, loc.line) != self.at:
             self.at = (loc.file, loc.line)
-            self.lines.append(f'#line {loc.line} "{_escaped(loc.file)}"')
+            self.lines.append(f'#line {loc.line} "{quoted_path(loc.file)}"')
         self.lines.append("  " * self.depth + text)
 
     def block(self, head: str, body: Body, loc: Loc | None = None, tail: str = "}") -> None:
@@ -373,7 +374,7 @@ class _Writer:
             first, last = role.first, role.first + role.warps
             warp = self.warp or "warp"
             bound = f"{warp} < {last}" if first == 0 else f"{warp} >= {first} && {warp} < {last}"
-            head = ("} else " if number else "") + f"if ({bound}) {{  // role {role.name}"
+            head = ("} else " if number else "") + f"if ({bound}) {{  // role {comment(role.name)}"
             self.line(head, role.loc)
             self.depth += 1
             if role.registers is not None:
@@ -408,10 +409,6 @@ class _Writer:
 def _bytes(buffer: Buffer) -> int:
     count = prod(buffer.static_shape)
     return 8 * count if buffer.space is Space.BARRIER else buffer.dtype.storage_bytes(count)
-
-
-def _escaped(path: str) -> str:
-    return path.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _type(dtype: DType) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import TypeGuard
 
@@ -15,6 +14,7 @@ from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, 
 from tilewright.ir.intervals import Value, single
 from tilewright.ir.linear import is_ring
 from tilewright.support.errors import CompileError
+from tilewright.targets.cuda.names import Names
 from tilewright.targets.cuda.spans import Spans, below
 
 
@@ -34,34 +34,6 @@ TYPES = _Types({
     "int16": "int16_t", "int64": "int64_t", "uint8": "uint8_t", "uint16": "uint16_t",
     "uint32": "uint32_t", "uint64": "uint64_t",
 })  # fmt: skip
-
-_RESERVED = frozenset(
-    "alignas alignof and asm auto bool break case catch char class const constexpr continue "
-    "default delete do double else enum explicit export extern false float for friend goto if "
-    "inline int long mutable namespace new not operator or private protected public register "
-    "return shared short signed sizeof static struct switch template this throw true try typedef "
-    "typename union unsigned using virtual void volatile while xor tw blockIdx threadIdx".split()
-)
-
-
-class Names:
-    """Identifiers for the IR's names."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, str] = {}
-        self._taken: set[str] = set()
-
-    def of(self, name: str) -> str:
-        if name not in self._found:
-            plain = re.sub(r"\W", "_", name)
-            if plain in _RESERVED or not re.match(r"[A-Za-z_]", plain):
-                plain = f"{plain}_" if plain in _RESERVED else f"v{plain}"
-            while plain in self._taken:
-                plain += "_"
-            self._taken.add(plain)
-            self._found[name] = plain
-        return self._found[name]
-
 
 # binding strength, as in C++
 _STRENGTH = {

@@ -12,7 +12,8 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr, Load, Var
 from tilewright.ir.op import Intrinsic
 from tilewright.support.errors import CompileError, Loc
-from tilewright.targets.cuda.emit_expr import TYPES, Names
+from tilewright.targets.cuda.emit_expr import TYPES
+from tilewright.targets.cuda.names import Names
 
 
 class Writer(Protocol):

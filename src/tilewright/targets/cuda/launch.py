@@ -22,6 +22,7 @@ import numpy as np
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import INT32, DType
 from tilewright.support.errors import LaunchError, Loc
+from tilewright.support.show import brief
 from tilewright.targets.cuda.dlpack import row_major
 from tilewright.targets.cuda.driver import (
     CLUSTER_DIMENSION,
@@ -135,13 +136,13 @@ def encode_scalar(name: str, dtype: DType, value: Any) -> bytes:
     """
     try:
         number = value.item() if hasattr(value, "item") else value
-        if isinstance(number, (str, bytes)):  # NumPy would read them
+        if isinstance(number, (str, bytes, complex)):  # NumPy would read them
             raise TypeError
         if dtype.is_int and not dtype.min_value <= number <= dtype.max_value:
             raise LaunchError(
-                f"{name} = {number} does not fit {dtype}",
+                f"{name} = {brief(number)} does not fit {dtype}",
                 expected=f"{dtype.min_value} … {dtype.max_value}",
-                got=str(number),
+                got=brief(number),
                 fix=f"declare {name} as T.int64",
             )
         if dtype.is_int and number != int(number):
@@ -151,12 +152,20 @@ def encode_scalar(name: str, dtype: DType, value: Any) -> bytes:
                 got=str(number),
                 fix="pass a plain int, or declare it otherwise",
             )
-        return np.asarray(number).astype(dtype.numpy).tobytes()
+        with np.errstate(over="ignore"):
+            return np.asarray(number).astype(dtype.numpy).tobytes()
+    except OverflowError:
+        raise LaunchError(
+            f"{name} = {brief(number)} does not fit {dtype}",
+            expected=f"at most {dtype.max_value:g}",
+            got=brief(number),
+            fix="pass a smaller number, or float('inf') where that is meant",
+        ) from None
     except (TypeError, ValueError):
         raise LaunchError(
             f"{name} must be a {dtype} scalar",
             expected=str(dtype),
-            got=repr(value)[:60],
+            got=brief(value),
             fix=f"pass a plain {'int' if dtype.is_int else 'number'}, or declare it otherwise",
         ) from None
 
