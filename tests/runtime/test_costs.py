@@ -45,7 +45,10 @@ def product(m=64, n=64, k=64, dtype="float16", acc="float32", threads=128, **mor
             lambda: product(dtype="int8", acc="int32"),
             "no wgmma: b of int8 must lie with K innermost: load it so, transpose_B=True",
         ),
-        (lambda: product(dtype="float32"), 'a is float32, whose products are exact: precision="tf32"'),
+        (
+            lambda: product(dtype="float32"),
+            'a is float32, whose products are exact: precision="tf32"',
+        ),
     ],
 )
 def test_a_product_says_what_keeps_it_from_the_fast_instruction(program, said):

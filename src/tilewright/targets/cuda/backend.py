@@ -56,6 +56,7 @@ from tilewright.passes.roles import part_roles
 from tilewright.passes.share_fragments import share_fragments
 from tilewright.passes.stage_stores import stage_stores
 from tilewright.passes.take_turns import take_turns
+from tilewright.passes.unroll_shifts import unroll_shifts
 from tilewright.passes.use_fast_functions import use_fast_functions
 from tilewright.support.errors import CompileError, Cost, VerifyError
 from tilewright.targets.cuda.blame import blamed, with_tiles
@@ -93,6 +94,12 @@ REMEDIES = {
 # From tiles to the scheduled form. Kernels with roles have it already, and pass unchanged.
 SCHEDULE = (
     Pass("drop_unused", drop_unused, "before anything adds up what tiles take"),
+    Pass(
+        "unroll_shifts",
+        unroll_shifts,
+        "early: copies of parts, and nests over them, are ops of their own from here on",
+        whole_program=True,
+    ),
     Pass(
         "nest_stores",
         nest_stores,
