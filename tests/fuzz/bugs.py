@@ -256,4 +256,9 @@ BUGS = (
     Bug("rings of one depth where there are two", "passes/stage_stores.py",
         "sum(b.bytes * sum(stages.get(b.name, {1})) for b in shared)",
         "sum(b.bytes * max(stages.get(b.name, {1})) for b in shared)", "threads-drawn", "chains"),
+    Bug("a swizzle that does not grow with the elements it parts", "ir/layout_recast.py",
+        "Swizzle(swizzle.bits, swizzle.base + by, swizzle.shift)",
+        "Swizzle(swizzle.bits, swizzle.base, swizzle.shift)", "threads", "ports"),
+    Bug("a loop written out that stands still", "passes/unroll_shifts.py",
+        "{var: const(value, var.dtype)}", "{var: const(0, var.dtype)}", "threads", "ports"),
 )  # fmt: skip
