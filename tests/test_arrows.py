@@ -20,7 +20,10 @@ BELOW = {
     for depth, rooms in enumerate(ORDER)
     for room in rooms
 }
-PUBLIC = {"tilewright", "tilewright.language", "tilewright.layout", "tilewright.profiler"}
+PUBLIC = {
+    "tilewright", "tilewright.autotuner", "tilewright.language", "tilewright.layout",
+    "tilewright.profiler",
+}  # fmt: skip
 # The wheel holds none of these.
 OUTSIDE = {"devtools", "zoo", "tests", "examples", "benchmarks"}
 HEAVY = {"torch", "jax", "cupy", "llvmlite", "hypothesis", "click", "rich", "matplotlib"}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from devtools.fuzz.flows import Flows
+from devtools.fuzz.ports import Ports
 from devtools.fuzz.recipe import Ex, Launch, Stmt, Tensor, Tile, is_float
 from devtools.fuzz.rings import Reel
 from devtools.fuzz.values import Index, Site, number
@@ -27,7 +27,7 @@ class Cell:
         return text
 
 
-class Scenes(Flows):
+class Scenes(Ports):
     """All scenes."""
 
     def scene(self, kind: str) -> Launch:
@@ -486,4 +486,5 @@ SCENES: dict[str, Callable[[Scenes], Launch]] = {
     "tickets": Scenes.scene_tickets,
     "rows": Scenes.scene_rows,
     "ends": Scenes.scene_ends,
+    "ports": Scenes.scene_ports,
 }

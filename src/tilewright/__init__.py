@@ -13,6 +13,8 @@ _PUBLIC = {
     "compile": "tilewright.runtime.jit",
     "par_compile": "tilewright.runtime.jit",
     "autotune": "tilewright.runtime.tune",
+    "AutoTuner": "tilewright.runtime.tune",
+    "set_autotune_inputs": "tilewright.runtime.tune",
     "CompiledKernel": "tilewright.runtime.kernel",
     "JITKernel": "tilewright.runtime.kernel",
     "PassConfigKey": "tilewright.runtime.configs",
@@ -36,9 +38,10 @@ _PUBLIC = {
     "SanitizerWarning": "tilewright.support.errors",
     "VerifyError": "tilewright.support.errors",
 }
-_MODULES = ("language", "layout", "profiler")
+_MODULES = ("autotuner", "language", "layout", "profiler")
 
 __all__ = [
+    "AutoTuner",
     "CompileError",
     "CompiledKernel",
     "Feature",
@@ -56,6 +59,7 @@ __all__ = [
     "TilewrightError",
     "VerifyError",
     "autotune",
+    "autotuner",
     "cdiv",
     "compile",
     "current_target",
@@ -69,11 +73,12 @@ __all__ = [
     "parse_ir",
     "profiler",
     "resolve",
+    "set_autotune_inputs",
     "trace_run",
 ]
 
 if TYPE_CHECKING:
-    from tilewright import language, layout
+    from tilewright import autotuner, language, layout
     from tilewright.ir.atoms import Feature
     from tilewright.ir.target import Target
     from tilewright.runtime.backends import current_target, parse_ir, resolve
@@ -83,10 +88,11 @@ if TYPE_CHECKING:
     from tilewright.runtime.kernel import CompiledKernel, JITKernel
     from tilewright.runtime.race import Race
     from tilewright.runtime.timing import measure
-    from tilewright.runtime.tune import autotune
+    from tilewright.runtime.tune import AutoTuner, autotune, set_autotune_inputs
     from tilewright.support.errors import (
         CompileError,
         LaunchError,
+        PerformanceWarning,
         RunError,
         SanitizerError,
         SanitizerWarning,

@@ -10,14 +10,14 @@ from tests.errors.case import case
 from tilewright import CompileError
 
 
-@case(CompileError, "c does not fit the registers of 128 threads", "512 for 256×256", "smaller")
+@case(CompileError, "c does not fit the registers of 128 threads", "2048 for 512×512", "smaller")
 def accumulator():
     @T.prim_func
-    def main(A: T.Tensor((256, 32), "float16"), C: T.Tensor((256, 256), "float32")):
+    def main(A: T.Tensor((512, 32), "float16"), C: T.Tensor((512, 512), "float32")):
         with T.Kernel(1, threads=128):
-            a = T.alloc_shared((256, 32), "float16")
+            a = T.alloc_shared((512, 32), "float16")
 #+          a = T.alloc_shared((128, 32), "float16")
-            c = T.alloc_fragment((256, 256), "float32")
+            c = T.alloc_fragment((512, 512), "float32")
 #               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 #+          c = T.alloc_fragment((128, 128), "float32")
             T.copy(A, a)
@@ -30,16 +30,19 @@ def accumulator():
     tw.compile(main, target="cuda")
 
 
-@case(CompileError, "f does not fit the registers of 32 threads", "768", "threads=256", "fix:")
+@case(CompileError, "f does not fit the registers of 32 threads", "3072", "smaller", "fix:")
 def fragment_of_few_threads():
     @T.prim_func
-    def main(A: T.Tensor((128, 192), "float32")):
+    def main(A: T.Tensor((512, 192), "float32")):
         with T.Kernel(1, threads=32):
 #+      with T.Kernel(1, threads=256):
-            f = T.alloc_fragment((128, 192), "float32")
+            f = T.alloc_fragment((512, 192), "float32")
 #               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+#+          f = T.alloc_fragment((128, 192), "float32")
             T.copy(A, f)
+#+          T.copy(A[0, 0], f)
             T.copy(f, A)
+#+          T.copy(f, A[0, 0])
 
     tw.compile(main, target="cuda")
 

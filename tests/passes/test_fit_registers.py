@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import tilewright as tw
 import tilewright.language as T
 from tilewright.ir.op import Gemm, Program, Role, walk_ops
 from tilewright.ir.target import Target
@@ -86,7 +85,8 @@ def test_accumulators_that_live_at_once() -> None:
 
 
 def test_fragments_that_do_not_fit() -> None:
-    """Each of them would; all together need more than twice what a thread has."""
+    """Each of them would; all together need more than twice what a thread has, and go to local
+    memory with a warning."""
 
     @T.prim_func
     def main(A: T.Tensor((6, 128, 128), "float32"), B: T.Tensor((128, 128), "float32")):
@@ -105,10 +105,22 @@ def test_fragments_that_do_not_fit() -> None:
                 a[i, j] = a[i, j] + b[i, j] * c[i, j] + d[i, j] * e[i, j]
             T.copy(a, B)
 
-    with pytest.raises(CompileError) as caught:
-        tw.compile(main, target="cuda")
-    said = str(caught.value)
-    assert "the fragments of main do not fit the registers of a thread" in said
-    assert "at most 255 registers" in said and "640 that live at once: a 128 (128×128" in said
-    assert "and 1 more" in said and caught.value.diagnostic.code == "registers"
-    assert caught.value.diagnostic.loc is not None
+    (cost,) = lower(main.program, Target.parse("cuda")).costs
+    assert "fragments take 640 registers of a thread, which has 255" in cost.text
+    assert "local memory (a 128 (128×128" in cost.text and "and 1 more" in cost.text
+    assert cost.loc is not None and cost.kernel == "main"
+
+
+def test_fragments_that_are_a_mistake() -> None:
+    @T.prim_func
+    def main(A: T.Tensor((9, 128, 256), "float32"), B: T.Tensor((128, 256), "float32")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((9, 128, 256), "float32")
+            y = T.alloc_fragment((128, 256), "float32")
+            T.copy(A, x)
+            T.reduce_sum(x, y, dim=0)
+            T.copy(y, B)
+
+    with pytest.raises(CompileError, match="x does not fit the registers of 128 threads") as caught:
+        lower(main.program, Target.parse("cuda"))
+    assert caught.value.diagnostic.code == "registers"

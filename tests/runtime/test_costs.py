@@ -2,10 +2,12 @@
 
 import warnings
 
+import numpy as np
 import pytest
 
 import tilewright as tw
 import tilewright.language as T
+from tests.roads import on_gpu, on_threads
 
 
 def costs_of(program, target="cuda"):
@@ -100,3 +102,42 @@ def test_a_warning_comes_once():
         for _ in range(2):
             tw.compile(product(m=40, n=20), target="cuda")
     assert len([w for w in caught if issubclass(w.category, tw.PerformanceWarning)]) == 1
+
+
+def tall(rows, reduced):
+    @T.prim_func
+    def main(A: T.Tensor((rows, 128), "float32"), B: T.Tensor((rows, 128), "float32")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((rows, 128), "float32")
+            y = T.alloc_fragment((128,), "float32")
+            T.copy(A, x)
+            if reduced:
+                T.reduce_sum(x, y, dim=0)
+            else:
+                T.clear(y)
+            for i, j in T.Parallel(rows, 128):
+                B[i, j] = x[i, j] - y[j]
+
+    return main
+
+
+@pytest.mark.parametrize("target", ["cpu", "interp -sanitize", *on_threads(), *on_gpu()])
+@pytest.mark.parametrize("rows, reduced", [(288, False), (544, True)])
+def test_fragments_above_255_registers_compute(target, rows, reduced):
+    a = np.random.default_rng(0).integers(-8, 8, (rows, 128)).astype(np.float32)
+    b = np.zeros_like(a)
+    tw.compile(tall(rows, reduced), target=target)(a, b)
+    np.testing.assert_array_equal(b, a - a.sum(0) if reduced else a)
+
+
+@pytest.mark.parametrize(
+    "rows, reduced, said",
+    [
+        (288, False, "x takes 288 registers of a thread, which has 255: it lies in shared memory"),
+        (544, True, "fragments take 545 registers of a thread, which has 255: what does not fit"),
+    ],
+)
+def test_fragments_above_255_registers_are_a_warning(rows, reduced, said):
+    found, kernel = costs_of(tall(rows, reduced))
+    assert any(said in str(w.message) for w in found)
+    assert said in kernel.explain()

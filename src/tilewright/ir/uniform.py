@@ -263,6 +263,13 @@ def _tile_op(op: Op) -> str:
     return TILE_OPS.get(type(op), "")
 
 
+# what the threads of a branch do by themselves
+_BY_SOME: Mapping[type[Op], str] = {
+    Map: "; for a loop by some threads, give each its own elements: `for i in T.serial(t, n, 32)`"
+    " under `if t < 32`",
+}
+
+
 def _check_tile_op(found: PerThread, op: Op, noun: str, control: Name | None) -> None:
     if control is not None:
         raise CompileError(
@@ -270,7 +277,7 @@ def _check_tile_op(found: PerThread, op: Op, noun: str, control: Name | None) ->
             loc=op.loc,
             got=f"a branch or loop around it that depends on {found.explain(control)}",
             fix="branch on something that is the same in all threads, or move the "
-            f"{noun} out of the branch",
+            f"{noun} out of the branch" + _BY_SOME.get(type(op), ""),
             code="not-uniform",
         )
     if isinstance(op, Map):

@@ -1,10 +1,10 @@
 """Registers of a thread: what fragments take where most live at once, against what there is.
 
 Of a block's registers every thread is born with as many; a producer hands most of its own over to
-the consumers (`register_shares`). Fragments that need more than twice what a thread has, however
-they are spread, are refused: what does not fit goes to local memory, and takes minutes to compile.
-Accumulators of products by warpgroups cannot go there at all: where they do not fit, single warps
-make the products.
+the consumers (`register_shares`). What does not fit goes to local memory, with a warning. Fragments
+that need more than eight times what a thread has, however they are spread, are refused: they are a
+mistake, and take minutes to compile. Accumulators of products by warpgroups cannot go there at all:
+where they do not fit, single warps make the products.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.op import Alloc, Body, Gemm, Kernel, Role, walk_ops
 from tilewright.ir.target import Target
 from tilewright.passes.lifetimes import lifetimes
-from tilewright.passes.reasons import because
+from tilewright.passes.reasons import because, costs
 from tilewright.passes.register_shares import UNIT, WARP
 from tilewright.passes.reuse_shared import fragment_words
 from tilewright.support.errors import CompileError
 
-SPILLED = 2  # half of a fragment in local memory is slow; more is a mistake
+SPILLED = 8  # a fragment in local memory is slow; a much larger one is a mistake
 
 
 class TooManyRegisters(CompileError):
@@ -48,8 +48,16 @@ def fit_registers(kernel: Kernel, target: Target) -> Kernel:
         least = {name: -(-allocs[name].buffer.bytes // (4 * threads)) for name in sizes}
         _, live = lives.peak(least)
         taken = sum(least[name] for name in live)
+        if taken <= room:
+            continue
+        largest = max(live, key=lambda name: (least[name], name))
+        costs(
+            kernel.name,
+            allocs[largest].loc or kernel.loc,
+            f"fragments take {taken} registers of a thread{role}, which has {room}: what does not "
+            f"fit lies in local memory ({_in_words(live, allocs, least)})",
+        )
         if taken > SPILLED * room:
-            largest = max(live, key=lambda name: (least[name], name))
             raise CompileError(
                 f"the fragments of {kernel.name} do not fit the registers of a thread",
                 loc=allocs[largest].loc or kernel.loc,

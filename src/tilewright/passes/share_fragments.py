@@ -68,7 +68,7 @@ def share_fragments(kernel: Kernel, target: Target) -> Kernel:
         source = _source(kernel, buffer, written)
         if source is not None:
             kernel = _asked_there(kernel, buffer, source)
-        elif _movable(kernel, buffer):
+        elif movable(kernel, buffer):
             because(kernel.name, buffer.name, "control asks for its elements")
             shared = replace(buffer, space=Space.SHARED)
             kernel = rebuild(kernel, body=replace_buffers(kernel.body, {buffer: shared}))
@@ -167,7 +167,7 @@ def _is_about(op: Op, buffer: Buffer) -> bool:
     return isinstance(op, (Alloc, Hint)) and op.buffer == buffer
 
 
-def _movable(kernel: Kernel, buffer: Buffer) -> bool:
+def movable(kernel: Kernel, buffer: Buffer) -> bool:
     """Whether all that use a fragment as a tile could use shared memory as well."""
     for op in outside_nests(kernel.body):
         if isinstance(op, (Alloc, Copy, Fill, Map)):
@@ -181,4 +181,4 @@ def _movable(kernel: Kernel, buffer: Buffer) -> bool:
     return True
 
 
-__all__ = ["share_fragments"]
+__all__ = ["movable", "share_fragments"]

@@ -244,7 +244,8 @@ def nest_from_buffer(
     access: Access, fragment: Fragment, extents: tuple[int, ...]
 ) -> Fragment | None:
     """The layout of a nest in which every thread touches what it holds; None unless the access
-    is a bijection between the nest and the buffer."""
+    is a bijection between the nest and the buffer, or a part of it in the same registers of all
+    threads."""
     if access.dims is not None:
         try:
             return _raised(access.dims, fragment, extents)
@@ -253,12 +254,17 @@ def nest_from_buffer(
     if access.points is None or access.points.shape[1] != 1 or fragment.cover != fragment.tile:
         return None
     points = access.points[:, 0]
-    if len(points) != fragment.elements or (np.bincount(points + 1)[1:] != 1).any():
+    if (points < 0).any() or len(np.unique(points)) != len(points):
         return None
-    inverse = np.empty_like(points)
+    inverse = np.full(fragment.elements, -1, points.dtype)
     inverse[points] = np.arange(len(points))
+    table = inverse[fragment.table()]
+    if len(points) != fragment.elements:  # a part, of which threads hold the same registers
+        table = table[:, (table >= 0).any(axis=0)]
+        if (table < 0).any():
+            return None
     try:
-        return Fragment.fit(extents, inverse[fragment.table()])
+        return Fragment.fit(extents, table)
     except LayoutError:
         return None
 

@@ -119,6 +119,7 @@ class Jit:
         )
         self._kernels: dict[Any, Any] = self._direct.kernels if self.direct else {}
         self._others: dict[str | Target, Jit] = {}
+        self._configured: dict[Any, Jit] = {}
 
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,6 +168,21 @@ class Jit:
                 debug_root_path=self.debug_root_path,
             )
         return self._others[target]
+
+    def configured(self, pass_configs: Mapping[Any, Any]) -> Jit:
+        """The same function, compiled with these options besides its own."""
+        key = freeze(dict(pass_configs))
+        if key not in self._configured:
+            self._configured[key] = Jit(
+                self.fn,
+                out_idx=self.out_idx,
+                target=self.target,
+                pass_configs={**(self.pass_configs or {}), **pass_configs},
+                compile_flags=self.compile_flags,
+                verbose=self.verbose,
+                debug_root_path=self.debug_root_path,
+            )
+        return self._configured[key]
 
     @entry
     def as_torch_op(

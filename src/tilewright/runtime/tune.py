@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from tilewright.runtime.direct import key_of, outline
@@ -10,6 +13,36 @@ from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.content_key import content_key
 from tilewright.support.errors import CompileError
+
+_INPUTS: ContextVar[list[Any] | None] = ContextVar("autotune inputs", default=None)
+
+
+@contextmanager
+def set_autotune_inputs(*tensors: Any) -> Iterator[None]:
+    """What tuning inside runs on, instead of inputs that it makes: the arguments of the kernel
+    that it does not make itself, in order, or one list of them.
+
+    >>> @tw.autotune(configs=[{"block": 64}, {"block": 128}], warmup=1, rep=1)
+    ... @tw.jit(target="cpu", out_idx=[-1])
+    ... def double(N, block):
+    ...     @T.prim_func
+    ...     def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+    ...         with T.Kernel(T.ceildiv(N, block)) as bx:
+    ...             for i in T.Parallel(block):
+    ...                 B[bx * block + i] = A[bx * block + i] * 2
+    ...     return main
+    >>> a = np.ones(1000, np.float32)
+    >>> with tw.set_autotune_inputs(a):
+    ...     kernel = double(1000)
+    >>> float(kernel(a).sum())
+    2000.0
+    """
+    alone = len(tensors) == 1 and isinstance(tensors[0], (list, tuple))
+    token = _INPUTS.set(list(tensors[0] if alone else tensors))
+    try:
+        yield
+    finally:
+        _INPUTS.reset(token)
 
 
 class Autotuned:
@@ -21,10 +54,13 @@ class Autotuned:
     timed.
     """
 
-    def __init__(self, jitted: Jit, configs: Any, warmup: float, rep: float) -> None:
+    def __init__(
+        self, jitted: Jit, configs: Any, warmup: float, rep: float, profile: Profile | None = None
+    ) -> None:
         self.jitted = jitted
         self.configs = configs
         self.warmup, self.rep = warmup, rep
+        self.profile = profile or Profile()
         self.failures: list[tuple[Mapping[str, Any], Exception]] = []
         self.timings: list[tuple[Mapping[str, Any], float]] = []
         self._best: dict[Any, CompiledKernel] = {}
@@ -37,7 +73,15 @@ class Autotuned:
         kernel = self.compile(*args, **kwargs)
         if not self.jitted.direct:
             return kernel
-        return self.jitted(*args, **{**kwargs, **(kernel.config or {})})
+        jitted, config = self._parts(kernel.config or {})
+        return jitted(*args, **{**kwargs, **config})
+
+    def _parts(self, config: Mapping[str, Any]) -> tuple[Jit, dict[str, Any]]:
+        """The function with the `pass_configs` of a configuration, and its arguments."""
+        if "pass_configs" not in config or "pass_configs" in self.jitted.signature.parameters:
+            return self.jitted, dict(config)
+        rest = {n: v for n, v in config.items() if n != "pass_configs"}
+        return self.jitted.configured(config["pass_configs"] or {}), rest
 
     def compile(self, *args: Any, **kwargs: Any) -> CompiledKernel:
         """The fastest kernel for these arguments; its `config` and `latency` say which and how
@@ -71,11 +115,17 @@ class Autotuned:
         self.failures, self.timings = [], []
         for config in configs:
             try:
-                kernel = self.jitted.compile(*args, **{**kwargs, **config})
-                place = (kernel.target, seen, content_key(config), self.warmup, self.rep)
+                jitted, given = self._parts(config)
+                kernel = jitted.compile(*args, **{**kwargs, **given})
+                inputs = self.profile.inputs(kernel)
+                looks = None if inputs is None else content_key([outline(v) for v in inputs])
+                place = (kernel.target, seen, content_key(config), self.warmup, self.rep, looks)
                 if place not in self._measured:
-                    profiler = kernel.get_profiler()
-                    self._measured[place] = profiler.do_bench(warmup=self.warmup, rep=self.rep)
+                    profiler = kernel.get_profiler(self.profile.supply_type)
+                    self.profile.check(profiler, inputs)
+                    self._measured[place] = profiler.do_bench(
+                        warmup=self.warmup, rep=self.rep, input_tensors=inputs
+                    )
                 ms = self._measured[place]
             except Exception as error:
                 self.failures.append((config, error))
@@ -95,13 +145,122 @@ class Autotuned:
         return best[1]
 
 
+@dataclass
+class Profile:
+    """How configurations are tried: on which inputs, and against which reference."""
+
+    supply_type: Any = "auto"
+    supply_prog: Callable[[Any], Sequence[Any]] | None = None
+    ref_prog: Callable[..., Any] | None = None
+    rtol: float = 1e-2
+    atol: float = 1e-2
+    max_mismatched_ratio: float = 0.01
+    skip_check: bool = False
+
+    def inputs(self, kernel: CompiledKernel) -> list[Any] | None:
+        """The inputs that were given; None: they are made."""
+        given = _INPUTS.get()
+        if given is None and self.supply_prog is not None:
+            launcher = kernel.launcher
+            return list(self.supply_prog([launcher.params[i] for i in launcher.inputs]))
+        return None if given is None else list(given)
+
+    def check(self, profiler: Any, inputs: list[Any] | None) -> None:
+        """Raise where the kernel and the reference differ."""
+        if self.ref_prog is not None and not self.skip_check:
+            profiler.assert_allclose(
+                self.ref_prog, inputs, rtol=self.rtol, atol=self.atol,
+                max_mismatched_ratio=self.max_mismatched_ratio,
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AutotuneResult:
+    """The fastest configuration: its kernel, `config`, and `latency` in milliseconds."""
+
+    latency: float
+    config: Mapping[str, Any]
+    kernel: CompiledKernel
+    ref_latency: float | None = None
+
+    @property
+    def func(self) -> Any:
+        """The kernel's program."""
+        return self.kernel.program
+
+    @property
+    def libcode(self) -> str:
+        return self.kernel.get_kernel_source()
+
+
+class AutoTuner:
+    """Tuning a factory step by step, as TileLang's scripts do.
+
+    >>> def double(block=64):
+    ...     @T.prim_func
+    ...     def main(A: T.Tensor((1000,), "float32"), B: T.Tensor((1000,), "float32")):
+    ...         with T.Kernel(T.ceildiv(1000, block)) as bx:
+    ...             for i in T.Parallel(block):
+    ...                 B[bx * block + i] = A[bx * block + i] * 2
+    ...     return main
+    >>> tuner = tw.AutoTuner.from_kernel(kernel=double, configs=[{"block": 64}, {"block": 128}])
+    >>> tuner = tuner.set_compile_args(out_idx=[-1], target="cpu")
+    >>> result = tuner.set_profile_args(ref_prog=lambda a: a * 2).run(warmup=1, rep=1)
+    >>> result.config["block"] in (64, 128), result.latency > 0
+    (True, True)
+    """
+
+    def __init__(self, kernel: Any, configs: Any) -> None:
+        self.kernel, self.configs = kernel, configs
+        self._compile: dict[str, Any] = {}
+        self._profile = Profile()
+
+    @classmethod
+    def from_kernel(cls, kernel: Any, configs: Any) -> AutoTuner:
+        """A tuner of a factory, plain or jitted, over configurations of its arguments. One that
+        has `pass_configs` is compiled with these too."""
+        return cls(kernel, configs)
+
+    def set_compile_args(
+        self, out_idx: Any = None, target: Any = "auto", pass_configs: Any = None, **others: Any
+    ) -> AutoTuner:
+        """What `tw.jit` takes."""
+        self._compile = {"out_idx": out_idx, "target": target, "pass_configs": pass_configs}
+        return self
+
+    def set_profile_args(self, **profile: Any) -> AutoTuner:
+        """`supply_type`, `supply_prog`, `ref_prog`, `rtol`, `atol`, `max_mismatched_ratio` and
+        `skip_check`: how configurations are tried. One that differs from the reference is set
+        aside."""
+        known = {n: v for n, v in profile.items() if n in Profile.__dataclass_fields__}
+        self._profile = Profile(**known)
+        return self
+
+    def run(self, warmup: float = 25, rep: float = 100, timeout: float | None = None) -> Any:
+        """The fastest configuration that is right."""
+        jitted = self.kernel.jitted if isinstance(self.kernel, Autotuned) else self.kernel
+        if not isinstance(jitted, Jit):
+            jitted = Jit(jitted, **self._compile)
+        tuned = Autotuned(jitted, self.configs, warmup, rep, self._profile)
+        kernel = tuned.compile()
+        reference = None
+        if self._profile.ref_prog is not None:
+            profiler = kernel.get_profiler(self._profile.supply_type)
+            reference = profiler.do_bench(
+                self._profile.ref_prog, warmup, rep, input_tensors=self._profile.inputs(kernel)
+            )
+        return AutotuneResult(kernel.latency or 0.0, kernel.config or {}, kernel, reference)
+
+
 def autotune(
-    fn: Any = None, *, configs: Any = (), warmup: float = 10, rep: float = 30, **_: Any
+    fn: Any = None, *, configs: Any = (), warmup: float = 10, rep: float = 30, **profile: Any
 ) -> Any:
     """Over a jitted factory: call it without the tuned arguments.
 
     Each configuration is compiled, run and timed; the fastest kernel is returned, with what was
-    chosen in `config`. One that does not compile is left out.
+    chosen in `config`. One that does not compile is left out, and with `ref_prog=` one that
+    differs from the reference. A configuration may have `pass_configs` besides arguments:
+    `{"block": 64, "pass_configs": {"warp_specialize": False}}`.
 
     >>> @tw.autotune(configs=[{"block": 64}, {"block": 128}], warmup=1, rep=1)
     ... @tw.jit
@@ -119,6 +278,7 @@ def autotune(
 
     def decorate(jitted: Jit | Callable[..., Any]) -> Autotuned:
         factory = jitted if isinstance(jitted, Jit) else Jit(jitted)
-        return Autotuned(factory, configs, warmup, rep)
+        known = {n: v for n, v in profile.items() if n in Profile.__dataclass_fields__}
+        return Autotuned(factory, configs, warmup, rep, Profile(**known))
 
     return decorate(fn) if fn is not None else decorate

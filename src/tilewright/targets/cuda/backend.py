@@ -56,8 +56,10 @@ from tilewright.passes.reduce_by_atomics import reduce_by_atomics
 from tilewright.passes.reuse_shared import reuse_shared
 from tilewright.passes.roles import part_roles
 from tilewright.passes.share_fragments import share_fragments
+from tilewright.passes.spill_fragments import spill_fragments
 from tilewright.passes.stage_stores import stage_stores
 from tilewright.passes.take_turns import take_turns
+from tilewright.passes.unroll_shifts import unroll_shifts
 from tilewright.passes.use_fast_functions import use_fast_functions
 from tilewright.support.errors import CompileError, Cost, VerifyError
 from tilewright.targets.cuda.blame import blamed, with_tiles
@@ -102,6 +104,12 @@ SCHEDULE = (
     ),
     Pass("drop_unused", drop_unused, "before anything adds up what tiles take"),
     Pass(
+        "unroll_shifts",
+        unroll_shifts,
+        "early: copies of parts, and nests over them, are ops of their own from here on",
+        whole_program=True,
+    ),
+    Pass(
         "nest_stores",
         nest_stores,
         "before anything asks what threads compute: nests are all that there is",
@@ -114,6 +122,11 @@ SCHEDULE = (
     ),
     Pass("announce_barriers", announce_barriers, "any time: derived ones are announced"),
     Pass("use_fast_functions", use_fast_functions, "any time: it changes expressions only"),
+    Pass(
+        "spill_fragments",
+        spill_fragments,
+        "early: what follows asks what is in registers, and how much memory there is",
+    ),
     Pass(
         "share_fragments",
         share_fragments,
@@ -424,7 +437,7 @@ class Built:
     def record(self, program: Program) -> Record:
         specs = tuple(launch_spec(program, kernel) for kernel in self.emitted.kernels)
         lowered = self.trace.result
-        costs = (*self.trace.costs, *spills(specs, self.compiled))
+        costs = (*self.trace.costs, *spills(self.emitted.kernels, self.compiled))
         return Record(specs, lowered.scratch, alignments(lowered), self.serialized, costs)
 
 
@@ -530,17 +543,17 @@ def spilled(compiled: CompiledCuda) -> int:
     return sum(r.spill_bytes + r.local_bytes for r in compiled.resources.values())
 
 
-def spills(specs: Sequence[LaunchSpec], compiled: CompiledCuda) -> list[Cost]:
+def spills(kernels: Sequence[KernelSource], compiled: CompiledCuda) -> list[Cost]:
     """What the assembler could not keep in registers, kernel by kernel."""
     found = []
-    for spec in specs:
-        taken = compiled.resources.get(spec.kernel)
+    for source in kernels:
+        taken = compiled.resources.get(source.name)
         if taken is not None and taken.spill_bytes:
             text = (
                 f"{taken.spill_bytes} bytes of register spills in each thread, which has "
                 f"{taken.registers} registers: use smaller tiles, or more threads"
             )
-            found.append(Cost(spec.kernel, spec.loc, text))
+            found.append(Cost(source.kernel.name, source.kernel.loc, text))
     return found
 
 

@@ -44,6 +44,7 @@ from tilewright.ir.op import (
     WaitGroup,
     While,
     expressions,
+    op_loads,
     operands,
     walk_ops,
 )
@@ -425,7 +426,8 @@ def _for(w: _Writer, op: For) -> None:
         bound = w.names.of(f"{op.var.name}_stop")
         w.line(f"const {kind} {bound} = {stop};", op.loc)
         stop = bound
-    w.line("#pragma unroll" if op.kind == "unroll" else "#pragma unroll 1")
+    whole = op.kind == "unroll" and not (_trips(op) > FEW and _walks_memory(op))
+    w.line("#pragma unroll" if whole else "#pragma unroll 1")
     step, by = w.expr(op.step), w.spans.of(op.step)
     advance = f"++{var}" if by == single(1) else f"{var} += {step}"
     most = limits(op.var.dtype).hi
@@ -433,6 +435,29 @@ def _for(w: _Writer, op: For) -> None:
         advance = f"{var} = tw::advance<{kind}>({var}, {step})"
     head = f"for ({kind} {var} = {start}; {var} < {stop}; {advance}) {{"
     w.block(head, op.body, op.loc)
+
+
+LARGE = 2 * 255 * 4  # bytes of an array that is no longer mostly in registers
+FEW = 8  # iterations that are written out all the same
+
+
+def _trips(op: For) -> int:
+    ends = [e.value for e in (op.start, op.stop, op.step) if isinstance(e, Const)]
+    return len(range(*map(int, ends))) if len(ends) == 3 else 0
+
+
+def _walks_memory(op: For) -> bool:
+    """Whether a loop is over an array that local memory holds: to write it out would not bring it
+    into registers, and takes the assembler minutes."""
+    for inner in walk_ops(op.body):
+        places = [(load.buffer, load.indices) for load in op_loads(inner)]
+        if isinstance(inner, Store):
+            places.append((inner.buffer, inner.indices))
+        for buffer, indices in places:
+            large = buffer.space is Space.LOCAL and buffer.bytes > LARGE
+            if large and any(op.var in variables(i) for i in indices):
+                return True
+    return False
 
 
 def _while(w: _Writer, op: While) -> None:

@@ -35,7 +35,7 @@ LIMITS = {
 
 GRID = (2**31 - 1, 65535, 65535)  # blocks along each axis
 REGISTERS_OF_THREAD = 255
-SPILLED = 2  # half of a fragment in local memory is slow; more is a mistake, and takes minutes
+SPILLED = 8  # a fragment in local memory is slow; a much larger one is a mistake
 LOCAL_BYTES_OF_THREAD = 512 * 1024
 
 
