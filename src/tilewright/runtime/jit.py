@@ -18,7 +18,7 @@ from tilewright.runtime.backends import compiled_for, resolve
 from tilewright.runtime.configs import options_from
 from tilewright.runtime.direct import Direct, bind, key_of
 from tilewright.runtime.kernel import CompiledKernel
-from tilewright.support.content_key import at_home
+from tilewright.support.content_key import at_home, content_key
 from tilewright.support.errors import CompileError, entry, swap
 from tilewright.support.reads import Context
 
@@ -171,7 +171,7 @@ class Jit:
 
     def configured(self, pass_configs: Mapping[Any, Any]) -> Jit:
         """The same function, compiled with these options besides its own."""
-        key = freeze(dict(pass_configs))
+        key = content_key(dict(pass_configs))
         if key not in self._configured:
             self._configured[key] = Jit(
                 self.fn,
