@@ -41,6 +41,8 @@ TAKEN = {
     "folded in": COPY + "fill m = -9.0\nreduce max x -> m dim 1 clear=false" + OUT,
     "the wrong mask": COPY + "map (i, j) in (16, 64) { x[i, j] = x[i, j] if j < 50 else -9.0 }\n"
     "reduce max x -> m dim 1" + OUT,
+    "by atomics": "alloc s: float32[16] shared\nfill s = -9.0\nmap (i, j) in (16, 64) { "
+    "atomic max s[i] value=X[bx * 16 + i, j] }\ncopy s -> Y[bx * 16:+16]",
     "a product's columns": "alloc q: float32[32, 64] shared\nalloc s: float32[32, 32] fragment\n"
     "alloc m: float32[32] fragment\ncopy X[0:+32, 0:+64] -> q\nfill s = 0.0\n"
     "gemm q, q -> s transpose_b=true\nreduce max s -> m dim 1\nif bx == 0 { copy m -> Y[0:+32] }",
@@ -78,6 +80,9 @@ FINE = {
     "one by one, rows that do not exist": "alloc s: float32[16, 40] shared\n"
     "copy X[bx * 16:+16, 0:+40] -> s\nmap i in 16 {\nalloc v: float32 local init=-9.0\n"
     "for j in 0 .. 40 { v = max(v, s[i, j]) }\nY[bx * 16 + i] = v }",
+    "by atomics, columns that do not exist": "alloc s: float32[64] shared\nfill s = -9.0\n"
+    "map (i, j) in (16, 64) { atomic max s[j] value=X[i, j] }\n"
+    "if bx == 0 { copy s[0:+20] -> Y }",
     "a tile written again": COPY + "map (i, j) in (16, 64) { x[i, j] = float32(i) }\n"
     "reduce max x -> m dim 1" + OUT,
 }

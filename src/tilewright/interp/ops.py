@@ -428,9 +428,16 @@ def run_atomic(b: Builder, op: Atomic) -> Step:
     if single and op.src is None:
         result = None if op.result is None else op.result.name
 
+        folds = b.evaluate.sanitize and op.op in ("max", "min") and op.value is not None
+        marks = padding.Tracer(b.evaluate, op.value, op) if folds and op.value is not None else None
+
         def run_element(fr: Frame) -> None:
             idx = tuple(s(fr) for s in dst.starts)
-            old = atomic_elements(fr, region_memory(fr, dst), idx, operand(fr), fn, op)
+            fr.outside = False
+            given = operand(fr)
+            fr.storing = None if marks is None else marks(fr)
+            old = atomic_elements(fr, region_memory(fr, dst), idx, given, fn, op)
+            fr.storing = None
             if result is not None:
                 fr.vars[result] = old
 
@@ -483,6 +490,9 @@ def atomic_elements(
         return out[()]
     if fr.watch is not None:
         owners = fr.agent.lane_ids(fr)[ok] if per_lane else None
+        if fr.agent.sanitize:
+            found = 0 if fr.storing is None else np.broadcast_to(fr.storing, shape)[ok]
+            padding.updated(fr, op, mem, places, found)
         fr.watch.atomic(fr, mem, places, owners, fr.loc())
     data = mem.data
     flat = np.ravel_multi_index(places, mem.shape) if places else np.zeros(count, np.int64)

@@ -191,6 +191,27 @@ def _warn_mixed(fr: Frame, op: Reduce, row: tuple[int, ...], count: int, extent:
     )
 
 
+def updated(fr: Frame, op: Op, mem: Memory, places: Where, marks: Any) -> None:
+    """Atomics fold values with `marks` into elements; warn where those of one element mix."""
+    if not np.any(_outside(marks)):
+        written(mem, places if places else (...,), None)
+        return
+    flat: Any = np.zeros(np.size(marks), int)
+    if places:
+        flat = np.ravel_multi_index(places, mem.shape)
+    data = flat[(marks == DATA) | (marks_at(mem, places) == DATA)]
+    mixed = np.isin(flat, data)
+    if np.any(mixed & (marks == OUTSIDE)):
+        warn(
+            fr,
+            op,
+            f"{mem.name} takes up elements that lie outside their tensor, as if they were data",
+            "leave them out with an `if` on the index, or choose another value for them with "
+            "T.if_then_else",
+        )
+    written(mem, places if places else (...,), np.where(mixed, DATA, OUTSIDE))
+
+
 def warn(fr: Frame, op: Op, message: str, fix: str) -> None:
     launch = fr.agent.block.cluster.launch
     key = ("padding", op.loc or id(op))
