@@ -65,10 +65,11 @@ docs: $(CORE) ## rewrite what is generated: reference, tutorial pages, the READM
 	@$(PY) benchmarks/tables.py
 
 NIGHTLY ?= 7200
-nightly: $(DEV) ## 10,000 random schedules, every mutant of derived ones, the zoo for every GPU; takes an hour
+nightly: $(DEV) ## 10,000 random schedules, mutants, wrong kernels, the zoo for every GPU; takes an hour
 	$(call step,schedules,$(PY) -m devtools schedules zoo/schedules.py --count 10000 --jobs $(JOBS) --time $(NIGHTLY),A failure is printed as the command that repeats it.)
 	$(call step,mutants,$(PY) -m tests.derived.run --jobs $(JOBS),)
 	$(call step,chips,$(PY) -m devtools chips --jobs $(JOBS),)
+	$(call step,wrong kernels,$(PY) -m devtools mutants,What is missed is listed with its line.)
 
 # A GPU machine brings its own Python with PyTorch and CUDA; nothing is installed there. A shard or a
 # family is what one command runs, and ends within ten minutes; more of them run one after the other.

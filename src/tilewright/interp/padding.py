@@ -196,7 +196,9 @@ def updated(fr: Frame, op: Op, mem: Memory, places: Where, marks: Any) -> None:
     if not np.any(_outside(marks)):
         written(mem, places if places else (...,), None)
         return
-    flat: Any = np.ravel_multi_index(places, mem.shape) if places else np.zeros(np.size(marks), int)
+    flat: Any = np.zeros(np.size(marks), int)
+    if places:
+        flat = np.ravel_multi_index(places, mem.shape)
     data = flat[(marks == DATA) | (marks_at(mem, places) == DATA)]
     mixed = np.isin(flat, data)
     if np.any(mixed & (marks == OUTSIDE)):
