@@ -340,6 +340,26 @@ def test_closures_that_change():
     assert direct(X)[0] == 54 and len(direct._kernels) == 4
 
 
+def test_globals_that_are_named_by_strings(monkeypatch):
+    @tw.jit(target="interp", out_idx=[-1])
+    def fac(n):
+        total = globals()["SCALE"] * 10 + eval("TABLE['scale']")
+
+        @T.prim_func
+        def main(A: T.Tensor((n,), "int32"), B: T.Tensor((n,), "int32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(n):
+                    B[i] = A[i] * total
+
+        return main
+
+    assert fac(2)(X)[0] == 33 and fac(2) is fac(2)
+    monkeypatch.setitem(globals(), "SCALE", 4)
+    assert fac(2)(X)[0] == 43
+    monkeypatch.setitem(TABLE, "scale", 5)
+    assert fac(2)(X)[0] == 45
+
+
 def test_only_the_attributes_that_are_read_count():
     class Model:
         def __init__(self):

@@ -272,7 +272,10 @@ def jit(
     debug_root_path: str | None = None,
     **others: Any,
 ) -> Any:
-    """Compile a kernel when it is first called, once per distinct arguments.
+    """Compile a kernel when it is first called, once per distinct values that its text reads.
+
+    Arguments, closures and globals count, by type and content; a value that cannot be compared
+    with those of later calls is refused.
 
     On a factory that returns a `prim_func`, calling it gives the compiled kernel; on a function
     that *is* the kernel (it opens `T.Kernel` itself), calling it runs it and returns what it

@@ -146,6 +146,8 @@ class _Value(NamedTuple):
         try:
             return sub(self.value)
         except Unkeyable as error:
+            if not self.reader:
+                return Same(self.value)
             if self.loc is None:
                 raise error.inside(f" ({self.reader})") from None
             raise CompileError(
@@ -257,7 +259,18 @@ class _Walk:
         if read.path[0] == _IMPORT:
             return self.imported(function, scope, read)
         value = self.look(scope, read.path[0])
-        return ("builtin",) if value is _ABSENT else self.value(function, value, read)
+        if value is not _ABSENT:
+            return self.value(function, value, read)
+        return self.once(scope, self.everything) if read.path[0] in _REACH_ALL else ("builtin",)
+
+    def everything(self, scope: dict[str, Any]) -> Key:
+        """All globals, for `globals()` and `eval` may read any; what has no key as itself."""
+        self.whole.append(scope)
+        said: list[Key] = []
+        self.reader, self.loc = "", None
+        for name in [name for name in scope if not name.startswith("__")]:
+            said += (name, self(self.look(scope, name)))
+        return ("globals", *said)
 
     def imported(self, function: FunctionType, scope: dict[str, Any], read: Read) -> Key:
         try:
@@ -416,6 +429,7 @@ def _names(code: CodeType) -> Iterator[Read]:
             yield from _names(inner)
 
 
+_REACH_ALL = ("globals", "eval", "exec")
 _FREE = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _BETWEEN = ("CACHE", "EXTENDED_ARG", "PRECALL", "NOP")
