@@ -113,9 +113,9 @@ def prepared(arch: int, replaced: tuple[tuple[str, str], ...] = ()) -> Path:
             "#define TW_DEVICE __device__ __forceinline__",
             _CALL,
         ]
-        prefix, to = made / "prelude.h", made / "prelude.h.gch"
-        prefix.write_text("\n".join(prelude))
-        _run([compiler(), *FLAGS, "-x", "c++-header", str(prefix), "-o", str(to)])
+        whole, to = made / "prelude.h", made / "prelude.h.gch"
+        whole.write_text("\n".join(prelude))
+        _run([compiler(), *FLAGS, "-x", "c++-header", str(whole), "-o", str(to)])
 
     own = [(HERE / name).read_text() for name in (*PARTS, "asm.py", "build.py")]
     return _kept([str(arch), *FLAGS, *own, *texts.values()], fill)

@@ -115,7 +115,7 @@ def rows(kind: str) -> Iterator[Row]:
 def drawn(kind: str, seed: int, count: int = 8) -> list[Row]:
     """Random expressions of a few operations; casts there and back among them."""
     r = Random(f"{kind} {seed}")
-    known = [row.text for row in rows(kind) if row.out == kind]
+    known = [row.text for row in rows(kind) if row.out == kind and row.zeros]
 
     def grow(depth: int) -> str:
         if depth == 0 or r.random() < 0.15:
