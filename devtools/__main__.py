@@ -191,5 +191,23 @@ def mutants(count: int, each: int, random: int, seed: int, small: bool) -> None:
     sys.exit(int(report.share() < 0.97 or bool(report.accused)))
 
 
+@main.command()
+@click.option("--count", type=click.IntRange(1), default=1000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the first program.")
+@click.option("--target", default="interp", show_default=True, help="interp or cpu.")
+def meaning(count: int, seed: int, target: str) -> None:
+    """Run random Python as a kernel's text and as plain Python, and compare the results.
+
+    A kernel that is refused at one of its lines is fine; the first that differs is shrunk.
+    """
+    from devtools.fuzz.python_meaning import hunt
+
+    kinds, finding = hunt(count, seed, target)
+    print(", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())))
+    if finding is not None:
+        print(f"{finding.kind}: {finding.said}\n\n{finding.source}")
+    sys.exit(finding is not None)
+
+
 if __name__ == "__main__":
     main()

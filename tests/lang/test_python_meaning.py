@@ -301,7 +301,9 @@ else:
 
 @pytest.mark.parametrize("body", UNCHANGED.strip().split("\n\n"))
 def test_what_stays_as_it_was_is_fine(body):
-    setup = "half, stack = Counted(), []\npush, pop = stack.append, stack.pop\n"
+    setup = (
+        "half, stack = Counted(), []\npush, pop = stack.append, stack.pop\nq = np.ones((2, 3))\n"
+    )
     assert run(EACH, setup + body) == [3] * 4 + [4] * 4
 
 

@@ -161,8 +161,8 @@ def _array(value: Any) -> tuple[Content | None, Children]:
     if value.nbytes > BYTES:
         return None, ()
     if value.dtype == object:
-        return list(value.ravel()), ()
-    return [value.shape, value.tobytes()], ()
+        return [*value.shape, *value.ravel()], ()
+    return [*value.shape, value.tobytes()], ()
 
 
 def _bytes(value: Any) -> tuple[Content, Children]:
