@@ -100,7 +100,7 @@ BUGS = (
         kind="numbers"),
     Bug("shifts to the left that give up too early", "targets/cpu/numbers.py",
         'self.instruction("icmp ult", b, self.constant(bits, a.dtype), BOOL)',
-        'self.instruction("icmp ult", b, self.constant(bits - 1, a.dtype), BOOL)', kind="numbers"),
+        'self.instruction("icmp ult", b, self.constant(bits // 2, a.dtype), BOOL)', kind="numbers"),
     Bug("sums under a division taken not to wrap", "ir/bounds.py",
         "        if not is_ring(expr) or not wraps(expr.dtype, index):\n            return True\n",
         "        if not is_ring(expr) or expr.dtype.bits >= 32:\n            return True\n",
