@@ -19,6 +19,7 @@ FLOATS = ("float32", "float64", *NARROW)
 SMALL = ("float8_e4m3fn", "float8_e5m2")
 KINDS = (*SIGNED, *SIGNED, *UNSIGNED, *FLOATS, *FLOATS, "bool")
 N = 64
+WHOLE = "sum sum times by by times_by shift shift shift bits bool unary power most"
 MOST, LEAST = 2**31 - 1, -(2**31)
 # start, stop and step of short loops, at the ends of int32, too
 LOOPS = (
@@ -48,23 +49,24 @@ class Numbers:
 
     def recipe(self) -> Recipe:
         r = self.r
-        for dtype in r.sample(sorted(set(KINDS)), r.randint(2, 4)):
+        kinds = [*r.sample(SIGNED, 2), *r.sample(FLOATS, 1), *r.sample(KINDS, 2)]
+        for dtype in dict.fromkeys(kinds):
             shape, data = (str(N),), self.data(dtype)
             self.inputs.append(Tensor(f"A{len(self.inputs)}", shape, dtype, data=data))
         outputs: list[Tensor] = []
         tiles: list[Tile] = []
         body: list[Stmt] = []
         loops = r.sample(LOOPS, 3)
-        for at in range(r.randint(1, 4)):
+        for at in range(r.randint(4, 8)):
             dtype = r.choice(KINDS)
             out = Tensor(f"O{at}", (str(N),), dtype, data=f"np.zeros({N})")
             outputs.append(out)
-            if r.random() < 0.3 and dtype in ("int32", "int64", "uint32"):
+            if r.random() < 0.6 and dtype in ("int32", "int64", "uint32"):
                 tile = Tile(f"f{at}", r.choice(["fragment", "shared"]), (str(N),), dtype)
                 tiles.append(tile)
                 body += self.looped(tile, out)
             else:
-                value = self.value(dtype, r.randint(1, 4))
+                value = self.value(dtype, r.choice([1, 1, 2, 2, 3, 4]))
                 store = Stmt(f"{out.name}[i] = {{0}}", (value,))
                 body.append(Stmt(f"for i in T.Parallel({N}):", body=(store,)))
         launch = Launch(("1",), ("bx",), r.choice(["32", "64", "128"]), tuple(tiles), tuple(body))
@@ -186,7 +188,7 @@ class Numbers:
         def make(more: int = 1) -> Ex:
             return self.value(dtype, depth - more)
 
-        kind = r.choice("sum sum times by times_by shift shift bits bool unary power most".split())
+        kind = r.choice(WHOLE.split())
         match kind:
             case "sum":
                 return self.ex(dtype, f"({{0}} {r.choice('+-')} {{1}})", make(), make())
@@ -196,7 +198,7 @@ class Numbers:
                 if r.random() < 0.4:
                     c = r.choice([2, 3, 4, 7, *([-1, -3] if dtype[0] != "u" else [])])
                     return self.ex(dtype, f"({{0}} {r.choice(['//', '%'])} {c})", make())
-                by = self.ex(dtype, "({0} | 1)", make())
+                by = self.ex(dtype, "({0} | 1)", self.leaf(dtype))
                 text = f"({{0}} {r.choice(['//', '%'])} {{1}})"
                 text = "T.fmod({0}, {1})" if r.random() < 0.2 else text
                 return self.ex(dtype, text, make(), by)
@@ -209,7 +211,7 @@ class Numbers:
                 if r.random() < 0.4:
                     count = r.choice([0, 1, bits(dtype) - 1, bits(dtype), 40, 100])
                     return self.ex(dtype, f"({{0}} {way} {count})", make())
-                by = self.value(r.choice(UNSIGNED), depth - 2)
+                by = self.leaf(r.choice(UNSIGNED))
                 if r.random() < 0.5:
                     by = self.ex("int32", '(T.cast({0}, "int32") & 127)', by)
                 return self.ex(dtype, f"({{0}} {way} {{1}})", make(), by)

@@ -288,7 +288,9 @@ class KernelEmitter(TileEmitter):
     def _for(self, op: For) -> None:
         start, stop, step = (self.index(e) for e in (op.start, op.stop, op.step))
         inside = self.ranges.loop(op.var, op.start, op.stop, op.step)
-        with self.fn.loop(start, stop, step, op.var.name) as (at, *labels), self.scope(inside):
+        ends = op.var.dtype.bits < 64 or step == "1"  # or the number after the last may be none
+        loop = self.fn.loop(start, stop, step, op.var.name, saturates=not ends)
+        with loop as (at, *labels), self.scope(inside):
             self.counters[op.var] = at
             self.loops.append((labels[0], labels[1]))
             self.ops(op.body)

@@ -119,9 +119,17 @@ class Function:
 
     @contextmanager
     def loop(
-        self, start: str, stop: str, step: str = "1", hint: str = "i", latch: str | None = None
+        self,
+        start: str,
+        stop: str,
+        step: str = "1",
+        hint: str = "i",
+        latch: str | None = None,
+        *,
+        saturates: bool = False,
     ) -> Iterator[tuple[str, str, str]]:
-        """`for i in range(start, stop, step)` over i64, step > 0.
+        """`for i in range(start, stop, step)` over i64, step > 0; `saturates`: the number after the
+        last may be too large for i64.
 
         Yields (i, label that goes on, label that leaves).
         """
@@ -136,7 +144,11 @@ class Function:
         self.start(body)
         yield index, latch, after
         self.start(latch)
-        self.line(f"{following} = add nsw i64 {index}, {step}")
+        if saturates:
+            self.module.declare("llvm.sadd.sat.i64", "i64", "i64", "i64")
+            self.line(f"{following} = call i64 @llvm.sadd.sat.i64(i64 {index}, i64 {step})")
+        else:
+            self.line(f"{following} = add nsw i64 {index}, {step}")
         self.jump(header)
         self.start(after)
 

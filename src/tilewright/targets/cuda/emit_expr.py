@@ -8,10 +8,8 @@ from typing import TypeGuard
 
 import numpy as np
 
-from tilewright.ir.bounds import limits
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
-from tilewright.ir.intervals import Value, single
 from tilewright.ir.linear import is_ring
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.names import Names
@@ -82,14 +80,14 @@ def print_expr(
     `index`: the sum itself does not overflow (`ir.bounds`); what stands under its divisions, masks
     and choices may. Other sums of signed numbers wrap unless `spans` show that they need not.
     """
-    printer = _Printer(names, load, spans)
+    printer = _Printer(names, load, spans or Spans())
     if index:
         printer.sums_of(expr)
     return printer.within(expr, _STRENGTH[beside] if beside else 0)
 
 
 class _Printer:
-    def __init__(self, names: Names, load: Callable[[Load], str], spans: Spans | None) -> None:
+    def __init__(self, names: Names, load: Callable[[Load], str], spans: Spans) -> None:
         self.names, self.load, self.spans = names, load, spans
         self.plain: set[Expr] = set()
 
@@ -104,7 +102,7 @@ class _Printer:
         """C++ must be told that `e` wraps."""
         if e.dtype.kind != "int" or e.dtype.bits < 32 or e in self.plain:
             return False
-        return self.spans is None or not self.spans.fits(e)
+        return not self.spans.fits(e)
 
     def go(self, e: Expr) -> tuple[str, int]:
         """The text and how strongly its outermost operator binds."""
@@ -152,8 +150,7 @@ class _Printer:
     def shift(self, e: Bin) -> tuple[str, int]:
         """By a count in range as C++ does it; by others, and of signed numbers to the left, by the
         header's functions."""
-        count = self.spans.of(e.b) if self.spans else _const_span(e.b)
-        if below(count, e.dtype):
+        if below(self.spans.of(e.b), e.dtype):
             if e.op == ">>" or e.dtype.kind == "uint":
                 return self.narrowed(e, self.infix(e, e.op))
             if isinstance(e.b, Const) and e.dtype.bits >= 32:
@@ -201,11 +198,9 @@ class _Printer:
 
     def overflows(self, a: Expr, b: Expr) -> bool:
         """The quotient of these may be that of the least number and -1."""
-        by = self.spans.of(b) if self.spans else _const_span(b)
+        by = self.spans.of(b)
         if not by.lo <= -1 <= by.hi or a.dtype.bits < 32:
             return False
-        if self.spans is None:
-            return True
         return self.spans.of(a).lo == a.dtype.min_value and not self.spans.sized(Bin("//", a, b))
 
     def cast(self, e: Cast) -> tuple[str, int]:
@@ -293,10 +288,6 @@ class _Printer:
         if kind.is_int and kind.bits < 32:
             return f"{TYPES[kind.name]}({text})", 99
         return text, strength
-
-
-def _const_span(e: Expr) -> Value:
-    return single(int(e.value)) if isinstance(e, Const) else limits(e.dtype)
 
 
 def _interval(e: Expr) -> tuple[int, int] | None:

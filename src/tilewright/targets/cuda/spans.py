@@ -36,10 +36,12 @@ from tilewright.ir.op import (
 class Spans:
     """Intervals of the integer expressions of one kernel."""
 
-    def __init__(self, kernel: Kernel, dims: Iterable[Dim] = ()) -> None:
+    def __init__(self, kernel: Kernel | None = None, dims: Iterable[Dim] = ()) -> None:
         self.dims = tuple(dims)
         self._known: dict[Expr, Value] = {}
         self._sized: dict[Expr, bool | None] = {}
+        if kernel is None:
+            return
         self._walk(kernel)
         counters = _Counters(self, kernel)
         if counters.found:  # once more, with what they are now known to be
