@@ -515,7 +515,7 @@ def test_print_and_device_assert(capfd):
 
 def test_source_and_assembly_are_readable():
     kernel = compiled(program("fill C = 1.0", ["C: float32[64]"]))
-    assert "define internal void @main.block(" in kernel.source and "%C" in kernel.source
+    assert "define internal void @tw.main.block(" in kernel.source and "%C" in kernel.source
     assert "main" in kernel.assembly()
     assert kernel.trace
 
