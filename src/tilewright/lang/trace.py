@@ -27,7 +27,7 @@ from tilewright.support import limits
 from tilewright.support.errors import CompileError, Loc, TilewrightError, entry, locating, swap
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrimFunc:
     """A traced kernel function."""
 
@@ -43,6 +43,11 @@ class PrimFunc:
             fix="return it from a function under @tw.jit, or tw.compile(it)",
             code="arguments",
         )
+
+    def __repr__(self) -> str:
+        from tilewright.ir.text import print_signature
+
+        return f"<prim_func {print_signature(self.program)}>"
 
     def __str__(self) -> str:
         from tilewright.ir.text import print_program

@@ -113,6 +113,10 @@ class Jit:
         self._kernels: dict[Any, Any] = self._direct.kernels if self.direct else {}
         self._others: dict[str | Target, Jit] = {}
 
+    def __repr__(self) -> str:
+        kind = "kernel function" if self.direct else "kernel factory"
+        return f"<{kind} {self.fn.__name__}{self.signature} for {self.target}>"
+
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.direct:
