@@ -110,7 +110,8 @@ def summary(row: dict[str, Any]) -> str:
 
 
 def table_of(rows: list[dict[str, Any]], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.caption = "×: their time over ours, more is better; less of error and ms"
     for head in ("kernel", "shape", "error", "ours ms"):
         table.add_column(head)
     for name in CONTENDERS:

@@ -13,6 +13,11 @@ from rich.table import Table
 import tilewright as tw
 from zoo.cases import demo_cases
 
+BETTER = "speed-up: NumPy's time over ours, more is better; error: against float64, less is better"
+NEXT = """\
+Next: write a kernel, with docs/tutorial/01_vector_add.md beside
+    .venv/bin/python examples/tutorial/01_vector_add.py"""
+
 
 def main(target: str = "auto") -> int:
     console = Console()
@@ -43,6 +48,8 @@ def main(target: str = "auto") -> int:
             f"{numpy / ours:.2f}×",
         )
     console.print(table)
+    console.print(BETTER, markup=False, highlight=False)
+    console.print(NEXT, markup=False, highlight=False)
     if failed:
         console.print(f"[red]{failed} of the kernels disagree with their reference[/red]")
     return 1 if failed else 0

@@ -102,7 +102,7 @@ def tell(value, slots, rank, cluster):
 
 def choose(
     columns: int, clusters: int = CLUSTER, block: int = BLOCK, single: int = BLOCK,
-    keep: int | None = None, multiprocessors: int = 132,
+    keep: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The variant of a row kernel and its sizes for rows of `columns` elements of 16 bits; `block`
     of them in the registers of a block, and at most `clusters` blocks in a cluster. From `single`
@@ -116,7 +116,6 @@ def choose(
         for cluster, (count, threads) in STAY.items():
             if columns <= cluster * PART:
                 blocks = 2 if columns <= PART // 2 else 1  # of a multiprocessor
-                count = count * multiprocessors // 132
                 sizes = {"clusters": count * blocks, "threads": threads // blocks, "vectors": 1}
                 return {"variant": "kept", "cluster": cluster, **sizes}
     cluster = 1
@@ -153,10 +152,11 @@ def build(
     else:
         gpu = found if found.arch else tw.Target.parse("cuda")
         clusters = gpu.chip.cluster if tw.Feature.CLUSTER in gpu.features else 1
-        # sizes that somebody names are those of rows that blocks hold; and three tiles must fit
-        narrow, roomy = dtype in ("float16", "bfloat16"), gpu.chip.shared >= 3 * 2 * PART
-        keep = keep if narrow and roomy and not choice else None
-        plan = choose(columns, clusters, block, single, keep, gpu.chip.multiprocessors)
+        # sizes that somebody names are those of rows that blocks hold; and how many clusters stay
+        # is known of chips with as many multiprocessors as an H200
+        narrow, known = dtype in ("float16", "bfloat16"), gpu.chip.multiprocessors == STAY[1][0]
+        keep = keep if narrow and known and not choice else None
+        plan = choose(columns, clusters, block, single, keep)
     plan = {**plan, **choice}
     if plan["variant"] == "rows" and (plan.get("block_N") or columns) < columns:
         raise ValueError(f"{plan['block_N']} columns in a block, {columns} in a row")

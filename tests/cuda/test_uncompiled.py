@@ -31,7 +31,8 @@ def test_it_can_be_looked_at(kernel):
     assert "__global__" in kernel.get_kernel_source()
     assert "ld.global" in kernel.explain() or "parallel 128" in kernel.explain()
     assert "kernel add" in kernel.ir("infer_layouts")
-    assert kernel.resources == {}
+    assert kernel.resources == {"threads": 128, "shared_bytes": 0, "cluster": 1}
+    assert "pip install" in kernel.explain().partition("a block takes")[2]
 
 
 @pytest.mark.parametrize(
@@ -40,8 +41,9 @@ def test_it_can_be_looked_at(kernel):
         lambda k: k(np.zeros(256, np.float32), np.zeros(256, np.float32)),
         lambda k: k.ptx,
         lambda k: k.sass,
+        lambda k: k.resources["registers"],
     ],
-    ids=["a launch", "ptx", "sass"],
+    ids=["a launch", "ptx", "sass", "registers"],
 )
 def test_more_needs_a_compiler(kernel, use):
     with pytest.raises(tw.CompileError, match="needs NVRTC") as caught:

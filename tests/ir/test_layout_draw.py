@@ -23,7 +23,7 @@ def texts(path, kind=None):
 
 
 def colours(path):
-    return re.findall(r'fill="(hsl[^"]*)"', path.read_text())
+    return re.findall(r'fill="(#[0-9a-f]{6})"', path.read_text())
 
 
 def test_a_layout_shows_indices_and_banks(tmp_path):

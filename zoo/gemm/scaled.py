@@ -17,8 +17,9 @@ def gemm_scaled(
     """C = A · Bᵀ, where a row of A has a scale for every `group` of K, and B one for every square
     of `group`. The product of a group begins anew, and is scaled in float32 as it is added.
 
-    There are two accumulators: where single warps multiply, registers hold those of half a tile."""
-    block_N = block_N or (256 if chip.by_warpgroups() else 128)
+    There are two accumulators: where single warps multiply, registers hold those of a narrower tile
+    (128 columns spill on sm_100)."""
+    block_N = block_N or (256 if chip.by_warpgroups() else 64)
 
     @T.prim_func
     def main(

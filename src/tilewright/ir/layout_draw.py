@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from colorsys import hls_to_rgb
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -124,7 +125,8 @@ class _Cell:
 def _colour(number: int, count: int) -> str:
     """Light colours, neighbours well apart: hues by the golden ratio over few, evenly over many."""
     hue = number * 360 // max(count, 1) if count == BANKS else int(number * 222.49) % 360
-    return f"hsl({hue},70%,{82 - 7 * (number % 3)}%)"
+    parts = hls_to_rgb(hue / 360, (82 - 7 * (number % 3)) / 100, 0.7)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
 
 def _svg(title: str, note: str, cells: list[list[_Cell]], legend: list[tuple[str, str]]) -> str:

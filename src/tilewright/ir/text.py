@@ -72,6 +72,7 @@ from tilewright.ir.text_print import (
     print_op,
     print_program,
     print_region,
+    print_signature,
 )
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "parse_body",
     "parse_expr",
     "print_program",
+    "print_signature",
     "print_op",
     "print_expr",
     "print_region",

@@ -466,3 +466,19 @@ def print_program(program: Program) -> str:
     printer = _Printer()
     printer.program(program)
     return "".join(printer.out)
+
+
+def print_signature(program: Program) -> str:
+    """Its name and parameters, in a line.
+
+    >>> from tilewright.ir.text import parse_program
+    >>> print_signature(parse_program("program p { dim m\\n param A: float16[m, 8] global }"))
+    'p(A: float16[m, 8])'
+    """
+    params = (
+        f"{p.name}: {p.dtype}[{', '.join(map(print_expr, p.shape))}]"
+        if isinstance(p, Buffer)
+        else f"{p.name}: {p.dtype}"
+        for p in program.params
+    )
+    return f"{program.name}({', '.join(params)})"

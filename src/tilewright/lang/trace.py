@@ -29,7 +29,7 @@ from tilewright.support.content_key import Same
 from tilewright.support.errors import CompileError, Loc, TilewrightError, entry, locating, swap
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrimFunc:
     """A traced kernel function."""
 
@@ -48,6 +48,11 @@ class PrimFunc:
 
     def __content_parts__(self) -> tuple[Any, ...]:
         return (Same(self.program), self.outputs)
+
+    def __repr__(self) -> str:
+        from tilewright.ir.text import print_signature
+
+        return f"<prim_func {print_signature(self.program)}>"
 
     def __str__(self) -> str:
         from tilewright.ir.text import print_program

@@ -142,7 +142,7 @@ def current_target() -> Target:
     ...             for i in T.Parallel(block):
     ...                 A[bx * block + i] = A[bx * block + i] * 2
     ...     return main
-    >>> scale.prim_func(8192).program.kernels[0].grid[0]
+    >>> int(scale.prim_func(8192).program.kernels[0].grid[0])
     4
     """
     return resolve(_COMPILED_FOR.get())

@@ -121,6 +121,10 @@ class Jit:
         self._others: dict[str | Target, Jit] = {}
         self._configured: dict[Any, Jit] = {}
 
+    def __repr__(self) -> str:
+        kind = "kernel function" if self.direct else "kernel factory"
+        return f"<{kind} {self.fn.__name__}{self.signature} for {self.target}>"
+
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.direct:

@@ -10,7 +10,7 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.determinism import check_deterministic
 from tilewright.ir.op import Alloc, Program, walk_ops
 from tilewright.ir.target import Target
-from tilewright.ir.text import print_program
+from tilewright.ir.text import print_program, print_signature
 from tilewright.runtime.arrays import are_on_host
 from tilewright.runtime.backends import InterpExecutable, build, resolve
 from tilewright.runtime.configs import choices_from
@@ -81,6 +81,9 @@ class CompiledKernel:
 
     def __content_parts__(self) -> tuple[Any, ...]:
         return (Same(self),)
+
+    def __repr__(self) -> str:
+        return f"<kernel {print_signature(self.program)} for {self.target}>"
 
     def _caller(self) -> Callable[..., Any]:
         if self.target.kind == "cuda":
@@ -162,6 +165,8 @@ class CompiledKernel:
             return explanation(self.name, self.target, self.executable.trace, figures)
         found = ", ".join(f"{key} {value}" for key, value in self.resources.items())
         more = f"a block takes: {found}"
+        if missing := getattr(self.executable, "missing", None):
+            more += f"; registers are known once it is compiled: {missing.diagnostic.fix}"
         return explain(self.name, self.target, self.executable.trace, figures, more)
 
     @property
@@ -171,11 +176,13 @@ class CompiledKernel:
         Everywhere: `threads`, `shared_bytes`. On the CPU and in the interpreter: `fragment_bytes`.
         On CUDA, without a GPU: `registers` of a thread, `spill_bytes`, `local_bytes`, `cluster`,
         `blocks_per_sm` (how many fit a multiprocessor) and `occupancy` (the part of its threads
-        that they fill)."""
+        that they fill). Without NVRTC `threads`, `shared_bytes` and `cluster` are known; the others
+        say what is missing."""
         if self.target.kind == "cuda":
             from tilewright.targets.cuda.occupancy import summary
 
-            return summary(self._cuda("occupancy"))
+            known = getattr(self.executable, "figures", None)
+            return summary(self._cuda("occupancy")) if known is None else known
         found = {"shared_bytes": 0, "fragment_bytes": 0, "threads": 0}
         for kernel in self.program.kernels:
             sums = {Space.SHARED: 0, Space.FRAGMENT: 0}

@@ -15,7 +15,6 @@ import multiprocessing
 import runpy
 import sys
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,7 @@ from typing import Any
 
 from tilewright.runtime.race import RATES, Race, Settings, run_race
 from tilewright.support.errors import CompileError, TilewrightError
+from tilewright.tools.collect import told
 from tilewright.tools.machine import clocks, machine, process_facts
 
 Record = dict[str, Any]
@@ -78,8 +78,8 @@ def _serve(pipe: Connection, job: Job, skip: int) -> None:
             del race, record
             _free()
     except BaseException as error:  # reported, not swallowed: it goes into the record
-        text = str(error) if isinstance(error, TilewrightError) else traceback.format_exc()
-        pipe.send(("failed", index, (f"{type(error).__name__}: {error}".strip(), text)))
+        text = str(error) if isinstance(error, TilewrightError) else ""
+        pipe.send(("failed", index, (told(error, job.file), text)))
     else:
         pipe.send(("end", index, None))
     pipe.close()
@@ -145,7 +145,8 @@ def _run_child(
                 deadline = time.monotonic() + job.timeout
             else:
                 why, text = value
-                note(text)
+                if text:
+                    note(text)
                 break
         # a file whose races do not come about has no next one either
         name = running[1] if running else Path(job.file).name
@@ -201,6 +202,7 @@ def command_line(program: str, words: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------ showing
 
 HEADS = ("contender", "time", "spread", "rate", "× best other")
+BETTER = "less time is better; × best other: its time over this one's, more is better"
 _UNITS = {"tflops": "FLOP/s", "terabytes_per_second": "B/s"}
 
 
@@ -277,6 +279,7 @@ class Screen:
             from rich.table import Table
 
             table = Table(title=escape(title), title_justify="left")
+            table.caption, table.caption_justify = BETTER, "left"
             for i, head in enumerate(HEADS):
                 table.add_column(head, justify="right" if i else "left")
             for row in lines:

@@ -6,9 +6,12 @@ runs the cases that passed, and its results are compared with the interpreter's.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,8 +123,6 @@ def check_program(
 ) -> Report:  # fmt: skip
     """Run one kernel on all its cases; `made` are the tensors that a call of it makes."""
     report = Report(program.name)
-    passed: list[dict[str, Any]] = []
-    wanted: list[dict[str, Array]] = []
     cases: list[dict[str, Any]] = [
         {**case, "data": kind, "seed": seed}
         for seed in range(plan.seeds)
@@ -132,6 +133,17 @@ def check_program(
     def make(*, data: str, seed: int, **case: int) -> dict[str, Any]:
         return arguments(program, case, data, seed, chosen)
 
+    with _until(end):
+        _check_cases(program, plan, cases, make, end, progress, report)
+    return report
+
+
+def _check_cases(
+    program: Program, plan: Plan, cases: Sequence[dict[str, Any]], make: Any, end: float,
+    progress: Progress, report: Report,
+) -> None:  # fmt: skip
+    passed: list[dict[str, Any]] = []
+    wanted: list[dict[str, Array]] = []
     for number, case in enumerate(cases):
         progress.say(f"{program.name}: {_describe(case)} ({number + 1} of {len(cases)})")
         try:
@@ -151,8 +163,33 @@ def check_program(
                 _other_order(program, make(**case), found, end, report, _describe(case))
     for target in plan.targets if passed else ():
         progress.say(f"{program.name} on {target}")
-        _compare(program, make, passed, wanted, target, report)
-    return report
+        try:
+            if time.monotonic() > end:
+                raise Stopped
+            _compare(program, make, passed, wanted, target, report)
+        except Stopped:
+            report.note(f"{target} was not compared: the time was over")
+
+
+@contextmanager
+def _until(end: float) -> Iterator[None]:
+    """`Stopped` is raised in what runs inside when the time is over, wherever it is: in a long
+    statement of the interpreter, in a pass. Only where signals are to be had."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(end - time.monotonic(), 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _describe(case: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tilewright import __version__
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.runtime.race import Settings
@@ -32,9 +33,13 @@ class _Group(click.Group):
         except TilewrightError as error:
             click.echo(str(error) if in_json() else f"error: {error}", err=True)
             sys.exit(1)
+        except (OSError, UnicodeError) as error:  # a file that cannot be read or written
+            click.echo(f"error: {error}", err=True)
+            sys.exit(1)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tilewright", message="%(prog)s %(version)s")
 def main() -> None:
     """Tilewright: a tile language for GPU kernels."""
 
@@ -98,6 +103,22 @@ def ir(
             click.echo(f"error: {passed.error}", err=True)
             status = 1
     sys.exit(status)
+
+
+@main.command()
+@_file
+@click.option("--target", default="auto", show_default=True)
+@_kernel
+@_args
+def explain(file: str, target: str, name: str | None, arguments: str) -> None:
+    """Say what became of each line of the kernels that FILE makes, and why.
+
+    `--target cuda` needs no GPU.
+    """
+    from tilewright.runtime.kernel import CompiledKernel
+
+    for found in _programs(file, name, arguments):
+        click.echo(CompiledKernel(found.program, target=target).explain())
 
 
 @main.command("verify")
@@ -250,7 +271,10 @@ def step(
         raise click.ClickException(f"{file} makes several kernels: choose by --kernel ({names})")
     program = made.found[0].program
     given = make(program, sizes(program, made.chosen)[0], data, seed, made.chosen)
-    where = tuple(int(i) for i in block.split(",")) if block else None
+    try:
+        where = tuple(int(i) for i in block.split(",")) if block else None
+    except ValueError:
+        raise click.BadParameter(f"{block!r} is not numbers", param_hint="--block") from None
     sys.exit(run_command(program, given, where, stops))
 
 

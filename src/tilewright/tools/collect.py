@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,10 +91,16 @@ def _run(file: str) -> dict[str, Any]:
         return runpy.run_path(file, run_name="<tilewright>")
     except TilewrightError:
         raise
-    except Exception as error:
-        raise CompileError(
-            f"{file} failed while it ran: {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise CompileError(f"{file} failed while it ran: {told(error, file)}") from error
+
+
+def told(error: BaseException, file: str) -> str:
+    """An error of a user's file in one line, with the last of its lines that it went through."""
+    said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    return f"{said} (line {lines[-1]})" if lines else said
 
 
 def parse_arguments(arguments: str, names: dict[str, Any]) -> dict[str, Any]:

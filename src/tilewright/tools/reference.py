@@ -152,7 +152,7 @@ PAGES = (
         "Compiling": "jit compile par_compile autotune parse_ir",
         "Debugging": "debug trace_run",
         "A compiled kernel": "CompiledKernel Profiler TensorSupplyType",
-        "Targets and options": "Target Feature resolve PassConfigKey",
+        "Targets and options": "Target Feature resolve current_target PassConfigKey",
         "Measuring": "measure Race",
         "Errors": "TilewrightError CompileError LaunchError RunError SanitizerError "
         "SanitizerWarning VerifyError",

@@ -10,6 +10,7 @@ from math import prod
 
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer
+from tilewright.ir.chips import CHIPS, DEFAULT
 from tilewright.ir.expr import Var, const
 from tilewright.ir.op import Gemm, Hint, Intrinsic, Map, Program, Role, walk_ops
 from tilewright.ir.target import Target
@@ -321,8 +322,9 @@ ROOMY: Choices = (
     ("persistent", "off"),
     ("roles", "off"),
     ("gathers", "off"),
-    ("depth", "fewest"),
 )
+# and, of what the text says, on chips that have less of it than those it may be written for
+FEWER: Choices = (("depth", "fewest"),)
 
 
 def is_scheduled(program: Program) -> bool:
@@ -359,7 +361,9 @@ def _lower(program: Program, target: Target) -> Trace:
         trace = lower_once(program, target, steps, stage)
     except TooMuchShared:
         # the text may fit where what was chosen for speed does not
-        left = [(name, less) for name, less in ROOMY if target.choice(name) == "auto"]
+        small = target.chip.shared < CHIPS[DEFAULT].shared
+        options = (*ROOMY, *FEWER) if small else ROOMY
+        left = [(name, less) for name, less in options if target.choice(name) == "auto"]
         if scheduled or not left:
             raise
         trace, given_up = lower_smaller(program, target, left, steps, stage)

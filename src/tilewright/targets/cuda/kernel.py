@@ -7,9 +7,10 @@ what they did.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from tilewright.targets.entries import Kept
 
 if TYPE_CHECKING:
     from tilewright.passes.pipeline import Trace
+    from tilewright.targets.cuda.emit import KernelSource
 
 
 class CudaKernel:
@@ -155,6 +157,21 @@ class CudaKernel:
         self.caller()(*(args[p.name] for p in self.given.params))
 
 
+class Figures(dict[str, int]):
+    """What is known of a block without machine code; asking for more says what is missing."""
+
+    def __init__(self, missing: NoCompiler, kernels: Sequence[KernelSource]) -> None:
+        super().__init__(
+            threads=max(prod(k.kernel.threads) for k in kernels),
+            shared_bytes=max(k.shared_bytes for k in kernels),
+            cluster=max(prod(k.kernel.cluster) for k in kernels),
+        )
+        self.missing = missing
+
+    def __missing__(self, name: str) -> int:
+        raise self.missing
+
+
 class Uncompiled:
     """A program for CUDA where no compiler is at hand: what passes make of it, and its source. Who
     asks for more hears what is missing."""
@@ -169,8 +186,10 @@ class Uncompiled:
         self.target = target
         self.missing = missing
         self.trace = lower(program, target)
-        self.source = emit_program(self.trace.result, diagnostic=False, blocks={}).text
+        emitted = emit_program(self.trace.result, diagnostic=False, blocks={})
+        self.source = emitted.text
         self.resources: dict[str, Resources] = {}
+        self.figures = Figures(missing, emitted.kernels)
 
     def caller(self) -> Callable[..., None]:
         raise self.missing
