@@ -134,13 +134,13 @@ def check_program(
         return arguments(program, case, data, seed, chosen)
 
     with _until(end):
-        _check_cases(program, plan, cases, make, end, progress, report)
+        _check_cases(program, plan, cases, make, end, progress, report, made)
     return report
 
 
 def _check_cases(
     program: Program, plan: Plan, cases: Sequence[dict[str, Any]], make: Any, end: float,
-    progress: Progress, report: Report,
+    progress: Progress, report: Report, made: Sequence[str],
 ) -> None:  # fmt: skip
     passed: list[dict[str, Any]] = []
     wanted: list[dict[str, Array]] = []
