@@ -69,6 +69,7 @@ nightly: $(DEV) ## 10,000 random schedules, mutants, wrong kernels, the zoo for 
 	$(call step,schedules,$(PY) -m devtools schedules zoo/schedules.py --count 10000 --jobs $(JOBS) --time $(NIGHTLY),A failure is printed as the command that repeats it.)
 	$(call step,mutants,$(PY) -m tests.derived.run --jobs $(JOBS),)
 	$(call step,chips,$(PY) -m devtools chips --jobs $(JOBS),)
+	$(call step,sources on the host,$(PY) -m devtools extremes,)
 	$(call step,wrong kernels,$(PY) -m devtools mutants,What is missed is listed with its line.)
 
 # A GPU machine brings its own Python with PyTorch and CUDA; nothing is installed there. A shard or a

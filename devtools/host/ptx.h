@@ -30,6 +30,10 @@ inline void cvt_rn_bf16x2_f32(uint32_t& r, float high, float low) {
 inline void cvt_rn_f16x2_f32(uint32_t& r, float high, float low) {
   r = uint32_t(host::half_bits(double(high))) << 16 | host::half_bits(double(low));
 }
+// by the width or more, PTX shifts bit by bit
+inline void shl_b32(uint32_t& r, uint32_t x, uint32_t by) { r = by < 32 ? x << by : 0; }
+inline void shr_u32(uint32_t& r, uint32_t x, uint32_t by) { r = by < 32 ? x >> by : 0; }
+inline void shr_s32(uint32_t& r, int32_t x, uint32_t by) { r = uint32_t(x >> (by < 32 ? by : 31)); }
 inline void cvt_f32_f16(float& r, uint16_t x) { r = host::half_value(x); }
 inline void mov_b32(float& r, uint16_t low, uint16_t high) {
   r = __uint_as_float(uint32_t(high) << 16 | low);
