@@ -50,13 +50,13 @@ def test_copies_with_negative_starts():
         """
         alloc t: float32[16, 16] shared
         copy A[bx * 8 - 4:+16, -3:+16] -> t
-        copy t -> C[bx * 8 - 4:+16, -3:+16]
+        copy t -> C[bx * 16 - 4:+16, -3:+16]
         copy t -> S[bx, :, :]
         """,
-        ["A: float32[20, 11]", "C: float32[20, 11]", "S: float32[4, 16, 16]"],
+        ["A: float32[20, 11]", "C: float32[50, 11]", "S: float32[4, 16, 16]"],
         grid="bx in 4",
     )
-    args = {"A": draw((20, 11)), "C": np.zeros((20, 11), np.float32)}
+    args = {"A": draw((20, 11)), "C": np.zeros((50, 11), np.float32)}
     check(text, args | {"S": np.ones((4, 16, 16), np.float32)})
 
 

@@ -278,14 +278,15 @@ add(
 
 def reduction(name: str, word: str, source: Fragment, dim: int, kind: str = "float32",
               to: str = "", clear: bool = True, target: Fragment | None = None,
-              threads: int = 128) -> None:  # fmt: skip
+              threads: int = 128, meet: str = "") -> None:  # fmt: skip
+    """`meet`: a barrier before C is written, where threads that do not write it have read it."""
     to = to or kind
     target = target or row_of(source, dim)
     shape = source.tile[:dim] + source.tile[dim + 1 :]
     body = frag("f", kind, source) + frag("r", to, target)
     body += "copy A -> f atom=threads\ncopy C -> r atom=threads\n"
     body += f"reduce {word} f -> r dim {dim}" + ("" if clear else " clear=false") + "\n"
-    body += "copy r -> C atom=threads\n"
+    body += f"{meet}copy r -> C atom=threads\n"
     add(
         name,
         body,
@@ -309,7 +310,7 @@ reduction("reduce_narrow", "sum", ACROSS, 1, "bfloat16")
 reduction("reduce_widened", "sum", ACROSS, 1, "float16", "float32")
 reduction("reduce_int8", "max", ACROSS, 1, "int8", "int32")
 reduction("reduce_double", "min", ACROSS, 1, "float64", clear=False)
-reduction("reduce_replicated", "sum", REPLICATED, 1)
+reduction("reduce_replicated", "sum", REPLICATED, 1, meet="sync block\n")
 reduction("reduce_all_rows", "sum", (spatial(128) * repeat(3)), 0, target=spatial(1).replicate(128))
 reduction("reduce_elsewhere", "max", ACROSS, 1, target=spatial(8).replicate(16))
 reduction("reduce_96", "sum", spatial(3, 32) * repeat(2, 2), 0, threads=96)
@@ -541,7 +542,7 @@ for kind in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "ui
         ))
     ]  # fmt: skip
     PROGRAMS[f"functions_{kind}"] = kernel(
-        "D[0] = " + f"{kind}(1)\n" + "\n".join(lines),
+        "D[0] = " + f"{kind}(1)\nsync block\n" + "\n".join(lines),
         f"param A: {kind}[20, 64] global\nparam C: {kind}[20, 64] global\n"
         f"param D: {kind}[1] global",
         64,

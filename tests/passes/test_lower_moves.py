@@ -106,7 +106,7 @@ def test_one_of_the_threads_that_hold_an_element_stores_it():
 @pytest.mark.parametrize("bx, rows", [(0, True), (3, False)])
 def test_global_rows_outside_the_tensor_are_dropped_and_read_zero(bx, rows):
     row, old = numbers(64), numbers((3, 64), 1)
-    body = "copy r -> G[bx, :] atom=threads\ncopy G[bx, :] -> s atom=threads"
+    body = "copy r -> G[bx, :] atom=threads\nsync block\ncopy G[bx, :] -> s atom=threads"
     kinds = {"r": (ROW, "float32"), "s": (ROW, "float32")}
     machine, _ = moved(body, kinds, {"r": row}, (), [("G", old)], bx=bx)
     if rows:

@@ -27,7 +27,7 @@ from tilewright.ir.bounds import bounds, multiple_of
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.expr import TRUE, Const, Expr, Var, compare, const, loads, variables
+from tilewright.ir.expr import TRUE, Const, Expr, Load, Var, compare, const, loads, variables
 from tilewright.ir.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
@@ -60,6 +60,7 @@ from tilewright.ir.op import (
     WaitGroup,
     While,
     expressions,
+    op_loads,
     read_buffers,
     walk_ops,
 )
@@ -447,6 +448,7 @@ def _turn(low: Lowering, op: Turn) -> Iterable[Op]:
 
 
 def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
+    each = low.by_each_thread(op)
     op = low.plain(op)
     if op.buffer.space is Space.FRAGMENT:
         raise low.unsupported(
@@ -454,13 +456,39 @@ def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
             f"{op.buffer.name} is a fragment and is stored to outside a tile op",
             "store to it in a map",
         )
+    once = not (each or low.instance.solo) and _reads_what_it_writes(low, op)
+    if once:
+        yield from low.meet(op.loc)
     low.touched = low.touched or (op.buffer.space in MEMORY and low.instance.leader is None)
     if op.buffer.space is Space.SHARED:
         place = low.offset(op.buffer, op.indices, op.loc)
-        yield Store(low.flat(op.buffer), (place,), op.value, loc=op.loc)
-        return
-    cond = low.within(op.buffer, op.indices) if op.buffer.space is Space.GLOBAL else TRUE
-    yield op if cond is TRUE else If(cond, (op,), loc=op.loc)
+        stored: Op = Store(low.flat(op.buffer), (place,), op.value, loc=op.loc)
+    else:
+        cond = low.within(op.buffer, op.indices) if op.buffer.space is Space.GLOBAL else TRUE
+        stored = op if cond is TRUE else If(cond, (op,), loc=op.loc)
+    if once:
+        yield from low.by_leader(stored)
+        yield from low.join(op.loc)
+    else:
+        yield stored
+
+
+def _reads_what_it_writes(low: Lowering, op: Store) -> bool:
+    """Whether threads that all ran `op` would read what others of them wrote: `x[0] = x[0] + 1`.
+    Otherwise they store the same number, however many of them do."""
+    if op.buffer.space not in MEMORY:
+        return False
+
+    def elsewhere(load: Load) -> bool:
+        pairs = zip(load.indices, op.indices, strict=True)
+        return any(isinstance(i - j, Const) and (i - j) is not const(0) for i, j in pairs)
+
+    root = low.root(op.buffer)
+    return any(
+        low.root(load.buffer) == root and not (load.buffer == op.buffer and elsewhere(load))
+        for load in op_loads(op)
+        if load.buffer.space in MEMORY
+    )
 
 
 def _exchanging(rule: Rule) -> Rule:

@@ -12,7 +12,25 @@ from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.chips import CHIPS, DEFAULT
 from tilewright.ir.expr import Var, const
-from tilewright.ir.op import Gemm, Hint, Intrinsic, Map, Program, Role, walk_ops
+from tilewright.ir.op import (
+    Alloc,
+    Atomic,
+    Break,
+    Continue,
+    For,
+    Gemm,
+    Hint,
+    If,
+    Intrinsic,
+    Let,
+    Map,
+    Program,
+    Role,
+    Store,
+    Sync,
+    While,
+    walk_ops,
+)
 from tilewright.ir.target import Target
 from tilewright.ir.tensor_map import seen_shape
 from tilewright.ir.verify import Stage, verify
@@ -327,9 +345,14 @@ ROOMY: Choices = (
 FEWER: Choices = (("depth", "fewest"),)
 
 
+_PLAIN = (Alloc, Atomic, Break, Continue, For, Hint, If, Intrinsic, Let, Store, Sync, While)
+
+
 def is_scheduled(program: Program) -> bool:
     """Whether a program says all layouts, instructions and barriers itself."""
-    ops = [op for kernel in program.kernels for op in walk_ops(kernel)]
+    ops = [op for kernel in program.kernels for op in walk_ops(kernel.body)]
+    if all(isinstance(op, _PLAIN) for op in ops):
+        return False  # statements alone: nobody has said where threads meet
     if any(isinstance(op, Map) and op.layout is None for op in ops) and not any(
         isinstance(op, Role) for op in ops
     ):
