@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import tilewright as tw
 import tilewright.language as T
 from tests.roads import THREADS, on_threads
+from tilewright import interp
 from tilewright.ir.op import Hint, If, Intrinsic, is_rare, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
@@ -476,3 +477,45 @@ def test_any_place(n, tile, threads, shift, step, dtype, copies, seed):
                     C[bx * tile + i + shift] = A[bx * tile + i + shift] + A[bx * tile + i]
 
     check(main, n, [np.dtype(dtype)] * 2, THREADS["threads-sm_90a"], seed=seed)
+
+
+@pytest.mark.parametrize("form", range(4))
+def test_guards_by_an_element_whose_place_is_an_element(form):
+    """`i < Q[P[0]]`: the guard of a vector is computed where the vector is moved."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((64, 64), "float32"),
+        P: T.Tensor((4,), "int32"),
+        Q: T.Tensor((4,), "int32"),
+        B: T.Tensor((64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, x)
+            for i, j in T.Parallel(64, 64):
+                if form == 0:
+                    if i < Q[P[0]]:
+                        B[i, j] = x[i, j]
+                elif form == 1:
+                    B[i, j] = T.if_then_else(i + P[1] < Q[P[0]], A[i, j], x[i, j] * 2)
+                elif form == 2:
+                    if i < Q[P[0]] and j < Q[P[1]]:
+                        B[i, j] = x[i, j]
+                else:
+                    if i * 2 < Q[P[0]] + P[1]:
+                        B[i, j] = A[Q[P[2]], j]
+
+    def arrays():
+        rng = np.random.default_rng(form)
+        return {
+            "A": rng.integers(-9, 9, (64, 64)).astype(np.float32),
+            "P": np.array([2, 1, 3, 0], np.int32),
+            "Q": np.array([7, 20, 37, 11], np.int32),
+            "B": np.zeros((64, 64), np.float32),
+        }
+
+    want, got = arrays(), arrays()
+    interp.run(main.program, want)
+    interp.run_threads(lower(main.program, Target.parse("cuda")).result, got)
+    np.testing.assert_array_equal(got["B"], want["B"])

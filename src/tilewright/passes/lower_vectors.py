@@ -130,6 +130,7 @@ def moved_together(nest: Nest, found: Gather, group: Var, count: int) -> Access 
     indices = tuple(_named(i, names) for i in found.load.indices)
     cond = _named(found.cond, names)
     rows = tuple((var, load) for load, var in names.items())
+    nest.bound |= set(names.values())  # they have values at the access alone
     load = found.load
     if count > 1:
         wanted = Candidate(indices, cond, rows)
@@ -264,6 +265,7 @@ def access_together(
     groups = nest.values // values
     each = low.var("e")
     first: Expr = group * values if groups > 1 else const(0)
+    nest.bound |= {var for var, _ in candidate.named}  # they have values at the access alone
     places = [nest.index(i) for i in candidate.indices]
     zero = const(0)
     rows = [(var, nest.expr(load)) for var, load in candidate.named]
