@@ -176,10 +176,13 @@ def load(store: Store, key: str) -> CompiledCuda | None:
         return None
     header, data = entry
     try:
+        name, arch = header["kernel"], header["target"]
+        if not (isinstance(name, str) and isinstance(arch, str)):
+            return None
         end = header["cubin"] + header["ptx"]
         return CompiledCuda(
-            header["kernel"],
-            header["target"],
+            name,
+            arch,
             cubin=data[: header["cubin"]],
             ptx=data[header["cubin"] : end].decode(),
             log=data[end:].decode(),
