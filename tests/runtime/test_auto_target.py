@@ -40,6 +40,11 @@ class Library:
         return 0
 
 
+class Untouched(FakeApi):
+    def cuDevicePrimaryCtxRetain(self, device):
+        raise AssertionError("this makes no context")
+
+
 @pytest.fixture
 def machine(monkeypatch):
     """A function that puts a driver into this machine, or takes it away; `api` is what launches."""
@@ -133,7 +138,7 @@ def double(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
 
 
 def test_arrays_in_host_memory_are_the_cpus(machine):
-    machine(Library())
+    machine(Library(), api=Untouched(1))
     kernel = tw.compile(double)
     assert kernel.target.kind == "cuda"
     x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
