@@ -151,7 +151,7 @@ def long(A: T.Tensor((4096, 4096), "float32"), B: T.Tensor((4096, 4096), "float3
     with T.Kernel(128, threads=128) as bx:
         a, b = T.alloc_shared((1024, 32), "float32"), T.alloc_shared((32, 1024), "float32")
         c = T.alloc_fragment((1024, 1024), "float32")
-        T.clear(c)
+        T.clear(a), T.clear(b), T.clear(c)
         for k in T.serial(1000000):
             T.gemm(a, b, c)
         T.copy(c, B[0, 0])

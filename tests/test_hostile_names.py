@@ -5,6 +5,7 @@ import keyword
 import linecache
 import random
 import re
+import sys
 import unicodedata
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_kernels_of_one_program_stay_different():
     assert (x == 3).all()
 
 
-PATHS = ["a\nb.py", 'a"b.py', "a\\", "a\\\nb", "α.py", "a\rb", "\udcff.py", "??/x", "*/x"]
+PATHS = ["a\nb.py", 'a"b.py', "a\\", "a\\\nb", "α.py", "a\rb", "\udcff.py", "??/x", "*/x", "a/"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -118,12 +119,39 @@ def test_paths_of_every_kind(path):
         everywhere("A", "s", "t", "i", file=path), target="cuda"
     ).get_kernel_source()
     lines = [line for line in source.splitlines() if line.startswith("#line")]
-    assert lines and all(re.fullmatch(r'#line \d+ ".*"', line) for line in lines)
+    assert lines and all(re.fullmatch(r'#line \d+ "[^"\\\\]*"', line) for line in lines)
+
+
+@pytest.mark.parametrize("path", ['a"b.py', "a\\b.py", "a(1).py", "a(1): error: b.py"])
+def test_errors_of_the_toolchain_in_files_of_every_kind(path):
+    text = """@T.prim_func
+def main(A: T.Tensor((64,), "int32")):
+    with T.Kernel(1, threads=64):
+        A[0] = 1
+        T.call_extern("void", "nobody", A[0])
+"""
+    with pytest.raises(tw.CompileError, match="nobody") as raised:
+        tw.compile(written(text, file=path), target="cuda")
+    assert (raised.value.loc.file, raised.value.loc.line) == (path, 5)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such folders")
+@pytest.mark.parametrize("name", ['a"b', "a\\", "a\nb"])
+def test_folders_of_every_kind(name, tmp_path, monkeypatch):
+    """With line information, NVRTC writes the current folder into PTX."""
+    monkeypatch.setenv("TILEWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    assert ".loc" not in tw.compile(everywhere("A", "s", "t", "i"), target="cuda").ptx
+    for plain in ("/", str(tmp_path)):
+        monkeypatch.chdir(plain)
+        assert ".loc" in tw.compile(everywhere("B", "s", "t", "i"), target="cuda").ptx
 
 
 def test_texts_behind_a_comment_sign_end_with_their_line():
     assert comment("a\\") == "a?" and comment("a\nint x;") == "a?int x;"
-    assert quoted_path('a\n"\\') == 'a?\\"\\\\'
+    assert quoted_path('a\n"b\\c') == "a??b/c"
+    assert quoted_path("a/\\") == "a" and quoted_path("//") == quoted_path("") == "?"
 
 
 def test_random_names():

@@ -274,21 +274,33 @@ def run_torch_types():
 
 
 def run_gradients():
+    """A tensor that requires a gradient is read like its data, and written under no_grad only."""
     import torch
 
     k = kernel()
     x, y = torch.randn(N, device="cuda"), torch.randn(N, device="cuda")
     z, w = torch.empty_like(x), torch.nn.Parameter(x.clone())
     for _ in range(3):
+        for a, read in ((2.0, w), (3.0, w.detach()), (4.0, w * 2)):
+            for _ in range(2):
+                k(read, y, z, a)
+            torch.testing.assert_close(z, read.detach() * a + y)
+            assert not z.requires_grad
         with torch.no_grad():
             for _ in range(3):
                 k(w, y, z, 2.0)
             torch.testing.assert_close(z, w * 2 + y)
-        for _ in range(2):
-            with pytest.raises(LaunchError, match="X requires a gradient"):
-                k(w, y, z, 2.0)
-        k(w.detach(), y, z, 3.0)
-        torch.testing.assert_close(z, w.detach() * 3 + y)
+        before = w.detach().clone()
+        for written in (w, w * 2):
+            for _ in range(2):
+                with pytest.raises(LaunchError, match="Z requires a gradient"):
+                    k(x, y, written, 2.0)
+        torch.testing.assert_close(w.detach(), before)
+        with torch.no_grad():
+            k(x, y, w, 2.0)
+        torch.testing.assert_close(w.detach(), x * 2 + y)
+        k(x, y, w.detach(), 3.0)
+        torch.testing.assert_close(w.detach(), x * 3 + y)
 
 
 def run_cupy_types():

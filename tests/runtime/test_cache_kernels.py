@@ -611,8 +611,12 @@ PROGRAMS = sorted(
 
 def recorded(program, target="cuda") -> Record:
     trace = backend.lower(program, Target.parse(target))
-    built = backend.Built(trace, backend.emit_program(trace.result), None)  # type: ignore[arg-type]
-    return built.record(program)
+    emitted = backend.emit_program(trace.result)
+    spilling = {source.name: nvrtc.Resources(255, spill_bytes=8) for source in emitted.kernels}
+    code = nvrtc.CompiledCuda(program.name, target, b"", "", "", spilling)
+    record = backend.Built(trace, emitted, code).record(program)
+    assert sum("8 bytes of register spills" in cost.text for cost in record.costs) == len(spilling)
+    return record
 
 
 def same_again(record: Record) -> None:

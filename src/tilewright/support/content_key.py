@@ -10,7 +10,7 @@ object does not change with its attributes. A key is hashable and built from a t
 - enum members: their class, name and value;
 - functions, lambdas, methods, classes, modules: their text and all that they read (`reads.py`);
 - any other object: its class and its attributes, `__slots__` included; an object of an extension
-  type by what `pickle` would keep of it;
+  type by what `copy` would make it from;
 - locks and loggers, whose state shapes no kernel: the object itself.
 
 Iterators, open files and whatever else hides its state are refused.
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copyreg
 import functools
-import hashlib
 import logging
 import struct
 import sys
@@ -222,7 +221,11 @@ def _bytes_of(value: Any, sub: Sub) -> Key:
 
 
 def _digest(data: Any) -> bytes:
-    return bytes(data) if len(data) <= 32 else hashlib.blake2b(data, digest_size=32).digest()
+    if len(data) <= 32:
+        return bytes(data)
+    from hashlib import blake2b  # imports OpenSSL, which writing a kernel takes no part in
+
+    return blake2b(data, digest_size=32).digest()
 
 
 # ── arrays ───────────────────────────────────────────────────────────────────────────────────
@@ -375,7 +378,7 @@ _PAYLOADS: list[tuple[type, Rule]] = [
 
 
 def _object(kind: type) -> Rule:
-    """By class and attributes; what an extension type hides, by what pickle keeps."""
+    """By class and attributes; what an extension type hides, by what `copy` makes it from."""
     slots = _slots(kind)
     payload = _payload(kind)
     hidden = payload is None and _hides(kind)

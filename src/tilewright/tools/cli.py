@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from tilewright import __version__
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.runtime.race import Settings
@@ -39,7 +38,9 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="tilewright", message="%(prog)s %(version)s")
+@click.version_option(
+    sys.modules["tilewright"].__version__, prog_name="tilewright", message="%(prog)s %(version)s"
+)
 def main() -> None:
     """Tilewright: a tile language for GPU kernels."""
 

@@ -10,6 +10,7 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.op import Alloc, Intrinsic, Op, Program, walk_ops
 from tilewright.passes.place_shared import TooMuchShared
 from tilewright.support.errors import CompileError, Loc
+from tilewright.targets.cuda.names import quoted_path
 
 _QUOTED = re.compile(r"['\"]([^'\"]+)['\"]")
 
@@ -86,7 +87,8 @@ def _op_at(loc: Loc | None, ops: list[Op]) -> Op | None:
     """The op that `#line` says."""
     if loc is None:
         return None
-    there = [op for op in ops if op.loc and (op.loc.file, op.loc.line) == (loc.file, loc.line)]
+    where = (loc.file, loc.line)
+    there = [op for op in ops if op.loc and (quoted_path(op.loc.file), op.loc.line) == where]
     return next((op for op in there if isinstance(op, Intrinsic)), there[0] if there else None)
 
 

@@ -1,5 +1,5 @@
-"""Whether this machine has a GPU that code of ours runs on, asked once and cheaply: without the
-driver's library nothing is imported, and no context is made."""
+"""Whether this machine has a GPU that code of ours runs on, asked once and cheaply: the driver's
+library itself is asked, so that nothing is imported, and no context is made."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ import ctypes
 import sys
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 from tilewright.ir.chips import arch_for
-from tilewright.support.errors import TilewrightError
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 
 
 @cache
 def gpu_target() -> str | None:
     """The target for the first GPU of this machine; None where there is none, or none that the
     architectures we compile for run on, or what compiling and launching needs is not installed."""
-    if not has_library() or not has_bindings():
+    found = library()
+    if found is None or not has_bindings():
         return None
-    from tilewright.targets.cuda.driver import driver
-
-    try:
-        return target_for(*driver().capability(0))
-    except TilewrightError:
-        return None
+    capability = capability_of(found)
+    return capability and target_for(*capability)
 
 
 def target_for(major: int, minor: int) -> str | None:
@@ -38,13 +36,26 @@ def target_for(major: int, minor: int) -> str | None:
     return arch and f"cuda -arch={arch}"
 
 
-def has_library() -> bool:
-    """Whether the driver's library loads."""
+def library() -> Any:
+    """The driver's library; None where there is none."""
     try:
-        ctypes.CDLL(LIBRARY)
+        return ctypes.CDLL(LIBRARY)
     except OSError:
-        return False
-    return True
+        return None
+
+
+def capability_of(library: Any) -> tuple[int, int] | None:
+    """The compute capability of the first GPU that the driver knows; None where it knows none."""
+    device, found = ctypes.c_int(), ctypes.c_int()
+    if library.cuInit(0) or library.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    values = []
+    for attribute in _CAPABILITY:
+        if library.cuDeviceGetAttribute(ctypes.byref(found), attribute, device):
+            return None
+        values.append(found.value)
+    major, minor = values
+    return major, minor
 
 
 def has_bindings() -> bool:

@@ -171,20 +171,6 @@ class Driver:
             context=self.call(api.cuDevicePrimaryCtxRetain(handle)),
         )
 
-    def capability(self, ordinal: int) -> tuple[int, int]:
-        """The compute capability of a device, of which no context is made."""
-        api = self.api
-        handle = self.call(api.cuDeviceGet(ordinal))
-        kinds = api.CUdevice_attribute
-        major, minor = (
-            int(self.call(api.cuDeviceGetAttribute(kind, handle)))
-            for kind in (
-                kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-            )
-        )
-        return major, minor
-
     def current_ordinal(self) -> int:
         """The calling thread's device; 0 if it has none."""
         if not int(self.call(self.api.cuCtxGetCurrent()) or 0):

@@ -77,7 +77,7 @@ def comment(text: str) -> str:
 
 
 def quoted_path(path: str) -> str:
-    """A path in a `#line`; what no line can hold is shown as `?`."""
-    path = re.sub(r"[\x00-\x1f\x7f]", "?", path)
-    plain = path.encode("utf-8", "replace").decode("utf-8")
-    return plain.replace("\\", "\\\\").replace('"', '\\"')
+    """A path in a `#line`: what no line can hold is shown as `?`, a backslash as `/`. NVRTC copies
+    quotes into PTX, where they end the path, and crashes where a path ends like a folder's."""
+    path = re.sub(r'[\x00-\x1f\x7f"]', "?", path)
+    return path.encode("utf-8", "replace").decode("utf-8").replace("\\", "/").rstrip("/") or "?"

@@ -14,6 +14,7 @@ from typing import Any
 from tilewright.ir.chips import PTX, machine_arch
 from tilewright.support.cache import UNREADABLE, Store, default_store, digest
 from tilewright.support.errors import CompileError, Loc
+from tilewright.targets.cuda.names import quoted_path
 
 INSTALL = "pip install 'tilewright[cuda]'"
 
@@ -104,7 +105,7 @@ def compile_cuda(
     headers = dict(sorted((headers or {}).items()))
     machine = machine_arch(arch)
     flags = [f"--gpu-architecture={machine}", "--std=c++17", "--ptxas-options=-v", *options]
-    if not {"-G", "--device-debug"} & set(flags):
+    if not {"-G", "--device-debug"} & set(flags) and _names_lines():
         flags.insert(1, "--generate-line-info")
     store = store or default_store()
     key = digest(
@@ -130,6 +131,15 @@ def compile_cuda(
     if compiled.warnings and not diagnostic:
         raise _refusal(compiled)
     return compiled
+
+
+def _names_lines() -> bool:
+    """Whether PTX can name the current folder, as NVRTC has it do with line information."""
+    try:
+        file = os.path.join(os.getcwd(), "main.cu")
+    except OSError:  # it was removed
+        return True
+    return quoted_path(file) == file.replace(os.sep, "/")
 
 
 NO_WARPGROUPS = "no warpgroups"  # a remedy: products by single warps, which nothing serializes
@@ -176,10 +186,13 @@ def load(store: Store, key: str) -> CompiledCuda | None:
         return None
     header, data = entry
     try:
+        name, arch = header["kernel"], header["target"]
+        if not (isinstance(name, str) and isinstance(arch, str)):
+            return None
         end = header["cubin"] + header["ptx"]
         return CompiledCuda(
-            header["kernel"],
-            header["target"],
+            name,
+            arch,
             cubin=data[: header["cubin"]],
             ptx=data[header["cubin"] : end].decode(),
             log=data[end:].decode(),
@@ -330,7 +343,7 @@ def _unknown_arch(arch: str) -> CompileError:
     )
 
 
-_ERROR = re.compile(r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): (?:catastrophic )?error: (?P<text>.*)$")
+_ERROR = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?:catastrophic )?error: (?P<text>.*)$")
 _PTXAS_ERROR = re.compile(r"^\s*ptxas .*?(?:error|fatal)\s*: (?P<text>.*)$")
 
 
