@@ -84,7 +84,7 @@ WRONG = [
     (3, "            T.clear(total)\n", "", ["uninitialized", "T.clear(total)"]),
     (3, "clear=False", "clear=True", ["with sizes (8, 128)"]),
     (4, "T.atomic_add(out[i], part[i])", "out[i] = out[i] + part[i]", ["block-race"]),
-    (5, "x[i + k]", "x[i + k + 1]", ["out-of-range"]),
+    (5, "x[i + k]", "x[i + k + 1]", ["index 132 is outside dimension 0 of x", "fix:"]),
     (6, "            T.sync_threads()\n", "", ["race", "T.sync_threads()"]),
     (7, "T.atomic_add(Y[ids[bx * 16 + i], j], X[bx * 16 + i, j])",
      "Y[ids[bx * 16 + i], j] += X[bx * 16 + i, j]", ["parallel-conflict"]),

@@ -253,6 +253,14 @@ def test_an_added_configuration_is_the_only_one_to_be_timed(timed, monkeypatch):
     assert len(runs) == 4
 
 
+def test_what_was_timed_is_checked_all_the_same(timed):
+    double = factory(timed, [])
+    tw.autotune(configs=blocks(32, 7), warmup=1, rep=1)(double).compile(100)
+    checked = tw.autotune(configs=blocks(32, 7), warmup=1, rep=1, ref_prog=lambda a: a * 3)
+    with pytest.raises(AssertionError, match="differs in"):
+        checked(double).compile(100)
+
+
 # ── dependencies, caches ────────────────────────────────────────────────────────────────────
 
 ROOT = Path(__file__).parent.parent

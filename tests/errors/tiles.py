@@ -10,15 +10,29 @@ from tests.errors.case import case
 from tilewright import CompileError
 
 
-@case(CompileError, "s and A have different shapes", "(32, 64)", "(16, 64)", "fix:")
+@case(CompileError, "s and A have different shapes", "(32, 64)", "(48, 64)", "fix:")
 def copy_shapes():
     @T.prim_func
     def main(A: T.Tensor((64, 64), "float16")):
         with T.Kernel(1):
             s = T.alloc_shared((32, 64), "float16")
-            T.copy(s, A[0:16, :])
+            T.copy(s, A[0:48, :])
 #           ^^^^^^^^^^^^^^^^^^^^^
-#+          T.copy(s, A[0, 0])
+#+          T.copy(s, A[0:16, :])
+
+
+@case(CompileError, "s and t have different shapes", "(32, 64)", "(16, 64)", "fix:")
+def copy_shapes_of_tiles():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1):
+            s = T.alloc_shared((32, 64), "float16")
+            t = T.alloc_shared((16, 64), "float16")
+            T.copy(A[0, 0], s)
+            T.copy(s, t)
+#           ^^^^^^^^^^^^
+#+          T.copy(s[0:16, :], t)
+            T.copy(t, A[0, 0])
 
 
 @case(CompileError, "has 1 dimension", "(32, 64)", "fix:")

@@ -89,11 +89,11 @@ class Autotuned:
         given = {**dict(zip(self.jitted.signature.parameters, args, strict=False)), **kwargs}
         if self.jitted.direct:
             given = {n: outline(v) for n, v in given.items()}
-        parts = (key_of(self.jitted.fn, n, v) for n, v in given.items())
-        seen = (self.jitted.context.key(), *given, *parts)
-        key = (seen, None if callable(self.configs) else content_key(self.configs))
+        asked = (*given, *(key_of(self.jitted.fn, n, v) for n, v in given.items()))
+        configs = None if callable(self.configs) else content_key(self.configs)
+        key = (self.jitted.context.key(), asked, configs)
         if key not in self._best:
-            self._best[key] = self._search(args, kwargs, seen)
+            self._best[key] = self._search(args, kwargs, asked)
         return self._best[key]
 
     def _open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -105,8 +105,15 @@ class Autotuned:
         found = [{n: v for n, v in config.items() if n not in given} for config in configs]
         return list({content_key(config): config for config in found}.values())
 
+    def _measure(self, kernel: CompiledKernel, inputs: list[Any] | None) -> tuple[Any, ...]:
+        """What a measurement is of: the kernel itself, whatever its factory went by, and how it
+        is run."""
+        looks = None if inputs is None else content_key([outline(v) for v in inputs])
+        how = content_key((self.profile.supply_type, self.warmup, self.rep))
+        return (kernel.target, kernel.ir(), content_key(kernel.options), looks, how)
+
     def _search(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seen: Any
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Any
     ) -> CompiledKernel:
         configs = self._open(args, kwargs)
         if configs == [{}]:
@@ -118,11 +125,10 @@ class Autotuned:
                 jitted, given = self._parts(config)
                 kernel = jitted.compile(*args, **{**kwargs, **given})
                 inputs = self.profile.inputs(kernel)
-                looks = None if inputs is None else content_key([outline(v) for v in inputs])
-                place = (kernel.target, seen, content_key(config), self.warmup, self.rep, looks)
+                profiler = kernel.get_profiler(self.profile.supply_type)
+                self.profile.check(profiler, inputs)
+                place = (*self._measure(kernel, inputs), asked)
                 if place not in self._measured:
-                    profiler = kernel.get_profiler(self.profile.supply_type)
-                    self.profile.check(profiler, inputs)
                     self._measured[place] = profiler.do_bench(
                         warmup=self.warmup, rep=self.rep, input_tensors=inputs
                     )

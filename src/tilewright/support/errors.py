@@ -378,7 +378,21 @@ class SanitizerError(RunError):
 
 
 class PerformanceWarning(UserWarning):
-    """A kernel that is right, and slower than its text suggests."""
+    """A kernel that is right, and slower than its text suggests. Each is given once in a process;
+    in a test, make it an error:
+
+    >>> @T.prim_func
+    ... def double(A: T.Tensor((128,), "float32")):
+    ...     with T.Kernel(1, threads=128):
+    ...         for i in T.Parallel(128):
+    ...             A[i] = A[i] * 2
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", tw.PerformanceWarning)
+    ...     kernel = tw.compile(double, target="cuda")
+    >>> kernel.name
+    'double'
+    """
 
 
 class Cost(NamedTuple):
@@ -417,6 +431,7 @@ class SanitizerWarning(UserWarning):
     ...     return B
     >>> import warnings
     >>> with warnings.catch_warnings(record=True) as found:
+    ...     warnings.simplefilter("always")
     ...     _ = half(np.ones(4, np.float32))
     >>> found[0].message.kind
     'unwritten'

@@ -149,13 +149,15 @@ PAGES = (
         "Words": "print device_assert",
     }),
     Page("python", "Compiling, running, measuring", "tw", "`import tilewright as tw`.", {
-        "Compiling": "jit compile par_compile autotune parse_ir",
+        "Compiling": "jit compile par_compile parse_ir",
+        "Tuning": "autotune set_autotune_inputs AutoTuner",
         "Debugging": "debug trace_run",
         "A compiled kernel": "CompiledKernel Profiler TensorSupplyType",
         "Targets and options": "Target Feature resolve current_target PassConfigKey",
         "Measuring": "measure Race",
         "Errors": "TilewrightError CompileError LaunchError RunError SanitizerError "
-        "SanitizerWarning VerifyError",
+                  "VerifyError",
+        "Warnings": "SanitizerWarning PerformanceWarning",
         "Sizes": "cdiv next_power_of_2",
     }),
     Page("layout", "Layouts", "layout",
