@@ -13,6 +13,8 @@ from tests.cuda import extreme_programs as programs
 from tilewright import interp
 from tilewright.ir.dtype import DTYPES, dtype
 from tilewright.ir.expr import Cast, Var, binary, const
+from tilewright.ir.target import Target
+from tilewright.targets.cuda.backend import lower
 from tilewright.targets.cuda.emit_expr import Names, print_expr
 from tilewright.tools.compare import SIGNED, difference
 
@@ -124,3 +126,25 @@ def test_conversions_agree_on_every_road():
     for name in want:
         assert difference(want[name], cpu[name], SIGNED) == "", name
         assert difference(want[name], threads[name], SIGNED) == "", name
+
+
+def test_comparisons_of_unsigned_coordinates_and_narrow_remainders():
+    """Terms of an unsigned comparison stay on their side; constants have the type of their call."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), "uint16"), B: T.Tensor((4, 64), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                B[0, i] = T.if_then_else(T.cast(i, "uint64") + 3 < T.cast(1, "uint64"), 1, 2)
+                B[1, i] = T.if_then_else(T.cast(i, "uint32") - 8 < T.cast(A[0], "uint32"), 1, 2)
+                B[2, i] = T.cast(T.fmod(T.cast(3, "uint16"), A[i] | T.cast(1, "uint16")), "int32")
+                B[3, i] = T.if_then_else(T.cast(i * 5, "int8") < T.cast(A[0], "int8"), 1, 2)
+
+    def arrays():
+        return {"A": np.arange(20, 84, dtype=np.uint16), "B": np.zeros((4, 64), np.int32)}
+
+    want, got = arrays(), arrays()
+    interp.run(main.program, want)
+    interp.run_threads(lower(main.program, Target.parse("cuda")).result, got)
+    np.testing.assert_array_equal(got["B"], want["B"])
+    assert tw.compile(main, target="cuda").ptx

@@ -193,15 +193,17 @@ class Nest:
 
     def comparison(self, e: Cmp) -> Expr | None:
         """A comparison of coordinates with what is the same for all values, as `g(value) op
-        limit`: one instruction an element, the limit computed once."""
-        if not e.a.dtype.is_int or not is_pure(e.a) or not is_pure(e.b):
+        limit`: one instruction an element, the limit computed once. Not where moving terms to the
+        other side may wrap."""
+        kind = e.a.dtype
+        if kind.kind != "int" or kind.bits < 32 or not is_pure(e.a) or not is_pure(e.b):
             return None
         parts = self.apart(self.expr(e.a) - self.expr(e.b))
         if parts is None:
             return None
         moving, fixed = parts
-        left = self.low.simplify(build_sum(moving, e.a.dtype))
-        limit = self.low.simplify(self.distance(fixed.scaled(-1), e.a.dtype))
+        left = self.low.simplify(build_sum(moving, kind))
+        limit = self.low.simplify(self.distance(fixed.scaled(-1), kind))
         if not isinstance(limit, (Const, Var)):
             limit = self.name("limit", limit)
         return compare(e.op, left, limit)

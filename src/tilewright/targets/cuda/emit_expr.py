@@ -344,7 +344,9 @@ def _function(name: str, kind: DType) -> str | None:
     if name in _OWN:
         return _OWN[name]
     if not kind.is_float:
-        return {"pow": "tw::int_pow", "fmod": "tw::int_rem"}.get(name)
+        found = {"pow": "tw::int_pow", "fmod": "tw::int_rem"}.get(name)
+        # constants of narrow types are printed as int
+        return found and f"{found}<{TYPES[kind.name]}>"
     if name in _FAST:
         if kind.name != "float64":
             return _FAST[name]
