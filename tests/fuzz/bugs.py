@@ -183,7 +183,7 @@ BUGS = (
         "and multiple_of(memory.starts[-1], low.ranges) % count == 0", "and count > 0",
         "threads"),
     Bug("a mask's constant with the wrong sign", "passes/nests.py",
-        "self.distance(fixed.scaled(-1), e.a.dtype)",
+        "self.distance(fixed.scaled(-1), kind)",
         "self.distance(Linear(fixed.scaled(-1).terms, fixed.const), e.a.dtype)", "threads"),
     # matrices
     Bug("matrices loaded without their transposition", "passes/lower_matrices.py",
