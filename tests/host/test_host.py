@@ -270,6 +270,34 @@ def test_steps_of_either_sign():
     assert got == want
 
 
+@T.prim_func
+def hashed(A: T.Tensor((T.dynamic("n"),), "int32"), B: T.Tensor((4,), "int32")):
+    with T.Kernel(1, threads=32):
+        h = T.alloc_var("int32", init=7)
+        last = T.alloc_var("int32", init=2147483640)
+        count = T.alloc_var("int32", init=0)
+        for _ in range(A.shape[0]):
+            h = h + 1640531527
+            last = last + 1
+            for _ in range(A.shape[0]):
+                count = count + 1
+        B[0] = h
+        B[1] = last
+        B[2] = count
+        B[T.int64(3)] = B[T.int64(3)] + 1
+
+
+def test_scalars_wrap_that_grow_as_often_as_sizes_say():
+    """Only what counts iterations is known not to overflow. One thread adds to what it reads."""
+    given = {"A": np.zeros(40, np.int32), "B": np.zeros(4, np.int32)}
+    want = {**given, "B": given["B"].copy()}
+    interp.run(hashed.program, want)
+    ready = made(hashed.program)
+    assert ready(given)["B"].tolist() == want["B"].tolist()
+    assert "wrap_add(h, 1640531527)" in ready.emitted.text
+    assert "count + 1" in ready.emitted.text
+
+
 def test_an_instruction_without_a_meaning_is_named():
     def change(text):
         return text.replace("shared[];\n", 'shared[];\n  asm volatile("vote.sync.any.pred;");\n', 1)

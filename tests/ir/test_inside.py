@@ -151,8 +151,24 @@ def last_block_only(A, n, bx, f, s):
             f[bx * 16 + i] = 1
 
 
+@T.macro
+def left_in_time(A, n, bx, f, s):
+    for i in T.serial(32):
+        f[i] = 1
+        if i == 15:
+            break
+
+
+@T.macro
+def in_a_loop_never_run(A, n, bx, f, s):
+    for _ in T.serial(0):
+        for i in T.Parallel(64):
+            f[i] = 1
+
+
 RIGHT = [
     guarded, guarded_by_the_launch, chosen, wrapped, left_early, never_run, last_block_only,
+    left_in_time, in_a_loop_never_run,
 ]  # fmt: skip
 
 

@@ -84,6 +84,42 @@ def test_loops(target, n):
     np.testing.assert_array_equal(y, want)
 
 
+def beyond_a_tile(choose, alloc):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(x: T.Tensor((n,), "int32"), y: T.Tensor((n,), "int32")):
+        with T.Kernel(1, threads=32):
+            s = alloc((16,), "int32")
+            T.fill(s, 7)
+            for i in T.Parallel(n):
+                choose(x, y, s, i)
+
+    return main
+
+
+@T.macro
+def branch(x, y, s, i):
+    if i < 16:
+        y[i] = s[i]
+    else:
+        y[i] = x[i]
+
+
+@T.macro
+def select(x, y, s, i):
+    y[i] = T.if_then_else(i < 16, s[i], x[i])
+
+
+@TARGETS
+@pytest.mark.parametrize("alloc", [T.alloc_shared, T.alloc_fragment])
+@pytest.mark.parametrize("choose", [branch, select])
+def test_loops_go_beyond_a_tile_that_is_read_under_a_condition(target, choose, alloc):
+    x, y = np.arange(100, dtype=np.int32), np.zeros(100, np.int32)
+    run(beyond_a_tile(choose, alloc), target, x=x, y=y)
+    np.testing.assert_array_equal(y, np.where(x < 16, 7, x))
+
+
 @TARGETS
 def test_copies(target):
     x = np.arange(44, dtype=np.float32).reshape(11, 4)

@@ -128,3 +128,19 @@ def test_a_part_at_a_place_known_at_run_time_goes_through_shared_memory(target, 
     rows = a.reshape(4, 16, 32)
     want = np.stack([*rows[:2], rows[1], rows[0]]) if store else np.stack([rows[3], rows[2]])
     np.testing.assert_array_equal(b[: 16 * len(want)], want.reshape(-1, 32))
+
+
+@each_target
+def test_values_wrap_in_a_loop_that_is_written_out(target):
+    @T.prim_func
+    def main(A: T.Tensor((16, 32), "int32"), O: T.Tensor((8, 32), "int32")):
+        with T.Kernel(1, threads=32):
+            f = T.alloc_fragment((16, 32), "int32")
+            T.copy(A, f)
+            for s in range(2):
+                for i, j in T.Parallel(8, 32):
+                    O[i, j] = (f[i + s * 8, j] + s + 1 - 1) // 2
+
+    a, o = np.full((16, 32), 2**31 - 1, np.int32), np.zeros((8, 32), np.int32)
+    tw.compile(main, target=target)(a, o)
+    assert (o == -(2**30)).all()

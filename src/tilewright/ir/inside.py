@@ -133,16 +133,22 @@ def _walk(body: tuple[Op, ...], place: _Place) -> None:
                 if var.dtype.is_int or var.dtype.is_bool:
                     place = replace(place, lets=place.lets | {var: value})
             case If():
-                _walk(op.then, place.given(op.cond, True))
-                _walk(op.orelse, place.given(op.cond, False))
+                for side, holds in ((op.then, True), (op.orelse, False)):
+                    if not isinstance(op.cond, Const) or bool(op.cond.value) is holds:
+                        _walk(side, place.given(op.cond, holds))
                 if any(_leaves(side) for side in (op.then, op.orelse)):
                     return  # whether what follows runs is not known
             case For():
                 ends = [int(e.value) for e in (op.start, op.stop, op.step) if isinstance(e, Const)]
-                known = len(ends) == 3 and ends[2] != 0
-                _walk(op.body, place.over({op.var: range(*ends)}) if known else place)
+                values = range(*ends) if len(ends) == 3 and ends[2] != 0 else None
+                if values is None or _breaks(op.body):  # which iterations there are is not known
+                    _walk(op.body, place)
+                elif values:
+                    _walk(op.body, place.over({op.var: values}))
             case Map():
-                _walk(op.body, place.over(_constant(zip(op.vars, op.extents, strict=True))))
+                extents = _constant(zip(op.vars, op.extents, strict=True))
+                if all(extents.values()):
+                    _walk(op.body, place.over(extents))
             case While():
                 _walk(op.body, place.given(op.cond, True))
             case _:
@@ -150,13 +156,17 @@ def _walk(body: tuple[Op, ...], place: _Place) -> None:
                     _walk(inner_body, place)
 
 
-def _leaves(body: tuple[Op, ...]) -> bool:
+def _leaves(body: tuple[Op, ...], ways: tuple[type[Op], ...] = (Break, Continue)) -> bool:
     """Whether a `break` or `continue` of a loop around `body` is in it."""
     return any(
-        isinstance(op, (Break, Continue))
-        or (not isinstance(op, (For, While)) and any(map(_leaves, bodies(op))))
+        isinstance(op, ways)
+        or (not isinstance(op, (For, While)) and any(_leaves(b, ways) for b in bodies(op)))
         for op in body
     )
+
+
+def _breaks(body: tuple[Op, ...]) -> bool:
+    return _leaves(body, (Break,))
 
 
 def _check(op: Op, place: _Place) -> None:

@@ -4,16 +4,28 @@
 
     for t in 0 .. (n + 127) // 128 { map p in 128 { if t * 128 + p < n { X[t * 128 + p] = 0 } } }
 
-Layouts deal constant extents to threads. A variable that indexes a tile runs over the tile, whose
-size bounds it. Copies and fills of regions of such extents become maps first.
+Layouts deal constant extents to threads. A variable that indexes a tile, under no condition, runs
+over the tile, whose size bounds it. Copies and fills of regions of such extents become maps first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
-from tilewright.ir.buffer import Space
-from tilewright.ir.expr import TRUE, Const, Expr, Var, compare, const, logical_and
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import (
+    TRUE,
+    Bin,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    compare,
+    const,
+    logical_and,
+)
 from tilewright.ir.op import (
     Atomic,
     Body,
@@ -26,7 +38,7 @@ from tilewright.ir.op import (
     Op,
     Program,
     Store,
-    op_loads,
+    expressions,
     regions,
     walk_ops,
 )
@@ -104,17 +116,34 @@ def _bounded(op: Map, threads: int, names: Names) -> Op:
 
 
 def _tile_size(op: Map, var: Var) -> int | None:
-    """The smallest tile that `var` alone is an index of."""
+    """The smallest tile that `var` alone is an index of, wherever the map runs."""
     found = []
-    for inner in walk_ops(op.body):
-        touched = [(load.buffer, load.indices) for load in op_loads(inner)]
-        if isinstance(inner, Store):
-            touched.append((inner.buffer, inner.indices))
-        for buffer, indices in touched:
-            if buffer.space in (Space.SHARED, Space.FRAGMENT):
-                sizes = zip(indices, buffer.shape, strict=True)
-                found += [int(size) for index, size in sizes if index is var]
+    for buffer, indices in _surely_touched(op.body):
+        if buffer.space in (Space.SHARED, Space.FRAGMENT):
+            sizes = zip(indices, buffer.shape, strict=True)
+            found += [int(size) for index, size in sizes if index is var]
     return min(found, default=None)
+
+
+def _surely_touched(body: Body) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    """Elements that `body` reads or writes whatever the conditions in it are."""
+    for op in body:
+        for e in expressions(op):
+            yield from _surely_read(e)
+        if isinstance(op, Store):
+            yield op.buffer, op.indices
+        elif isinstance(op, For):
+            ends = [int(e.value) for e in (op.start, op.stop, op.step) if isinstance(e, Const)]
+            if len(ends) == 3 and len(range(*ends)):
+                yield from _surely_touched(op.body)
+
+
+def _surely_read(e: Expr) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    if isinstance(e, Load):
+        yield e.buffer, e.indices
+    first_only = isinstance(e, Select) or (isinstance(e, Bin) and e.op in ("and", "or"))
+    for child in e.children[:1] if first_only else e.children:
+        yield from _surely_read(child)
 
 
 __all__ = ["bound_maps", "has_open_extents"]

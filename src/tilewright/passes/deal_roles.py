@@ -56,14 +56,12 @@ from tilewright.ir.rewrite import (
     defined_names,
     fresh_name,
     map_body,
-    map_exprs,
     map_kernels,
     program_names,
     rebuild,
     rename_unique,
     substitute_vars,
 )
-from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.choose_copies import choose_copies
 from tilewright.passes.choose_products import choose_products
@@ -88,6 +86,7 @@ from tilewright.passes.reasons import because
 from tilewright.passes.role_copies import RoleCopies
 from tilewright.passes.role_releases import released, releases, seen_by_engines
 from tilewright.passes.roles import by_hand
+from tilewright.passes.simplify_indices import simplify_operands
 from tilewright.support.errors import CompileError
 
 
@@ -476,4 +475,4 @@ def _begins(role: Role) -> tuple[int, int]:
 
 
 def _simple(body: Body) -> Body:
-    return map_body(body, lambda op: map_exprs(op, simplify))
+    return map_body(body, simplify_operands)

@@ -481,7 +481,8 @@ def _reads_what_it_writes(low: Lowering, op: Store) -> bool:
 
     def elsewhere(load: Load) -> bool:
         pairs = zip(load.indices, op.indices, strict=True)
-        return any(isinstance(i - j, Const) and (i - j) is not const(0) for i, j in pairs)
+        apart = [i - j for i, j in pairs]
+        return any(isinstance(each, Const) and each.value for each in apart)
 
     root = low.root(op.buffer)
     return any(

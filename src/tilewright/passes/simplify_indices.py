@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from tilewright.ir.bounds import Ranges, prove
+from tilewright.ir.bounds import NOTHING, Ranges, prove
 from tilewright.ir.buffer import Region
 from tilewright.ir.expr import FALSE, TRUE, Const, Expr, compare
 from tilewright.ir.op import (
@@ -56,7 +56,7 @@ def simplify_indices(program: Program, target: Target) -> Program:
 def simplify_kernel(kernel: Kernel, dims: Iterable[Dim] = ()) -> Kernel:
     """The kernel with its expressions simplified; `dims` adds the contracts of its sizes."""
     ranges = entry(kernel, dims)
-    kernel = _operands(kernel, ranges)
+    kernel = simplify_operands(kernel, ranges)
     return dataclasses.replace(kernel, body=_body(kernel.body, ranges))
 
 
@@ -65,7 +65,7 @@ def _body(body: Body, ranges: Ranges, pinned: bool = False) -> Body:
     result: list[Op] = []
     waiting = list(reversed(body))
     while waiting:
-        op = _operands(waiting.pop(), ranges)
+        op = simplify_operands(waiting.pop(), ranges)
         taken = None if pinned else _taken(op, ranges)
         if taken is not None:
             waiting.extend(reversed(taken))
@@ -116,7 +116,7 @@ def _bodies(op: Op, ranges: Ranges) -> Op:
     return dataclasses.replace(op, **changes) if changes else op
 
 
-def _operands(op: AnyOp, ranges: Ranges) -> AnyOp:
+def simplify_operands(op: AnyOp, ranges: Ranges = NOTHING) -> AnyOp:
     """The op with its own expressions simplified; assumptions stay as they were written."""
     if isinstance(op, Hint):
         return op

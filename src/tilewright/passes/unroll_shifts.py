@@ -35,16 +35,15 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import (
     fresh_name,
     map_body,
-    map_exprs,
     map_kernels,
     program_names,
     rebuild,
     rename_unique,
     substitute_vars,
 )
-from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import because
+from tilewright.passes.simplify_indices import simplify_operands
 
 MOST_TRIPS = 16
 MOST_OPS = 256  # once written out
@@ -131,15 +130,11 @@ def _with(body: Body, var: Var, value: int) -> Body:
     """`body` at one value of its variable; names for what is constant there are put in too."""
     values: dict[Var, Expr] = {var: const(value, var.dtype)}
     while values:
-        body = map_body(substitute_vars(body, values), _simpler)
+        body = map_body(substitute_vars(body, values), simplify_operands)
         known = [op for op in body if isinstance(op, Let) and isinstance(op.value, Const)]
         values = {op.var: op.value for op in known}
         body = tuple(op for op in body if op not in known)
     return body
-
-
-def _simpler(op: Op) -> Op:
-    return map_exprs(op, simplify)
 
 
 def _nest(op: Op, names: set[str]) -> Op | None:

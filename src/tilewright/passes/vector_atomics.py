@@ -44,7 +44,8 @@ def lower_sums(nest: Nest, op: Map) -> Body | None:
         ranges = low.ranges.where(group, 0, groups - 1)
         first = group * count if groups > 1 else const(0)
         value = nest.expr(atomic.value)
-        values = (simplify(substitute(value, {nest.var: first + e}), ranges) for e in range(count))
+        places = [{nest.var: first + e} for e in range(count)]
+        values = (simplify(substitute(value, at), ranges, index=False) for at in places)
         ones = tuple(const(1) for _ in dst.extents[:-1])
         where = Region(dst.buffer, access.start, (*ones, const(count)))
         body: Body = (Intrinsic("atomic", (where, *values), text="op=add", loc=atomic.loc),)

@@ -153,7 +153,8 @@ class Spans:
 
 
 class _Counters:
-    """Scalars of a thread that only grow by constants, so often that they stay in their type."""
+    """Scalars of a thread that only grow by constants, so often that they stay in their type: as
+    intervals show, or because they count iterations of loops over sizes known at launch."""
 
     def __init__(self, spans: Spans, kernel: Kernel) -> None:
         self.spans = spans
@@ -161,11 +162,17 @@ class _Counters:
         self.sized: set[Buffer] = set()  # as often as sizes say that are known at launch
         self.depth: dict[Buffer, int] = {}
         self.base: dict[Buffer, Value] = {}
-        self.growth: dict[Buffer, int] = {}
+        self.growth: dict[Buffer, int] = {}  # but for such iterations
+        self.counted: dict[Buffer, int] = {}  # these
         self.body(kernel.body)
-        grown = {b: Value(v.lo, v.hi + self.growth[b]) for b, v in self.base.items()}
-        self.found = {b: v for b, v in grown.items() if _within(v, b.dtype)}
-        self.found |= {b: Value(grown[b].lo, limits(b.dtype).hi) for b in self.sized if b in grown}
+        self.found: dict[Buffer, Value] = {}
+        for b, v in self.base.items():
+            least, most = v.hi + self.growth[b], limits(b.dtype).hi
+            grown = Value(v.lo, least + self.counted[b])
+            if _within(grown, b.dtype):
+                self.found[b] = grown
+            elif b in self.sized and least <= most // 2:
+                self.found[b] = Value(v.lo, most)
 
     def body(self, body: Body) -> None:
         for op in body:
@@ -188,7 +195,8 @@ class _Counters:
     def alloc(self, buffer: Buffer, init: Expr | None) -> None:
         scalar = buffer.space is Space.LOCAL and not buffer.rank and buffer.dtype.is_int
         if scalar and isinstance(init, Const):
-            self.depth[buffer], self.growth[buffer] = len(self.loops), 0
+            self.depth[buffer] = len(self.loops)
+            self.growth[buffer] = self.counted[buffer] = 0
             self.base[buffer] = single(int(init.value))
 
     def trips(self, op: For) -> int:
@@ -207,10 +215,12 @@ class _Counters:
             case Bin("+", Load(counted, ()), Const(more)) if (
                 counted == buffer and more >= 0 and len(loops) == len(around)
             ):
-                self.growth[buffer] += int(more) * prod(map(self.trips, loops))
                 ends = [self.spans.sized(e) for loop in loops for e in (loop.start, loop.stop)]
-                if None not in ends and True in ends:
+                counts = more == 1 and None not in ends and True in ends
+                if counts:
                     self.sized.add(buffer)
+                grown = self.counted if counts else self.growth
+                grown[buffer] += int(more) * prod(map(self.trips, loops))
             case _:
                 del self.base[buffer]
 
