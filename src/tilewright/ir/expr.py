@@ -271,6 +271,11 @@ class Expr:
         said(self)
         return print_expr(self)
 
+    def __repr__(self) -> str:
+        from tilewright.ir.text import print_expr
+
+        return print_expr(self)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Const(Expr, metaclass=_Interned):
