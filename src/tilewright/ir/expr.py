@@ -271,6 +271,11 @@ class Expr:
         said(self)
         return print_expr(self)
 
+    def __repr__(self) -> str:
+        from tilewright.ir.text import print_expr
+
+        return print_expr(self)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Const(Expr, metaclass=_Interned):
@@ -473,6 +478,8 @@ def const(value: Any, dtype: DType | None = None) -> Const:
 
 def round_constant(value: float, dtype: DType) -> float:
     """`value` rounded to `dtype` by the rules of `Cast`."""
+    if dtype.bits >= 16 and -256 <= value <= 256 and value == int(value):
+        return value  # which every such type holds
     import numpy as np
 
     if dtype.bits <= 8 and value == value:

@@ -512,6 +512,7 @@ def _marked(cls: Any, mark: str) -> tuple[dataclasses.Field[Any], ...]:
 
 
 _Found = TypeVar("_Found")
+_O = TypeVar("_O", bound=Op)
 
 
 def _kept(derive: Callable[[Op], tuple[_Found, ...]]) -> Callable[[Op], tuple[_Found, ...]]:
@@ -526,6 +527,13 @@ def _kept(derive: Callable[[Op], tuple[_Found, ...]]) -> Callable[[Op], tuple[_F
         return found
 
     return kept
+
+
+def with_loc(op: _O, loc: Loc | None) -> _O:
+    """`op` at a place; whatever is kept with it holds there too."""
+    found = object.__new__(type(op))
+    found.__dict__.update(op.__dict__, loc=loc)
+    return found
 
 
 @_kept

@@ -35,10 +35,11 @@ def new_buffer(
             )
     buffer = Buffer(chosen, extents, dtype, space)
     check_packed(buffer)
+    size = buffer.bytes
     limits.TILE_BYTES.check(
-        buffer.bytes,
+        size,
         f"{chosen} is too large for a tile",
-        got=f"{buffer.bytes:,} bytes".replace(",", " "),
+        got=f"{size:,} bytes".replace(",", " "),
         fix="use smaller tiles and loop over the rest, or keep it in a tensor: T.alloc_global",
     )
     return buffer

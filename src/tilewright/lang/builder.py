@@ -18,7 +18,6 @@ from tilewright.ir.expr import (
     Load,
     Var,
     is_pure,
-    loads,
     transform,
     variables,
     walk,
@@ -41,6 +40,7 @@ from tilewright.ir.op import (
     View,
     While,
     expressions,
+    with_loc,
     written_buffers,
 )
 from tilewright.ir.rewrite import map_exprs, map_ops
@@ -163,13 +163,13 @@ class Builder:
                 code="outside-kernel",
             )
         self.step()
+        if op.loc is None:
+            op = with_loc(op, locate())
         for expr in expressions(op):
             check_expression(expr)
-        if op.loc is None:
-            op = replace(op, loc=locate())
         op = self._settled(op)
         written = _written(op)
-        if isinstance(op, Map) and _is_word(op):
+        if _is_word(op):
             body = tuple(replace(o, loc=op.loc) if o.loc is None else o for o in op.body)
             op = replace(op, body=body)
         self._bodies[-1].ops.append(op)
@@ -214,7 +214,7 @@ class Builder:
 
     def _settled(self, op: Op) -> Op:
         """`op` with loads in place of reads, in the body of a word that stands for a nest too."""
-        if any(type(load) is Read for expr in expressions(op) for load in loads(expr)):
+        if any(map(reads, expressions(op))):
             op = map_exprs(op, self.settle)
         return map_ops(op, self._settled) if _is_word(op) else op
 

@@ -73,9 +73,10 @@ def quoting() -> Iterator[None]:
 def _hash(plain: Any) -> Any:
     """`plain`, a hash of expressions, for the compiler; a user's code hashes numbers."""
 
-    def guarded(self: Any) -> int:
-        frame = sys._getframe(1)
-        if ORIGINS.get(frame.f_code.co_filename) in _INNER:
+    # bound here: this is called for every part of every expression
+    def guarded(self: Any, getframe: Any = sys._getframe, origin: Any = ORIGINS.get) -> int:
+        frame = getframe(1)
+        if origin(frame.f_code.co_filename) in _INNER:
             return plain(self)  # type: ignore[no-any-return]
         if TRACING.get() and by_theirs(frame):
             if isinstance(self, Const):

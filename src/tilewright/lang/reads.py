@@ -56,7 +56,12 @@ class Read(Load):
 
 
 def reads(expr: Expr) -> list[Read]:
-    return [load for load in loads(expr) if type(load) is Read]
+    """The reads in `expr`; asked for each time that it is used, and kept with it."""
+    below: list[Read] | None = expr.__dict__.get("_reads")
+    if below is None:
+        below = [x for x in loads(expr) if type(x) is Read and x is not expr]
+        expr.__dict__["_reads"] = below
+    return [expr, *below] if type(expr) is Read else below
 
 
 def conditional_reads(expr: Expr) -> list[Read]:

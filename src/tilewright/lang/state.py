@@ -10,6 +10,7 @@ Names that the text itself assigns have rules of their own (`Env.bind`).
 from __future__ import annotations
 
 import array
+import dis
 import enum
 import functools
 import gc
@@ -26,6 +27,7 @@ import numpy as np
 from tilewright.ir.expr import Expr
 from tilewright.lang.scalar import Lost, Scalar
 from tilewright.lang.where import is_library
+from tilewright.support.definitions import ByCode
 from tilewright.support.errors import CompileError, Loc
 
 NODES = 20_000  # objects that are looked at, at most
@@ -42,7 +44,13 @@ class Watch:
     def __init__(self, frame: types.FrameType) -> None:
         self.seen: dict[int, tuple[Any, str, Handler, Content | None]] = {}
         self.scopes: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # globals, and some
-        queue = [(n, v) for n, v in frame.f_locals.items() if n[:4] != "_tw_"]
+        # most values are known to hold no state: they are left out at once
+        known = _HANDLERS.get
+        queue = [
+            (n, v)
+            for n, v in frame.f_locals.items()
+            if known(type(v), _EMPTY) is not None and n[:4] != "_tw_"
+        ]
         queue += self._globals(frame.f_globals, frame.f_code)
         for path, value in queue:  # the shortest paths first
             kind = type(value)
@@ -53,7 +61,11 @@ class Watch:
                 continue
             content, children = handler(value)
             self.seen[id(value)] = value, path, handler, content
-            queue += [(_joined(path, part), child) for part, child in children]
+            queue += [
+                (_joined(path, part), child)
+                for part, child in children
+                if known(type(child), _EMPTY) is not None
+            ]
             if handler is _function:
                 queue += self._globals(value.__globals__, value.__code__)
             if len(self.seen) >= NODES:
@@ -65,7 +77,7 @@ class Watch:
             return []
         found = [(n, known[n]) for n in _global_names(code) if n in known]
         self.scopes.setdefault(id(known), (known, {}))[1].update(found)
-        return found
+        return [(n, v) for n, v in found if _HANDLERS.get(type(v), _EMPTY) is not None]
 
     def changed(self, bound: Callable[[str], Any]) -> tuple[str, Any] | None:
         """What is not as it was, and its name; `bound` gives what the text has bound a name to."""
@@ -312,11 +324,17 @@ def _is_theirs(kind: Any) -> bool:
     return file is None or not is_library(file)
 
 
-@lru_cache(maxsize=1024)
 def _global_names(code: types.CodeType) -> tuple[str, ...]:
     """Names that a function's code, or one nested in it, may look up in its globals."""
-    found = dict.fromkeys(code.co_names)
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            found.update(dict.fromkeys(_global_names(inner)))
-    return tuple(found)
+    known = _GLOBAL_NAMES.get(code)
+    if known is None:
+        found = {each.argval: None for each in dis.get_instructions(code) if each.opname in _GLOBAL}
+        for inner in code.co_consts:
+            if isinstance(inner, types.CodeType):
+                found.update(dict.fromkeys(_global_names(inner)))
+        known = _GLOBAL_NAMES[code] = tuple(found)
+    return known
+
+
+_GLOBAL = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_GLOBAL_NAMES: ByCode[tuple[str, ...]] = ByCode()  # hashing code takes as long as reading it

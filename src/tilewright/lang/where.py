@@ -17,6 +17,7 @@ _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Code objects made by rewriting a user's function, with the column where each line's first
 # statement starts (Python 3.10 keeps no columns of its own).
 _REWRITTEN: ByCode[dict[int, int]] = ByCode()
+_REWRITTEN_IDS = _REWRITTEN.by_id  # every frame of a stack is asked for every op
 
 
 def register(code: CodeType, columns: dict[int, int]) -> None:
@@ -35,7 +36,7 @@ def is_library(file: str) -> bool:
 def users_frame() -> FrameType:
     """The innermost frame that runs a rewritten function."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code not in _REWRITTEN:
+    while frame is not None and id(frame.f_code) not in _REWRITTEN_IDS:
         frame = frame.f_back
     assert frame is not None
     return frame
@@ -83,15 +84,18 @@ def _positions(code: CodeType) -> tuple[tuple[int | None, ...], ...]:
 
 
 def _span(code: CodeType, lasti: int, line: int) -> Loc:
-    known = _SPANS.get(code)
+    known = _SPANS_BY_ID.get(id(code))
     if known is None:
-        known = _SPANS[code] = {}
-    if (lasti, line) not in known:
-        known[lasti, line] = _find_span(code, lasti, line)
-    return known[lasti, line]
+        _SPANS[code] = {}
+        known = _SPANS_BY_ID[id(code)]
+    found = known[1].get((lasti, line))
+    if found is None:
+        found = known[1][lasti, line] = _find_span(code, lasti, line)
+    return found
 
 
 _SPANS: ByCode[dict[tuple[int, int], Loc]] = ByCode()
+_SPANS_BY_ID = _SPANS.by_id
 
 
 def _find_span(code: CodeType, lasti: int, line: int) -> Loc:
@@ -136,7 +140,7 @@ def locate() -> Loc | None:
     depth = 0
     while frame is not None:
         code = frame.f_code
-        if code in _REWRITTEN:
+        if id(code) in _REWRITTEN_IDS:
             spans.append(_span(code, frame.f_lasti, frame.f_lineno))
             depth = len(spans)
         elif code is _ROOT:

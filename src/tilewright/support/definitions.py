@@ -32,17 +32,17 @@ class ByCode(Generic[V]):
     annotations say; here two code objects are two."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[ref[CodeType], V]] = {}
+        self.by_id: dict[int, tuple[ref[CodeType], V]] = {}
 
     def get(self, code: CodeType) -> V | None:
-        entry = self._found.get(id(code))
+        entry = self.by_id.get(id(code))
         return entry[1] if entry is not None else None
 
     def __contains__(self, code: CodeType) -> bool:
-        return id(code) in self._found
+        return id(code) in self.by_id
 
     def __setitem__(self, code: CodeType, value: V) -> None:
-        key, found = id(code), self._found
+        key, found = id(code), self.by_id
         found[key] = ref(code, lambda _: found.pop(key, None)), value
 
 

@@ -21,7 +21,7 @@ from enum import Enum
 from importlib.util import resolve_name
 from itertools import count, repeat
 from operator import attrgetter, is_
-from types import CodeType, FunctionType, MappingProxyType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,6 +189,11 @@ class _Walk:
             return self.once(value, self.klass)
         if isinstance(value, ModuleType):
             return self.once(value, self.module)
+        if kind is MethodType and type(value.__func__) is FunctionType and not self.frozen:
+            said = self(value.__func__)
+            self.reader = f"self of {value.__func__.__name__}"
+            self.loc = _loc(value.__func__.__code__, 0)
+            return ("method", said, self(value.__self__))
         if self.frozen:
             try:
                 return self.again(value)
