@@ -1,7 +1,7 @@
 """The programs that schedules are derived for, named by a text that makes them again.
 
-`rings(seed=7)` and other kinds of `fuzz_programs.KINDS` are random ones; other names are those of a
-file's dict `schedules`, e.g. `gemm_relu(M=65, N=8, K=64)`.
+`rings(seed=7)` and other kinds of `devtools.fuzz.programs.KINDS` are random ones; other names are
+those of a file's dict `schedules`, e.g. `gemm_relu(M=65, N=8, K=64)`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Subject:
     program: Program
     launches: Sequence[Callable[[], Args]]
     exact: bool
-    unit: float = 0.0  # how far floats may be off (`fuzz_check.difference`); 0: see `_NEAR`
+    unit: float = 0.0  # how far floats may be off (`compare.difference`); 0: see `_NEAR`
     wanted: dict[int, dict[str, Array]] = field(default_factory=dict)
     found: list[Program] = field(default_factory=list)  # the schedules derived so far
 

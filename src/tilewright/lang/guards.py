@@ -95,7 +95,7 @@ def _hash(plain: Any) -> Any:
 
 _INNER = ("ours", "nobody")
 # Hashing by a function of Python would slow the whole compiler down, so it is watched only while
-# some kernel is traced: 2 % of that time.
+# some kernel is traced.
 _PLAIN = {Expr: object.__hash__, Load: Load.__hash__, Read: Read.__hash__}
 _GUARDED = {kind: _hash(plain) for kind, plain in _PLAIN.items()}
 _lock = Lock()
