@@ -85,7 +85,10 @@ class Numbers:
         if dtype in FLOATS:
             odd = "0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 5e-324, -1e-45, 1e-40, 6e-8, "
             odd += "65504.0, 65520.0, -3.4e38, 1.7e308, 448.0, 464.0, 0.1, -2.5, 1.0625, 2.0**31, "
-            odd += "-(2.0**31), 2.0**63, 2.0**64, 2147483647.0, -128.5, 255.5, 1e9, 3.5, 0.0078125"
+            odd += "-(2.0**31), 2.0**63, 2.0**64, 2147483647.0, -128.5, 255.5, 1e9, 3.5, 0.0078125, "
+            # a NaN of all ones, which carries when it is rounded; just beyond a tie of narrow types
+            odd += "np.uint64(2**63 - 1).view(np.float64), 1 + 2.0**-8 + 2.0**-40, "
+            odd += "-1 - 2.0**-11 - 2.0**-40, 1 + 2.0**-4 + 2.0**-40, 3 + 2.0**-2 - 2.0**-40"
             exact = f"np.where(rng.random({N}) < 0.6, rng.choice([{odd}], {N}), "
             return exact + f"rng.standard_normal({N}) * 2.0 ** rng.integers(-20, 20, {N}))"
         low, high = ends(dtype)
@@ -162,7 +165,7 @@ class Numbers:
             return self.leaf(dtype)
         if r.random() < 0.2:
             other = r.choice(KINDS)
-            inner = self.value(other, depth - 1)
+            inner = self.leaf(other) if r.random() < 0.5 else self.value(other, depth - 1)
             if other in FLOATS and r.random() < 0.3:  # fp8 saturates, and keeps NaN
                 inner = self.cast(inner, r.choice(SMALL))
             return self.cast(inner, dtype)

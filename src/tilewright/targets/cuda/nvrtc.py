@@ -330,10 +330,15 @@ def _text(size: Any, get: Any, program: Any) -> str:
     return _bytes(size, get, program).rstrip(b"\0").decode(errors="replace").strip()
 
 
+def supported_archs() -> list[str]:
+    """The architectures this NVRTC compiles for, without the suffixes of features."""
+    return [f"sm_{number}" for number in _call(_nvrtc().nvrtcGetSupportedArchs())]
+
+
 def _unknown_arch(arch: str) -> CompileError:
     """The library is older than the chip."""
     version, _, _ = nvrtc_version().partition("/")
-    known = [f"sm_{number}" for number in _call(_nvrtc().nvrtcGetSupportedArchs())]
+    known = supported_archs()
     return CompileError(
         f"NVRTC {version} does not know {arch}",
         expected="one of " + ", ".join(known),
