@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewright import interp
 from tilewright.ir.dtype import DType
 from tilewright.ir.op import Program
 from tilewright.ir.target import ARCHITECTURES, Target
@@ -40,7 +39,7 @@ class ThreadCode:
         self.trace = lower(program, replace(target, kind="cuda"))
 
     def __call__(self, args: Any) -> None:
-        interp.run_threads(self.trace.result, dict(args), seed=1)
+        machine.run_threads(self.trace.result, dict(args), seed=1)
 
 
 class OnDevice:

@@ -1,4 +1,6 @@
-"""Imports point one way: support ← ir ← {lang, passes, interp} ← targets ← runtime ← tools."""
+"""Imports point one way:
+support ← ir ← {lang, passes, machine} ← targets ← inspect ← runtime ← tools.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
 
-ORDER = [["support"], ["ir"], ["lang", "passes", "interp"], ["targets"], ["runtime"], ["tools"]]
+ORDER = [
+    ["support"],
+    ["ir"],
+    ["lang", "passes", "machine"],
+    ["targets"],
+    ["runtime", "inspect"],
+    ["tools"],
+]
 BELOW = {
     room: {below for row in ORDER[:depth] for below in row}
     for depth, rooms in enumerate(ORDER)
@@ -153,7 +162,7 @@ UPWARD = [
     ("ir/a.py", "if TYPE_CHECKING:\n    from tilewright.lang import trace"),
     ("ir/a.py", "importlib.import_module('tilewright.passes')"),
     ("ir/a.py", "import_module('..passes', __package__)"),
-    ("lang/a.py", "from ..interp import run"),
+    ("lang/a.py", "from ..machine import run"),
     ("passes/a.py", "from ..lang import trace"),
     ("interp/a.py", "from ..passes import fuse"),
     ("targets/cuda/a.py", "from ...runtime import jit"),

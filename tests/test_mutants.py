@@ -11,9 +11,9 @@ import pytest
 from devtools.mutants.judge import accuse, measure
 from devtools.mutants.operators import OPERATORS, mutants
 from devtools.mutants.subjects import small
-from tilewright.interp import padding, sanitizer, threads
+from tilewright.machine import padding, sanitizer, threads
 
-run = sys.modules["tilewright.interp.run"]
+run = sys.modules["tilewright.machine.run"]
 SUBJECTS = {s.name: s for s in small()}
 
 

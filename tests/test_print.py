@@ -10,7 +10,6 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
-from tilewright import interp
 from tilewright.ir.dtype import DTYPES
 from tilewright.support.show import left_out, show_value
 
@@ -294,7 +293,7 @@ def test_pipelined_loops():
         thread_ir = tw.parse_ir(tw.compile(main, target=target).ir("lower_threads"))
         names = {"A": args[0], "B": args[1], "C": args[2].copy()}
         with contextlib.redirect_stdout(io.StringIO()):
-            lines = interp.run_threads(thread_ir, names).printed
+            lines = machine.run_threads(thread_ir, names).printed
         assert len(lines) == 6
         numbers = re.findall(r"-?\d+\.\d*", lines[2].split("=")[1])
         assert [float(n) for n in numbers] == half.tolist()
@@ -312,7 +311,7 @@ def test_logical_block_indices_where_blocks_are_reordered():
     assert same(main, a) == "block (1, 3): corner 3088.0\n"
     thread_ir = tw.parse_ir(tw.compile(main, target="cuda").ir("lower_threads"))
     with contextlib.redirect_stdout(io.StringIO()):
-        lines = interp.run_threads(thread_ir, {"A": a}).printed
+        lines = machine.run_threads(thread_ir, {"A": a}).printed
     assert lines == ["block (1, 3): corner 3088.0"]
 
 

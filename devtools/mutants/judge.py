@@ -21,10 +21,10 @@ import numpy as np
 
 from devtools.mutants.operators import Mutant, mutants
 from devtools.mutants.subjects import Subject
-from tilewright import interp
-from tilewright.interp import memory
+from tilewright import machine
 from tilewright.ir.op import Program
 from tilewright.lang.check import check_program
+from tilewright.machine import memory
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import TilewrightError
 
@@ -62,9 +62,9 @@ def run(subject: Subject, program: Program, seed: int, way: str) -> Arrays:
         kernel(*(given[p.name] for p in program.params))
     elif way == "zeros":
         with _zeros():
-            interp.run(program, given, seed=7)
+            machine.run(program, given, seed=7)
     else:
-        interp.run(program, given)
+        machine.run(program, given)
     return _arrays(given)
 
 
@@ -105,7 +105,7 @@ def accuse(subject: Subject, program: Program) -> tuple[str, set[str]]:
     kinds: set[str] = set()
     for seed in SEEDS:
         try:
-            found = interp.run(
+            found = machine.run(
                 program, _given(subject, seed, False), sanitize=True, made=subject.made, seed=seed
             )
         except TilewrightError as error:
@@ -121,7 +121,7 @@ def accuse_threads(subject: Subject, program: Program) -> str:
     try:
         kernel = CompiledKernel(program, target="cuda")
         lowered = parse_program(kernel.ir("lower_threads"), "<ir>")
-        interp.run_threads(lowered, _given(subject, 0, False))
+        machine.run_threads(lowered, _given(subject, 0, False))
     except TilewrightError as error:
         return f"thread code: {error.message}"
     return ""

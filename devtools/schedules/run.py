@@ -20,7 +20,7 @@ from typing import Any
 
 from devtools.fuzz.run import Worker
 from devtools.schedules.subjects import Subject, draw_program, legal, subject
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.atoms import Feature
 from tilewright.ir.chips import DEFAULT
 from tilewright.ir.op import Program
@@ -146,7 +146,7 @@ def _judged(recipe: Recipe, outcome: Outcome, seconds: dict[str, float]) -> Verd
             number = turn % len(found.launches)
             args = found.launches[number]()
             outcome.runs += 1
-            interp.run(program, args, seed=recipe.seed + turn, explicit=True)
+            machine.run(program, args, seed=recipe.seed + turn, explicit=True)
             told = found.wrong(number, args)
             if told:
                 return Verdict("mismatch", "machine", told)
@@ -161,7 +161,7 @@ def _judged(recipe: Recipe, outcome: Outcome, seconds: dict[str, float]) -> Verd
         number = recipe.seed % len(found.launches)
         args = found.launches[number]()
         outcome.runs += 1
-        interp.run_threads(code, args, seed=recipe.seed)
+        machine.run_threads(code, args, seed=recipe.seed)
         seconds["threads"] = clock() - at
         told = found.wrong(number, args)
         if told:

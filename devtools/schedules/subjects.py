@@ -21,7 +21,7 @@ import numpy as np
 from devtools.fuzz.check import load
 from devtools.fuzz.programs import KINDS, make
 from devtools.fuzz.recipe import render
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Var
 from tilewright.ir.op import Program
@@ -50,7 +50,7 @@ class Subject:
         """The arrays after a launch of the program as it is written."""
         if number not in self.wanted:
             args = self.launches[number]()
-            interp.run(self.program, args, sanitize=True)
+            machine.run(self.program, args, sanitize=True)
             self.wanted[number] = {n: a for n, a in args.items() if isinstance(a, np.ndarray)}
         return self.wanted[number]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.ir.expr import Expr as PrimExpr
-from tilewright.ir.fragment import repeat, spatial
+from tilewright.ir.layout.fragment import repeat, spatial
 from tilewright.lang.alloc import (
     alloc_barrier,
     alloc_cluster_barrier,

@@ -1,6 +1,8 @@
 """The layout algebra: CuTe's names and results, and fragments. Public names only."""
 
-from tilewright.ir.fragment import (
+from tilewright.ir.layout.banks import BankConflicts, bank_conflicts
+from tilewright.ir.layout.draw import draw
+from tilewright.ir.layout.fragment import (
     Fragment,
     mma_a_operand,
     mma_accumulator,
@@ -13,7 +15,7 @@ from tilewright.ir.fragment import (
     wgmma_a_operand,
     wgmma_accumulator,
 )
-from tilewright.ir.layout import (
+from tilewright.ir.layout.layout import (
     ComposedLayout,
     Layout,
     LayoutError,
@@ -32,9 +34,7 @@ from tilewright.ir.layout import (
     row_major,
     size,
 )
-from tilewright.ir.layout_banks import BankConflicts, bank_conflicts
-from tilewright.ir.layout_draw import draw
-from tilewright.ir.layout_ops import (
+from tilewright.ir.layout.ops import (
     blocked_product,
     coalesce,
     complement,
@@ -56,7 +56,7 @@ from tilewright.ir.layout_ops import (
     zipped_divide,
     zipped_product,
 )
-from tilewright.ir.layout_query import (
+from tilewright.ir.layout.query import (
     bijective,
     covers,
     fit_layout,

@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewright.interp.run import run
 from tilewright.ir.dtype import dtype
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
+from tilewright.machine.run import run
 from tilewright.runtime.backends import build
 from tilewright.support.errors import CompileError
 

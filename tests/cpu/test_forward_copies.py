@@ -5,11 +5,11 @@ import pytest
 
 from tests.cpu.common import check, draw
 from tests.cpu.test_tiles import program
-from tilewright.interp.run import run
 from tilewright.ir.op import Alloc, Copy, Gemm, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
-from tilewright.passes.forward_copies import forward_copies
+from tilewright.machine.run import run
+from tilewright.passes.canonicalize.forward_copies import forward_copies
 from tilewright.passes.reasons import listening
 
 CPU = Target.parse("cpu")

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.ir.atoms import MATRIX_TYPES, matrix_fragments
 from tilewright.ir.dtype import dtype
-from tilewright.ir.fragment import Fragment, repeat, spatial, wgmma_a_operand
+from tilewright.ir.layout.fragment import Fragment, repeat, spatial, wgmma_a_operand
 from tilewright.ir.op import Program
 from tilewright.ir.text import parse_program
 

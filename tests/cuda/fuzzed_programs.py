@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.cuda.plain_programs import frag, kernel, shared
-from tilewright.ir.fragment import Fragment, repeat, spatial
-from tilewright.ir.layout import Layout
-from tilewright.passes.spread import coalesced
+from tilewright.ir.layout.fragment import Fragment, repeat, spatial
+from tilewright.ir.layout.layout import Layout
+from tilewright.passes.layout.coalesced import coalesced
 
 FUZZED: dict[str, str] = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tilewright.ir.fragment import (
+from tilewright.ir.layout.fragment import (
     Fragment,
     mma_a_operand,
     mma_accumulator,
@@ -16,7 +16,7 @@ from tilewright.ir.fragment import (
     wgmma_a_operand,
     wgmma_accumulator,
 )
-from tilewright.passes.spread import coalesced
+from tilewright.passes.layout.coalesced import coalesced
 
 PROGRAMS: dict[str, str] = {}
 
@@ -102,7 +102,7 @@ def gemm(name: str, m: int, n: int, k: int, down: int, across: int, kind: str = 
 
 def _between(layout: Fragment, count: int):
     """Thread modes for `count` warpgroups side by side that hold the same."""
-    from tilewright.ir.layout import Layout, make_layout
+    from tilewright.ir.layout.layout import Layout, make_layout
 
     thread, value = layout.layout
     inner = Layout((4, 8, 4), tuple(thread(i) for i in (1, 4, 32)))

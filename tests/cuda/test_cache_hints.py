@@ -6,7 +6,7 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tests.roads import from_device, to_device
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.dtype import dtype as dtype_of
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
@@ -68,7 +68,7 @@ def test_hints_change_no_result(dtype, held, columns, spread):
     text = print_program(threads)
     assert all(text.count(f"cache={cache}") == 2 for cache in HINTS)
     assert print_program(parse_program(text)) == text
-    for run, code in ((interp.run, program), (interp.run_threads, threads)):
+    for run, code in ((machine.run, program), (machine.run_threads, threads)):
         y = np.zeros((len(HINTS), ROWS, columns), x.dtype)
         run(code, {"X": x, "Y": y})
         for each in y:

@@ -16,7 +16,7 @@ from tilewright.ir.expr import const
 from tilewright.ir.op import For, Intrinsic, Program, Store, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes import hazards
+from tilewright.passes.sync import hazards
 from tilewright.support.errors import VerifyError
 from tilewright.targets.cuda import backend
 from tilewright.targets.cuda.emit_products import MOST_PRODUCTS, adjacent, together

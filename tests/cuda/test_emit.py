@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright import interp
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
@@ -176,7 +175,7 @@ def test_instances_of_a_role_exchange_each_for_itself():
     code = run_pipeline(program, target, PIPELINE, stage=Stage.LAID_OUT).result
     for seed in range(4):
         args = {"A": given.copy()}
-        interp.run_threads(code, args, seed=seed)
+        machine.run_threads(code, args, seed=seed)
         assert (args["A"] == want).all()
 
 

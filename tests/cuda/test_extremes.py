@@ -10,7 +10,7 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tests.cuda import extreme_programs as programs
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.dtype import DTYPES, dtype
 from tilewright.ir.expr import Cast, Var, binary, const
 from tilewright.ir.target import Target
@@ -113,7 +113,9 @@ def test_integers_agree_on_every_road(kind):
     want, cpu, threads = (arrays_of(kind) for _ in range(3))
     tw.compile(program, target="interp -sanitize")(*want.values())
     tw.compile(program, target="cpu")(*cpu.values())
-    interp.run_threads(tw.parse_ir(tw.compile(program, target="cuda").ir("lower_threads")), threads)
+    machine.run_threads(
+        tw.parse_ir(tw.compile(program, target="cuda").ir("lower_threads")), threads
+    )
     assert difference(want["O"], cpu["O"]) == "" and difference(want["O"], threads["O"]) == ""
 
 
@@ -122,7 +124,7 @@ def test_conversions_agree_on_every_road():
     tw.compile(programs.conversions, target="interp")(*want.values())
     tw.compile(programs.conversions, target="cpu")(*cpu.values())
     compiled = tw.compile(programs.conversions, target="cuda")
-    interp.run_threads(tw.parse_ir(compiled.ir("lower_threads")), threads)
+    machine.run_threads(tw.parse_ir(compiled.ir("lower_threads")), threads)
     for name in want:
         assert difference(want[name], cpu[name], SIGNED) == "", name
         assert difference(want[name], threads[name], SIGNED) == "", name
@@ -144,7 +146,7 @@ def test_comparisons_of_unsigned_coordinates_and_narrow_remainders():
         return {"A": np.arange(20, 84, dtype=np.uint16), "B": np.zeros((4, 64), np.int32)}
 
     want, got = arrays(), arrays()
-    interp.run(main.program, want)
-    interp.run_threads(lower(main.program, Target.parse("cuda")).result, got)
+    machine.run(main.program, want)
+    machine.run_threads(lower(main.program, Target.parse("cuda")).result, got)
     np.testing.assert_array_equal(got["B"], want["B"])
     assert tw.compile(main, target="cuda").ptx

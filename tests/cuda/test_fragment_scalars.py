@@ -5,7 +5,6 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
-from tilewright import interp
 
 
 def total():
@@ -52,7 +51,7 @@ def row_limits():
 def run(kernel, target, *arrays):
     if target == "threads":
         code = tw.parse_ir(tw.compile(kernel, target="cuda").ir("lower_threads"))
-        interp.run_threads(code, dict(zip("AB", arrays, strict=True)))
+        machine.run_threads(code, dict(zip("AB", arrays, strict=True)))
     else:
         tw.compile(kernel, target=target)(*arrays)
 

@@ -36,7 +36,7 @@ def run_case(name: str) -> dict[str, float]:
     for choice in ("cooperative", "pingpong"):
         target = Target.parse(f"cuda -roles -persistent -consumers={choice}{more}")
         kernel = CudaKernel(program, target)
-        after = kernel.trace.after("deal_tiles").kernels[0]
+        after = kernel.trace.after("apply_ping_pong").kernels[0]
         roles = [op for op in after.body if isinstance(op, Role)]
         found[choice] = max(role.instances for role in roles)
         results[choice] = [torch.full((m, n), 7.0, device="cuda").to(a.dtype) for _ in range(20)]

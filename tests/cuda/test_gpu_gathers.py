@@ -8,7 +8,7 @@ import pytest
 
 from tests.passes.test_gathers import arguments, rows_of, windows
 from tests.roads import from_device, to_device
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.target import Target
 from tilewright.targets.cuda.backend import compile_program
 from tilewright.targets.cuda.guard import run_guarded
@@ -42,7 +42,7 @@ def run_program(name: str) -> list[str]:
     program = PROGRAMS[name]()
     given = arguments(program)
     want = {n: a.copy() for n, a in given.items()}
-    interp.run(program, want)
+    machine.run(program, want)
     kinds = {t.name: t.dtype for t in program.tensors}
     wrong = []
     for told, target in TARGETS.items():

@@ -12,7 +12,7 @@ from tests.cuda.plain_programs import PROGRAMS as PLAIN
 from tests.cuda.test_plain import arguments, parsed
 from tests.cuda.tile_programs import TILES
 from tests.roads import from_device, to_device
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.target import Target
 from tilewright.support.errors import RunError
 from tilewright.targets.cuda.backend import compile_program
@@ -34,7 +34,7 @@ def run_program(name):
     want = arguments(program)
     kinds = {t.name: t.dtype for t in program.tensors}
     args = {n: to_device(a, kinds[n]) for n, a in want.items()}
-    interp.run(program, want, explicit=False)
+    machine.run(program, want, explicit=False)
     compile_program(program, Target.parse("cuda"))(args)
     torch.cuda.synchronize()
     for key, value in want.items():

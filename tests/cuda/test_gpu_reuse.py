@@ -8,8 +8,8 @@ import pytest
 
 from tests.cuda.test_gpu_zoo import run_kernel
 from tests.passes.test_reuse_shared import AMPERE, HOPPER, phases, turns
-from tilewright import interp
-from tilewright.passes import reuse_shared
+from tilewright import machine
+from tilewright.passes.memory import reuse_shared
 from tilewright.targets.cuda.backend import CudaKernel
 from tilewright.targets.cuda.guard import run_guarded
 
@@ -36,7 +36,7 @@ def run_small(name: str) -> int:
     (tensor, _) = program.tensors
     x = np.random.default_rng(0).integers(-9, 9, tensor.static_shape).astype(np.float32)
     want = {"X": x, "Y": np.zeros_like(x)}
-    interp.run(program, want)
+    machine.run(program, want)
     wrong = 0
     for target in (HOPPER, HOPPER.without(*(HOPPER.features - AMPERE.features))):
         kernel = CudaKernel(program, target)

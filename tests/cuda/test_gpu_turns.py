@@ -41,7 +41,7 @@ def run_case(name: str, target: str) -> dict[str, float]:
     results, found = {}, {}
     for choice in ("off", "on"):
         kernel = CudaKernel(program, Target.parse(target).choosing("turns", choice))
-        after = kernel.trace.after("take_turns").kernels[0]
+        after = kernel.trace.after("order_warpgroups").kernels[0]
         found[f"sections {choice}"] = sum(isinstance(op, Turn) for op in walk_ops(after)) / 2
         outputs = [torch.full_like(args["Q"], float("nan")) for _ in range(20)]
         for out in outputs:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.cuda.test_zoo import KERNELS, TARGETS, arguments, copies, program
-from tilewright import interp
+from tilewright import machine
 from tilewright.targets.cuda.backend import CudaKernel
 from tilewright.targets.cuda.guard import run_guarded
 
@@ -21,7 +21,7 @@ def run_kernel(name: str) -> dict[str, float]:
 
     tile, given = program(name), arguments(program(name))
     want = copies(given)
-    interp.run(tile, want)
+    machine.run(tile, want)
     kinds = {t.name: t.dtype.name for t in tile.tensors}
 
     def there(key: str, value: object) -> object:

@@ -15,7 +15,7 @@ import pytest
 import tilewright.language as T
 from tilewright.ir.op import Program, Sync, walk_ops
 from tilewright.ir.target import Target
-from tilewright.passes.fuse_maps import fuse_maps
+from tilewright.passes.canonicalize.fuse_maps import fuse_maps
 from tilewright.targets.cuda.backend import lower
 
 CUDA = Target.parse("cuda -arch=sm_90a")

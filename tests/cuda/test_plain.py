@@ -10,16 +10,16 @@ import pytest
 from tests.cuda.fuzzed_programs import FUZZED
 from tests.cuda.plain_programs import FOREIGN, PROGRAMS
 from tests.cuda.tile_programs import TILES
-from tilewright import interp
 from tilewright import language as T
+from tilewright import machine
 from tilewright.ir.op import Alloc, Hint
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
-from tilewright.passes.lower_threads import lower_threads
+from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.lower.threads import lower_threads
+from tilewright.passes.memory.place_shared import place_shared
 from tilewright.passes.pipeline import Pass, run_pipeline
-from tilewright.passes.place_shared import place_shared
-from tilewright.passes.spread import coalesced
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import compile_program, headers, lower
 from tilewright.targets.cuda.emit import emit_program
@@ -67,8 +67,8 @@ def arguments(program, seed=0):
 def test_means_the_same(name):
     program = parsed(name)
     want, got = arguments(program), arguments(program)
-    interp.run(program, want, explicit=False)
-    interp.run_threads(lowered(name), got)
+    machine.run(program, want, explicit=False)
+    machine.run_threads(lowered(name), got)
     check_same(got, want)
 
 
@@ -77,8 +77,8 @@ def test_means_the_same(name):
 def test_tiles_mean_the_same(name, target):
     program = parsed(name)
     want, got = arguments(program), arguments(program)
-    interp.run(program, want)
-    interp.run_threads(lower(program, Target.parse(target)).result, got)
+    machine.run(program, want)
+    machine.run_threads(lower(program, Target.parse(target)).result, got)
     check_same(got, want)
 
 
@@ -184,7 +184,7 @@ def test_elements_that_share_bytes_are_printed():
 
     program = lower(main.program, Target.parse("cuda")).result
     a = (np.arange(64) % 16 - 8).reshape(8, 8).astype(ml_dtypes.int4)
-    lines = interp.run_threads(program, {"A": a}).printed
+    lines = machine.run_threads(program, {"A": a}).printed
     assert lines[0] == "block (0,): A: int4[8, 8]" and len(lines) == 10
     assert lines[2] == "block (0,): A[1, 0:8] = 0 1 2 3 4 5 6 7"
     assert lines[9] == "block (0,): odd A[1, 3:6]: int4[3] = 3 4 5"
@@ -282,7 +282,7 @@ def test_sizes_known_at_launch(multiple, vectors):
     for m, n in ((1, 8), (40, 72), (16, 64)):
         a = rng.integers(-4, 5, (m, n)).astype(np.float32)
         got = np.zeros((m, n), ml_dtypes.bfloat16)
-        interp.run_threads(after, {"A": a, "C": got})
+        machine.run_threads(after, {"A": a, "C": got})
         np.testing.assert_array_equal(got.astype(np.float32), a * 3)
     source = emit_program(after).text
     found = compile_cuda(source, "p.cu", "sm_90a", ("--minimal",), headers=headers())

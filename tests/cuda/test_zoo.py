@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.buffer import Buffer
-from tilewright.ir.fragment import Fragment
+from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Alloc, Copy, Gemm, Map, Program, Relayout, Role, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage
@@ -125,8 +125,8 @@ def copies(args: dict[str, object]) -> dict[str, object]:
 def test_thread_code_means_the_tile_program(name: str, arch: str):
     args = arguments(program(name))
     want, got = copies(args), copies(args)
-    interp.run(program(name), want)
-    interp.run(lowered(name, arch).result, got, seed=1, threads=True)
+    machine.run(program(name), want)
+    machine.run(lowered(name, arch).result, got, seed=1, threads=True)
     for key, value in want.items():
         if isinstance(value, np.ndarray) and value.dtype.kind != "i":
             a, b = (np.asarray(x[key]).astype(np.float64) for x in (got, want))
@@ -152,10 +152,10 @@ def test_rows_that_clusters_draw(family: str, columns: int, cluster: int):
     made = lower(given, HOPPER)
     args = arguments(given)
     want = copies(args)
-    interp.run(given, want)
+    machine.run(given, want)
     for seed in range(2):
         got = copies(args)
-        interp.run(made.result, got, seed=seed, threads=True)
+        machine.run(made.result, got, seed=seed, threads=True)
         a, b = (np.asarray(x["Y"]).astype(np.float64) for x in (got, want))
         np.testing.assert_allclose(a, b, rtol=2.0**-7, atol=2.0**-14)
 

@@ -12,7 +12,7 @@ import numpy as np
 from devtools.schedules.run import scheduled
 from devtools.schedules.subjects import Subject, subject
 from tests.mutants import Mutant, mutants
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
@@ -80,7 +80,7 @@ def cases() -> list[tuple[str, str]]:
 
 def results(given: Program, of: Subject, number: int, seed: int) -> dict[str, bytes]:
     args = of.launches[number]()
-    interp.run(given, args, seed=seed, explicit=True)
+    machine.run(given, args, seed=seed, explicit=True)
     return {n: a.tobytes() for n, a in args.items() if isinstance(a, np.ndarray)}
 
 
@@ -117,7 +117,7 @@ def noticed_by_threads(name: str, target: str, mutant: Mutant, seeds: range = ra
         for number in range(len(of.launches)):
             for seed in seeds:
                 args = of.launches[number]()
-                interp.run_threads(code, args, seed=seed)
+                machine.run_threads(code, args, seed=seed)
                 if of.wrong(number, args):
                     return "numbers"
     except TilewrightError as error:

@@ -7,7 +7,7 @@ import pytest
 
 import tilewright.language as T
 from devtools.schedules.run import Recipe, judge, scheduled
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.target import Target
 
 
@@ -34,7 +34,7 @@ def test_a_slot_is_handed_back_when_its_store_has_read_it():
     for seed in range(4):
         args = {"A": a.astype(main.program.tensors[0].dtype.numpy), "n": 4}
         args["C"] = np.zeros_like(args["A"])
-        interp.run(found, args, seed=seed, explicit=True)
+        machine.run(found, args, seed=seed, explicit=True)
         assert args["C"].tobytes() == args["A"].tobytes()
 
 

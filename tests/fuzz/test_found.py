@@ -7,7 +7,7 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
-from tilewright import interp
+from tilewright import machine
 from tilewright.targets.cuda.backend import lower
 from tilewright.tools.compare import THREADS
 
@@ -43,7 +43,7 @@ def test_a_vector_that_begins_in_a_tensor_may_end_outside(size):
                 O[bx * 64 + i] = T.cast(3, "float16")
 
     o = np.zeros(size, np.float16)
-    interp.run_threads(lower(main.program, THREADS["threads"]).result, {"O": o})
+    machine.run_threads(lower(main.program, THREADS["threads"]).result, {"O": o})
     np.testing.assert_array_equal(o, np.full(size, 3, np.float16))
 
 
@@ -57,7 +57,7 @@ def test_one_element_of_a_view_of_a_fragment():
             T.copy(v[98:99, 0:1], O)
 
     a, o = np.arange(99, dtype=np.float32).reshape(33, 3), np.zeros((1, 1), np.float32)
-    interp.run_threads(lower(main.program, THREADS["threads"]).result, {"A": a, "O": o})
+    machine.run_threads(lower(main.program, THREADS["threads"]).result, {"A": a, "O": o})
     assert o[0, 0] == 98
 
 
@@ -74,7 +74,7 @@ def test_what_threads_read_of_their_own_on_a_condition_is_no_race():
                         O[k, j] = s[j]
 
     trace = lower(main.program, THREADS["threads"])
-    scheduled = next(s.program for s in trace if s.name == "take_turns")
+    scheduled = next(s.program for s in trace if s.name == "order_warpgroups")
     a, o = np.arange(128, dtype=np.float32).reshape(2, 64), np.zeros((2, 64), np.float32)
-    interp.run(scheduled, {"A": a, "O": o}, explicit=True)
+    machine.run(scheduled, {"A": a, "O": o}, explicit=True)
     assert o[1, 63] == 127 and o.sum() == 127

@@ -14,7 +14,7 @@ from devtools.host import build, extremes, judge
 from devtools.host.asm import translated
 from tests.cuda.atom_programs import CASES
 from tests.cuda.test_plain import arguments, parsed
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.target import Target
 from tilewright.targets.cuda.backend import headers, lower
 
@@ -88,7 +88,7 @@ def compared(name, arch="sm_90a", seeds=(0, 1, 2), change=str):
     program = parsed(name)
     want = arguments(program)
     given = {n: a.copy() for n, a in want.items()}
-    interp.run(program, want, explicit=False)
+    machine.run(program, want, explicit=False)
     ready = made(program, arch, change)
     for seed in seeds:
         try:
@@ -252,7 +252,7 @@ def walked(change=str):
     """What a loop from 10 down to 0 by threes leaves, and what it should."""
     given = {"B": np.zeros(16, np.int32), "a": 10, "b": 0, "s": -3}
     want = {**given, "B": given["B"].copy()}
-    interp.run(stepped.program, want)
+    machine.run(stepped.program, want)
     return made(stepped.program, change=change)(given)["B"].tolist(), want["B"].tolist()
 
 
@@ -291,7 +291,7 @@ def test_scalars_wrap_that_grow_as_often_as_sizes_say():
     """Only what counts iterations is known not to overflow. One thread adds to what it reads."""
     given = {"A": np.zeros(40, np.int32), "B": np.zeros(4, np.int32)}
     want = {**given, "B": given["B"].copy()}
-    interp.run(hashed.program, want)
+    machine.run(hashed.program, want)
     ready = made(hashed.program)
     assert ready(given)["B"].tolist() == want["B"].tolist()
     assert "wrap_add(h, 1640531527)" in ready.emitted.text

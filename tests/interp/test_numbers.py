@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.interp.numbers import bin_fn, call_fn, cast_fn, cmp_fn, from_bits, raw_bits
 from tilewright.ir.dtype import DTYPES, dtype
+from tilewright.machine.numbers import bin_fn, call_fn, cast_fn, cmp_fn, from_bits, raw_bits
 
 F16, F32, F64, BF16 = (dtype(n) for n in ("float16", "float32", "float64", "bfloat16"))
 I8, I32, I64, U8 = (dtype(n) for n in ("int8", "int32", "int64", "uint8"))

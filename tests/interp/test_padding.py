@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewright.interp import run
 from tilewright.ir.text import parse_program
+from tilewright.machine import run
 
 HEAD = "alloc x: float32[16, 64] fragment\nalloc m: float32[16] fragment\n"
 COPY = HEAD + "copy X[bx * 16:+16, 0:+64] -> x\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewright.interp import run
 from tilewright.ir.text import parse_program
+from tilewright.machine import run
 from tilewright.support.errors import SanitizerError
 
 

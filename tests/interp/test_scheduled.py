@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.interp import scheduled as S
-from tilewright.interp import run
 from tilewright.ir.expr import Const, const
 from tilewright.ir.op import Arrive, BarrierInit, Copy, Gemm, Sync, Wait, WaitGroup, walk_ops
 from tilewright.ir.text import parse_program
+from tilewright.machine import run
 from tilewright.support.errors import RunError
 
 PROGRAMS = ["GEMM", "SKEWED", "CP_ASYNC", "CHAINED", "CLUSTER", "PINGPONG", "DSMEM"]

@@ -15,16 +15,16 @@ from tests.schedules import test_mla as mla
 from tests.schedules import test_softmax_cluster as softmax
 from tests.schedules import test_softmax_cluster_wide as wide
 from tests.schedules.harness import load, run, sync_ops, without
-from tilewright import interp
-from tilewright.interp import thread_ops, thread_races
-from tilewright.interp.thread_memory import operand_addresses, swizzled
+from tilewright import machine
 from tilewright.ir.dtype import dtype
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage
-from tilewright.passes.lower_threads import lower_threads
+from tilewright.machine import thread_ops, thread_races
+from tilewright.machine.thread_memory import operand_addresses, swizzled
+from tilewright.passes.lower.threads import lower_threads
+from tilewright.passes.memory.place_shared import place_shared
 from tilewright.passes.pipeline import Pass, run_pipeline
-from tilewright.passes.place_shared import place_shared
 from tilewright.support.errors import RunError, TilewrightError
 
 PASSES = (
@@ -130,7 +130,7 @@ def test_matrix_instructions(name):
     inputs = case.inputs()
     wanted = case.wanted(inputs)
     args = {**inputs, **{n: np.full(w.shape, 7, w.dtype) for n, w in wanted.items()}}
-    interp.run(lowered(case.program), args)
+    machine.run(lowered(case.program), args)
     for tensor, want in wanted.items():
         np.testing.assert_array_equal(args[tensor], want)
 
@@ -171,7 +171,7 @@ def test_matrices_of_eight_rows_as_documented(count, trans):
 """)
     x = np.arange(512, dtype=np.uint16)
     args = {"X": x, "Y": np.zeros((32, 2 * count), np.uint16), "Z": np.ones(512, np.uint16)}
-    interp.run(program, args)
+    machine.run(program, args)
     for lane, matrix, i in np.ndindex(32, count, 2):
         row, column = documented.matrix(lane, i, 2, trans == 1)
         giver = documented.matrix_row_lane(matrix, row)
@@ -328,7 +328,7 @@ kernel main grid bx in 1 threads tx in {count} {{
 }}
 """
     copies = {n: a.copy() for n, a in arrays.items()}
-    interp.run(parse_program(text, "p.tw"), copies, threads=True)
+    machine.run(parse_program(text, "p.tw"), copies, threads=True)
     return copies
 
 
@@ -371,7 +371,7 @@ def test_every_type_through_shared_memory(kind):
 """)
     x = (np.arange(64) % 8).astype(dtype(kind).numpy)
     args = {"X": x, "Y": np.zeros_like(x), "Z": np.zeros(64, np.float32)}
-    interp.run(program, args, threads=True)
+    machine.run(program, args, threads=True)
     np.testing.assert_array_equal(args["Y"], x[::-1])
     np.testing.assert_array_equal(args["Z"], x.astype(np.float32) * 2)
 
@@ -566,7 +566,7 @@ RIGHT = {
 def blocks(body: str):
     head = "param X: int32[64] global\nkernel k grid bx in 2 threads tx in 32"
     text = f"program p {{\n{head} {{\n{body}\n}}\n}}"
-    interp.run_threads(parse_program(text, "p.tw"), {"X": X64.copy()})
+    machine.run_threads(parse_program(text, "p.tw"), {"X": X64.copy()})
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilewright.interp import run
 from tilewright.ir.text import parse_program
+from tilewright.machine import run
 from tilewright.support.errors import LaunchError, RunError
 
 rng = np.random.default_rng(0)
@@ -353,7 +353,7 @@ def test_locals_from_outside_are_private_to_iterations():
 
 def test_an_endless_loop_is_ended():
     program = kernel("A: int32[8] global", "while A[0] == 0 { continue }")
-    from tilewright.interp import flow
+    from tilewright.machine import flow
 
     with pytest.MonkeyPatch.context() as m:
         m.setattr(flow, "MANY", 1000)

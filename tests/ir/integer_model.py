@@ -18,7 +18,7 @@ from tilewright.ir.expr import (
     Var,
     logical_not,
 )
-from tilewright.ir.linear import is_ring
+from tilewright.ir.layout.linear import is_ring
 
 
 class Undefined(Exception):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ir.integer_model import Maker, Undefined, assignments, evaluate
-from tilewright.ir.bounds import (
+from tilewright.ir.analysis.bounds import (
     Interval,
     Ranges,
     bounds,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.ir import fragment as fragment_module
+from tilewright.ir.layout import fragment as fragment_module
 from tilewright.layout import (
     Fragment,
     Layout,

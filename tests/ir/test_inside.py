@@ -7,7 +7,7 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tilewright import CompileError
-from tilewright.ir.inside import check_inside
+from tilewright.ir.analysis.inside import check_inside
 
 TARGETS = ("interp", "interp -sanitize", "cpu", "cuda")
 

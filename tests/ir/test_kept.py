@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.ir.bounds import Ranges
+from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.expr import Cmp, Load, Var, const
 from tilewright.ir.op import (
     Body,

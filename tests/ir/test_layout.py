@@ -10,9 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tilewright.ir import layout as layout_module
-from tilewright.ir import layout_ops, layout_query
-from tilewright.ir.layout import leaves
+from tilewright.ir.layout import layout as layout_module
+from tilewright.ir.layout import ops as layout_ops
+from tilewright.ir.layout import query as layout_query
+from tilewright.ir.layout.layout import leaves
 from tilewright.layout import (
     ComposedLayout,
     Layout,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.ir import layout_banks
+from tilewright.ir.layout import banks as layout_banks
 from tilewright.layout import (
     BankConflicts,
     Layout,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ir.integer_model import Maker, Undefined, assignments, evaluate
-from tilewright.ir.bounds import Ranges
+from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL, FLOAT32, INT32, INT64, dtype
 from tilewright.ir.expr import (

@@ -27,9 +27,9 @@ from tilewright.ir.expr import (
     Var,
     const,
 )
-from tilewright.ir.fragment import repeat, spatial
 from tilewright.ir.intrinsics import FUNCTIONS
-from tilewright.ir.layout import Layout, parse_layout
+from tilewright.ir.layout.fragment import repeat, spatial
+from tilewright.ir.layout.layout import Layout, parse_layout
 from tilewright.ir.text import (
     parse_body,
     parse_expr,

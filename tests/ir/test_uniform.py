@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tilewright.ir.analysis.uniform import check_uniform, per_thread
 from tilewright.ir.buffer import Buffer, Space, element, whole
 from tilewright.ir.dtype import FLOAT32, INT32
 from tilewright.ir.expr import Load, Var, compare, const
@@ -27,7 +28,6 @@ from tilewright.ir.op import (
     View,
     While,
 )
-from tilewright.ir.uniform import check_uniform, per_thread
 from tilewright.support.errors import CompileError, Loc
 
 bx, tx, ty, i, j, v, w = (Var(name) for name in ("bx", "tx", "ty", "i", "j", "v", "w"))

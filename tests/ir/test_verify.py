@@ -12,7 +12,7 @@ from tilewright.ir.dtype import FLOAT32, INT64
 from tilewright.ir.expr import Bin, Call, Load, Select, Var, const
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.ir.verify_ops import CHECKS
+from tilewright.ir.verify.ops import CHECKS
 from tilewright.support.errors import VerifyError
 
 HEAD = """program p {

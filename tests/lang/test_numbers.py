@@ -85,7 +85,7 @@ def test_run_time_steps_of_either_sign(target):
         if target == "threads":
             thread_code = tw.parse_ir(kernel.ir("lower_threads"))
             given = dict(zip("abs", loop, strict=True))
-            tw.interp.run_threads(thread_code, {"B": out, **given})
+            tw.machine.run_threads(thread_code, {"B": out, **given})
         else:
             kernel(out, *loop)
         assert out.tolist()[:2] == folded(range(*loop)), loop

@@ -8,7 +8,7 @@ import pytest
 
 import tilewright.language as T
 from tests.lang.common import refused
-from tilewright.interp import run
+from tilewright.machine import run
 from tilewright.support.errors import SanitizerError
 
 WRONG = {

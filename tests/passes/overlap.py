@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from tests.schedules.harness import mutants
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.op import Copy, Gemm, Program
 from tilewright.ir.rewrite import map_kernels, map_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.insert_syncs import insert_syncs
-from tilewright.passes.pipeline_loops import pipeline_loops
-from tilewright.passes.roles import part_roles
+from tilewright.passes.overlap.pipeline_loops import pipeline_loops
+from tilewright.passes.overlap.roles import part_roles
+from tilewright.passes.sync.insert_syncs import insert_syncs
 from tilewright.support.errors import TilewrightError
 
 HOPPER = Target.parse("cuda -arch=sm_90a -roles=off")  # all threads alike
@@ -51,7 +51,7 @@ def overlapped(given: Program, target: Target = HOPPER, atom: str = "wgmma") -> 
 
 def run(given: Program, args: Mapping[str, Any], seed: int = 0, explicit: bool | None = None):
     copies = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
-    interp.run(given, copies, seed=seed, explicit=explicit)
+    machine.run(given, copies, seed=seed, explicit=explicit)
     return copies
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import tilewright as tw
 import tilewright.language as T
 from tests.passes.overlap import numbers
-from tilewright import interp
+from tilewright import machine
 
 WAYS = (
     "by the nest",
@@ -96,11 +96,11 @@ def arguments(program, count):
 def results(program, given, *, threads=False, **kw):
     """What a program leaves in C; with `threads` as thread code."""
     args = {n: a.copy() if isinstance(a, np.ndarray) else a for n, a in given.items()}
-    (interp.run_threads if threads else interp.run)(program, args, **kw)
+    (machine.run_threads if threads else machine.run)(program, args, **kw)
     return args["C"]
 
 
-def stage(trace, name="take_turns"):
+def stage(trace, name="order_warpgroups"):
     return next(s.program for s in trace if s.name == name)
 
 

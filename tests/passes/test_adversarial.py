@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tilewright.language as T
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.target import Target
-from tilewright.passes import reuse_shared
+from tilewright.passes.memory import reuse_shared
 from tilewright.targets.cuda.backend import lower
 
 N = 32
@@ -179,6 +179,6 @@ def test_the_same_numbers(kernel, target, monkeypatch):
         t.name: rng.integers(-4, 4, t.static_shape).astype(t.dtype.numpy) for t in program.tensors
     }
     want, got = ({name: array.copy() for name, array in given.items()} for _ in range(2))
-    interp.run(program, want)
-    interp.run_threads(lower(program, Target.parse(target)).result, got)
+    machine.run(program, want)
+    machine.run_threads(lower(program, Target.parse(target)).result, got)
     np.testing.assert_array_equal(got["Y"], want["Y"])

@@ -8,7 +8,7 @@ import pytest
 
 import tilewright.language as T
 from tests.passes.overlap import AMPERE, HOPPER, ROLES
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.target import Target
 from tilewright.targets.cuda.backend import lower
 
@@ -34,11 +34,11 @@ def check(program, target, **given):
         how(what, copies, **kw)
         return copies
 
-    want = run(interp.run, program)
+    want = run(machine.run, program)
     trace = lower(program, target)
-    scheduled = next(s.program for s in trace if s.name == "take_turns")
-    results = [run(interp.run, scheduled, seed=seed, explicit=True) for seed in range(2)]
-    results.append(run(interp.run_threads, trace.result))
+    scheduled = next(s.program for s in trace if s.name == "order_warpgroups")
+    results = [run(machine.run, scheduled, seed=seed, explicit=True) for seed in range(2)]
+    results.append(run(machine.run_threads, trace.result))
     for got in results:
         for name, value in want.items():
             np.testing.assert_array_equal(got[name], value, err_msg=name)
@@ -109,7 +109,7 @@ def test_vector_accesses(kind):
     check(nest(kind), HOPPER)
 
 
-# ── turning_tiles ────────────────────────────────────────────────────────────────────────────
+# ── multibuffer ────────────────────────────────────────────────────────────────────────────
 
 
 def multiplied_before(loop):

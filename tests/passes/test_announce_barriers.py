@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 import tilewright.language as T
-from tilewright import interp
 from tilewright.ir.op import BarrierInit, Fence, Sync
 from tilewright.ir.target import Target
-from tilewright.passes.announce_barriers import announce_barriers
+from tilewright.passes.canonicalize.announce_barriers import announce_barriers
 from tilewright.targets.cuda.backend import lower
 
 CUDA = Target.parse("cuda")
@@ -37,5 +36,5 @@ def test_the_block_meets_behind_the_initialisation():
 
 def test_as_thread_code():
     x, y = np.arange(128, dtype=np.int32), np.zeros(128, np.int32)
-    interp.run_threads(lower(waits_for_all.program, CUDA).result, {"X": x, "Y": y})
+    machine.run_threads(lower(waits_for_all.program, CUDA).result, {"X": x, "Y": y})
     np.testing.assert_array_equal(y, x[::-1])

@@ -5,7 +5,6 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
-from tilewright import interp
 
 TARGETS = pytest.mark.parametrize("target", ["interp", "cpu", "threads"])
 
@@ -13,7 +12,7 @@ TARGETS = pytest.mark.parametrize("target", ["interp", "cpu", "threads"])
 def run(kernel, target, **arrays):
     if target == "threads":
         code = tw.parse_ir(tw.compile(kernel, target="cuda").ir("lower_threads"))
-        interp.run_threads(code, arrays)
+        machine.run_threads(code, arrays)
     else:
         tw.compile(kernel, target=target)(**arrays)
 

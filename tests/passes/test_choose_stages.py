@@ -8,10 +8,10 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tests.passes.overlap import numbers
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.op import For, walk_ops
 from tilewright.ir.target import Target
-from tilewright.passes.choose_stages import choose_stages
+from tilewright.passes.overlap.choose_stages import choose_stages
 from tilewright.targets.cuda.backend import lower
 
 CUDA = Target.parse("cuda")
@@ -137,8 +137,8 @@ def test_the_same_numbers_and_the_reason():
     }
     trace = lower(program, CUDA)
     want = {n: a.copy() for n, a in args.items()}
-    interp.run(program, want)
-    interp.run_threads(trace.result, args)
+    machine.run(program, want)
+    machine.run_threads(trace.result, args)
     np.testing.assert_array_equal(args["C"], want["C"])
     assert any("6 stages: a load takes" in why for why in trace.reasons.values())
 

@@ -10,12 +10,12 @@ import pytest
 import tilewright.language as T
 from tests.mutants import mutants
 from tests.passes.overlap import numbers
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir import target as targets
 from tilewright.ir.op import Arrive, Copy, For, Role, Wait, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_op
-from tilewright.passes.cluster_blocks import cluster_blocks, spread_clusters
+from tilewright.passes.grid.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.support.errors import TilewrightError
 from tilewright.targets.cuda.backend import CudaKernel, lower
 from zoo.attention.flash import flash_attention
@@ -79,13 +79,13 @@ def test_the_same_numbers(sizes, target):
     given, want = arguments(*sizes)
     for name in ("cluster_blocks", "persist_blocks", "spread_clusters"):
         args = {k: v.copy() for k, v in given.items()}
-        interp.run(trace.after(name), args)
+        machine.run(trace.after(name), args)
         assert args["C"].tobytes() == want.tobytes(), name
     for seed in range(2):
         args = {k: v.copy() for k, v in given.items()}
-        interp.run(trace.after("part_roles"), args, seed=seed, explicit=True)
+        machine.run(trace.after("part_roles"), args, seed=seed, explicit=True)
         assert args["C"].tobytes() == want.tobytes()
-    interp.run_threads(trace.result, given, seed=1)
+    machine.run_threads(trace.result, given, seed=1)
     assert given["C"].tobytes() == want.tobytes()
 
 
@@ -98,8 +98,8 @@ def test_attention_shares_keys_and_values():
     q, k, v = (numbers(1, 1, n, 64, seed=n) for n in (512, 256, 256))
     want = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q)}
     got = {name: x.copy() for name, x in want.items()}
-    interp.run(made, want)
-    interp.run(trace.after("part_roles"), got, seed=2, explicit=True)
+    machine.run(made, want)
+    machine.run(trace.after("part_roles"), got, seed=2, explicit=True)
     near = want["O"].astype(np.float64)
     np.testing.assert_allclose(got["O"].astype(np.float64), near, 1e-2, 1e-2)
 
@@ -115,7 +115,7 @@ def test_nothing_can_be_dropped():
         try:
             for seed in range(3):
                 args = {k: v.copy() for k, v in given.items()}
-                interp.run(mutant.program, args, seed=seed, explicit=True)
+                machine.run(mutant.program, args, seed=seed, explicit=True)
                 assert args["C"].tobytes() == want.tobytes()
             missed.append(print_op(mutant.op).strip())
         except (TilewrightError, AssertionError):
@@ -177,7 +177,7 @@ def test_what_a_block_fetches_is_its_own():
             T.copy(c, C[row * 128, 0])
 
     found = lower(main.program, Target.parse("cuda -cluster=2 -roles"))
-    scheduled = next(s.program for s in found if s.name == "take_turns")
+    scheduled = next(s.program for s in found if s.name == "order_warpgroups")
     sent = {
         op.src.buffer.name: op.multicast is not None
         for op in walk_ops(scheduled.kernels[0])
@@ -210,5 +210,5 @@ def test_what_threads_load_they_load_for_themselves():
     out = np.zeros((512, 64), np.float32)
     found = lower(main.program, PAIRS)
     assert found.result.kernels[0].cluster == (2,)
-    interp.run_threads(found.result, {"A": a, "B": b, "C": out})
+    machine.run_threads(found.result, {"A": a, "B": b, "C": out})
     np.testing.assert_array_equal(out, a.astype(np.float32) @ b.astype(np.float32))

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from tests.passes.overlap import HOPPER, numbers, run
-from tilewright import interp
 from tilewright.ir.expr import const, substitute, variables
 from tilewright.ir.op import Arrive, Copy, Fence, For, Sync, Wait, While, walk_ops
 from tilewright.ir.rewrite import map_body, map_kernels, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.text import parse_program, print_expr
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes import count_stores as passes
-from tilewright.passes.count_stores import count_stores
+from tilewright.passes.overlap import count_stores as passes
+from tilewright.passes.overlap.count_stores import count_stores
 from tilewright.support.errors import RunError
 from tilewright.targets.cuda.backend import lower
 
@@ -90,7 +89,7 @@ def test_the_same_numbers_in_any_order():
     for seed in range(5):
         np.testing.assert_allclose(run(found, args, seed, explicit=True)["Y"], want, rtol=1e-6)
         again = {name: array.copy() for name, array in args.items()}
-        interp.run_threads(threads, again, seed=seed)
+        machine.run_threads(threads, again, seed=seed)
         np.testing.assert_allclose(again["Y"], want, rtol=1e-6)
 
 
@@ -236,7 +235,7 @@ def test_stores_of_a_loop_are_counted_in_turns(trips, one_slot):
     for seed in range(2):
         np.testing.assert_allclose(run(found, args, seed, explicit=True)["Y"], want, rtol=1e-6)
         again = {name: array.copy() for name, array in args.items()}
-        interp.run_threads(threads, again, seed=seed)
+        machine.run_threads(threads, again, seed=seed)
         np.testing.assert_allclose(again["Y"], want, rtol=1e-6)
 
 
@@ -311,7 +310,7 @@ def check(given, found, count: int):
     threads = lower(given, HOPPER).result
     for seed in range(4):
         np.testing.assert_allclose(run(found, args, seed, explicit=True)["Y"], want, rtol=1e-6)
-    interp.run_threads(threads, args, seed=count)
+    machine.run_threads(threads, args, seed=count)
     np.testing.assert_allclose(args["Y"], want, rtol=1e-6)
 
 

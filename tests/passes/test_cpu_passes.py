@@ -5,15 +5,15 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from tilewright.interp.run import run
 from tilewright.ir.op import For, Map, Sync, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.absorb_loops import absorb_loops
-from tilewright.passes.expand_copies import expand_copies
-from tilewright.passes.fuse_maps import fuse_maps
-from tilewright.passes.split_at_barriers import split_at_barriers
+from tilewright.machine.run import run
+from tilewright.passes.canonicalize.absorb_loops import absorb_loops
+from tilewright.passes.canonicalize.expand_copies import expand_copies
+from tilewright.passes.canonicalize.fuse_maps import fuse_maps
+from tilewright.passes.lower.split_at_barriers import split_at_barriers
 from tilewright.support.errors import CompileError
 
 CPU = Target.parse("cpu")

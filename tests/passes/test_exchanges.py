@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tests.passes.overlap import HOPPER, run
-from tilewright import interp
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import const
 from tilewright.ir.op import (
@@ -31,10 +30,10 @@ from tilewright.ir.rewrite import map_body, map_kernels, program_names, rebuild,
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
-from tilewright.passes.insert_syncs import insert_syncs
-from tilewright.passes.lower_threads import lower_threads
+from tilewright.passes.lower.threads import lower_threads
+from tilewright.passes.memory.place_shared import place_shared
 from tilewright.passes.pipeline import Pass, run_pipeline
-from tilewright.passes.place_shared import place_shared
+from tilewright.passes.sync.insert_syncs import insert_syncs
 from tilewright.support.errors import CompileError, RunError
 from tilewright.targets.cuda.backend import lower
 from zoo.mla.decode import mla_decode
@@ -100,7 +99,7 @@ def judge(body: str, extra: str = "", turns: tuple[int, ...] = (3,), seeds: int 
         assert run(given, arguments(n), explicit=True)["Y"].tobytes() == want
         for seed in range(seeds):
             got = arguments(n)
-            interp.run_threads(code, got, seed=seed)
+            machine.run_threads(code, got, seed=seed)
             assert got["Y"].tobytes() == want, (n, seed)
     return code
 
@@ -218,7 +217,7 @@ def test_every_barrier_that_is_left_is_needed(body):
     for sync in syncs:
         with pytest.raises(RunError, match="race"):
             for seed in range(4):
-                interp.run_threads(without(code, sync), arguments(4), seed=seed)
+                machine.run_threads(without(code, sync), arguments(4), seed=seed)
 
 
 # ── exchanges as barriers ────────────────────────────────────────────────────────────────────
@@ -308,12 +307,12 @@ def test_products_that_are_not_waited_for_are_not_over(between, syncs):
     code = threads_of(found)
     for seed in range(3):
         got = {k: v.copy() for k, v in args.items()}
-        interp.run_threads(code, got, seed=seed)
+        machine.run_threads(code, got, seed=seed)
         assert got["Y"].tobytes() == want.tobytes()
 
 
 def test_lowering_meets_where_passes_rely_on_it(monkeypatch):
-    monkeypatch.setattr("tilewright.passes.lower_threads.meets_inside", lambda op, threads: True)
+    monkeypatch.setattr("tilewright.passes.lower.threads.meets_inside", lambda op, threads: True)
     with pytest.raises(CompileError, match="do not meet"):
         threads_of(ordered("reduce max g -> n dim 1\n"))
 
@@ -352,7 +351,7 @@ def test_the_zoo(name, target, expected):
     runs = []
     for seed in range(3):
         got = {k: v.copy() for k, v in args.items()}
-        interp.run_threads(code, got, seed=seed)
+        machine.run_threads(code, got, seed=seed)
         runs.append({k: v.tobytes() for k, v in got.items()})
     assert all(r == runs[0] for r in runs)
 
@@ -465,5 +464,5 @@ def test_random_programs_in_roles(seed):
     want = run(parse_program(HEAD.replace("EXTRA", "") + body + TAIL), arguments(3))["Y"].tobytes()
     for number in range(2):
         got = arguments(3)
-        interp.run_threads(code, got, seed=number)
+        machine.run_threads(code, got, seed=number)
         assert got["Y"].tobytes() == want

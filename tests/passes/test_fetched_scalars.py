@@ -8,7 +8,7 @@ import pytest
 import tilewright.language as T
 from tests.passes.overlap import ROLES, numbers
 from tests.schedules.harness import mutants
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.op import Atomic, Role, walk_ops
 from tilewright.support.errors import TilewrightError
 from tilewright.targets.cuda.backend import lower
@@ -88,7 +88,7 @@ def arguments(program):
 
 def results(program, given, seed=0, **kw):
     args = {n: a.copy() for n, a in given.items()}
-    interp.run(program, args, seed=seed, **kw)
+    machine.run(program, args, seed=seed, **kw)
     return args
 
 
@@ -105,14 +105,14 @@ def test_the_same_numbers(program):
     given = arguments(program)
     want = results(program, given)
     trace = lower(program, ROLES)
-    scheduled = next(s.program for s in trace if s.name == "take_turns")
+    scheduled = next(s.program for s in trace if s.name == "order_warpgroups")
     assert set(roles(scheduled)) == {"consumer", "producer"}
     for seed in range(4):
         got = results(scheduled, given, seed, explicit=True)
         for name, value in want.items():
             np.testing.assert_array_equal(got[name], value)
     args = {n: a.copy() for n, a in given.items()}
-    interp.run_threads(trace.result, args)
+    machine.run_threads(trace.result, args)
     for name, value in want.items():
         np.testing.assert_array_equal(args[name], value)
 
@@ -135,7 +135,7 @@ def test_nothing_can_be_dropped_unnoticed():
     program = dynamic()
     given = arguments(program)
     want = results(program, given)["C"]
-    scheduled = next(s.program for s in lower(program, ROLES) if s.name == "take_turns")
+    scheduled = next(s.program for s in lower(program, ROLES) if s.name == "order_warpgroups")
     missed = []
     for name, mutant in mutants(scheduled):
         try:

@@ -11,7 +11,7 @@ from tilewright.ir.dtype import INT64, dtype
 from tilewright.ir.expr import Const, Var
 from tilewright.ir.simplify import simplify
 from tilewright.ir.text import parse_expr
-from tilewright.passes.addresses import evaluate, fit_index
+from tilewright.passes.layout.addresses import evaluate, fit_index
 from tilewright.support.errors import CompileError
 
 I, J = Var("i"), Var("j")

@@ -9,7 +9,7 @@ import pytest
 import tilewright.language as T
 from tilewright.ir.op import Gemm, Program, Role, walk_ops
 from tilewright.ir.target import Target
-from tilewright.passes.register_shares import KEPT, handed_over
+from tilewright.passes.overlap.register_shares import KEPT, handed_over
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
 from zoo.attention.flash import flash_attention
@@ -69,7 +69,7 @@ def test_reasons() -> None:
 def test_accumulators_that_do_not_fit(tile: dict[str, int]) -> None:
     """No compiler is asked whether 256 registers fit into a thread."""
     trace = lower(product(**tile), ROLES)
-    (atom,) = {op.atom for op in walk_ops(trace.after("choose_products").kernels)
+    (atom,) = {op.atom for op in walk_ops(trace.after("choose_gemms").kernels)
                if isinstance(op, Gemm)}  # fmt: skip
     assert atom == "mma"
     (why,) = {w for w in trace.reasons.values() if w.startswith("not wgmma")}

@@ -9,7 +9,7 @@ import tilewright.language as T
 from devtools.schedules.run import draw
 from tests.passes.overlap import AMPERE, HOPPER, ROLES, numbers
 from tests.schedules.harness import mutants
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.op import Copy, Map, Role, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
@@ -110,12 +110,12 @@ def arguments(program):
 
 def results(program, given, seed=0, **kw):
     args = {n: a.copy() for n, a in given.items()}
-    interp.run(program, args, seed=seed, **kw)
+    machine.run(program, args, seed=seed, **kw)
     return args["C"]
 
 
 def scheduled(program, target):
-    return next(s.program for s in lower(program, target) if s.name == "take_turns")
+    return next(s.program for s in lower(program, target) if s.name == "order_warpgroups")
 
 
 def gathers(program):
@@ -131,12 +131,12 @@ def check(program, target, seeds=2, threads=True):
     given = arguments(program)
     want = results(program, given)
     trace = lower(program, target)
-    found = next(s.program for s in trace if s.name == "take_turns")
+    found = next(s.program for s in trace if s.name == "order_warpgroups")
     for seed in range(seeds):
         np.testing.assert_array_equal(results(found, given, seed, explicit=True), want)
     if threads:
         args = {n: a.copy() for n, a in given.items()}
-        interp.run_threads(trace.result, args)
+        machine.run_threads(trace.result, args)
         np.testing.assert_array_equal(args["C"], want)
     return found
 
@@ -259,12 +259,12 @@ def test_trip_counts(name, trips):
     given["count"] = np.array([trips, 3, trips], np.int32)
     want = results(program, given)
     trace = lower(program, TARGETS[name])
-    found = next(s.program for s in trace if s.name == "take_turns")
+    found = next(s.program for s in trace if s.name == "order_warpgroups")
     assert gathers(found)
     for seed in range(2):
         np.testing.assert_array_equal(results(found, given, seed, explicit=True), want)
     args = {n: a.copy() for n, a in given.items()}
-    interp.run_threads(trace.result, args)
+    machine.run_threads(trace.result, args)
     np.testing.assert_array_equal(args["C"], want)
 
 
@@ -337,7 +337,7 @@ def races(mutant, given, target):
     """Whether threads get in each other's way, which only thread code shows."""
     try:
         code = run_pipeline(mutant, target, PIPELINE, stage=Stage.LAID_OUT).result
-        interp.run_threads(code, {n: a.copy() for n, a in given.items()})
+        machine.run_threads(code, {n: a.copy() for n, a in given.items()})
     except TilewrightError:
         return True
     return False
@@ -422,7 +422,7 @@ def test_it_is_given_up_for_room():
     """Slots for all stages do not fit; two that threads write do."""
     program = rows_of(stages=10, K=704)
     trace = lower(program, Target.parse("cuda -roles"))
-    found = next(s.program for s in trace if s.name == "take_turns")
+    found = next(s.program for s in trace if s.name == "order_warpgroups")
     assert gathers(found) == []
     assert "gathers=off" in trace.reasons["main", "given up"]
 
@@ -457,11 +457,11 @@ def test_it_arrives_at_the_wait():
     want = np.where(np.arange(8)[:, None] != 2, x[::-1], 0)
     for seed in range(3):
         y = np.zeros_like(x)
-        interp.run(tile(), {"X": x.copy(), "Y": y}, seed=seed, explicit=True)
+        machine.run(tile(), {"X": x.copy(), "Y": y}, seed=seed, explicit=True)
         np.testing.assert_array_equal(y, want)
     for wait in ("", "sync block", "wait_group cp_async pending 1\nsync block"):
         with pytest.raises(RunError):
-            interp.run(tile(wait=wait), {"X": x.copy(), "Y": x.copy()}, explicit=True)
+            machine.run(tile(wait=wait), {"X": x.copy(), "Y": x.copy()}, explicit=True)
 
 
 @pytest.mark.parametrize(

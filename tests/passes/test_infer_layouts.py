@@ -8,15 +8,15 @@ import random
 import numpy as np
 import pytest
 
-from tilewright import interp
-from tilewright.ir.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
+from tilewright import machine
+from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
 from tilewright.ir.op import Alloc, Copy, Gemm, Map, Relayout, View, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.choose_copies import choose_copies
-from tilewright.passes.choose_products import choose_products
-from tilewright.passes.infer_layouts import collect, infer_layouts, solve
+from tilewright.passes.layout.choose_copies import choose_copies
+from tilewright.passes.layout.choose_gemms import choose_gemms
+from tilewright.passes.layout.infer_layouts import collect, infer_layouts, solve
 from tilewright.targets.cuda.backend import lower
 
 HOPPER = Target.parse("cuda")
@@ -35,7 +35,7 @@ def program(body: str, rows: int = 32, columns: int = 64, threads: int = 128):
 
 def laid(body: str, target: Target = HOPPER, **sizes: int):
     before = program(body, **sizes)
-    after = choose_copies(infer_layouts(choose_products(before, target), target), target)
+    after = choose_copies(infer_layouts(choose_gemms(before, target), target), target)
     return before, after
 
 
@@ -53,7 +53,7 @@ def same_meaning(before, after, rows: int = 32, columns: int = 64) -> None:
     results = []
     for p in (before, after):
         y = np.zeros_like(x)
-        interp.run(p, {"X": x, "Y": y}, sanitize=p is before)
+        machine.run(p, {"X": x, "Y": y}, sanitize=p is before)
         results.append(y)
     np.testing.assert_array_equal(*results)
 
@@ -204,8 +204,8 @@ def test_any_index_can_be_written(text: str):
     code = lower(program(body), HOPPER).result
     x = np.random.default_rng(1).integers(-9, 9, (32, 64)).astype(np.float32)
     got, want = np.zeros_like(x), np.zeros_like(x)
-    interp.run(before, {"X": x, "Y": want})
-    interp.run_threads(code, {"X": x, "Y": got})
+    machine.run(before, {"X": x, "Y": want})
+    machine.run_threads(code, {"X": x, "Y": got})
     np.testing.assert_array_equal(got, want)
 
 
@@ -232,8 +232,8 @@ def test_all_who_hold_an_element_get_what_one_iteration_writes(text: str):
     code = lower(program(body), HOPPER).result
     x = np.random.default_rng(1).integers(1, 9, (32, 64)).astype(np.float32)
     got, want = np.zeros_like(x), np.zeros_like(x)
-    interp.run(program(body), {"X": x, "Y": want})
-    interp.run_threads(code, {"X": x, "Y": got})
+    machine.run(program(body), {"X": x, "Y": want})
+    machine.run_threads(code, {"X": x, "Y": got})
     np.testing.assert_array_equal(got, want)
 
 
@@ -283,8 +283,8 @@ def test_a_product_with_extents_of_one(m: int, n: int, k: int):
     code = lower(program(body, threads=32), HOPPER).result
     x = np.random.default_rng(1).integers(-9, 9, (32, 64)).astype(np.float32)
     got, want = np.zeros_like(x), np.zeros_like(x)
-    interp.run(program(body, threads=32), {"X": x, "Y": want})
-    interp.run_threads(code, {"X": x, "Y": got})
+    machine.run(program(body, threads=32), {"X": x, "Y": want})
+    machine.run_threads(code, {"X": x, "Y": got})
     np.testing.assert_array_equal(got, want)
 
 
@@ -330,8 +330,8 @@ def test_a_pinned_accumulator_is_converted_around_its_product():
     assert layouts(after)["c"] == pinned and conversions(after) == 2
     x = np.random.default_rng(1).integers(-2, 3, (32, 64)).astype(np.float32)
     got, want = np.zeros_like(x), np.zeros_like(x)
-    interp.run(program(body), {"X": x, "Y": want})
-    interp.run_threads(lower(program(body), HOPPER).result, {"X": x, "Y": got})
+    machine.run(program(body), {"X": x, "Y": want})
+    machine.run_threads(lower(program(body), HOPPER).result, {"X": x, "Y": got})
     np.testing.assert_array_equal(got, want)
 
 
@@ -348,7 +348,7 @@ def test_placed_statements_run_on_all_threads_in_order():
     x = np.random.default_rng(1).integers(-9, 9, (32, 64)).astype(np.float32)
     got = np.zeros_like(x)
     code = lower(program(body, threads=256), HOPPER).result
-    interp.run_threads(code, {"X": x, "Y": got})
+    machine.run_threads(code, {"X": x, "Y": got})
     np.testing.assert_array_equal(got, x[::-1])
 
 

@@ -12,8 +12,8 @@ from tilewright.ir.expr import const
 from tilewright.ir.op import Fence, Sync, WaitGroup, walk_ops
 from tilewright.ir.rewrite import map_kernels
 from tilewright.ir.text import parse_program, print_op
-from tilewright.passes.hazards import Access
-from tilewright.passes.insert_syncs import insert_syncs
+from tilewright.passes.sync.hazards import Access
+from tilewright.passes.sync.insert_syncs import insert_syncs
 from tilewright.support.errors import RunError
 
 HEAD = """program p {

@@ -8,7 +8,7 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.messages import label_prints
 from tilewright.ir.text import parse_program, print_program
 from tilewright.support.errors import RunError
@@ -63,7 +63,7 @@ def test_the_meaning_stays():
     lines = []
     for program in (parse_program(TEXT), label_prints(parse_program(TEXT))):
         with contextlib.redirect_stdout(io.StringIO()):
-            lines.append(interp.run(program, {"A": np.zeros((8, 8), np.float32)}).printed)
+            lines.append(machine.run(program, {"A": np.zeros((8, 8), np.float32)}).printed)
     assert lines[0] == lines[1] and len(lines[0]) == 6 * (3 + 2 + 4)
 
 

@@ -6,11 +6,10 @@ import pytest
 
 from tests.passes.test_lower_threads import lowered
 from tests.passes.thread_code import run_code
-from tilewright import interp
-from tilewright.ir.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
+from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
-from tilewright.passes.lower_reduce import plan_reduction
+from tilewright.passes.lower.reduce import plan_reduction
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
 
@@ -264,5 +263,5 @@ def test_registers_by_a_count_of_conditions():
       }
     }"""
     out = np.zeros(64, np.int32)
-    interp.run_threads(lower(parse_program(text), Target.parse("cuda")).result, {"O": out})
+    machine.run_threads(lower(parse_program(text), Target.parse("cuda")).result, {"O": out})
     assert out.tolist() == [1, 11, 31, 31] * 16

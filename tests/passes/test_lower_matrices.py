@@ -8,12 +8,12 @@ import pytest
 
 from tests.cuda.atom_programs import CASES, wgmma
 from tests.passes.test_lower_threads import PASSES, TARGET
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.atoms import MATRIX_TYPES, matrix_fragments
-from tilewright.ir.fragment import parse_fragment, repeat, spatial
+from tilewright.ir.layout.fragment import parse_fragment, repeat, spatial
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
-from tilewright.passes import lower_gemm
+from tilewright.passes.lower import gemm as lower_gemm
 from tilewright.passes.pipeline import run_pipeline
 from tilewright.support.errors import CompileError
 
@@ -27,7 +27,7 @@ def check(case):
     inputs = case.inputs()
     wanted = case.wanted(inputs)
     args = {**inputs, **{n: np.full(w.shape, 7, w.dtype) for n, w in wanted.items()}}
-    interp.run_threads(lowered(case.program), args)
+    machine.run_threads(lowered(case.program), args)
     for tensor, want in wanted.items():
         np.testing.assert_array_equal(args[tensor].astype(float), want.astype(float))
 
@@ -43,7 +43,7 @@ def test_the_program_means_the_same(name):
     inputs = case.inputs()
     wanted = case.wanted(inputs)
     args = {**inputs, **{n: np.zeros_like(w) for n, w in wanted.items()}}
-    interp.run(case.program, args, sanitize=True)
+    machine.run(case.program, args, sanitize=True)
     for tensor, want in wanted.items():
         np.testing.assert_array_equal(args[tensor], want)
 

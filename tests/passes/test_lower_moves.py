@@ -7,9 +7,8 @@ import pytest
 from tests.passes.test_lower_elements import gathered, numbers, spread
 from tests.passes.test_lower_threads import lowered
 from tests.passes.thread_code import run_code
-from tilewright import interp
-from tilewright.ir.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
-from tilewright.ir.layout import parse_layout
+from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
+from tilewright.ir.layout.layout import parse_layout
 from tilewright.ir.op import Arrive, Fence, For, Hint, If, Intrinsic, Sync, Wait, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op, print_program
@@ -325,5 +324,5 @@ def test_a_row_of_any_length_travels_at_once(columns, rows, boxes, box):
     assert (len(loads), spec[2:]) == (boxes, box)
     x = np.arange(4 * columns, dtype=np.float32).reshape(4, -1).astype("bfloat16")
     args = {"X": x, "Y": np.zeros_like(x), "m": 4}
-    interp.run_threads(found, args)
+    machine.run_threads(found, args)
     assert args["Y"].tobytes() == x.tobytes()

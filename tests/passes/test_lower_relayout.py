@@ -7,14 +7,14 @@ from tests.cuda.plain_programs import RELAYOUTS, kernel
 from tests.cuda.test_plain import PASSES
 from tilewright.ir.buffer import Space
 from tilewright.ir.dtype import DTYPES, FLOAT32
-from tilewright.ir.fragment import repeat, spatial, wgmma_accumulator
+from tilewright.ir.layout.fragment import repeat, spatial, wgmma_accumulator
 from tilewright.ir.op import Alloc, Intrinsic, Sync, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
-from tilewright.passes.lower_relayout import plan_relayout, relayout_cost, relayout_scratch
+from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.lower.relayout import plan_relayout, relayout_cost, relayout_scratch
 from tilewright.passes.pipeline import run_pipeline
-from tilewright.passes.spread import coalesced
 from tilewright.support.errors import CompileError
 
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from tilewright.ir.expr import Bin, Const, Load, Var
-from tilewright.ir.fragment import wgmma_accumulator
+from tilewright.ir.layout.fragment import wgmma_accumulator
 from tilewright.ir.op import Arrive, Commit, Fence, If, Intrinsic, Sync, WaitGroup, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage
-from tilewright.passes.lower_threads import lower_threads
+from tilewright.passes.lower.threads import lower_threads
+from tilewright.passes.memory.place_shared import place_shared
 from tilewright.passes.pipeline import Pass, run_pipeline
-from tilewright.passes.place_shared import place_shared
 from tilewright.support.errors import CompileError
 
 PASSES = (
@@ -101,7 +101,7 @@ def test_stmatrix_puts_every_element_in_its_place():
     }}
 """)
     memory = run_stmatrix(program, fragment, {"tx": np.arange(128)})
-    from tilewright.ir.layout import parse_layout
+    from tilewright.ir.layout.layout import parse_layout
 
     layout = parse_layout(SWIZZLED.strip('"'))
     assert len(memory) == 64 * 128
@@ -120,7 +120,7 @@ def test_unrolled_slices_are_register_offsets():
     }}
 """)
     memory = run_stmatrix(program, fragment, {"tx": np.arange(128)})
-    from tilewright.ir.layout import parse_layout
+    from tilewright.ir.layout.layout import parse_layout
 
     layout = parse_layout("S<3,3,3> o 0 o (2,64,64):(4096,64,1)")
     for c in range(2):

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 import tilewright.language as T
 from tests.cuda import test_zoo as zoo
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.expr import Bin, Cast, Cmp, Const, Expr, Select, Var, walk
 from tilewright.ir.op import For, Hint, Kernel, Let, walk_ops
 from tilewright.ir.target import CHOICES, Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.order_blocks import ABOUT, _Orders, most_work, order_blocks
+from tilewright.passes.grid.order_blocks import ABOUT, _Orders, most_work, order_blocks
 from tilewright.passes.reasons import listening
 from tilewright.targets.cuda.backend import lower
 from zoo.attention.flash import flash_attention
@@ -127,7 +127,7 @@ def test_every_block_runs_once(rows: int, columns: int, size: int, order: str):
     after = order_blocks(before, CUDA)
     assert "swizzle" not in print_program(after)
     seen = np.zeros((rows, columns), np.int32)
-    interp.run(after, {"N": seen, "S": seen.copy()})
+    machine.run(after, {"N": seen, "S": seen.copy()})
     np.testing.assert_array_equal(seen, 1)
 
 
@@ -339,8 +339,8 @@ def test_the_zoo_computes_the_same(name: str, order: str):
     program = zoo.program(name)
     args = zoo.arguments(program)
     want, got = zoo.copies(args), zoo.copies(args)
-    interp.run(program, want)
-    interp.run(order_blocks(program, asked(order)), got)
+    machine.run(program, want)
+    machine.run(order_blocks(program, asked(order)), got)
     for key, array in want.items():
         if isinstance(array, np.ndarray):
             assert array.tobytes() == got[key].tobytes(), key

@@ -15,14 +15,14 @@ from tests.cuda import test_zoo as zoo
 from tests.passes.overlap import check_same as check_same_bits
 from tests.passes.overlap import numbers, unnoticed
 from tests.roads import OnDevice
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.bind import static_value
 from tilewright.ir.op import Alloc, For, Kernel, Program, Role, WaitGroup, walk_ops
 from tilewright.ir.target import CHIPS, CHOICES, Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.order_blocks import order_blocks
-from tilewright.passes.persist_blocks import ABOUT, blocks_of, persist_blocks, why_not
+from tilewright.passes.grid.order_blocks import order_blocks
+from tilewright.passes.grid.persist_blocks import ABOUT, blocks_of, persist_blocks, why_not
 from tilewright.passes.reasons import listening
 from tilewright.support.errors import RunError
 from tilewright.targets.cuda.backend import CudaKernel, lower
@@ -71,8 +71,8 @@ def told(program: Program, target: Target = STAY) -> str:
 def check_same(program: Program, found: Program, threads: bool, seed: int = 1) -> None:
     args = zoo.arguments(program)
     want, got = zoo.copies(args), zoo.copies(args)
-    interp.run(program, want)
-    interp.run(found, got, seed=seed, threads=threads)
+    machine.run(program, want)
+    machine.run(found, got, seed=seed, threads=threads)
     for key, value in want.items():
         if not isinstance(value, np.ndarray):
             continue
@@ -179,7 +179,7 @@ def test_every_tile_once(chip, order: str, sizes: tuple[int, int, int]):
     chip(5)
     found = persisted(parse_program(ORDERED), STAY.choosing("order", order))
     seen = np.zeros(sizes[::-1], np.int32)
-    interp.run(found, {"N": seen})
+    machine.run(found, {"N": seen})
     np.testing.assert_array_equal(seen, 1)
     values = dict(zip((d.var for d in found.dims), sizes, strict=True))
     (blocks,) = (static_value(extent, values) for extent in found.kernels[0].grid)
@@ -254,7 +254,7 @@ def test_sizes_at_launch(chip, arch: str):
     b = rng.integers(-2, 3, (64, 64)).astype(np.float16)
     for m in (0, 40, 128, 300):
         a, c = rng.integers(-2, 3, (m, 64)).astype(np.float16), np.ones((m, 64), np.float16)
-        interp.run_threads(code, {"A": a, "B": b, "C": c})
+        machine.run_threads(code, {"A": a, "B": b, "C": c})
         want = np.maximum(a.astype(np.float32) @ b.astype(np.float32), 0)
         np.testing.assert_array_equal(c, want.astype(np.float16))
 
@@ -308,7 +308,7 @@ def test_initial_values_are_given_anew(chip):
     a = np.random.default_rng(0).integers(-3, 4, (6, 64)).astype(np.float32)
     for code in (found, lower(main.program, STAY).result):
         s = np.zeros(6, np.float32)
-        interp.run(code, {"A": a, "S": s}, threads=code is not found)
+        machine.run(code, {"A": a, "S": s}, threads=code is not found)
         np.testing.assert_array_equal(s, 1 + a.sum(axis=1))
 
 
@@ -327,7 +327,7 @@ def test_nothing_is_left_from_the_tile_before(chip):
     program = parse_program(text)
     for each in (program, persisted(program)):
         with pytest.raises(RunError, match="f"):
-            interp.run(each, {"N": np.zeros((4, 32), np.int32)}, sanitize=True)
+            machine.run(each, {"N": np.zeros((4, 32), np.int32)}, sanitize=True)
 
 
 # ── what keeps a kernel from it ──────────────────────────────────────────────────────────────

@@ -7,10 +7,10 @@ import pytest
 
 import tilewright.language as T
 from tests.passes.overlap import HOPPER, ROLES, numbers
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.op import Copy, For, Map, walk_ops
 from tilewright.ir.text import print_program
-from tilewright.passes.prefetch_loads import prefetch_loads
+from tilewright.passes.overlap.prefetch_loads import prefetch_loads
 from tilewright.targets.cuda.backend import lower
 
 
@@ -84,7 +84,7 @@ def arguments(program):
 
 def results(program, given, **kw):
     args = {n: a.copy() for n, a in given.items()}
-    interp.run(program, args, **kw)
+    machine.run(program, args, **kw)
     return args["C"]
 
 
@@ -105,10 +105,10 @@ def test_the_same_numbers(program, target):
     want = results(program, given)
     np.testing.assert_array_equal(results(prefetch_loads(program, target), given), want)
     trace = lower(program, target)
-    scheduled = next(s.program for s in trace if s.name == "take_turns")
+    scheduled = next(s.program for s in trace if s.name == "order_warpgroups")
     np.testing.assert_array_equal(results(scheduled, given, explicit=True), want)
     args = {n: a.copy() for n, a in given.items()}
-    interp.run_threads(trace.result, args)
+    machine.run_threads(trace.result, args)
     np.testing.assert_array_equal(args["C"], want)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import tilewright as tw
 import tilewright.language as T
 from tests.roads import THREADS, on_threads
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.op import Hint, If, Intrinsic, is_rare, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
@@ -516,6 +516,6 @@ def test_guards_by_an_element_whose_place_is_an_element(form):
         }
 
     want, got = arrays(), arrays()
-    interp.run(main.program, want)
-    interp.run_threads(lower(main.program, Target.parse("cuda")).result, got)
+    machine.run(main.program, want)
+    machine.run_threads(lower(main.program, Target.parse("cuda")).result, got)
     np.testing.assert_array_equal(got["B"], want["B"])

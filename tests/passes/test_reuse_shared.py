@@ -9,16 +9,16 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.buffer import Space
 from tilewright.ir.chips import CHIPS
 from tilewright.ir.op import Copy, Fence, Hint, Map, Role, Sync, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
-from tilewright.passes import reuse_shared as module
-from tilewright.passes.lifetimes import lifetimes
-from tilewright.passes.reuse_shared import reuse_shared
+from tilewright.passes.memory import reuse_shared as module
+from tilewright.passes.memory.lifetimes import lifetimes
+from tilewright.passes.memory.reuse_shared import reuse_shared
 from tilewright.support.errors import CompileError, TilewrightError
 from tilewright.targets.cuda.backend import SCHEDULE, lower
 
@@ -70,7 +70,7 @@ def run(program, threads=True):
     args = {
         t.name: rng.integers(-9, 9, t.static_shape).astype(t.dtype.numpy) for t in program.tensors
     }
-    (interp.run_threads if threads else interp.run)(program, args)
+    (machine.run_threads if threads else machine.run)(program, args)
     return args["Y"]
 
 
@@ -340,7 +340,7 @@ def test_a_result_lies_over_what_it_was_made_of(n, blocks, tight):
     }
     for seed in range(5):
         args = {name: value.copy() for name, value in given.items()}
-        interp.run_threads(trace.result, args, seed=seed)
+        machine.run_threads(trace.result, args, seed=seed)
         np.testing.assert_array_equal(args["Y"], want)
 
 

@@ -10,10 +10,10 @@ import tilewright as tw
 import tilewright.language as T
 from tests.cuda import test_zoo as zoo
 from tests.passes.overlap import ROLES, numbers
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.op import Arrive, Copy, Role, Wait, walk_ops
 from tilewright.ir.text import print_op
-from tilewright.passes.roles import why_not
+from tilewright.passes.overlap.roles import why_not
 from tilewright.targets.cuda.backend import CudaKernel, lower
 
 
@@ -80,7 +80,7 @@ def test_the_same_numbers(threads, stages, K):
     assert roles_of(code)
     for seed in range(3):
         c = np.zeros((256, 128), np.float16)
-        interp.run_threads(code, {"A": a, "B": b, "C": c}, seed=seed)
+        machine.run_threads(code, {"A": a, "B": b, "C": c}, seed=seed)
         assert c.tobytes() == want.tobytes()
 
 
@@ -93,8 +93,8 @@ def test_the_zoo(name):
     assert any(isinstance(op, Role) for kernel in code.kernels for op in walk_ops(kernel))
     args = zoo.arguments(given)
     want, got = zoo.copies(args), zoo.copies(args)
-    interp.run(given, want)
-    interp.run(code, got, seed=1, threads=True)
+    machine.run(given, want)
+    machine.run(code, got, seed=1, threads=True)
     for key, value in want.items():
         if isinstance(value, np.ndarray):
             near = np.asarray(value, np.float64)
@@ -130,7 +130,7 @@ def test_what_consumers_compute_decides_no_copies():
     code = lower(main.program, ROLES).result
     assert not roles_of(code)
     a, n, c = numbers(4, 64, 64), np.array([2, 0, 3, 1], np.int32), np.zeros((64, 64), np.float16)
-    interp.run_threads(code, {"A": a, "N": n, "C": c})
+    machine.run_threads(code, {"A": a, "N": n, "C": c})
     np.testing.assert_array_equal(c, a.sum(0))
 
 
@@ -157,9 +157,9 @@ def test_guards_and_names_go_along():
     assert set(roles_of(code)) == {"producer", "consumer"}
     a, n = numbers(8, 64, 64), np.array([3, -1, 2], np.int32)
     want, got = np.zeros((3, 64, 64), np.float16), np.zeros((3, 64, 64), np.float16)
-    interp.run(main.program, {"A": a, "N": n, "C": want})
+    machine.run(main.program, {"A": a, "N": n, "C": want})
     for seed in range(3):
-        interp.run_threads(code, {"A": a, "N": n, "C": got}, seed=seed)
+        machine.run_threads(code, {"A": a, "N": n, "C": got}, seed=seed)
         assert got.tobytes() == want.tobytes()
 
 
@@ -184,7 +184,7 @@ def test_what_is_assumed_goes_along():
     code = lower(main.program, ROLES).result
     assert set(roles_of(code)) == {"producer", "consumer"}
     a, n, c = numbers(64, 1024), np.array([136], np.int32), np.zeros((64, 64), np.float16)
-    interp.run_threads(code, {"A": a, "N": n, "C": c})
+    machine.run_threads(code, {"A": a, "N": n, "C": c})
     np.testing.assert_array_equal(c, a[:, 136 : 136 + 192].reshape(64, 3, 64).sum(1))
 
 

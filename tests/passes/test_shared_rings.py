@@ -8,7 +8,7 @@ import pytest
 import tilewright.language as T
 from devtools.schedules.run import scheduled
 from tests.passes.overlap import numbers
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.target import Target
 from tilewright.targets.cuda.backend import lower
 
@@ -18,11 +18,11 @@ F16 = "float16"
 def check(program, args, target, seeds=range(6)):
     """The scheduled form gives the numbers of the text."""
     want = {name: value.copy() for name, value in args.items()}
-    interp.run(program, want)
+    machine.run(program, want)
     found = scheduled(program, Target.parse(target))
     for seed in seeds:
         got = {name: value.copy() for name, value in args.items()}
-        interp.run(found, got, seed=seed, explicit=True)
+        machine.run(found, got, seed=seed, explicit=True)
         for name, value in want.items():
             assert got[name].tobytes() == value.tobytes(), name
 

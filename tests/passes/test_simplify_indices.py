@@ -7,11 +7,11 @@ import textwrap
 
 import numpy as np
 
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.op import For, If, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
-from tilewright.passes.simplify_indices import simplify_kernel
+from tilewright.passes.canonicalize.simplify_indices import simplify_kernel
 
 HEAD = """
 program p {
@@ -222,6 +222,6 @@ def test_the_meaning_stays() -> None:
     results = []
     for each in (program, dataclasses.replace(program, kernels=kernels)):
         a = np.arange(136 * 1024, dtype=np.float32).reshape(136, 1024)
-        interp.run(each, {"A": a, "O": np.zeros(4096, np.int32), "q": 2**30 + 5})
+        machine.run(each, {"A": a, "O": np.zeros(4096, np.int32), "q": 2**30 + 5})
         results.append(a)
     np.testing.assert_array_equal(*results)

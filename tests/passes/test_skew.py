@@ -22,11 +22,11 @@ from tests.passes.overlap import (
 from tilewright.ir.op import For, Gemm, walk_ops
 from tilewright.ir.rewrite import map_kernels, map_ops
 from tilewright.ir.text import print_op
-from tilewright.passes.ahead import Ahead
+from tilewright.passes.overlap.pipeline_loops import pipeline_loops
+from tilewright.passes.overlap.prefetchable import Ahead
+from tilewright.passes.overlap.skew import Skew, _Statements, find_skew
 from tilewright.passes.pipeline import Pass, run_pipeline
-from tilewright.passes.pipeline_loops import pipeline_loops
 from tilewright.passes.reasons import listening
-from tilewright.passes.skew import Skew, _Statements, find_skew
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import CudaKernel, lower
 from zoo.attention.flash import flash_attention

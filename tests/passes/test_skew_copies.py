@@ -17,8 +17,8 @@ from tests.schedules.harness import mutants
 from tilewright.ir.op import Alloc, For, Gemm, Map, WaitGroup, walk_ops
 from tilewright.ir.text import print_op
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.prefetch_loads import prefetch_loads
-from tilewright.passes.skew import _begins, _Statements
+from tilewright.passes.overlap.prefetch_loads import prefetch_loads
+from tilewright.passes.overlap.skew import _begins, _Statements
 from tilewright.support.errors import TilewrightError
 from tilewright.targets.cuda.backend import CudaKernel, lower
 

@@ -7,7 +7,7 @@ import pytest
 
 import tilewright.language as T
 from tests.passes.overlap import ROLES, numbers
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.op import Alloc, Copy, WaitGroup, walk_ops
 from tilewright.targets.cuda.backend import lower
 
@@ -46,7 +46,7 @@ def product(stages, guarded=False, view=False):
 
 def staged(program):
     trace = lower(program, ROLES)
-    scheduled = next(s.program for s in trace if s.name == "take_turns")
+    scheduled = next(s.program for s in trace if s.name == "order_warpgroups")
     ops = list(walk_ops(scheduled.kernels[0]))
     tiles = [
         op.buffer.static_shape for op in ops if isinstance(op, Alloc) and "_stage" in op.buffer.name
@@ -71,7 +71,7 @@ def test_pieces_take_turns_in_two_tiles():
 
 def test_switched_off():
     off = lower(product(4), ROLES.choosing("stage", "off"))
-    found = next(s.program for s in off if s.name == "take_turns")
+    found = next(s.program for s in off if s.name == "order_warpgroups")
     assert not any(isinstance(op, Alloc) and "_stage" in op.buffer.name for op in walk_ops(found))
 
 
@@ -85,7 +85,7 @@ def test_the_same_numbers(stages, more):
         "C": np.zeros((128, 256), np.float16),
     }
     want = {n: a.copy() for n, a in given.items()}
-    interp.run(program, want)
+    machine.run(program, want)
     _, _, trace = staged(program)
-    interp.run_threads(trace.result, given)
+    machine.run_threads(trace.result, given)
     np.testing.assert_array_equal(given["C"], want["C"])

@@ -9,7 +9,7 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tests.passes.overlap import numbers
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.op import Intrinsic, walk_ops
 from tilewright.ir.target import Target
 from tilewright.targets.cuda.backend import alignments, lower
@@ -68,8 +68,8 @@ def test_each_element_is_added_once(more, widths, target):
     out = np.zeros(tuple(int(e) for e in program.tensors[2].shape), program.tensors[2].dtype.numpy)
     args = {"A": numbers(64, 64), "B": numbers(64, 64, seed=1)}
     want, got = ({**args, "C": out.copy()} for _ in range(2))
-    interp.run(program, want)
-    interp.run_threads(code, got)
+    machine.run(program, want)
+    machine.run_threads(code, got)
     np.testing.assert_array_equal(got["C"], want["C"])
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewright import interp
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Load, Var, compare, const
 from tilewright.ir.op import (
@@ -109,7 +108,7 @@ def run_code(program: Program, given: dict[str, Any], *, blocks: int = 1, **valu
         array = np.asarray(given.get(name, np.full(shape, np.nan))).reshape(shape)
         args[name] = array.astype(t.dtype.numpy)
     code = replace(program, params=(*program.params, *params), kernels=(new,), dims=())
-    interp.run_threads(code, {**args, **values})
+    machine.run_threads(code, {**args, **values})
     left = {n.removesuffix("_out"): a for n, a in args.items() if n.endswith("_out")}
     if blocks == 1:
         left = {n: a[0] for n, a in left.items()}

@@ -9,7 +9,6 @@ import tilewright.language as T
 from tests.mutants import sync_ops, without
 from tests.roads import HOPPER as CHIP
 from tests.roads import on_gpu, on_threads
-from tilewright import interp
 from tilewright.ir.text import print_op
 from tilewright.targets.cuda.backend import lower
 
@@ -466,7 +465,7 @@ def test_every_dropped_synchronisation_shows(program, inputs, outputs):
 
     def run(program):
         args = {n: a.copy() for n, a in zip(names, [*given, *taken], strict=True)}
-        interp.run_threads(program, args, seed=1)
+        machine.run_threads(program, args, seed=1)
         return [args[n] for n in names[len(inputs) :]]
 
     want, survivors = run(lowered), []

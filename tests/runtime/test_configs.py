@@ -7,7 +7,7 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
@@ -58,8 +58,8 @@ def test_fast_math_means_the_same():
     step = next(s.program for s in trace if s.name == "use_fast_functions")
     x = np.linspace(-50, 3, 64 * 64, dtype=np.float32).reshape(64, 64)
     want, got = np.empty_like(x), np.empty_like(x)
-    interp.run(softcap.program, {"X": x, "Y": want})
-    interp.run(step, {"X": x, "Y": got})
+    machine.run(softcap.program, {"X": x, "Y": want})
+    machine.run(step, {"X": x, "Y": got})
     np.testing.assert_array_equal(got, want)
 
 

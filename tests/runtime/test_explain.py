@@ -13,11 +13,11 @@ import tilewright.language as T
 from tests.cuda.test_zoo import KERNELS as ZOO
 from tests.cuda.test_zoo import TARGETS, lowered
 from tests.runtime.explained_kernels import KERNELS
+from tilewright.inspect.explain import explanation
+from tilewright.inspect.transactions import transactions
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Alloc, Map, bodies
 from tilewright.layout import repeat, spatial
-from tilewright.runtime.explain import explanation
-from tilewright.runtime.transactions import transactions
 
 GOLDEN = Path(__file__).parent / "golden_explain"
 

@@ -39,7 +39,7 @@ def test_what_writing_a_kernel_takes():
     heavy = {"llvmlite", "click", "rich", "torch", "jax", "cupy", "cuda", "hashlib", "tempfile"}
     assert not tops(found) & heavy
     assert not {name for name in found if name.endswith((".pipeline", ".backend", ".emit"))}
-    rooms = ("tilewright.tools", "tilewright.interp")
+    rooms = ("tilewright.tools", "tilewright.machine")
     assert not {name for name in found if name.startswith(rooms)}
 
 

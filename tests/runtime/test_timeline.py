@@ -12,15 +12,15 @@ import tilewright as tw
 import tilewright.language as T
 from tests.cuda.test_zoo import KERNELS as ZOO
 from tests.cuda.test_zoo import TARGETS, lowered
+from tilewright.inspect.explain import explain, explanation
+from tilewright.inspect.timeline import COLUMNS, drawing, interval, timeline
 from tilewright.ir.op import Gemm, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
-from tilewright.passes import unit_times as rates
-from tilewright.passes.simulate import Simulation, simulate
-from tilewright.passes.simulated_units import Clock, Slots
-from tilewright.passes.steady_loop import sharing
-from tilewright.runtime.explain import explain, explanation
-from tilewright.runtime.timeline import COLUMNS, drawing, interval, timeline
+from tilewright.passes.overlap import unit_times as rates
+from tilewright.passes.overlap.simulate import Simulation, simulate
+from tilewright.passes.overlap.simulated_units import Clock, Slots
+from tilewright.passes.overlap.steady_loop import sharing
 
 HERE = Path(__file__).parent
 CUDA = Target.parse("cuda")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.mutants import sync_ops, without
-from tilewright import interp
+from tilewright import machine
 from tilewright.ir.op import Program
 from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage, verify
@@ -30,7 +30,7 @@ def load(name: str) -> Program:
 def run(program: Program, args: Args, seed: int = 0) -> dict[str, Any]:
     """Run on copies of `args`; what the arrays hold afterwards."""
     copies = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
-    interp.run(program, copies, seed=seed)
+    machine.run(program, copies, seed=seed)
     return copies
 
 

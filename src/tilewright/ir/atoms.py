@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tilewright.ir.fragment import (
+from tilewright.ir.layout.fragment import (
     Fragment,
     mma_a_operand,
     mma_accumulator,

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from tilewright.ir import bounds
+from tilewright.ir.analysis import bounds
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, fold, transform
 from tilewright.ir.op import Program, View, operands, read_buffers, walk_ops, written_buffers

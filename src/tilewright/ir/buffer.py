@@ -13,8 +13,8 @@ from tilewright.ir.expr import Const, Expr, const, wrap
 from tilewright.support.errors import CompileError, Loc
 
 if TYPE_CHECKING:
-    from tilewright.ir.fragment import Fragment
-    from tilewright.ir.layout import ComposedLayout, Layout
+    from tilewright.ir.layout.fragment import Fragment
+    from tilewright.ir.layout.layout import ComposedLayout, Layout
 
 AnyLayout: TypeAlias = "Layout | ComposedLayout | Fragment"
 

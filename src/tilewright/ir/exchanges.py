@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.ir.buffer import Region
-from tilewright.ir.fragment import IDLE, Fragment
+from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.op import Op, Reduce, Relayout, Scan
 from tilewright.support.distinct import distinct
 

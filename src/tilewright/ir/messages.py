@@ -12,6 +12,7 @@ last operand is what must hold:
 
 from __future__ import annotations
 
+from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.buffer import Region
 from tilewright.ir.dtype import INT32
 from tilewright.ir.expr import Const, Expr, Var, cast, const
@@ -27,7 +28,6 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.rewrite import map_kernels, rebuild
-from tilewright.ir.uniform import per_thread
 
 LABELLED = ("print", "device_assert")
 

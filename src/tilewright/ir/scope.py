@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
 
-from tilewright.ir.bounds import Ranges
+from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Cmp, Const, Expr, Var, const
 from tilewright.ir.op import (

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from tilewright.ir.bounds import NOTHING, Ranges, limits
+from tilewright.ir.analysis.bounds import NOTHING, Ranges, limits
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import FALSE, TRUE, Bin, Call, Cmp, Const, Expr, Load, Select
-from tilewright.ir.linear import (
+from tilewright.ir.layout.linear import (
     Linear,
     TooLarge,
     build_sum,

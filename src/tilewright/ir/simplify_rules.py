@@ -9,7 +9,8 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from tilewright.ir.bounds import NEGATED, limits, wraps
+from tilewright.ir.analysis.bounds import NEGATED, limits, wraps
+from tilewright.ir.analysis.intervals import twos
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import (
     CMP_OPS,
@@ -25,8 +26,15 @@ from tilewright.ir.expr import (
     cast,
     logical_not,
 )
-from tilewright.ir.intervals import twos
-from tilewright.ir.linear import ZERO, Linear, build_sum, factors, order_key, product, shift_amount
+from tilewright.ir.layout.linear import (
+    ZERO,
+    Linear,
+    build_sum,
+    factors,
+    order_key,
+    product,
+    shift_amount,
+)
 
 if TYPE_CHECKING:
     from tilewright.ir.simplify import Simplifier

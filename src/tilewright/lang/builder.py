@@ -8,8 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeGuard
 
+from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.bind import given_sizes
-from tilewright.ir.bounds import Ranges
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.ir.analysis.uniform import check_uniform, per_thread
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Const, Expr, Var, loads, variables
 from tilewright.ir.op import (
@@ -23,7 +24,6 @@ from tilewright.ir.op import (
     op_loads,
     walk_ops,
 )
-from tilewright.ir.uniform import check_uniform, per_thread
 from tilewright.ir.verify import Stage, verify
 from tilewright.lang.affine import difference, same
 from tilewright.lang.carried import check_carried

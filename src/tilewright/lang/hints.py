@@ -9,9 +9,9 @@ from typing import Any
 
 from tilewright.ir.buffer import AnyLayout, Space
 from tilewright.ir.expr import Const, truth, wrap
-from tilewright.ir.fragment import Fragment as _Fragment
-from tilewright.ir.layout import Layout as _Layout
-from tilewright.ir.layout_ops import make_swizzled_layout as _make_swizzled_layout
+from tilewright.ir.layout.fragment import Fragment as _Fragment
+from tilewright.ir.layout.layout import Layout as _Layout
+from tilewright.ir.layout.ops import make_swizzled_layout as _make_swizzled_layout
 from tilewright.ir.op import Hint
 from tilewright.lang.builder import current, static_int
 from tilewright.lang.handles import Tile, describe, usable

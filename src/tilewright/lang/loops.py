@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from tilewright.ir.analysis.trips import downward, nth
 from tilewright.ir.buffer import AnyLayout
 from tilewright.ir.dtype import INT32, DType, promote
 from tilewright.ir.expr import Bin, Const, Expr, Var, cast, ceildiv, const, is_pure, variables, wrap
@@ -23,7 +24,6 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.trips import downward, nth
 from tilewright.lang.builder import Builder, current, static_int
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.types import shape_tuple

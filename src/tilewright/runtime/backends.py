@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
 
-from tilewright.ir.inside import check_inside
+from tilewright.ir.analysis.inside import check_inside
 from tilewright.ir.op import Copy, Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
@@ -47,14 +47,14 @@ class InterpExecutable:
         Dump(program, target).program("tile", program)
 
     def __call__(self, args: Mapping[str, Any]) -> None:
-        from tilewright import interp
-        from tilewright.interp.numbers import poison_fill
+        from tilewright import machine
+        from tilewright.machine.numbers import poison_fill
 
         for name in self.made if self.sanitize else ():
             if args[name].size:
                 poison_fill(args[name], self.kinds[name])
         try:
-            result = interp.run(
+            result = machine.run(
                 self.program,
                 dict(args),
                 sanitize=self.sanitize,

@@ -154,7 +154,7 @@ class CompiledKernel:
         """What was decided for this kernel and why, in words: per op the instruction, the layout,
         what moves at once, sectors and bank conflicts, conversions and their cost; then registers
         and shared memory. `as_dict`: the same as plain data."""
-        from tilewright.runtime.explain import explain, explanation
+        from tilewright.inspect.explain import explain, explanation
 
         figures: list[dict[str, Any]] = []
         if self.target.kind == "cuda":

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from tilewright import interp
-from tilewright.interp import State, Stepper, Stopped
-from tilewright.interp.machine import CompiledKernel as InterpKernel
-from tilewright.interp.machine import Options
+from tilewright import machine
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call
 from tilewright.ir.expr import walk as walk_expr
 from tilewright.ir.op import Alloc, Gemm, Kernel, Program, Reduce, expressions, walk_ops
 from tilewright.ir.symbols import Symbols
+from tilewright.machine import State, Stepper, Stopped
+from tilewright.machine.tile_machine import CompiledKernel as InterpKernel
+from tilewright.machine.tile_machine import Options
 from tilewright.runtime.backends import resolve
 from tilewright.support.errors import RunError, SanitizerError, TilewrightError
 from tilewright.tools.collect import Found
@@ -202,7 +202,7 @@ def _interpret(
 ) -> dict[str, Array] | None:  # fmt: skip
     """The arrays after a checked run; None when it failed."""
     try:
-        result = interp.run(
+        result = machine.run(
             program, given, sanitize=True, nan=plan.nan, seed=seed, stepper=_Deadline(end),
             made=made,
         )  # fmt: skip
@@ -226,7 +226,7 @@ def _other_order(
 ) -> None:  # fmt: skip
     """Blocks in another order must not change anything."""
     try:
-        interp.run(program, given, seed=12345, stepper=_Deadline(end))
+        machine.run(program, given, seed=12345, stepper=_Deadline(end))
     except (Stopped, RunError):
         return
     for name, array in want.items():

@@ -154,7 +154,7 @@ def _thread_code(
 ) -> Verdict | None:
     """The thread code of the CUDA road, run by the interpreter: no GPU, and races show. With
     choices of its own (`drawn`) the schedule, too, under two interleavings, on a small chip."""
-    from tilewright import interp
+    from tilewright import machine
     from tilewright.targets.cuda.backend import SCHEDULE
 
     trace = lowered(program, target)
@@ -164,10 +164,10 @@ def _thread_code(
     # elements of less than a byte become bytes
     if target not in THREADS and scheduled.params == program.params:
         forms += [
-            (f"schedule {n}, ", partial(interp.run, scheduled, seed=n, explicit=True))
+            (f"schedule {n}, ", partial(machine.run, scheduled, seed=n, explicit=True))
             for n in range(2)
         ]
-    forms.append(("", partial(interp.run_threads, trace.result)))
+    forms.append(("", partial(machine.run_threads, trace.result)))
     for case, want in zip(cases, wanted, strict=True):
         for form, run in forms:
             given = arguments(**case)

@@ -17,11 +17,11 @@ from queue import SimpleQueue
 from types import CodeType, FrameType
 from typing import Any
 
-from tilewright import interp
-from tilewright.interp import State, Stepper, Stopped
+from tilewright import machine
 from tilewright.ir.op import Program
 from tilewright.ir.symbols import symbols_of
 from tilewright.lang import PrimFunc
+from tilewright.machine import State, Stepper, Stopped
 from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.runtime.launch import Call, Launcher
@@ -64,7 +64,7 @@ class _Subject:
     def run(self, stepper: Stepper, sanitize: bool, seed: int | None) -> Any:
         number = int(env.SEED()) if seed is None else seed
         given = dict(self.call.args)
-        result = interp.run(
+        result = machine.run(
             self.program, given, sanitize=sanitize, seed=number, stepper=stepper, made=self.made
         )
         for warning in result.warnings:

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir import scope
-from tilewright.ir.bounds import Ranges
+from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.expr import TRUE, Const, Expr, binary, const

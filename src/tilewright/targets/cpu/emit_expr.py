@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tilewright.ir.bounds import Ranges, stride_of
+from tilewright.ir.analysis.bounds import Ranges, stride_of
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import BOOL, INT64, DType
 from tilewright.ir.expr import (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from tilewright.ir.bounds import Ranges, stride_of
+from tilewright.ir.analysis.bounds import Ranges, stride_of
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     Bin,

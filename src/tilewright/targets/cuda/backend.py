@@ -34,52 +34,52 @@ from tilewright.ir.op import (
 from tilewright.ir.target import Target
 from tilewright.ir.tensor_map import seen_shape
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.announce_barriers import announce_barriers
-from tilewright.passes.begin_products import begin_products
-from tilewright.passes.bound_maps import bound_maps, has_open_extents
-from tilewright.passes.bulk_rules import row_major_strides
-from tilewright.passes.choose_copies import choose_copies
-from tilewright.passes.choose_products import choose_products
-from tilewright.passes.choose_stages import choose_stages
-from tilewright.passes.cluster_blocks import cluster_blocks, spread_clusters
-from tilewright.passes.count_loops import COUNT
-from tilewright.passes.count_stores import count_stores
-from tilewright.passes.cut_products import cut_products
-from tilewright.passes.deal_roles import deal_roles
-from tilewright.passes.deal_tiles import ABOUT as TILES
-from tilewright.passes.deal_tiles import NotDealt, deal_tiles, own_tiles
-from tilewright.passes.drop_unused import drop_unused
-from tilewright.passes.fit_registers import TooManyRegisters, fit_registers
-from tilewright.passes.hoist_guards import hoist_guards
-from tilewright.passes.hoist_views import hoist_views
-from tilewright.passes.hold_operands import hold_operands
-from tilewright.passes.infer_layouts import infer_layouts
-from tilewright.passes.inline_rows import inline_rows
-from tilewright.passes.insert_syncs import insert_syncs
-from tilewright.passes.label_prints import LABEL
-from tilewright.passes.lay_out_shared import pin_shared
-from tilewright.passes.lower_threads import lower_threads
-from tilewright.passes.nest_copies import nest_copies
-from tilewright.passes.nest_stores import nest_stores
-from tilewright.passes.order_blocks import order_blocks
-from tilewright.passes.pack_elements import pack_elements, uses_packed
-from tilewright.passes.part_boxes import part_boxes
-from tilewright.passes.persist_blocks import persist_blocks
+from tilewright.passes.canonicalize.announce_barriers import announce_barriers
+from tilewright.passes.canonicalize.bound_maps import bound_maps, has_open_extents
+from tilewright.passes.canonicalize.count_loops import COUNT
+from tilewright.passes.canonicalize.drop_unused import drop_unused
+from tilewright.passes.canonicalize.fold_accumulator_init import fold_accumulator_init
+from tilewright.passes.canonicalize.hoist_views import hoist_views
+from tilewright.passes.canonicalize.inline_rows import inline_rows
+from tilewright.passes.canonicalize.label_prints import LABEL
+from tilewright.passes.canonicalize.map_copies import map_copies
+from tilewright.passes.canonicalize.map_stores import map_stores
+from tilewright.passes.canonicalize.pack_elements import pack_elements, uses_packed
+from tilewright.passes.canonicalize.reduce_by_atomics import reduce_by_atomics
+from tilewright.passes.canonicalize.unroll_shifts import unroll_shifts
+from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
+from tilewright.passes.canonicalize.use_fast_functions import use_fast_functions
+from tilewright.passes.grid.cluster_blocks import cluster_blocks, spread_clusters
+from tilewright.passes.grid.order_blocks import order_blocks
+from tilewright.passes.grid.persist_blocks import persist_blocks
+from tilewright.passes.layout.bulk_rules import row_major_strides
+from tilewright.passes.layout.choose_copies import choose_copies
+from tilewright.passes.layout.choose_gemms import choose_gemms
+from tilewright.passes.layout.infer_layouts import infer_layouts
+from tilewright.passes.layout.lay_out_shared import pin_shared
+from tilewright.passes.layout.split_gemms import split_gemms
+from tilewright.passes.lower.threads import lower_threads
+from tilewright.passes.memory.fit_registers import TooManyRegisters, fit_registers
+from tilewright.passes.memory.large_fragments import move_large_fragments
+from tilewright.passes.memory.place_shared import TooMuchShared, place_shared
+from tilewright.passes.memory.reuse_shared import reuse_shared
+from tilewright.passes.memory.spill_fragments import spill_fragments
+from tilewright.passes.overlap.choose_stages import choose_stages
+from tilewright.passes.overlap.count_stores import count_stores
+from tilewright.passes.overlap.keep_operands import keep_operands
+from tilewright.passes.overlap.order_warpgroups import order_warpgroups
+from tilewright.passes.overlap.ping_pong import ABOUT as TILES
+from tilewright.passes.overlap.ping_pong import NotDealt, apply_ping_pong, choose_ping_pong
+from tilewright.passes.overlap.pipeline_loops import pipeline_loops
+from tilewright.passes.overlap.place_roles import place_roles
+from tilewright.passes.overlap.prefetch_loads import prefetch_loads
+from tilewright.passes.overlap.roles import part_roles
+from tilewright.passes.overlap.split_roles import split_roles
+from tilewright.passes.overlap.split_stages import split_stages
+from tilewright.passes.overlap.stage_stores import stage_stores
 from tilewright.passes.pipeline import Pass, Trace, run_pipeline
-from tilewright.passes.pipeline_loops import pipeline_loops
-from tilewright.passes.place_roles import place_roles
-from tilewright.passes.place_shared import TooMuchShared, place_shared
-from tilewright.passes.prefetch_loads import prefetch_loads
 from tilewright.passes.reasons import key_of
-from tilewright.passes.reduce_by_atomics import reduce_by_atomics
-from tilewright.passes.reuse_shared import reuse_shared
-from tilewright.passes.roles import part_roles
-from tilewright.passes.share_fragments import share_fragments
-from tilewright.passes.spill_fragments import spill_fragments
-from tilewright.passes.stage_stores import stage_stores
-from tilewright.passes.take_turns import take_turns
-from tilewright.passes.unroll_shifts import unroll_shifts
-from tilewright.passes.use_fast_functions import use_fast_functions
+from tilewright.passes.sync.insert_syncs import insert_syncs
 from tilewright.support.errors import CompileError, Cost, VerifyError
 from tilewright.targets.cuda.blame import blamed, with_tiles
 from tilewright.targets.cuda.emit import HEADER, PARTS, KernelSource, MapParam, Source, emit_program
@@ -104,7 +104,7 @@ __all__ = ["PIPELINE", "SCHEDULE", "Built", "CudaKernel", "build", "compile_prog
 
 PRODUCTS = ("wgmma", "mma")
 # Where the assembler serializes products, what is chosen instead, in turn, before products by
-# single warps: earlier waits (`passes.matrix_groups`), then more registers too.
+# single warps: earlier waits (`passes.sync.matrix_groups`), then more registers too.
 REMEDIES = {
     "by iteration": ({"waits": "iteration"}, "waited for by the end of an iteration"),
     "one by one": ({"waits": "each"}, "waited for before threads compute"),
@@ -129,8 +129,8 @@ SCHEDULE = (
         whole_program=True,
     ),
     Pass(
-        "nest_stores",
-        nest_stores,
+        "map_stores",
+        map_stores,
         "before anything asks what threads compute: nests are all that there is",
         whole_program=True,
     ),
@@ -142,22 +142,24 @@ SCHEDULE = (
     Pass("announce_barriers", announce_barriers, "any time: derived ones are announced"),
     Pass("use_fast_functions", use_fast_functions, "any time: it changes expressions only"),
     Pass(
-        "spill_fragments",
-        spill_fragments,
+        "move_large_fragments",
+        move_large_fragments,
         "early: what follows asks what is in registers, and how much memory there is",
     ),
     Pass(
-        "share_fragments",
-        share_fragments,
+        "spill_fragments",
+        spill_fragments,
         "early: what follows asks what control depends on, and how much memory there is",
     ),
     Pass(
-        "hold_operands",
-        hold_operands,
+        "keep_operands",
+        keep_operands,
         "early: what follows asks what is in shared memory, and who meets for it",
     ),
     Pass("hoist_views", hoist_views, "before anything moves the copies of what they show"),
-    Pass("own_tiles", own_tiles, "before anything asks how many threads share a tile"),
+    Pass(
+        "choose_ping_pong", choose_ping_pong, "before anything asks how many threads share a tile"
+    ),
     Pass("choose_stages", choose_stages, "before anything asks how deep loops run ahead"),
     Pass(
         "reduce_by_atomics",
@@ -191,19 +193,19 @@ SCHEDULE = (
         whole_program=True,
     ),
     Pass(
-        "begin_products",
-        begin_products,
-        "before choose_products, which clears tiles for instructions that cannot begin anew",
+        "fold_accumulator_init",
+        fold_accumulator_init,
+        "before choose_gemms, which clears tiles for instructions that cannot begin anew",
     ),
     Pass(
-        "part_boxes",
-        part_boxes,
+        "split_stages",
+        split_stages,
         "before products are chosen: those of boxes are products like any other",
         whole_program=True,
     ),
     Pass(
-        "choose_products",
-        choose_products,
+        "choose_gemms",
+        choose_gemms,
         "products prescribe layouts, and say which copies are asynchronous",
         whole_program=True,
     ),
@@ -220,14 +222,14 @@ SCHEDULE = (
         whole_program=True,
     ),
     Pass(
-        "cut_products",
-        cut_products,
+        "split_gemms",
+        split_gemms,
         "before prefetch_loads: what differs between columns is one number in a piece of them",
         whole_program=True,
     ),
     Pass(
-        "nest_copies",
-        nest_copies,
+        "map_copies",
+        map_copies,
         "before prefetch_loads, which makes loads of nests early; behind all who look for copies",
         whole_program=True,
     ),
@@ -250,8 +252,8 @@ SCHEDULE = (
         whole_program=True,
     ),
     Pass(
-        "deal_roles",
-        deal_roles,
+        "split_roles",
+        split_roles,
         "the last that sees placed statements: what follows leaves kernels with roles alone",
         whole_program=True,
     ),
@@ -280,8 +282,8 @@ SCHEDULE = (
         Stage.LAID_OUT,
     ),
     Pass(
-        "hoist_guards",
-        hoist_guards,
+        "unswitch_guards",
+        unswitch_guards,
         "behind the passes that deal with a nest as one op: some nests have two forms now",
         Stage.LAID_OUT,
         whole_program=True,
@@ -294,15 +296,15 @@ SCHEDULE = (
         whole_program=True,
     ),
     Pass(
-        "deal_tiles",
-        deal_tiles,
+        "apply_ping_pong",
+        apply_ping_pong,
         "behind part_roles: a warpgroup's code is whole, and is given to several",
         Stage.LAID_OUT,
         whole_program=True,
     ),
     Pass(
-        "take_turns",
-        take_turns,
+        "order_warpgroups",
+        order_warpgroups,
         "when every product stands where it stays, with its waits and commits",
         Stage.LAID_OUT,
     ),

@@ -14,11 +14,11 @@ from functools import cached_property
 from math import prod
 from typing import Any, TypeGuard
 
-from tilewright.ir.bounds import limits
+from tilewright.ir.analysis.bounds import limits
+from tilewright.ir.analysis.intervals import single
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import Bin, Cmp, Const, Expr, Load, Var, loads, variables
-from tilewright.ir.intervals import single
 from tilewright.ir.op import (
     Alloc,
     Arrive,

@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import gcd, lcm, prod
 
 from tilewright.ir import scope
-from tilewright.ir.bounds import multiple_of
+from tilewright.ir.analysis.bounds import multiple_of
 from tilewright.ir.buffer import Buffer, Region, long_dims
 from tilewright.ir.expr import Bin, Const, Expr, Var, variables
 from tilewright.ir.op import Copy, Dim, Map, Program, Store, op_loads, walk_ops

@@ -1,0 +1,1 @@
+"""What `explain()` says and draws about a compiled kernel."""

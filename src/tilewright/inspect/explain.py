@@ -1,0 +1,298 @@
+"""What was decided for a kernel, and why: as data, and as text made of the same data.
+
+Every op of the program has an entry (`explain_ops`), with the line of the kernel's text. Then what
+a block takes: registers of the binary and those that fragments need where most of them live at
+once; shared memory, and who lies over whom; and who works when in the main loop (`timeline`).
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tilewright.inspect.explain_ops import Entry, Told, entry_of
+from tilewright.inspect.timeline import drawing, timeline
+from tilewright.inspect.transactions import transactions
+from tilewright.ir import scope
+from tilewright.ir.buffer import Space
+from tilewright.ir.op import (
+    Alloc,
+    Copy,
+    For,
+    Gemm,
+    Hint,
+    Intrinsic,
+    Kernel,
+    Map,
+    Program,
+    Reduce,
+    Relayout,
+    Role,
+    Sync,
+    outside_nests,
+    walk_ops,
+)
+from tilewright.ir.target import Target
+from tilewright.passes.memory.lifetimes import Lifetimes, lifetimes
+from tilewright.passes.memory.place_shared import shared_bytes
+from tilewright.passes.memory.reuse_shared import fragment_words
+from tilewright.support.errors import Loc
+
+Figures = Sequence[Mapping[str, Any]]
+Trace = Sequence[tuple[str, Program]]
+
+
+def explanation(name: str, target: Target, trace: Trace, figures: Figures) -> dict[str, Any]:
+    """Plain data, fit for JSON. `trace` are the programs after every pass, the input first;
+    `figures` what a block of each kernel takes, where that is known."""
+    laid, last = _laid_out(trace), trace[-1][1]
+    reasons = getattr(trace, "reasons", {})
+    threads = transactions(last) if target.kind == "cuda" else {}
+    kernels = []
+    for index, kernel in enumerate(laid.kernels):
+        code = last.kernels[index]
+        told = Told(
+            kernel,
+            target,
+            reasons,
+            {id(op): r for op, r in scope.walk_ranges(kernel, laid.dims)},
+            tuple(threads.get(code.name, ())),
+            tuple(op for op in walk_ops(code) if isinstance(op, Intrinsic)),
+            _places(code) if target.kind == "cuda" else {},
+            _pipelined_loops(trace),
+            {
+                op.buffer.name: op.loc
+                for op in walk_ops(trace[0][1].kernels[index])
+                if isinstance(op, Alloc)
+            },
+        )
+        takes = dict(figures[index]) if figures else {}
+        entries = list(_entries(kernel, told, trace[0][1].kernels[index]))
+        kernels.append(
+            {
+                "name": kernel.name,
+                "grid": [str(g) for g in kernel.grid],
+                "threads": list(kernel.threads),
+                "choices": {about: why for about in GRID if (why := told.why(about))},
+                "costs": [
+                    {"line": cost.loc.line if cost.loc else None, "text": cost.text}
+                    for cost in getattr(trace, "costs", ())
+                    if cost.kernel == kernel.name
+                ],
+                "ops": [_as_dict(entry) for entry in entries],
+                "conversions": sum(isinstance(op, Relayout) for op in walk_ops(kernel)),
+                "barriers": sum(
+                    isinstance(op, Sync) and op.scope == "block" for op in walk_ops(kernel)
+                ),
+                "registers": _registers(kernel, takes),
+                "shared": _shared(kernel, told),
+                "timeline": timeline(laid, kernel, target, takes.get("blocks_per_sm") or 1),
+                "takes": takes,
+            }
+        )
+    return {
+        "name": name,
+        "target": str(target),
+        "kernels": kernels,
+        "passes": [step for step, _ in trace[1:]],
+    }
+
+
+def _laid_out(trace: Trace) -> Program:
+    """The last program that still has tiles."""
+    best = trace[0][1]
+    for _, program in trace:
+        ops = [op for kernel in program.kernels for op in walk_ops(kernel)]
+        if any(isinstance(op, (Copy, Gemm, Map, Reduce)) for op in ops):
+            best = program
+    return best
+
+
+def _places(kernel: Kernel) -> dict[str, tuple[int, int]]:
+    """Where shared buffers begin and end, in bytes, as thread code has them."""
+    found = {}
+    for op in walk_ops(kernel):
+        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
+            start = int(op.detail[0])
+            found[op.buffer.name] = (start, start + shared_bytes(op.buffer))
+    return found
+
+
+def _pipelined_loops(trace: Trace) -> dict[Loc, For]:
+    """Loops as they were written, as deep as they are to run ahead."""
+    program = next((p for name, p in trace if name == "choose_stages"), trace[0][1])
+    return {
+        op.loc: op
+        for kernel in program.kernels
+        for op in walk_ops(kernel)
+        if isinstance(op, For) and op.loc is not None
+    }
+
+
+# ── ops ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _entries(kernel: Kernel, told: Told, given: Kernel) -> Iterator[Entry]:
+    """One for each op, those inside nests told with the nest; then what passes have used up."""
+    seen: set[Loc | None] = set()
+    for op in outside_nests(kernel.body):
+        found = entry_of(op, told)
+        seen |= {found.loc, *(inner.loc for inner in walk_ops(op) if isinstance(op, Map))}
+        yield found
+    for op in outside_nests(given.body):
+        if op.loc not in seen:
+            found = entry_of(op, told)
+            text = f"{found.text}: taken up by a pass"
+            yield Entry(found.op, op.loc, text, minor=True)
+
+
+def _as_dict(entry: Entry) -> dict[str, Any]:
+    loc = entry.loc
+    return {
+        "op": entry.op,
+        "file": loc.file if loc else None,
+        "line": loc.line if loc else None,
+        "source": linecache.getline(loc.file, loc.line).strip() if loc else "",
+        "text": entry.text,
+        "choices": dict(entry.choices),
+        "minor": entry.minor,
+    }
+
+
+# ── what a block takes ───────────────────────────────────────────────────────────────────────
+
+
+def _registers(kernel: Kernel, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a thread: what the binary has, and what fragments need at most at once, role by role."""
+    sizes = fragment_words(kernel)
+    roles = [op for op in walk_ops(kernel) if isinstance(op, Role)]
+    parts = [(r.name, lifetimes(r.body, (Space.FRAGMENT,))) for r in roles]
+    if not parts:
+        parts = [("", lifetimes(kernel, (Space.FRAGMENT,)))]
+    fragments = [_peak(role, lives, sizes) for role, lives in parts]
+    return {
+        "binary": figures.get("registers"),
+        "spill_bytes": figures.get("spill_bytes"),
+        "fragments": [f for f in fragments if f["registers"]],
+    }
+
+
+def _peak(role: str, lives: Lifetimes, sizes: Mapping[str, int]) -> dict[str, Any]:
+    position, live = lives.peak(sizes)
+    op = lives.ops[position] if position < len(lives.ops) else None
+    return {
+        "role": role,
+        "registers": sum(sizes[n] for n in live),
+        "line": op.loc.line if op is not None and op.loc is not None else None,
+        "live": {n: sizes[n] for n in sorted(live, key=lambda n: -sizes[n])},
+    }
+
+
+def _shared(kernel: Kernel, told: Told) -> dict[str, Any]:
+    """Who lies where, and from which line to which it is needed."""
+    lives = lifetimes(kernel)
+    lines = {
+        op.buffer.name: op.loc.line
+        for op in walk_ops(kernel)
+        if isinstance(op, Alloc) and op.loc is not None
+    } | {name: loc.line for name, loc in told.allocs.items() if loc is not None}
+    found = []
+    for name, (start, end) in sorted(told.places.items(), key=lambda p: (p[1], p[0])):
+        over = [n for n, (s, e) in told.places.items() if n != name and s < end and start < e]
+        first, last = _lines(lives, name)
+        found.append(
+            {
+                "buffer": name,
+                "start": start,
+                "bytes": end - start,
+                "line": lines.get(name),
+                "first_use": first,
+                "last_use": last,
+                "shares_with": over,
+            }
+        )
+    total = max((end for _, end in told.places.values()), default=0)
+    return {"bytes": total, "why": told.why("shared memory"), "buffers": found}
+
+
+def _lines(lives: Lifetimes, name: str) -> tuple[int | None, int | None]:
+    span = lives.spans.get(name)
+    if span is None:
+        return None, None
+    ends = [lives.ops[min(at, len(lives.ops) - 1)].loc for at in span]
+    return tuple(loc.line if loc is not None else None for loc in ends)  # type: ignore[return-value]
+
+
+# what passes say of a kernel's blocks and warps
+GRID = (
+    "rows", "block order", "persistent blocks", "tiles of warpgroups", "given up", "placement",
+    "registers of roles",
+)  # fmt: skip
+
+# ── text ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def explain(name: str, target: Target, trace: Trace, figures: Figures, more: str = "") -> str:
+    """The same in words; `more` is said at the end."""
+    told = explanation(name, target, trace, figures)
+    lines = [f"{name} for {target}"]
+    for kernel in told["kernels"]:
+        grid = " × ".join(kernel["grid"]) or "1"
+        threads = " × ".join(str(t) for t in kernel["threads"])
+        lines.append(f"  kernel {kernel['name']}: grid {grid}, {threads} threads")
+        lines += [f"    {about}: {why}" for about, why in kernel["choices"].items()]
+        for cost in kernel["costs"]:
+            at = "" if cost["line"] is None else f" at line {cost['line']}"
+            lines.append(f"    slow{at}: {cost['text']}")
+        lines += _op_lines(kernel["ops"])
+        lines.append(
+            f"    {kernel['conversions']} conversions, {kernel['barriers']} block barriers"
+        )
+        lines += _register_lines(kernel["registers"])
+        lines += _shared_lines(kernel["shared"])
+        if kernel["timeline"] is not None:
+            lines += [f"    {line}" for line in drawing(kernel["timeline"])]
+    lines += [f"  {line}" for line in more.splitlines()]
+    lines.append("  passes: " + ", ".join(told["passes"]))
+    return "\n".join(lines)
+
+
+def _op_lines(ops: list[dict[str, Any]]) -> Iterator[str]:
+    shown, before = set(), None
+    for op in ops:
+        what = (op["file"], op["line"], op["text"], tuple(op["choices"].items()))
+        if op["minor"] or what in shown:
+            continue  # said, or the same copy ahead of its loop
+        shown.add(what)
+        if op["line"] is not None and (op["file"], op["line"]) != before:
+            yield f"  {op['line']:>5} | {op['source']}".rstrip()
+        before = (op["file"], op["line"])
+        yield f"          {op['text']}"
+        for about, words in op["choices"].items():
+            yield f"            {about:<12} {words}"
+
+
+def _register_lines(found: dict[str, Any]) -> Iterator[str]:
+    if found["binary"] is not None:
+        spills = found["spill_bytes"] or 0
+        yield f"    registers: {found['binary']} of a thread, {spills} bytes spilled"
+    for part in found["fragments"]:
+        live = ", ".join(f"{name} {words}" for name, words in part["live"].items())
+        role = f" in role {part['role']}" if part["role"] else ""
+        line = f", at line {part['line']}" if part["line"] is not None else ""
+        yield f"    fragments{role}: at most {part['registers']} registers at once{line} ({live})"
+
+
+def _shared_lines(found: dict[str, Any]) -> Iterator[str]:
+    if not found["buffers"]:
+        return
+    why = f" {found['why']}" if found["why"] else ""
+    yield f"    shared memory: {found['bytes']} bytes{why}"
+    for one in found["buffers"]:
+        text = f"      {one['start']:>6} … {one['start'] + one['bytes'] - 1:<6} {one['buffer']}"
+        if one["first_use"] is not None:
+            text += f", used from line {one['first_use']} to {one['last_use']}"
+        if one["shares_with"]:
+            text += ", over " + ", ".join(one["shares_with"])
+        yield text

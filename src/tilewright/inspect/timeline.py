@@ -1,0 +1,389 @@
+"""Who works when in a kernel's main loop, and what limits it: `explain`'s timeline, modelled by
+`passes.overlap.simulate`, as data and as a drawing of two iterations."""
+
+from __future__ import annotations
+
+import linecache
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Const
+from tilewright.ir.op import Copy, Gemm, Kernel, Op, Program, Store, Wait, walk_ops
+from tilewright.ir.target import Target
+from tilewright.ir.text import print_op
+from tilewright.passes.overlap import unit_times as rates
+from tilewright.passes.overlap.simulate import Run, simulate
+from tilewright.passes.overlap.simulated_agents import (
+    COPIES,
+    EACH_OTHER,
+    MEMORY,
+    PRODUCTS,
+    TURNS,
+    WAITS,
+    WARM,
+    Span,
+    Who,
+)
+from tilewright.passes.overlap.unit_times import TENSOR, THREADS
+from tilewright.support.errors import Loc
+
+WIDTH = 90  # of a line of text
+COLUMNS = 60  # of a drawing, for two iterations
+SHOWN = 4  # warpgroups that a drawing has at most
+BUSY = 0.85  # of the time: a unit that is busier is what limits
+LONG = 0.1  # of an iteration: what waits for less is not worth a word
+UNITS = (TENSOR, THREADS, COPIES)
+_UNIT = {TENSOR: TENSOR, THREADS: THREADS, COPIES: "memory"}
+_SHORT = {TENSOR: "tensor", THREADS: "threads", COPIES: "copies"}
+
+
+def timeline(
+    program: Program, kernel: Kernel, target: Target, blocks: int = 1
+) -> dict[str, Any] | None:
+    """Plain data; None where the kernel has no loop with products or rings. Up to `blocks` share a
+    multiprocessor."""
+    if target.kind != "cuda":
+        return None
+    if all(isinstance(size, Const) for size in kernel.grid):  # there may be fewer than fit
+        tiles = prod(int(size) for size in kernel.grid)
+        blocks = min(blocks, -(-tiles // target.chip.multiprocessors))
+    run = simulate(program, kernel, target, max(1, blocks))
+    return None if run is None else _Told(run, max(1, blocks)).data()
+
+
+@dataclass(frozen=True)
+class Window:
+    """Cycles from the start of one iteration to that of another, `count` later."""
+
+    start: float
+    end: float
+    count: int
+
+    def part(self, span: Span) -> float:
+        """How much of a span lies inside."""
+        inside = min(span.end, self.end) - max(span.start, self.start)
+        return max(0.0, inside) / (span.end - span.start) if span.end > span.start else 0.0
+
+
+def steady(who: Who) -> Window:
+    """The iterations of an agent that count: not the first ones, where there are enough."""
+    last = len(who.starts) - 1
+    first = WARM if last > WARM else min(1, last - 1)
+    return Window(who.starts[first], who.starts[last], last - first)
+
+
+def interval(run: Run) -> float:
+    """Cycles of an iteration, on average."""
+    windows = [steady(who) for who in run.agents]
+    return sum((w.end - w.start) / w.count for w in windows) / len(windows)
+
+
+class _Told:
+    def __init__(self, run: Run, blocks: int) -> None:
+        self.run, self.blocks = run, blocks
+        self.first = run.agents[0]
+        self.window = steady(self.first)
+        self.interval = interval(run)
+        self.short = len(self.first.starts) - 1 <= WARM  # no steady state
+        self.drawn = self._two()
+        self.names = _Names(
+            span
+            for span in run.spans
+            if span.unit != WAITS and run.crew[span.who].block == 0 and self.drawn.part(span)
+        )
+
+    def data(self) -> dict[str, Any]:
+        run, loc = self.run, self.run.loop.loc
+        # work of the window, in cycles of its unit
+        work = {unit: sum(self._work(unit)) for unit in UNITS}
+        length = self.window.end - self.window.start
+        used = {unit: min(1.0, total / length) for unit, total in work.items()}
+        agents = [self._agent(who) for who in run.agents if who.block == 0]
+        return {
+            "loop": run.loop.var.name,
+            "line": loc.line if loc else None,
+            "iterations": run.trip,
+            "steady": not self.short,
+            "blocks": self.blocks,
+            "interval": round(self.interval),
+            "utilisation": {unit: round(part, 3) for unit, part in used.items()},
+            "bytes": round(self._bytes()),
+            "agents": agents,
+            "limit": self._limit(used, agents),
+            "notes": list(self._notes()),
+            "spans": list(self._spans()),
+            "statements": self.names.legend(),
+        }
+
+    def _work(self, unit: str) -> Iterator[float]:
+        for span in self.run.spans:
+            if span.unit == unit:
+                yield span.work * self.window.part(span)
+
+    def _bytes(self) -> float:
+        """Of an iteration of a block, through the copy engine or the threads."""
+        found = sum(
+            span.size * self.window.part(span) for span in self.run.spans if span.unit == COPIES
+        )
+        return found / self.window.count / self.blocks
+
+    def _agent(self, who: Who) -> dict[str, Any]:
+        """How a warpgroup spends an iteration, in cycles."""
+        window = steady(who)
+        computes, waits = 0.0, dict[str, float]()
+        for span in self.run.spans:
+            if span.who != who.number or span.unit not in (THREADS, WAITS):
+                continue
+            time = window.part(span) * (span.end - span.start) / window.count
+            if span.unit == THREADS:
+                computes += time
+            elif time:
+                waits[span.what] = waits.get(span.what, 0.0) + time
+        ranked = sorted(waits.items(), key=lambda item: -item[1])
+        return {
+            "role": _name(who, self.run.agents),
+            "computes": round(computes),
+            "waits": {what: round(time) for what, time in ranked if round(time)},
+        }
+
+    # what limits
+
+    def _limit(self, used: Mapping[str, float], agents: list[dict[str, Any]]) -> str:
+        unit = max(used, key=lambda u: used[u])
+        if used[unit] >= BUSY:
+            text = f"{_UNIT[unit]} {_percent(used[unit])} busy"
+            return text + (f" ({self._rate()})" if unit == COPIES else "")
+        total = round(self.interval)
+        slowest = max(agents, key=lambda a: sum(a["waits"].values()))
+        who, computes = slowest["role"], slowest["computes"]
+        long = {what: time for what, time in slowest["waits"].items() if time >= LONG * total}
+        what, time = next(iter(long.items()), ("", 0))
+        if what == MEMORY and time > computes:
+            return f"{who} waits {time} of {total} cycles for memory ({self._rate()})"
+        if time > computes and what not in (PRODUCTS, EACH_OTHER, TURNS, MEMORY):
+            text = f"{who} waits {time} of {total} cycles for {what}: memory ({self._rate()})"
+            if self.short:
+                return text + ": the first tiles are on their way"
+            busy = f"which is busy {_percent(used[COPIES])} only"
+            return f"{text}, {busy}: too few slots ({self._slots(what)}), or held too long"
+        told = [f"computes for {computes}"] + [f"waits {t} for {w}" for w, t in long.items()]
+        alone = ""
+        if len(self.run.agents) == 1 and computes > sum(long.values()):
+            alone = f", and alone fills {_percent(rates.SOLO)} of the threads' issue slots"
+        return f"no unit is full; of {total} cycles, {who} {', '.join(told)}{alone}"
+
+    def _slots(self, barrier: str) -> int:
+        for span in self.run.spans:
+            if isinstance(span.op, Wait) and span.op.barrier.buffer.name == barrier:
+                return prod(span.op.barrier.buffer.static_shape)
+        return 1
+
+    def _rate(self) -> str:
+        time = sum(self._work(COPIES))
+        size = self._bytes() * self.window.count * self.blocks
+        kilobytes = f"{self._bytes() / 1024:.0f} KB an iteration"
+        return f"{kilobytes} at {size / time:.0f} B/cycle" if time else kilobytes
+
+    def _notes(self) -> Iterator[str]:
+        """Products that shared memory slows down."""
+        seen: set[Loc | None] = set()
+        for span in self.run.spans:
+            for op in walk_ops(span.op) if span.unit == TENSOR else ():
+                if not isinstance(op, Gemm) or op.atom != "wgmma":
+                    continue
+                alone = rates.cycles(op)
+                found = self.run.costs.get(id(op), (0.0, 0.0))[0]
+                if found < 1.1 * alone or op.loc in seen or not self.drawn.part(span):
+                    continue
+                seen.add(op.loc)
+                where = f"the product of line {op.loc.line}" if op.loc else "a product"
+                yield (
+                    f"{where} takes {found:.0f} cycles, but {alone:.0f} to multiply: "
+                    "its instructions are narrow, and shared memory is read for longer"
+                )
+
+    # two iterations
+
+    def _two(self) -> Window:
+        starts = self.first.starts
+        first = min(WARM, max(0, len(starts) - 3))
+        last = min(first + 2, len(starts) - 1)
+        return Window(starts[first], starts[last], last - first)
+
+    def _spans(self) -> Iterator[dict[str, Any]]:
+        """Of block 0, of the two iterations that are drawn; times from their start."""
+        window = self.drawn
+        for span in sorted(self.run.spans, key=lambda s: (s.who, s.start)):
+            who = self.run.crew[span.who]
+            if who.block == 0 and window.part(span):
+                yield {
+                    "role": _name(who, self.run.crew),
+                    "unit": span.unit,
+                    "statement": "." if span.unit == WAITS else self.names.letter(span),
+                    "for": span.what,
+                    "start": round(span.start - window.start),
+                    "end": round(span.end - window.start),
+                }
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+def _name(who: Who, crew: Iterable[Who]) -> str:
+    """Of a role's warpgroup, numbered where there are several."""
+    same = [w for w in crew if (w.role, w.block) == (who.role, who.block)]
+    name = who.role or "warpgroup"
+    return f"{name} {same.index(who)}" if len(same) > 1 else name
+
+
+# ── names of statements ──────────────────────────────────────────────────────────────────────
+
+_SMALL, _LARGE = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class _Names:
+    """Letters: a large one for products into a tile, or copies to it, after its name; a small one
+    for each line that threads compute."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self.found: dict[Any, tuple[str, dict[Any, Op]]] = {}
+        for span in sorted(spans, key=self._rank):
+            key = self._key(span)
+            if key not in self.found:
+                self.found[key] = (self._pick(span), {})
+            self.found[key][1].setdefault(span.op.loc or id(span.op), span.op)
+
+    @staticmethod
+    def _rank(span: Span) -> tuple[bool, int]:
+        """Products choose their letters first; then in the order of the text."""
+        return span.unit != TENSOR, _line(span.op)
+
+    @staticmethod
+    def _key(span: Span) -> Any:
+        if span.unit == THREADS:
+            return span.op.loc or id(span.op)
+        return (span.unit, _written(span.op))
+
+    def _pick(self, span: Span) -> str:
+        taken = {letter for letter, _ in self.found.values()}
+        letters = _SMALL
+        if span.unit != THREADS:
+            written = "".join(c for c in _written(span.op).upper() if c in _LARGE)
+            letters = written + _LARGE
+        return next((c for c in letters if c not in taken), "#")
+
+    def letter(self, span: Span) -> str:
+        return self.found[self._key(span)][0]
+
+    def legend(self) -> dict[str, str]:
+        found = sorted(self.found.values(), key=lambda each: _line(next(iter(each[1].values()))))
+        return {letter: _source(ops.values()) for letter, ops in found}
+
+
+def _line(op: Op) -> int:
+    return op.loc.line if op.loc is not None else 0
+
+
+def _written(op: Op) -> str:
+    """The tile that a product or a copy is for."""
+    for inner in walk_ops(op):
+        if isinstance(inner, Gemm):
+            return inner.c.buffer.name
+    if isinstance(op, Copy):
+        side = op.src if op.dst.buffer.space is Space.GLOBAL else op.dst
+        return side.buffer.name
+    return next((i.buffer.name for i in walk_ops(op) if isinstance(i, Store)), "")
+
+
+def _source(ops: Iterable[Op]) -> str:
+    """The line of the first, its statement whole, and the numbers of the others."""
+    op, *others = ops
+    if op.loc is None:
+        return print_op(op).strip().partition("\n")[0].rstrip(" {")
+    text, line = "", op.loc.line
+    while line < op.loc.line + 4:
+        text = f"{text} {linecache.getline(op.loc.file, line).strip()}".strip()
+        if not text.endswith("\\") and text.count("(") <= text.count(")"):
+            break
+        text, line = text.rstrip("\\"), line + 1
+    numbers = sorted({op.loc.line, *(o.loc.line for o in others if o.loc is not None)})
+    lines = ", ".join(str(n) for n in numbers[:3]) + (" …" if len(numbers) > 3 else "")
+    return f"line{'s' if len(numbers) > 1 else ''} {lines}: {text}"
+
+
+# ── text ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def drawing(told: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of text: what an iteration takes, what limits it, and two of them drawn."""
+    few = "" if told["steady"] else f"; it has {told['iterations']} only"
+    cycles = f"{told['interval']} cycles an iteration (modelled{few})"
+    yield f"timeline of loop {told['loop']}, {cycles}"
+    if told["blocks"] > 1:
+        yield f"  {told['blocks']} blocks share a multiprocessor, one of them is drawn"
+    used = ", ".join(
+        f"{_UNIT[unit]} {_percent(part)}" for unit, part in told["utilisation"].items()
+    )
+    yield f"  busy: {used}"
+    yield from _wrapped(f"  limit: {told['limit']}")
+    rows = _rows(told)
+    shown: set[str] = set()
+    before = ""
+    wide = max((len(role) for role, _, _ in rows), default=0)
+    for role, unit, text in rows:
+        yield f"  {role if role != before else '':<{wide}}  {_SHORT[unit]:<7} |{text}|"
+        before = role
+        shown |= set(text)
+    for letter, source in told["statements"].items():
+        if letter in shown:
+            yield _cut(f"    {letter}  {source}")
+    if "." in shown:
+        yield "    .  waits"
+    for note in told["notes"]:
+        yield from _wrapped(f"  {note}")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="    ")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= WIDTH else text[: WIDTH - 2] + " …"
+
+
+def _rows(told: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    spans = told["spans"]
+    end = 2 * told["interval"]
+    roles = list(dict.fromkeys(span["role"] for span in spans))
+    producers = [r for r in roles if not any(a["role"] == r for a in told["agents"])]
+    shown = producers + [r for r in roles if r not in producers][:SHOWN]
+    found = []
+    for role in shown:
+        for unit in UNITS[::-1] if role in producers else UNITS:
+            own = [s for s in spans if s["role"] == role]
+            if any(s["unit"] == unit for s in own):
+                found.append((role, unit, _row(own, unit, end)))
+    return found
+
+
+def _row(spans: list[dict[str, Any]], unit: str, end: float) -> str:
+    """A letter for what took most of each column; a bar between the iterations."""
+    step = end / COLUMNS
+    text = ""
+    for column in range(COLUMNS):
+        best, most = " ", 0.0
+        for span in spans:
+            if span["unit"] != unit and not (span["unit"] == WAITS and unit == THREADS):
+                continue
+            inside = min(span["end"], (column + 1) * step) - max(span["start"], column * step)
+            if inside > most:
+                best, most = span["statement"], inside
+        text += best
+        if column == COLUMNS // 2 - 1:
+            text += "|"
+    return text

@@ -1,0 +1,1 @@
+"""What is known about a program: bounds, uniform values, accesses inside tiles."""

@@ -1,0 +1,1 @@
+"""Layouts of memory and fragments: records, algebra, bank conflicts, drawings."""

@@ -1,0 +1,617 @@
+"""The layout algebra: coalesce, composition, complement, divides, products and inverses.
+
+Every result is exact: an operation either meets the conditions in its docstring or raises
+`LayoutError` with both layouts and the condition that failed. A left operand of `composition`
+runs on along its last mode past its end, as in CuTe, so tiles need not divide what they tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar, overload
+
+import numpy as np
+
+from tilewright.ir.layout.layout import (
+    AnyLayout,
+    ComposedLayout,
+    IntTuple,
+    Layout,
+    LayoutError,
+    Mode,
+    Swizzle,
+    leaves,
+    make_layout,
+    row_major,
+    size,
+)
+
+Tiler: TypeAlias = "int | Layout | tuple[Tiler, ...] | None"
+L = TypeVar("L", Layout, ComposedLayout)
+
+
+def _on_inner(op: Callable[[Layout], Layout], layout: L) -> L:
+    """Apply an operation on the domain of a layout through its swizzle."""
+    if isinstance(layout, ComposedLayout):
+        return layout.with_layout(op(layout.layout))
+    return op(layout)
+
+
+def _from_modes(modes: list[Mode]) -> Layout:
+    """A layout of the modes with no nesting to spare."""
+    if len(modes) == 1:
+        return Layout.of(*modes[0])
+    if not modes:
+        return Layout.of(1, 0)
+    shape, stride = zip(*modes, strict=True)
+    return Layout.of(shape, stride)
+
+
+def _merged(modes: list[Mode], keep_last: bool = False) -> list[Mode]:
+    """Drop unit modes and join neighbours that continue each other; `keep_last` keeps a last unit
+    mode, which says how the layout runs on past its end."""
+    result: list[Mode] = []
+    for i, (extent, stride) in enumerate(modes):
+        if extent == 1 and not (keep_last and i == len(modes) - 1):
+            continue
+        if result and result[-1][0] * result[-1][1] == stride:
+            result[-1] = (result[-1][0] * extent, result[-1][1])
+        else:
+            result.append((extent, stride))
+    return result
+
+
+def _check_rank(name: str, layout: Layout, tiler: tuple[Tiler, ...]) -> None:
+    if len(tiler) > len(layout):
+        raise LayoutError(
+            f"{name}({layout}, {tiler}): the tiler has {len(tiler)} modes, the layout {len(layout)}"
+        )
+
+
+def _by_mode(
+    name: str, op: Callable[[Layout, Tiler], Layout], layout: Layout, tiler: tuple[Tiler, ...]
+) -> Layout:
+    _check_rank(name, layout, tiler)
+    modes = list(layout)
+    done = [op(mode, part) for mode, part in zip(modes, tiler, strict=False)]
+    return make_layout(*done, *modes[len(tiler) :])
+
+
+# Simplifying
+
+
+def flatten(layout: L) -> L:
+    """The layout without nesting.
+
+    >>> flatten(Layout((4, (2, 3)), (6, (3, 1))))
+    (4,2,3):(6,3,1)
+    """
+    return _on_inner(_flatten, layout)
+
+
+def _flatten(layout: Layout) -> Layout:
+    if isinstance(layout.shape, int):
+        return layout
+    return Layout.of(leaves(layout.shape), leaves(layout.stride))
+
+
+def coalesce(layout: L, profile: IntTuple | None = None) -> L:
+    """The same function of the linear coordinate with the fewest modes; unique. With a profile,
+    the modes at its integers are coalesced each on its own.
+
+    >>> coalesce(Layout((2, (1, 6)), (1, (6, 2))))
+    12:1
+    >>> coalesce(Layout((2, (1, 6)), (1, (6, 2))), (1, 1))
+    (2,6):(1,2)
+    """
+    return _on_inner(lambda inner: _coalesce(inner, 1 if profile is None else profile), layout)
+
+
+def _coalesce(layout: Layout, profile: Tiler) -> Layout:
+    if isinstance(profile, tuple):
+        return _by_mode("coalesce", _coalesce, layout, profile)
+    return _from_modes(_merged(layout.modes()))
+
+
+def filter(layout: Layout, profile: Tiler = None) -> Layout:
+    """The layout without its stride-0 and unit modes, coalesced: the same indices, each once if
+    the rest is injective. With a profile, the modes at its integers are filtered each on its own.
+
+    >>> filter(Layout((4, 2, 3), (1, 0, 4))), filter(Layout((4, (2, 3)), (1, (0, 4))), (1, 1))
+    (12:1, (4,3):(1,4))
+    """
+    if isinstance(profile, tuple):
+        return _by_mode("filter", filter, layout, profile)
+    return _from_modes(_merged([mode for mode in layout.modes() if mode[1]]))
+
+
+# Composition
+
+
+@overload
+def composition(left: Swizzle, right: Layout) -> ComposedLayout: ...
+@overload
+def composition(left: Layout, right: Swizzle) -> ComposedLayout: ...
+@overload
+def composition(left: L, right: Tiler) -> L: ...
+def composition(left: AnyLayout | Swizzle, right: Tiler | Swizzle) -> AnyLayout:
+    """`R(c) == left(right(c))`, with R's shape a refinement of right's. A tuple composes by mode,
+    `None` in it keeps the mode; an integer n stands for `n:1`; a swizzle on the left makes a
+    `ComposedLayout`. A swizzle on the right goes through the layout, where one can.
+
+    Conditions, for each mode n:d of `right` walked through the modes s:e of `left`: d divides s or
+    s divides d, unless n steps stay within s (stride divisibility); n steps fill s a whole number
+    of times, or stay within it (shape divisibility); and the modes of `right` together do not carry
+    from one mode of `left` into the next, but for coordinates past the end of `left`.
+
+    >>> composition(Layout((6, 2), (8, 2)), Layout((4, 3), (3, 1)))
+    ((2,2),3):((24,2),8)
+    >>> composition(Layout((12, (4, 8)), (59, (13, 1))), (3, 8))
+    (3,(4,2)):(59,(13,1))
+    >>> composition(Swizzle(3, 3, 3), Layout((8, 64), (64, 1)))
+    S<3,3,3> o 0 o (8,64):(64,1)
+    """
+    if isinstance(left, Swizzle):
+        if not isinstance(right, Layout):
+            raise LayoutError(f"composition({left}, {right}): a swizzle composes with a layout")
+        return ComposedLayout(left, 0, right)
+    if isinstance(right, Swizzle):
+        return _through(left, right)
+    if isinstance(left, ComposedLayout):
+        return left.with_layout(_compose(left.layout, right))
+    return _compose(left, right)
+
+
+def _through(layout: AnyLayout, swizzle: Swizzle) -> ComposedLayout:
+    """`layout o swizzle` as `moved o layout`: the fields of the swizzle become those where the
+    layout puts their bits. Linear coordinates must not leave the layout, and XOR must not carry."""
+    name = f"composition({layout}, {swizzle})"
+    if isinstance(layout, ComposedLayout):
+        raise LayoutError(f"{name}: a swizzled layout takes no second swizzle")
+    bits = ((1 << swizzle.bits) - 1) << swizzle.base
+    source, target = bits << max(swizzle.shift, 0), bits << max(-swizzle.shift, 0)
+    low_source, low_target = layout(source & -source), layout(target & -target)
+    if swizzle.bits == 0:
+        return ComposedLayout(swizzle, 0, layout)
+    shift = low_source.bit_length() - low_target.bit_length()
+    coords = swizzle(np.arange(layout.size(), dtype=np.int64))
+    if int(coords.max()) >= layout.size():
+        raise LayoutError(f"{name}: the swizzle leaves the {layout.size()} coordinates")
+    try:
+        moved = Swizzle(swizzle.bits, min(low_source, low_target).bit_length() - 1, shift)
+        result = ComposedLayout(moved, 0, layout)
+    except LayoutError:
+        result = None
+    if result is None or not np.array_equal(result.indices(), layout.at(coords)):
+        raise LayoutError(f"{name}: no swizzle after the layout does the same")
+    return result
+
+
+def _compose(left: Layout, right: Tiler) -> Layout:
+    if right is None:
+        return left
+    if isinstance(right, tuple):
+        return _by_mode("composition", _compose, left, right)
+    if isinstance(right, int):
+        right = Layout(right)
+    modes = left.modes()
+    through, inside = _merged(modes, keep_last=True) or [(1, 0)], _merged(modes) or [(1, 0)]
+    try:
+        return _walked(left, right, through, inside)
+    except LayoutError:
+        if through == inside:
+            raise
+        # What fails is how a last mode of extent 1 runs on: no matter within the left layout.
+        result = _walked(left, right, inside, inside)
+        if not _agrees(result, left, right):
+            raise
+        return result
+
+
+def _walked(left: Layout, right: Layout, through: list[Mode], inside: list[Mode]) -> Layout:
+    """`left o right` by walking the modes of `through`, the simplest form of `left`, with each mode
+    of `right`; `inside` is that form without what only says how `left` runs on."""
+    reach = [0] * len(through)
+
+    def fail(reason: str) -> LayoutError:
+        return LayoutError(f"composition({left}, {right}): {reason}")
+
+    def walk(extent: int, step: int) -> list[Mode]:
+        """Every step-th element of `left`, the first `extent` of them."""
+        steps, width, result = extent, step, list[Mode]()
+        if step == 0:
+            return [(extent, 0)]
+        if extent == 1:  # what the stride would be, were there a second element
+            for bound, _ in inside[:-1]:
+                width = -(-width // bound)
+            return [(1, width * inside[-1][1])]
+        for i, (bound, stride) in enumerate(through):
+            if i == len(through) - 1 or (steps - 1) * width < bound:
+                reach[i] += (steps - 1) * width
+                return [*result, (steps, width * stride)]
+            if width % bound == 0:
+                width //= bound
+                continue
+            if bound % width:
+                raise fail(
+                    f"stride divisibility: {extent}:{step} meets mode {bound}:{stride} of the left"
+                    f" layout with stride {width}: neither of {bound}, {width} divides the other"
+                )
+            count = bound // width
+            if steps % count:
+                raise fail(
+                    f"shape divisibility: {extent}:{step} meets mode {bound}:{stride} of the left"
+                    f" layout with {steps} steps to go, not a multiple of the {count} that fill it"
+                )
+            reach[i] += (count - 1) * width
+            result.append((count, width * stride))
+            steps, width = steps // count, 1
+        raise AssertionError("the last mode of the left layout ends the walk")
+
+    def recurse(part: Layout) -> Layout:
+        if isinstance(part.shape, int) and isinstance(part.stride, int):
+            return _from_modes(walk(part.shape, part.stride))
+        return make_layout(*map(recurse, part))
+
+    result = recurse(right)
+    for (bound, stride), most in zip(through[:-1], reach[:-1], strict=True):
+        # One carry moves the index by the gap between two modes that do not continue each other,
+        # so the result is wrong there, which matters only within the left layout.
+        if most >= bound and not _agrees(result, left, right):
+            raise fail(
+                f"the modes of the right layout add up to {most} in mode {bound}:{stride} of the"
+                " left layout and carry into its next mode"
+            )
+    return result
+
+
+def _agrees(result: Layout, left: Layout, right: Layout) -> bool:
+    wanted = right.indices()
+    inside = wanted < left.size()
+    return np.array_equal(result.indices()[inside], left.at(wanted[inside]))
+
+
+# Complement and inverses
+
+
+def _complement_modes(layout: Layout, cotarget: int) -> list[Mode]:
+    result: list[Mode] = []
+    filled = 1
+    for stride, extent, _ in _by_stride(layout):
+        if stride < filled:
+            raise LayoutError(
+                f"complement({layout}, {cotarget}): mode {extent}:{stride} starts inside the"
+                f" {filled} indices of the modes below it (not injective, or interleaved)"
+            )
+        result.append((stride // filled, filled))
+        filled = extent * stride
+    result.append((-(-cotarget // filled), filled))
+    return result
+
+
+def complement(layout: Layout, cotarget: IntTuple = 1) -> Layout:
+    """The layout of the repetitions of `layout` that fill `[0, size(cotarget))`: ordered, and
+    `layout(i) + result(j)` are all different. They leave no hole when each stride is a multiple of
+    what the modes below it span, else as few as whole repetitions allow.
+
+    >>> complement(Layout(4, 2), 24), complement(Layout((2, 2), (1, 6)), 24)
+    ((2,3):(1,8), (3,2):(2,12))
+    """
+    return _from_modes(_merged(_complement_modes(layout, size(cotarget))))
+
+
+def _by_stride(layout: Layout) -> list[tuple[int, int, int]]:
+    """(stride, extent, its step in the linear coordinate) of the modes that move, sorted."""
+    placed: list[tuple[int, int, int]] = []
+    position = 1
+    for extent, stride in layout.modes():
+        if extent > 1 and stride:
+            placed.append((stride, extent, position))
+        position *= extent
+    return sorted(placed)
+
+
+def right_inverse(layout: L) -> L:
+    """R, as long as the strides allow, with `layout(R(i)) == i` for every i of R. A swizzle, its
+    own inverse, goes to the other side.
+
+    >>> right_inverse(Layout((4, 8), (8, 1))), right_inverse(Layout((4, 8), (1, 10)))
+    ((8,4):(4,1), 4:1)
+    """
+    return _inverse(_right_inverse, layout)
+
+
+def _right_inverse(layout: Layout) -> Layout:
+    result: list[Mode] = []
+    reached = 1
+    for stride, extent, position in _by_stride(layout):
+        if stride == reached:
+            result.append((extent, position))
+            reached *= extent
+    return _from_modes(_merged(result))
+
+
+def left_inverse(layout: L) -> L:
+    """R with `R(layout(i)) == i` for every i of an injective layout. Where stride-0 modes make it
+    non-injective, `layout(R(layout(i))) == layout(i)`.
+
+    It is the inverse of the layout together with its complement, when the two leave no hole;
+    otherwise indices between two of the layout's go where the one below them goes on to.
+
+    Conditions: sorted, each stride divides the next and is past what the modes below it span.
+
+    >>> left_inverse(Layout((4, 8), (8, 1))), left_inverse(Layout(4, 2))
+    ((8,4):(4,1), (2,4):(4,1))
+    >>> left_inverse(Layout((4, 2), (1, 6)))
+    (6,2):(1,4)
+    """
+    return _inverse(_left_inverse, layout)
+
+
+def _left_inverse(layout: Layout) -> Layout:
+    result: list[Mode] = []
+    below, span, position, filled = 1, 1, 0, True
+    for stride, extent, next_position in _by_stride(layout):
+        if stride % below or stride < span:
+            raise LayoutError(
+                f"left_inverse({layout}): stride {stride} is not a multiple of stride {below} below"
+                f" it, or less than the {span} indices spanned there"
+            )
+        filled = filled and stride % span == 0
+        result.append((stride // below, position))
+        below, span, position = stride, extent * stride, next_position
+    if filled and filter(layout).size() == layout.size():
+        return _right_inverse(make_layout(layout, complement(layout)))
+    result.append((span // below, position))
+    return _from_modes(_merged(result))
+
+
+def _inverse(op: Callable[[Layout], Layout], layout: L) -> L:
+    if not isinstance(layout, ComposedLayout):
+        return op(layout)
+    if layout.offset:
+        raise LayoutError(f"the inverse of {layout} has an offset of -{layout.offset}")
+    return composition(op(layout.layout), layout.swizzle)
+
+
+def max_common_layout(a: AnyLayout, b: Layout) -> Layout:
+    """The longest run of coordinates on which both layouts are contiguous alike: R with
+    `a(R(i)) == b(R(i)) == i`. A swizzle on `a` limits the run to what it moves as a whole.
+
+    >>> max_common_layout(Layout((4, 8), (1, 4)), Layout((4, 8), (1, 10)))
+    4:1
+    """
+    if isinstance(a, ComposedLayout):
+        common = max_common_layout(a.layout, b)
+        whole = math.gcd(common.size(), 1 << a.swizzle.base, a.offset)
+        return common if a.swizzle.bits == 0 and a.offset == 0 else _prefix(common, whole)
+    inverse = right_inverse(b)
+    run = inverse.indices()
+    inside = run < a.size()
+    agrees = inside & (a.at(run) == np.arange(len(run)))
+    return _prefix(inverse, len(run) if agrees.all() else int(agrees.argmin()))
+
+
+def max_common_vector(a: AnyLayout, b: Layout) -> int:
+    """How many elements one vector access may move between two layouts of the same coordinates.
+
+    >>> max_common_vector(Layout((8, 8), (8, 1)), Layout((8, 8), (16, 1)))
+    8
+    >>> max_common_vector(composition(Swizzle(2, 2, 3), row_major((8, 32))), row_major((8, 32)))
+    4
+    """
+    return max_common_layout(a, b).size()
+
+
+def _prefix(layout: Layout, count: int) -> Layout:
+    """The longest leading part of a layout with at most `count` coordinates that is a layout."""
+    result: list[Mode] = []
+    for extent, stride in layout.modes():
+        result.append((min(extent, count), stride))
+        count //= extent
+        if count <= 1:
+            break
+    return _from_modes(_merged(result))
+
+
+# Divides
+
+
+def _divide(layout: Layout, tiler: Tiler) -> Layout:
+    if tiler is None:
+        return layout
+    if isinstance(tiler, tuple):
+        return _by_mode("logical_divide", _divide, layout, tiler)
+    tile = Layout(tiler) if isinstance(tiler, int) else tiler
+    return _compose(layout, make_layout(tile, complement(tile, layout.size())))
+
+
+def _zip_divide(layout: Layout, tiler: Tiler) -> Layout:
+    if tiler is None:
+        return make_layout(Layout(1, 0), layout)
+    if not isinstance(tiler, tuple):
+        return _divide(layout, tiler)
+    _check_rank("zipped_divide", layout, tiler)
+    modes = list(layout)
+    return _unzip([_zip_divide(*pair) for pair in zip(modes, tiler, strict=False)], modes)
+
+
+def _unzip(pairs: list[Layout], modes: list[Layout]) -> Layout:
+    firsts = make_layout(*(pair[0] for pair in pairs))
+    return make_layout(firsts, make_layout(*(pair[1] for pair in pairs), *modes[len(pairs) :]))
+
+
+def _tiled(zipped: Layout) -> Layout:
+    tile, rest = zipped
+    return make_layout(tile, *rest)
+
+
+def _flat(zipped: Layout) -> Layout:
+    tile, rest = zipped
+    return make_layout(*tile, *rest)
+
+
+def logical_divide(layout: L, tiler: Tiler) -> L:
+    """Split a layout into (tile, rest): `layout o (tiler, complement(tiler))`, by mode for a tuple.
+
+    >>> logical_divide(Layout((4, 2, 3), (2, 1, 8)), Layout(4, 2))
+    ((2,2),(2,3)):((4,1),(2,8))
+    """
+    return _on_inner(lambda inner: _divide(inner, tiler), layout)
+
+
+def zipped_divide(layout: L, tiler: Tiler) -> L:
+    """`logical_divide` with the tiles in mode 0 and the rests in mode 1.
+
+    >>> zipped_divide(Layout((8, 12)), (4, 3))
+    ((4,3),(2,4)):((1,8),(4,24))
+    """
+    return _on_inner(lambda inner: _zip_divide(inner, tiler), layout)
+
+
+def tiled_divide(layout: L, tiler: Tiler) -> L:
+    """`zipped_divide` with each rest a mode of its own.
+
+    >>> tiled_divide(Layout((8, 12)), (4, 3))
+    ((4,3),2,4):((1,8),4,24)
+    """
+    return _on_inner(_tiled, zipped_divide(layout, tiler))
+
+
+def flat_divide(layout: L, tiler: Tiler) -> L:
+    """`zipped_divide` with each tile and each rest a mode of its own.
+
+    >>> flat_divide(Layout((8, 12)), (4, 3))
+    (4,3,2,4):(1,8,4,24)
+    """
+    return _on_inner(_flat, zipped_divide(layout, tiler))
+
+
+# Products
+
+
+def logical_product(layout: Layout, tiler: Tiler) -> Layout:
+    """(layout, its repetitions in the order of the tiler): `(A, complement(A) o tiler)`, by mode
+    for a tuple.
+
+    >>> logical_product(Layout((2, 2), (4, 1)), Layout(6, 1))
+    ((2,2),(2,3)):((4,1),(2,8))
+    """
+    if tiler is None:
+        return layout
+    if isinstance(tiler, tuple):
+        return _by_mode("logical_product", logical_product, layout, tiler)
+    copies = Layout(tiler) if isinstance(tiler, int) else tiler
+    modes = _complement_modes(layout, layout.size() * copies.cosize())
+    rest = _from_modes(_merged(modes))
+    if rest.size() < copies.cosize():
+        # Holes took their places: copies beyond go on along the last mode, even one of extent 1.
+        rest = _from_modes(modes)
+    return make_layout(layout, _compose(rest, copies))
+
+
+def zipped_product(layout: Layout, tiler: Tiler) -> Layout:
+    """`logical_product` with the layouts in mode 0 and the repetitions in mode 1.
+
+    >>> zipped_product(Layout((2, 5), (5, 1)), Layout((3, 4)))
+    ((2,5),(3,4)):((5,1),(10,30))
+    """
+    if tiler is None:
+        return make_layout(Layout(1, 0), layout)
+    if not isinstance(tiler, tuple):
+        return logical_product(layout, tiler)
+    _check_rank("zipped_product", layout, tiler)
+    modes = list(layout)
+    return _unzip([zipped_product(*pair) for pair in zip(modes, tiler, strict=False)], modes)
+
+
+def tiled_product(layout: Layout, tiler: Tiler) -> Layout:
+    """`zipped_product` with each repetition a mode of its own.
+
+    >>> tiled_product(Layout((2, 5), (5, 1)), Layout((3, 4)))
+    ((2,5),3,4):((5,1),10,30)
+    """
+    return _tiled(zipped_product(layout, tiler))
+
+
+def flat_product(layout: Layout, tiler: Tiler) -> Layout:
+    """`zipped_product` with every part a mode of its own.
+
+    >>> flat_product(Layout((2, 5), (5, 1)), Layout((3, 4)))
+    (2,5,3,4):(5,1,10,30)
+    """
+    return _flat(zipped_product(layout, tiler))
+
+
+def blocked_product(layout: Layout, tiler: Layout) -> Layout:
+    """Tiles shaped like `layout`, arranged like `tiler`: mode by mode, the tile's coordinate runs
+    fastest.
+
+    >>> blocked_product(Layout((2, 5), (5, 1)), Layout((3, 4)))
+    (6,(5,4)):(5,(1,30))
+    """
+    tile, rest = _ranked_product(layout, tiler)
+    return coalesce(make_layout(*map(make_layout, tile, rest)), (1,) * len(tile))
+
+
+def raked_product(layout: Layout, tiler: Layout) -> Layout:
+    """Tiles shaped like `layout`, interleaved like `tiler`: mode by mode, the tiler's coordinate
+    runs fastest.
+
+    >>> raked_product(Layout((2, 5), (5, 1)), Layout((3, 4)))
+    ((3,2),(4,5)):((10,5),(30,1))
+    """
+    tile, rest = _ranked_product(layout, tiler)
+    return coalesce(make_layout(*map(make_layout, rest, tile)), (1,) * len(tile))
+
+
+def _ranked_product(layout: Layout, tiler: Layout) -> Layout:
+    ranked = max(len(layout), len(tiler))
+    unit = Layout(1, 0)
+    a, b = (make_layout(*list(part), *[unit] * (ranked - len(part))) for part in (layout, tiler))
+    return logical_product(a, b)
+
+
+# Shared memory
+
+
+def make_swizzled_layout(
+    shape: Any, elem_bits: int | None = None, max_bytes: int = 128
+) -> AnyLayout:
+    """The layout of a tile, given as a shape and the bits of an element, or as the tile itself,
+    that its matrix instructions read without bank conflicts: the row-major tile with Hopper's 128,
+    64 or 32 byte swizzle, the widest one, up to `max_bytes`, whose span divides a row.
+    Rows longer than the span are cut into panels of that width, one behind the other, as bulk
+    copies and matrix descriptors take them; rows that no span divides stay as they are.
+
+    In bytes, address bits 4..6 (128), 4..5 (64) or 4 (32) take XOR of the bits three above.
+
+    >>> make_swizzled_layout((128, 64), 16)
+    S<3,3,3> o 0 o (128,64):(64,1)
+    >>> make_swizzled_layout((64, 128), 16)
+    S<3,3,3> o 0 o (64,(64,2)):(64,(1,4096))
+    >>> make_swizzled_layout((64, 176), 16), make_swizzled_layout((64, 100), 16)
+    (S<1,3,3> o 0 o (64,(16,11)):(16,(1,1024)), (64,100):(100,1))
+    """
+    buffer = getattr(shape, "buffer", shape)
+    if hasattr(buffer, "static_shape"):
+        shape, elem_bits = buffer.static_shape, elem_bits or buffer.dtype.bits
+    if elem_bits not in (4, 8, 16, 32, 64):
+        raise LayoutError(
+            f"make_swizzled_layout: elements of {elem_bits} bits, not 4, 8, 16 ... 64"
+        )
+    plain = row_major(shape)
+    if len(shape) < 2:
+        return plain
+    *outer, rows, columns = shape
+    for bits in (3, 2, 1):
+        panel = (16 << bits) * 8 // elem_bits
+        if (16 << bits) > max_bytes or columns % panel:
+            continue
+        inner = coalesce(Layout((panel, columns // panel), (1, rows * panel)))
+        slots = [Layout(n, math.prod(outer[i + 1 :]) * rows * columns) for i, n in enumerate(outer)]
+        base = (128 // elem_bits).bit_length() - 1
+        tile = make_layout(*slots, Layout(rows, panel), inner)
+        return composition(Swizzle(bits, base, 3), tile)
+    return plain

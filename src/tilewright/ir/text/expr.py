@@ -1,0 +1,463 @@
+"""Reads the text of expressions, regions, declarations and compile-time values.
+
+Numerals are untyped until they meet something typed; a tree of numerals alone waits (`Pending`)
+for its context and falls back to int32 or float32.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space
+from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, INT32, DType
+from tilewright.ir.expr import (
+    FALSE,
+    TRUE,
+    Bin,
+    Call,
+    Cast,
+    Cmp,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    const,
+    fold,
+    transform,
+    written_size,
+)
+from tilewright.ir.intrinsics import FUNCTIONS
+from tilewright.ir.layout.fragment import parse_layout_or_fragment
+from tilewright.ir.text.printer import NOT, PRECEDENCE, call_dtype, common_natural, natural_dtype
+from tilewright.ir.text.scan import Scanner, did_you_mean
+from tilewright.support import limits
+from tilewright.support.errors import CompileError
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A numeral, or operators over numerals: typed by whatever it meets."""
+
+    natural: DType
+    value: int | float | None
+    parts: tuple[Pending, ...]
+    make: Callable[[list[Expr]], Expr] | None
+    token: int
+
+
+Partial = Expr | Pending
+
+
+class ExprParser(Scanner):
+    """What ops are made of."""
+
+    def expr(self, context: DType | None = None) -> Expr:
+        """An expression; numerals that nothing else types take type `context`."""
+        token = self.at
+        found = self.resolve(self.ternary(), context)
+        limits.TEXT_DEPTH.check(
+            written_size(found)[1],
+            "this expression is too deep",
+            fix="name its parts: `let x = …`",
+            loc=self.loc(token, self.at - 1),
+        )
+        return found
+
+    def resolve(self, e: Partial, context: DType | None = None) -> Expr:
+        if isinstance(e, Expr):
+            return e
+        kind = context if context is not None and context.kind in _NUMERIC else e.natural
+        if e.make is not None:
+            return e.make([self.resolve(part, kind) for part in e.parts])
+        if isinstance(e.value, float) and kind.is_int:
+            self.fail(
+                f"{e.value} is not an integer, but {kind} is needed here",
+                e.token,
+                fix=f"write {FLOAT32}({e.value}) and cast the other side",
+            )
+        try:
+            return const(e.value, kind)
+        except CompileError as error:
+            self.fail(error.message, e.token, expected=error.diagnostic.expected)
+
+    def group(
+        self,
+        parts: Sequence[Partial],
+        make: Callable[[list[Expr]], Expr],
+        *,
+        waits: bool = True,
+    ) -> Partial:
+        """`make` over operands of one type; waits for its context when all are numerals."""
+        anchor = next((p.dtype for p in parts if isinstance(p, Expr)), None)
+        if anchor is None:
+            pending = [p for p in parts if isinstance(p, Pending)]
+            natural = common_natural([p.natural for p in pending])
+            if waits:
+                return Pending(natural, None, tuple(pending), make, pending[0].token)
+            anchor = natural
+        return make([self.resolve(p, anchor) for p in parts])
+
+    def ternary(self, start: Partial | None = None) -> Partial:
+        a = self.binary(1, start)
+        if not self.accept("if"):
+            return a
+        cond = self.resolve(self.binary(1))
+        self.expect("else")
+        b = self.ternary()
+        return self.group((a, b), lambda parts: Select(cond, *parts))
+
+    def binary(self, least: int, start: Partial | None = None) -> Partial:
+        left = self.unary() if start is None else start
+        while True:
+            op = self.texts[self.at]
+            precedence = PRECEDENCE.get(op, -1)
+            if precedence < least:
+                return left
+            self.at += 1
+            if precedence == _COMPARE:
+                left = self.comparison(left, op)
+                continue
+            right = self.binary(precedence + 1)
+            # `and`, `or` never wait: their sides are bools, which are always typed
+            left = self.group((left, right), _BINARY[op], waits=op not in ("and", "or"))
+
+    def comparison(self, left: Partial, op: str) -> Partial:
+        """`a < b`, and `a < b < c` for `a < b and b < c`."""
+        result: Expr | None = None
+        while True:
+            right = self.binary(_COMPARE + 1)
+            made: list[list[Expr]] = []
+
+            def keep(parts: list[Expr], op: str = op, made: list[list[Expr]] = made) -> Expr:
+                made.append(parts)
+                return Cmp(op, *parts)
+
+            one = self.resolve(self.group((left, right), keep, waits=False))
+            result = one if result is None else Bin("and", result, one)
+            left, op = made[0][1], self.texts[self.at]
+            if PRECEDENCE.get(op) != _COMPARE:
+                return result
+            self.at += 1
+
+    def unary(self) -> Partial:
+        token, text = self.at, self.texts[self.at]
+        if text == "-":
+            self.at += 1
+            a = self.unary()
+            if isinstance(a, Pending) and a.value is not None:
+                return _numeral(-a.value, token)
+            x = self.resolve(a)
+            return Call("neg", (x,), INT32 if x.dtype.is_bool else x.dtype)
+        if text == "~":
+            self.at += 1
+            x = self.resolve(self.unary())
+            return Call("invert", (x,), x.dtype)
+        if text == "not":
+            self.at += 1
+            return Call("not", (self.resolve(self.binary(NOT)),), BOOL)
+        return self.primary()
+
+    def primary(self) -> Partial:
+        token, kind, text = self.at, self.kinds[self.at], self.texts[self.at]
+        if kind == "number":
+            self.at += 1
+            return _numeral(self.number(text, token), token)
+        if kind == "name":
+            if text in _WORDS:
+                self.at += 1
+                word = _WORDS[text]
+                return word if isinstance(word, Expr) else _numeral(word, token)
+            if self.texts[self.at + 1] == "(":
+                return self.call()
+            found = self.lookup(None)
+            if isinstance(found, Var):
+                return found
+            indices = self.subscript(found, token)
+            return Load(found, indices, self.loc(token, self.at - 1))
+        if text == "(":
+            self.at += 1
+            inner = self.ternary()
+            self.expect(")")
+            return inner
+        self.fail(f"expected an expression, found {self.shown()}", expected="an expression")
+
+    def number(self, text: str, token: int) -> int | float:
+        """The value of a numeral; Python reads no number of thousands of digits."""
+        digits = int(limits.INTEGER_BITS() * math.log10(2))
+        if len(text) > digits:
+            self.fail(
+                f"a number of {len(text)} digits",
+                token,
+                expected=f"at most {digits} digits; types hold 64 bits",
+                fix="write a smaller number",
+            )
+        if text[:2] in ("0x", "0X"):
+            return int(text, 16)
+        return float(text) if "." in text or "e" in text.lower() else int(text)
+
+    def subscript(self, buffer: Buffer, token: int) -> tuple[Expr, ...]:
+        indices: list[Expr] = []
+        if self.accept("["):
+            indices = self.listed("]", lambda: self.expr())
+        if len(indices) != buffer.rank:
+            self.fail(
+                f"{buffer.name} has {buffer.rank} dimensions",
+                token,
+                expected=f"{buffer.rank} indices",
+                got=f"{len(indices)}",
+            )
+        return tuple(indices)
+
+    def listed(self, close: str, item: Callable[[], Any]) -> list[Any]:
+        """Items up to `close`, separated by commas; one may trail."""
+        found: list[Any] = []
+        while not self.accept(close):
+            if found:
+                self.expect(",")
+                if self.accept(close):
+                    break
+            found.append(item())
+        return found
+
+    def call(self) -> Partial:
+        token = self.at
+        name = self.next_name("a function")
+        self.expect("(")
+        args: list[Partial] = []
+        stated: DType | None = None
+        while not self.accept(")"):
+            if args:
+                self.expect(",")
+            text = self.texts[self.at]
+            if args and text in DTYPES and self.texts[self.at + 1] == ")":
+                stated = DTYPES[text]
+                self.at += 1
+            else:
+                args.append(self.ternary())
+        if name in DTYPES:
+            return self.conversion(DTYPES[name], args, token)
+        if name in ("min", "max") and len(args) >= 2:
+            made = args[0]
+            for other in args[1:]:
+                made = self.group((made, other), _BINARY[name])
+            return made
+        if name == "select" and len(args) == 3:
+            cond = self.resolve(args[0])
+            return self.group(args[1:], lambda parts: Select(cond, *parts))
+        function = FUNCTIONS.get(name)
+        if function is None:
+            known = [*FUNCTIONS, "min", "max", "select", *DTYPES]
+            self.fail(f"unknown function {name}", token, fix=did_you_mean(name, known))
+        if len(args) != function.arity:
+            self.fail(
+                f"{name} takes {function.arity} arguments", token, got=f"{len(args)} arguments"
+            )
+        if stated is None and function.result == "free":
+            self.fail(f"{name} needs its result type", token, fix=f"write {name}(…, int32)")
+
+        def make(parts: list[Expr]) -> Expr:
+            result = stated or call_dtype(name, parts)
+            assert result is not None
+            return Call(name, tuple(parts), result)
+
+        return self.group(args, make, waits=False)
+
+    def conversion(self, to: DType, args: list[Partial], token: int) -> Expr:
+        if len(args) != 1:
+            self.fail(f"{to}(…) converts one value", token, got=f"{len(args)} values")
+        a = args[0]
+        if isinstance(a, Pending) and a.value is not None and not to.is_bool:
+            return self.resolve(a, to)
+        return Cast(to, self.resolve(a))
+
+    # ── operands ─────────────────────────────────────────────────────────────────────────────
+
+    def region(self) -> Region:
+        token = self.at
+        buffer = self.lookup(Buffer)
+        assert isinstance(buffer, Buffer)
+        starts: list[Expr] = [const(0)] * buffer.rank
+        extents: list[Expr] = list(buffer.shape)
+        if self.accept("["):
+            axes = iter(buffer.shape)
+            boxes = self.listed("]", lambda: self.axis(next(axes, const(1))))
+            if len(boxes) != buffer.rank:
+                self.fail(
+                    f"{buffer.name} has {buffer.rank} dimensions",
+                    token,
+                    expected=f"{buffer.rank} indices",
+                    got=f"{len(boxes)}",
+                )
+            starts, extents = [b[0] for b in boxes], [b[1] for b in boxes]
+        cta: Expr | None = None
+        if self.accept("@"):
+            cta = self.resolve(self.primary())
+        return Region(buffer, tuple(starts), tuple(extents), cta)
+
+    def axis(self, size: Expr) -> tuple[Expr, Expr]:
+        """`start`, `start:+extent`, `:+extent` or `:`."""
+        if self.accept(":"):
+            return const(0), size
+        start = const(0) if self.texts[self.at] == ":+" else self.expr()
+        return start, fold_constants(self.expr()) if self.accept(":+") else const(1)
+
+    def var(self) -> Var:
+        token = self.at
+        written = self.next_name("a variable's name")
+        name = self.new_name(written, token)
+        var = Var(name, self.dtype() if self.accept(":") else INT32)
+        self.binding.append((written, var, token))
+        return var
+
+    def inferred(self, value: Expr) -> Var:
+        """The variable just read, which has no type of its own, with that of `value`."""
+        written, var, token = self.binding.pop()
+        var = Var(var.name, value.dtype)
+        self.binding.append((written, var, token))
+        return var
+
+    def shape(self) -> tuple[Expr, ...]:
+        return tuple(self.listed("]", lambda: fold_constants(self.expr())))
+
+    def declaration(self, default: Space | None = None) -> Buffer:
+        token = self.at
+        written = self.next_name("a buffer's name")
+        name = self.new_name(written, token)
+        self.expect(":")
+        kind = self.dtype()
+        shape = self.shape() if self.accept("[") else ()
+        space = self.space(default)
+        strides: tuple[Expr, ...] | None = None
+        layout: AnyLayout | None = None
+        while self.texts[self.at] in ("strides", "layout") and self.texts[self.at + 1] == "=":
+            self.at += 2
+            if self.texts[self.at - 2] == "layout":
+                layout = self.layout()
+                continue
+            self.expect("[")
+            strides = self.shape()
+        buffer = Buffer(name, shape, kind, space, strides, layout)
+        self.binding.append((written, buffer, token))
+        return buffer
+
+    def space(self, default: Space | None) -> Space:
+        spaces = {s.value: s for s in Space}
+        text = self.texts[self.at]
+        if text not in spaces:
+            if default is not None and self.kinds[self.at] == "newline":
+                return default
+            self.fail(
+                f"expected where the buffer lives, found {self.shown()}",
+                expected=", ".join(spaces),
+                fix=did_you_mean(text, spaces),
+            )
+        self.at += 1
+        return spaces[text]
+
+    def string(self) -> str:
+        if self.kinds[self.at] != "string":
+            self.fail(f"expected a string, found {self.shown()}", expected='"…"')
+        try:
+            text: str = json.loads(self.texts[self.at], strict=False)
+        except ValueError as error:
+            self.fail(f"a string with a wrong escape: {error}")
+        self.at += 1
+        return text
+
+    def layout(self) -> AnyLayout:
+        token = self.at
+        text = self.string()
+        try:
+            return parse_layout_or_fragment(text)
+        except (ValueError, CompileError) as error:
+            message = error.message if isinstance(error, CompileError) else str(error)
+            self.fail(f"not a layout: {message}", token)
+
+    def integer(self) -> int:
+        token = self.at
+        value = self.literal()
+        if type(value) is not int:
+            self.fail("expected an integer", token, got=str(value))
+        return value
+
+    def literal(self) -> Any:
+        """A compile-time value that says its own type."""
+        token, kind, text = self.at, self.kinds[self.at], self.texts[self.at]
+        if kind == "string":
+            return self.string()
+        if text == "(":
+            self.at += 1
+            return tuple(self.listed(")", self.literal))
+        if text == "-" or kind == "number" or text in ("inf", "nan"):
+            value = self.unary()
+            if isinstance(value, Pending) and value.value is not None:
+                return value.value
+        self.at = token + 1
+        if text not in _LITERALS:
+            self.fail(f"expected a constant, found {text!r}", token)
+        return _LITERALS[text]
+
+    def tuple_of(self, item: Callable[[], Any]) -> tuple[Any, ...]:
+        """`(a, b)`, or one item alone."""
+        return tuple(self.listed(")", item)) if self.accept("(") else (item(),)
+
+    def exprs(self, *, regions: bool = False) -> tuple[Expr | Region, ...]:
+        """Like `tuple_of`, where one item alone may itself begin with a parenthesis."""
+
+        def item() -> Partial | Region:
+            return self.region() if regions and self.accept("&") else self.ternary()
+
+        if not self.accept("("):
+            items = [item()]
+        else:
+            items = []
+            while not self.accept(")"):
+                if items:
+                    self.expect(",")
+                    if self.accept(")"):
+                        break
+                items.append(item())
+            alone = len(items) == 1 and self.texts[self.at - 2] != ","
+            if alone and not isinstance(items[0], Region):
+                items = [self.ternary(items[0])]
+        return tuple(i if isinstance(i, Region) else self.resolve(i) for i in items)
+
+
+_NUMERIC = ("float", "int", "uint")
+_COMPARE = PRECEDENCE["<"]
+_WORDS: dict[str, Expr | float] = {
+    "true": TRUE,
+    "false": FALSE,
+    "True": TRUE,
+    "False": FALSE,
+    "inf": float("inf"),
+    "nan": float("nan"),
+}
+_LITERALS = {"true": True, "false": False, "True": True, "False": False, "none": None}
+
+
+def _maker(op: str) -> Callable[[list[Expr]], Expr]:
+    return lambda parts: Bin(op, *parts)
+
+
+_BINARY = {op: _maker(op) for op in (*PRECEDENCE, "min", "max")}
+
+
+def _numeral(value: int | float, token: int) -> Pending:
+    return Pending(natural_dtype(value), value, (), None, token)
+
+
+def fold_constants(expr: Expr) -> Expr:
+    """`expr` with arithmetic between integer constants done."""
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Bin) and isinstance(node.a, Const) and isinstance(node.b, Const):
+            return fold(node.op, node.a, node.b)
+        return None
+
+    return transform(expr, rule)

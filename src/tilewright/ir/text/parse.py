@@ -1,0 +1,320 @@
+"""The parser of the text form: one pass over the tokens, driven by the same templates as the
+printer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.dtype import INT32, DType
+from tilewright.ir.expr import Expr, Var
+from tilewright.ir.op import Body, Dim, Kernel, Let, Op, Param, Program, Store
+from tilewright.ir.text.expr import ExprParser
+from tilewright.ir.text.printer import FORMS, Form, Hole
+from tilewright.ir.text.scan import Scope, did_you_mean
+from tilewright.support import limits
+
+
+class _Parser(ExprParser):
+    """Ops and programs."""
+
+    def field(self, hole: Hole, values: dict[str, Any]) -> Any:
+        if hole.kind == "expr":
+            anchor = values.get(hole.anchor) if hole.anchor else None
+            return self.expr(anchor.dtype if isinstance(anchor, (Var, Buffer, Region)) else None)
+        if hole.kind == "indices":
+            return self.subscript(values["buffer"], self.at)
+        return _READERS[hole.kind](self)
+
+    def word(self) -> str:
+        return self.string() if self.kinds[self.at] == "string" else self.next_name("a word")
+
+    def op(self) -> Op:
+        token = self.at
+        form = self.form()
+        values: dict[str, Any] = {}
+        outer, self.binding = self.binding, []
+        ended, has_body = token, False
+        for i, (words, hole) in enumerate(_PIECES[form.cls]):
+            if hole is not None and hole.kind == "body" and not has_body:
+                has_body = True
+                self.extras(form, values)
+                ended = self.at
+                self.open_scope()
+            if i == 0:
+                for word in words:
+                    self.expect(word)
+                words = ()
+            if hole is not None and hole.optional and self.absent(words):
+                continue
+            for word in words:
+                self.expect(word)
+            if hole is None:
+                continue
+            if hole.kind == "body":
+                values[hole.name] = self.body(hole)
+            elif form.cls is Let and hole.name == "value" and self.texts[self.at - 3] != ":":
+                values["value"] = self.expr()
+                values["var"] = self.inferred(values["value"])
+            else:
+                values[hole.name] = self.field(hole, values)
+        if has_body:
+            self.close_scope()
+        else:
+            self.extras(form, values)
+            ended = self.at - 1
+            self.declare_bound()
+        self.binding = outer
+        return form.cls(**values, loc=self.loc(token, ended))
+
+    def form(self) -> Form:
+        """Which op begins here; a name followed by an index or `=` is a store."""
+        text, after = self.texts[self.at], self.texts[self.at + 1]
+        form = _KEYWORDS.get(text)
+        if form is not None and after not in ("[", "="):
+            return form
+        if self.kinds[self.at] == "name" and after in ("[", "="):
+            return FORMS[Store]
+        self.fail(f"unknown statement {self.shown()}", fix=did_you_mean(text, _KEYWORDS))
+
+    def absent(self, words: tuple[str, ...]) -> bool:
+        """Whether an optional hole, with the words before it, is left out here."""
+        if words:
+            ahead = self.at
+            while self.kinds[ahead] == "newline":
+                ahead += 1
+            if self.texts[ahead] != words[0]:
+                return True
+            self.at = ahead
+            return False
+        return (
+            self.kinds[self.at] in ("newline", "end")
+            or self.texts[self.at] in ("{", "}")
+            or (self.kinds[self.at] == "name" and self.texts[self.at + 1] == "=")
+        )
+
+    def extras(self, form: Form, values: dict[str, Any]) -> None:
+        """`name=value` for the fields the template leaves out; a bare name is `=true`."""
+        holes = {hole.name: hole for hole in form.extras}
+        while self.kinds[self.at] == "name":
+            token, name = self.at, self.texts[self.at]
+            hole = holes.get(name)
+            if hole is None:
+                self.fail(
+                    f"{form.keyword or 'a store'} has no attribute {name}",
+                    expected="one of " + ", ".join(holes) if holes else "the end of the line",
+                    fix=did_you_mean(name, holes),
+                )
+            if name in values:
+                self.fail(f"{name} is given twice", token)
+            self.at += 1
+            if hole.kind == "bool" and self.texts[self.at] != "=":
+                values[name] = True
+                continue
+            self.expect("=")
+            values[name] = self.field(hole, values)
+
+    def open_scope(self) -> None:
+        self.undo.append([])
+        self.declare_bound()
+
+    def declare_bound(self) -> None:
+        """Makes what the op defines visible."""
+        for written, what, token in self.binding:
+            self.declare(written, what, token)
+        self.binding = []
+
+    def body(self, hole: Hole) -> Body:
+        if hole.optional and self.texts[self.at] == "if":
+            return (self.op(),)
+        if self.texts[self.at] != "{":
+            self.fail(f"expected '{{', found {self.shown()}", expected="'{' and a body")
+        opened = self.at
+        self.at += 1
+        self.undo.append([])
+        limits.NESTING.check(
+            len(self.undo) // 2,  # passes nest deeper than kernels do
+            "too many loops and branches inside each other",
+            fix="join conditions with `and`, and loops over several variables in one map",
+            loc=self.loc(opened),
+        )
+        ops: list[Op] = []
+        while True:
+            self.blank_lines()
+            if self.accept("}"):
+                break
+            if self.kinds[self.at] == "end":
+                self.fail("this body is never closed", opened, fix="add '}'")
+            ops.append(self.op())
+            self.end_statement()
+        self.close_scope()
+        return tuple(ops)
+
+    # ── programs ─────────────────────────────────────────────────────────────────────────────
+
+    def program(self) -> Program:
+        self.blank_lines()
+        token = self.at
+        self.expect("program")
+        name = self.word()
+        loc = self.loc(token, self.at - 1)
+        self.expect("{")
+        kernels_at = self.header_scalars()
+        dims: list[Dim] = []
+        params: list[Param] = []
+        scratch: list[Buffer] = []
+        sources: list[str] = []
+        for start in self.header:
+            self.at = start + 1
+            word = self.texts[start]
+            self.binding = []
+            if word == "dim":
+                dims.append(self.dim())
+            elif word == "source":
+                sources.append(self.string())
+            elif word == "scratch":
+                scratch.append(self.declaration(Space.GLOBAL))
+            else:
+                scalar = self.scalars.get(start)
+                params.append(self.declaration(Space.GLOBAL) if scalar is None else scalar)
+                if scalar is not None:
+                    continue
+            self.declare_bound()
+            self.end_statement()
+        self.at = kernels_at
+        kernels: list[Kernel] = []
+        while True:
+            self.blank_lines()
+            if self.accept("}"):
+                break
+            if self.texts[self.at] != "kernel":
+                self.fail(
+                    f"expected a kernel, found {self.shown()}",
+                    fix="parameters, dims, scratch and sources come before the first kernel"
+                    if self.texts[self.at] in _HEADER
+                    else did_you_mean(self.texts[self.at], (*_HEADER, "kernel", "}")),
+                )
+            kernel = self.op()
+            assert isinstance(kernel, Kernel)
+            kernels.append(kernel)
+            self.end_statement()
+        self.blank_lines()
+        if self.kinds[self.at] != "end":
+            self.fail(f"expected the end of the text, found {self.shown()}")
+        return Program(
+            name,
+            tuple(params),
+            tuple(kernels),
+            tuple(dims),
+            tuple(scratch),
+            tuple(sources),
+            loc=loc,
+        )
+
+    def header_scalars(self) -> int:
+        """Finds the header's statements and declares its scalars, which shapes may mention
+        before they are introduced. Returns where the header ends."""
+        self.header: list[int] = []
+        self.scalars: dict[int, Var] = {}
+        self.dims: dict[int, Var] = {}
+        while True:
+            self.blank_lines()
+            start = self.at
+            word = self.texts[start]
+            if word not in _HEADER:
+                return start
+            self.header.append(start)
+            self.at += 1
+            if word in ("dim", "param"):
+                self.binding = []
+                at, written = self.at, self.next_name("a name")
+                is_scalar = word == "dim"
+                kind = INT32
+                if self.accept(":"):
+                    kind = self.dtype()
+                    is_scalar = is_scalar or self.kinds[self.at] == "newline"
+                if is_scalar:
+                    var = Var(self.new_name(written, at), kind)
+                    self.declare(written, var, at)
+                    (self.dims if word == "dim" else self.scalars)[start] = var
+            while self.kinds[self.at] not in ("newline", "end"):
+                self.at += 1
+
+    def dim(self) -> Dim:
+        var = self.dims[self.at - 1]
+        self.next_name("a name")
+        if self.accept(":"):
+            self.dtype()
+        values: dict[str, int] = {}
+        while self.kinds[self.at] == "name":
+            token = self.at
+            name = self.next_name("a contract")
+            if name not in _CONTRACT:
+                self.fail(f"dim has no attribute {name}", token, fix=did_you_mean(name, _CONTRACT))
+            self.expect("=")
+            values[name] = self.integer()
+        return Dim(var, **values)
+
+
+_CONTRACT = ("min", "max", "multiple_of")
+_HEADER = ("dim", "param", "scratch", "source")
+_KEYWORDS = {form.keyword: form for form in FORMS.values() if form.keyword}
+# every form's pieces with their literals cut into tokens
+_PIECES: dict[type[Op], tuple[tuple[tuple[str, ...], Hole | None], ...]] = {
+    cls: tuple((tuple(re.findall(r",|[^\s,]+", literal)), hole) for literal, hole in form.pieces)
+    for cls, form in FORMS.items()
+}
+_READERS: dict[str, Callable[[_Parser], Any]] = {
+    "region": _Parser.region,
+    "var": _Parser.var,
+    "vars": lambda p: p.tuple_of(p.var),
+    "buffer": lambda p: p.lookup(Buffer),
+    "declaration": _Parser.declaration,
+    "exprs": _Parser.exprs,
+    "operands": lambda p: p.exprs(regions=True),
+    "str": _Parser.word,
+    "int": _Parser.integer,
+    "ints": lambda p: p.tuple_of(p.integer),
+    "bool": _Parser.literal,
+    "any": _Parser.literal,
+    "layout": _Parser.layout,
+}
+
+
+def parse_program(text: str, file: str = "<ir>") -> Program:
+    """The program that `text` says. Its ops' positions point into `text`, as `file`."""
+    parser = _Parser(text, file)
+    try:
+        return parser.program()
+    except RecursionError:
+        parser.fail(
+            "the text nests too deeply here",
+            expected=f"at most {limits.NESTING()} loops and branches, and {limits.TEXT_DEPTH()} "
+            "operations, inside each other",
+            fix="name parts of expressions with `let`, and join loops and conditions",
+        )
+
+
+def parse_expr(text: str, scope: Scope | None = None, context: DType | None = None) -> Expr:
+    """The expression that `text` says, over the variables and buffers in `scope`."""
+    parser = _Parser(text, "<expr>", scope)
+    parser.blank_lines()
+    result = parser.expr(context)
+    parser.blank_lines()
+    if parser.kinds[parser.at] != "end":
+        parser.fail(f"expected the end of the expression, found {parser.shown()}")
+    return result
+
+
+def parse_body(text: str, scope: Scope | None = None, file: str = "<ir>") -> Body:
+    """The statements that `text` says, over the variables and buffers in `scope`."""
+    parser = _Parser(text, file, scope)
+    ops: list[Op] = []
+    while True:
+        parser.blank_lines()
+        if parser.kinds[parser.at] == "end":
+            return tuple(ops)
+        ops.append(parser.op())
+        parser.end_statement()

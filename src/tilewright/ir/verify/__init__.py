@@ -1,0 +1,124 @@
+"""The verifier: one spec per stage, checked after every pass and before every run.
+
+A spec says which ops a stage allows and which checks each op class gets (`verify_ops.CHECKS`).
+Everything is decided exactly from the program; what depends on run-time values is the
+interpreter's to check.
+"""
+
+from __future__ import annotations
+
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.op import (
+    OPS,
+    Alloc,
+    Copy,
+    Fill,
+    Gemm,
+    Map,
+    Op,
+    Program,
+    Reduce,
+    Relayout,
+    Role,
+    Scan,
+    Turn,
+    View,
+    bodies,
+    bound,
+    operands,
+    walk_ops,
+)
+from tilewright.ir.verify.core import Context, Stage, define, use_buffer
+from tilewright.ir.verify.ops import CHECKS
+from tilewright.ir.verify.sync import check_sync, check_turns
+from tilewright.ir.verify.values import check_buffer, check_expr, check_region
+
+TILE_OPS = (Copy, Fill, Gemm, Reduce, Scan, Relayout, Map)
+_STAGE_OPS: dict[Stage, frozenset[type[Op]]] = {
+    Stage.TILE: frozenset(OPS.values()),
+    Stage.LAID_OUT: frozenset(OPS.values()),
+    Stage.THREAD: frozenset(OPS.values()) - {*TILE_OPS, Turn},
+}
+
+
+def verify(program: Program, stage: Stage) -> None:
+    """Raise `VerifyError` where `program` breaks a rule of `stage`.
+
+    A program never changes, so one that was found right is not looked at again.
+    """
+    right: set[Stage] = program.__dict__.setdefault("_verified", set())
+    if stage not in right:
+        _verify(program, stage)
+        right.add(stage)
+
+
+def _verify(program: Program, stage: Stage) -> None:
+    context = Context(program, stage)
+    for dim in program.dims:
+        define(dim.var, None, context)
+    for scalar in program.scalars:
+        define(scalar, None, context)
+    for tensor in (*program.tensors, *program.scratch):
+        if tensor.space is not Space.GLOBAL:
+            context.fail(
+                None,
+                f"{tensor.name} is a parameter or scratch tensor, which live in global memory",
+                expected="global",
+                got=tensor.space.value,
+            )
+        for size in (*tensor.shape, *(tensor.strides or ())):
+            check_expr(size, None, context)
+        check_buffer(tensor, None, context)
+        define(tensor, None, context)
+    if not program.kernels:
+        context.fail(None, f"program {program.name} has no kernel")
+    kernel_names: set[str] = set()
+    for kernel in program.kernels:
+        if kernel.name in kernel_names:
+            context.fail(kernel, f"two kernels are called {kernel.name}", fix="rename one")
+        kernel_names.add(kernel.name)
+        context.kernel = kernel
+        context.has_roles = any(isinstance(op, Role) and not op.derived for op in walk_ops(kernel))
+        _check_op(kernel, context)
+        check_sync(kernel, context)
+        check_turns(kernel, context)
+
+
+def _check_op(op: Op, context: Context) -> None:
+    if type(op) not in _STAGE_OPS[context.stage]:
+        context.fail(
+            op,
+            f"{type(op).__name__} may not stand in a program at stage {context.stage.name}",
+            fix="lower it before" if type(op) in OPS.values() else "use an op of ir/op.py",
+        )
+    for operand in operands(op):
+        if isinstance(operand, Region):
+            check_region(operand, op, context)
+        elif isinstance(operand, Buffer):
+            if not (isinstance(op, (Alloc, View)) and operand is op.buffer):
+                use_buffer(operand, op, context)
+        else:
+            check_expr(operand, op, context)
+    for check in CHECKS[type(op)]:
+        check(op, context)
+    nested = tuple(bodies(op))
+    if not nested:
+        for var in bound(op):
+            define(var, op, context)
+        if isinstance(op, (Alloc, View)):
+            define(op.buffer, op, context)
+        return
+    before_vars, before_buffers = dict(context.vars), dict(context.buffers)
+    for var in bound(op):
+        define(var, op, context)
+    context.enclosing.append(op)
+    inner_vars, inner_buffers = context.vars, context.buffers
+    for body in nested:
+        context.vars, context.buffers = dict(inner_vars), dict(inner_buffers)
+        for inner in body:
+            _check_op(inner, context)
+    context.enclosing.pop()
+    context.vars, context.buffers = before_vars, before_buffers
+
+
+__all__ = ["Stage", "TILE_OPS", "verify"]

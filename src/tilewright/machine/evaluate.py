@@ -1,0 +1,268 @@
+"""Expressions over lanes: each `Expr` is compiled once into a Python function of a `Frame`.
+
+Shared subtrees are evaluated once. `Select`, `and` and `or` evaluate a side that may fault (it
+loads, or a check watches it) only under the lanes that chose it; other sides are computed in all
+lanes, where garbage does no harm. Inside a `Map`, a load whose indices are nest variables plus
+something uniform becomes a box of the buffer instead of a gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.buffer import Region
+from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, walk
+from tilewright.machine import checks
+from tilewright.machine.lanes import (
+    NOTHING,
+    Frame,
+    TileRegion,
+    gather,
+    gather_box,
+    lazy_and,
+    lazy_or,
+    narrow,
+    narrow_not,
+    pick,
+)
+from tilewright.machine.numbers import Value, bin_fn, call_fn, cast_fn, cmp_fn
+from tilewright.support.errors import RunError
+
+Eval = Callable[[Frame], Value]
+
+
+class Evaluator:
+    """Compiles expressions, with the checks that were asked for built in."""
+
+    def __init__(self, *, sanitize: bool = False, nan: bool = False) -> None:
+        self.sanitize = sanitize
+        self.nan = nan
+        self.axes: dict[Var, int] = {}  # nest variables of the `Map` being compiled
+        self.varying: set[Var] = set()  # variables that may differ between its iterations
+        self._cache: dict[Any, tuple[Expr, Eval]] = {}
+        self._faults: dict[int, tuple[Expr, bool]] = {}
+
+    def __call__(self, expr: Expr, *, index: bool = False) -> Eval:
+        """The function that evaluates `expr`; `index`: watch it for int32 overflow."""
+        index = index and self.sanitize
+        key = (id(expr), index, tuple(self.axes))
+        found = self._cache.get(key)
+        if found is None:
+            found = self._cache[key] = (expr, self._compile(expr, index))
+        return found[1]
+
+    def region(self, region: Region) -> TileRegion:
+        return TileRegion(
+            region,
+            tuple(self(s, index=True) for s in region.starts),
+            tuple(int(e.value) if isinstance(e, Const) else self(e) for e in region.extents),
+            None if region.cta is None else self(region.cta),
+        )
+
+    def _compile(self, expr: Expr, index: bool) -> Eval:
+        if isinstance(expr, Const):
+            value = constant(expr)
+            return lambda fr: value
+        if isinstance(expr, Var):
+            name = expr.name
+            return lambda fr: lookup(fr, name)
+        return _Writer(self).compile(expr, index)
+
+    def may_fault(self, expr: Expr) -> bool:
+        """Evaluating `expr` in a lane that did not choose it could raise an error."""
+        found = self._faults.get(id(expr))
+        if found is None:
+            found = self._faults[id(expr)] = (expr, any(map(self._faulty, walk(expr))))
+        return found[1]
+
+    def _faulty(self, node: Expr) -> bool:
+        if isinstance(node, Load):
+            return True
+        if self.sanitize and isinstance(node, Bin) and node.dtype.is_int:
+            return node.op in ("//", "%", "+", "-", "*", "<<", ">>")
+        return self.nan and node.dtype.is_float and isinstance(node, (Bin, Call, Cast))
+
+    def box(self, indices: tuple[Expr, ...]) -> tuple[tuple[int, Expr | None], ...] | None:
+        """Per index its nest axis (or -1) and offset, when each is a nest variable plus
+        something uniform and no variable appears twice."""
+        spec: list[tuple[int, Expr | None]] = []
+        for index in indices:
+            axis = -1
+            rest: Expr | None = index
+            if isinstance(index, Var) and index in self.axes:
+                axis, rest = self.axes[index], None
+            elif isinstance(index, Bin) and index.op == "+":
+                for var, other in ((index.a, index.b), (index.b, index.a)):
+                    if isinstance(var, Var) and var in self.axes:
+                        axis, rest = self.axes[var], other
+                        break
+            if rest is not None and any(
+                isinstance(n, Load) or n in self.varying for n in walk(rest)
+            ):
+                return None
+            if axis >= 0 and any(axis == a for a, _ in spec):
+                return None
+            spec.append((axis, rest))
+        return tuple(spec) if any(axis >= 0 for axis, _ in spec) else None
+
+
+def constant(expr: Const) -> Value:
+    return (
+        np.asarray(expr.value)
+        .astype(np.float64 if expr.dtype.is_float else np.asarray(expr.value).dtype)
+        .astype(expr.dtype.numpy)[()]
+    )
+
+
+def _may_be_negative(count: Expr) -> bool:
+    """A shift's count that was not an unsigned number before it took the other side's type."""
+    while isinstance(count, Cast) and count.dtype.kind == "int":
+        count = count.a
+    return count.dtype.kind == "int" and not isinstance(count, Const)
+
+
+def lookup(fr: Frame, name: str) -> Value:
+    found = fr.vars.get(name)
+    if found is None:
+        raise RunError(f"{name} is used where it has no value", loc=fr.loc())
+    return found
+
+
+DEEPEST = 4 * 60  # columns: Python indents a hundred levels, a chain of choices may be longer
+
+
+class _Writer:
+    """Writes the Python source of one expression."""
+
+    def __init__(self, owner: Evaluator) -> None:
+        self.owner = owner
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {
+            "gather": gather, "gather_box": gather_box, "narrow": narrow, "pick": pick,
+            "narrow_not": narrow_not, "lazy_and": lazy_and, "lazy_or": lazy_or, "lookup": lookup,
+            "NOTHING": NOTHING, "divides": checks.divides, "fits": checks.fits,
+            "born_nan": checks.born_nan, "shifts": checks.shifts,
+        }  # fmt: skip
+        self.count = 0
+
+    def compile(self, expr: Expr, index: bool) -> Eval:
+        result = self.emit(expr, {}, "    ", index)
+        source = "\n".join(["def evaluate(fr):", *self.lines, f"    return {result}"])
+        exec(compile(source, "<expression>", "exec"), self.names)
+        evaluate: Eval = self.names["evaluate"]
+        return evaluate
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"t{self.count}"
+
+    def keep(self, value: Any) -> str:
+        name = f"k{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def emit(self, node: Expr, done: dict[tuple[int, bool], str], pad: str, index: bool) -> str:
+        """Write `node`; `done` holds what this scope has already computed."""
+        key = (id(node), index)
+        found = done.get(key)
+        if found is None:
+            found = done[key] = self.write(node, done, pad, index)
+        return found
+
+    def assign(self, pad: str, text: str) -> str:
+        name = self.fresh()
+        self.lines.append(f"{pad}{name} = {text}")
+        return name
+
+    def write(self, node: Expr, done: dict[tuple[int, bool], str], pad: str, index: bool) -> str:
+        if isinstance(node, Const):
+            return self.keep(constant(node))
+        if isinstance(node, Var):
+            return self.assign(pad, f"lookup(fr, {node.name!r})")
+        if isinstance(node, Load):
+            return self.load(node, done, pad)
+        if isinstance(node, Select) and (
+            self.owner.may_fault(node.a) or self.owner.may_fault(node.b)
+        ):
+            cond = self.emit(node.cond, done, pad, False)
+            sides = [
+                self.branch(narrowing, cond, side, done, pad, index)
+                for narrowing, side in (("narrow", node.a), ("narrow_not", node.b))
+            ]
+            return self.assign(pad, f"pick({cond}, {', '.join(sides)})")
+        if isinstance(node, Bin) and node.op in ("and", "or") and self.owner.may_fault(node.b):
+            cond = self.emit(node.a, done, pad, False)
+            narrowing = "narrow" if node.op == "and" else "narrow_not"
+            side = self.branch(narrowing, cond, node.b, done, pad, False)
+            return self.assign(pad, f"lazy_{node.op}({cond}, {side})")
+        return self.apply(node, done, pad, index)
+
+    def branch(
+        self, narrowing: str, cond: str, side: Expr, done: dict[tuple[int, bool], str], pad: str,
+        index: bool,
+    ) -> str:  # fmt: skip
+        """`side` under the lanes that chose it; None where no lane did."""
+        saved, inner, result = self.fresh(), self.fresh(), self.fresh()
+        deeper = pad + "    "
+        self.lines += [
+            f"{pad}{result} = None",
+            f"{pad}{saved} = fr.mask",
+            f"{pad}{inner} = {narrowing}({saved}, {cond})",
+            f"{pad}if {inner} is not NOTHING:",
+            f"{deeper}fr.mask = {inner}",
+        ]
+        if len(pad) < DEEPEST:
+            value = self.emit(side, dict(done), deeper, index)
+        else:
+            value = f"{self.keep(self.owner(side, index=index))}(fr)"
+        self.lines += [f"{deeper}{result} = {value}", f"{deeper}fr.mask = {saved}"]
+        return result
+
+    def load(self, node: Load, done: dict[tuple[int, bool], str], pad: str) -> str:
+        memory = self.assign(pad, f"fr.memory({node.buffer.name!r})")
+        where = self.keep(node)
+        box = self.owner.box(node.indices) if self.owner.axes else None
+        if box is not None and not self.owner.sanitize:
+            parts = []
+            for axis, rest in box:
+                text = self.keep(np.int64(0)) if rest is None else self.emit(rest, done, pad, False)
+                parts.append(f"({axis}, {text}), ")
+            return self.assign(pad, f"gather_box(fr, {memory}, ({''.join(parts)}), {where})")
+        parts = [self.emit(i, done, pad, self.owner.sanitize) + ", " for i in node.indices]
+        return self.assign(pad, f"gather(fr, {memory}, ({''.join(parts)}), {where})")
+
+    def apply(self, node: Expr, done: dict[tuple[int, bool], str], pad: str, index: bool) -> str:
+        args = [self.emit(child, done, pad, index) for child in node.children]
+        listed = ", ".join(args)
+        owner = self.owner
+        if isinstance(node, Bin):
+            if owner.sanitize and node.dtype.is_int and node.op in ("//", "%"):
+                self.lines.append(f"{pad}divides(fr, {args[1]})")
+            if owner.sanitize and node.op in ("<<", ">>") and _may_be_negative(node.b):
+                self.lines.append(f"{pad}shifts(fr, {node.op!r}, {args[1]})")
+            if index and node.dtype.name == "int32" and node.op in ("+", "-", "*"):
+                self.lines.append(f"{pad}fits(fr, {node.op!r}, {listed})")
+            fn = bin_fn(node.op, node.dtype)
+        elif isinstance(node, Cmp):
+            fn = cmp_fn(node.op, node.a.dtype)
+        elif isinstance(node, Cast):
+            fn = cast_fn(node.a.dtype, node.dtype)
+        elif isinstance(node, Select):
+            fn = pick
+        elif isinstance(node, Call):
+            fn = call_fn(node.name, tuple(a.dtype for a in node.args), node.dtype)
+            if owner.sanitize and node.name == "fmod" and node.dtype.is_int:
+                self.lines.append(f"{pad}divides(fr, {args[1]})")
+        else:
+            raise RunError(f"no meaning for {type(node).__name__}")
+        result = self.assign(pad, f"{self.keep(fn)}({listed})")
+        if owner.nan and node.dtype.is_float and not isinstance(node, Select):
+            floats = [a for a, c in zip(args, node.children, strict=True) if c.dtype.is_float]
+            name = self.keep(node)
+            self.lines.append(
+                f"{pad}born_nan(fr, {name}, {result}, ({''.join(f + ', ' for f in floats)}))"
+            )
+        return result

@@ -1,0 +1,418 @@
+"""Meaning of structure: loops, branches, names, nests, roles and allocation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Const
+from tilewright.ir.op import (
+    Alloc,
+    Break,
+    Continue,
+    For,
+    Hint,
+    If,
+    Let,
+    Map,
+    Role,
+    View,
+    While,
+    bound,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.machine import checks
+from tilewright.machine.joint import together
+from tilewright.machine.lanes import (
+    NOTHING,
+    Frame,
+    narrow,
+    narrow_not,
+    open_grid,
+    scatter,
+    uniform_int,
+)
+from tilewright.machine.meaning import (
+    Builder,
+    Flow,
+    Step,
+    drain,
+    free_vars,
+    has_jump,
+    meaning,
+    named_buffers,
+)
+from tilewright.machine.memory import Memory, allocate, make_poison, open_view
+from tilewright.machine.numbers import cast_fn
+from tilewright.machine.padding import Tracer, blank
+from tilewright.support.errors import RunError
+
+MANY = 1 << 22  # iterations of one `while` after which nobody would wait any longer
+
+
+def _union(a: Any, b: Any) -> Any:
+    """Lanes of either: None is no lane, True every lane."""
+    if a is True or b is None:
+        return a
+    if b is True or a is None:
+        return b
+    return a | b
+
+
+def _without(mask: Any, gone: Any) -> Any:
+    """`mask` less the lanes in `gone`, or NOTHING."""
+    if gone is None:
+        return mask
+    if gone is True:
+        return NOTHING
+    return narrow(mask, ~gone)
+
+
+class _Loop:
+    """The state a loop keeps about lanes that left it."""
+
+    def __init__(self, fr: Frame) -> None:
+        self.saved = fr.mask, fr.stop, fr.broke
+        self.mask = fr.mask
+        fr.stop = fr.broke = None
+
+    def next(self, fr: Frame) -> bool:
+        """Before an iteration: lanes that broke out stay out; False when none is left."""
+        fr.stop = None
+        left = _without(self.mask, fr.broke)
+        if left is NOTHING:
+            return False
+        fr.mask = left
+        return True
+
+    def close(self, fr: Frame) -> None:
+        fr.mask, fr.stop, fr.broke = self.saved
+
+
+@meaning(For)
+def run_for(b: Builder, op: For) -> Step:
+    name, number = op.var.name, op.var.dtype.numpy.type
+    start, stop, step = b.evaluate(op.start), b.evaluate(op.stop), b.evaluate(op.step)
+    body = b.body(op.body)
+
+    def run(fr: Frame) -> Flow:
+        first, last, by = start(fr), stop(fr), step(fr)
+        if b.evaluate.sanitize:
+            checks.steps(fr, by)
+        loop = _Loop(fr)
+        if first.ndim or last.ndim or by.ndim:
+            at, last, by = (np.asarray(x).astype(np.int64) for x in (first, last, by))
+            inside = np.where(by > 0, at < last, (by < 0) & (at > last))
+            while loop.next(fr):
+                fr.mask = narrow(fr.mask, inside)
+                if fr.mask is NOTHING:
+                    break
+                fr.vars[name] = np.asarray(at).astype(number)
+                yield from body(fr)
+                # the distance is right modulo 2^64 where the next number would not be
+                left = np.where(by > 0, last - at, at - last).view(np.uint64)
+                inside = inside & (left > np.abs(by).view(np.uint64))
+                at = at + by
+        else:
+            for i in range(int(first), int(last), int(by)) if by else ():
+                if not loop.next(fr):
+                    break
+                fr.vars[name] = number(i)
+                yield from body(fr)
+        loop.close(fr)
+
+    return Step(op, run, waits=True)
+
+
+@meaning(While)
+def run_while(b: Builder, op: While) -> Step:
+    cond, body = b.evaluate(op.cond), b.body(op.body)
+
+    def run(fr: Frame) -> Flow:
+        loop, turns = _Loop(fr), 0
+        while loop.next(fr):
+            fr.op = op
+            turns += 1
+            if turns > MANY:
+                raise RunError(
+                    f"a while loop ran {MANY} times and goes on",
+                    loc=op.loc,
+                    notes=("blocks run one after another here: waiting for another never ends",),
+                )
+            # lanes whose condition fails have left for good: they must not evaluate it again
+            going = narrow(fr.mask, cond(fr))
+            if going is NOTHING:
+                break
+            loop.mask = fr.mask = going
+            yield from body(fr)
+        loop.close(fr)
+
+    return Step(op, run, waits=True)
+
+
+@meaning(If)
+def run_if(b: Builder, op: If) -> Step:
+    cond, then, orelse = b.evaluate(op.cond), b.body(op.then), b.body(op.orelse)
+
+    def run(fr: Frame) -> Flow:
+        value, entry = cond(fr), fr.mask
+        chosen = narrow(entry, value)
+        other = narrow_not(entry, value) if op.orelse else NOTHING
+        if chosen is not NOTHING:
+            fr.mask = chosen
+            yield from then(fr)
+        if other is not NOTHING:
+            fr.mask = other
+            yield from orelse(fr)
+        fr.mask = entry
+
+    return Step(op, run, waits=True, jumps=has_jump(op))
+
+
+@meaning(Break)
+def run_break(b: Builder, op: Break) -> Step:
+    def run(fr: Frame) -> None:
+        lanes = True if fr.mask is None else fr.mask
+        fr.stop, fr.broke = _union(fr.stop, lanes), _union(fr.broke, lanes)
+
+    return Step(op, run, jumps=True)
+
+
+@meaning(Continue)
+def run_continue(b: Builder, op: Continue) -> Step:
+    def run(fr: Frame) -> None:
+        fr.stop = _union(fr.stop, True if fr.mask is None else fr.mask)
+
+    return Step(op, run, jumps=True)
+
+
+@meaning(Let)
+def run_let(b: Builder, op: Let) -> Step:
+    value = b.evaluate(op.value, index=op.var in b.index_vars)
+    to, name = cast_fn(op.value.dtype, op.var.dtype), op.var.name
+    marks = Tracer(b.evaluate, op.value, op) if b.evaluate.sanitize else None
+
+    def run(fr: Frame) -> None:
+        fr.outside = False
+        got = to(value(fr))
+        if marks is not None:
+            _mark(fr, name, marks(fr))
+        # a box of a buffer may alias it, and later stores must not show through
+        fr.vars[name] = got.copy() if got.ndim and got.base is not None else got
+
+    return Step(op, run)
+
+
+def _mark(fr: Frame, name: str, marks: Any) -> None:
+    """Where the value of a variable comes from."""
+    if marks is not None:
+        fr.marks = {**(fr.marks or {}), name: marks}
+    elif fr.marks:
+        fr.marks.pop(name, None)
+
+
+@meaning(Role)
+def run_role(b: Builder, op: Role) -> Step:
+    b.role_depth += 1
+    body = b.body(op.body)
+    b.role_depth -= 1
+    share = op.warps // op.instances
+    if share * op.instances != op.warps:
+        raise RunError(
+            f"role {op.name} deals {op.warps} warps to {op.instances} instances unevenly",
+            loc=op.loc,
+        )
+
+    def run(fr: Frame) -> Flow:
+        agent = fr.agent
+        if agent.last_warp < op.first or agent.first_warp >= op.first + op.warps:
+            return
+        instance = max(agent.first_warp - op.first, 0) // share
+        if op.var is not None:
+            fr.vars[op.var.name] = op.var.dtype.numpy.type(instance)
+        if agent.crew.warps < share and not agent.joint:
+            yield from together(fr, op, body, op.first + instance * share, share)
+        else:
+            yield from body(fr)
+
+    return Step(op, run, waits=True, jumps=has_jump(op))
+
+
+@meaning(Hint)
+def run_hint(b: Builder, op: Hint) -> Step:
+    return Step(op, lambda fr: None)
+
+
+# ── nests ────────────────────────────────────────────────────────────────────────────────────
+
+
+@meaning(Map)
+def run_map(b: Builder, op: Map) -> Step:
+    evaluate = b.evaluate
+    extents = [evaluate(e) for e in op.extents]
+    inner_vars = {v for each in walk_ops(op) for v in bound(each)}
+    outer = sorted(v.name for v in free_vars(op.body) - inner_vars)
+    own = {each.buffer.name for each in walk_ops(op.body) if isinstance(each, (Alloc, View))}
+    private = sorted(
+        {
+            buf.name
+            for each in walk_ops(op.body)
+            for buf in written_buffers(each)
+            if buf.space is Space.LOCAL and buf.name not in own
+        }
+    )
+    read_only = sorted(
+        {
+            buf.name
+            for each in walk_ops(op.body)
+            for buf in named_buffers(each)
+            if buf.space is Space.LOCAL and buf.name not in own and buf.name not in private
+        }
+    )
+    saved_axes, saved_varying = evaluate.axes, evaluate.varying
+    base = len(saved_axes)
+    evaluate.axes = {**saved_axes, **{v: base + k for k, v in enumerate(op.vars)}}
+    evaluate.varying = saved_varying | inner_vars
+    if op.atom is None:
+        body = b.body(op.body)
+    else:
+        from tilewright.machine.events import async_nest
+
+        body = async_nest(b, op)
+    evaluate.axes, evaluate.varying = saved_axes, saved_varying
+    numbers = [(v.name, v.dtype.numpy) for v in op.vars]
+
+    def run(fr: Frame) -> None:
+        shape = tuple(uniform_int(fr, e(fr), "an extent") for e in extents)
+        if any(n <= 0 for n in shape):
+            return
+        nested = fr.in_map
+        if not nested:
+            _check_collective(fr, outer, read_only)
+        saved = fr.lanes, fr.grid, fr.mask, fr.in_map, fr.layout
+        fr.layout = None if nested else op.layout
+        deeper: dict[str, Any] = {}
+        if nested:
+            # values of the outer nest gain the inner axes
+            tail = (1,) * len(shape)
+            deeper = {name: v for name, v in fr.vars.items() if v.ndim}
+            for name, v in deeper.items():
+                fr.vars[name] = v.reshape(v.shape + tail)
+            fr.mask = None if fr.mask is None else fr.mask.reshape(fr.mask.shape + tail)
+            fr.lanes = fr.lanes + shape
+        else:
+            fr.lanes, fr.mask, fr.in_map = shape, None, True
+        fr.grid = open_grid(fr.lanes)
+        for (name, number), values in zip(numbers, fr.grid[-len(shape) :], strict=True):
+            fr.vars[name] = values.astype(number, copy=False)
+        kept: dict[str, Memory] = {}
+        if not nested:
+            for name in private:
+                kept[name] = fr.memory(name)
+                fr.bufs[name] = _private_copy(fr, kept[name])
+            if fr.watch is not None:
+                fr.watch.enter_map(fr)
+        drain(body(fr), fr)
+        if not nested and fr.watch is not None:
+            fr.watch.leave_map(fr)
+        fr.lanes, fr.grid, fr.mask, fr.in_map, fr.layout = saved
+        fr.vars.update(deeper)
+        for name, memory in kept.items():
+            fr.bufs[name] = memory
+            make_poison(memory, (...,), memory.dtype)
+
+    return Step(op, run)
+
+
+def _check_collective(fr: Frame, variables: list[str], locals_: list[str]) -> None:
+    if fr.mask is not None and not fr.mask.all():
+        raise RunError(
+            "a tile operation stands under a guard that differs between threads", loc=fr.loc(),
+            fix="make the guard uniform, or move it inside the nest",
+        )  # fmt: skip
+    for name in variables:
+        value = fr.vars.get(name)
+        if value is not None and value.ndim:
+            raise RunError(
+                f"{name} differs between threads, so an elementwise nest cannot use it",
+                loc=fr.loc(),
+                fix="use the nest's own variables, or thread-level loops",
+            )
+    for name in locals_:
+        if fr.memory(name).lead:
+            raise RunError(
+                f"{name} differs between threads, so an elementwise nest cannot read it",
+                loc=fr.loc(),
+            )
+
+
+def _private_copy(fr: Frame, memory: Memory) -> Memory:
+    """Each iteration's own copy of a local that was allocated outside the nest."""
+    track = memory.storage.valid is not None
+    fresh = allocate(memory.buffer, memory.shape, lead=fr.lanes, track=track)
+    if not memory.lead:
+        fresh.data[...] = memory.data
+        if fresh.storage.valid is not None and memory.storage.valid is not None:
+            fresh.window(fresh.storage.valid)[...] = memory.window(memory.storage.valid)
+    return fresh
+
+
+# ── allocation ───────────────────────────────────────────────────────────────────────────────
+
+
+@meaning(Alloc)
+def run_alloc(b: Builder, op: Alloc) -> Step:
+    buffer, family = op.buffer, b.family(op.buffer)
+    shape = [b.evaluate(s) for s in buffer.shape]
+    init = None if op.init is None else b.evaluate(op.init)
+    to = None if op.init is None else cast_fn(op.init.dtype, buffer.dtype)
+    track, in_role = b.evaluate.sanitize, b.role_depth > 0
+
+    def make(fr: Frame, lead: tuple[int, ...] = ()) -> Memory:
+        return allocate(
+            buffer,
+            tuple(uniform_int(fr, s(fr), "a size") for s in shape),
+            unit=family.unit,
+            packed=family.packed,
+            lead=lead,
+            track=track,
+        )
+
+    def run(fr: Frame) -> None:
+        if buffer.space in (Space.SHARED, Space.BARRIER):
+            fr.bufs[buffer.name] = fr.agent.block.shared_memory(buffer, lambda: make(fr))
+        elif buffer.space is Space.GLOBAL:
+            fr.bufs[buffer.name] = fr.agent.block.cluster.launch.global_memory(
+                buffer, lambda: make(fr)
+            )
+        elif buffer.space is Space.LOCAL:
+            spread = fr.in_map or family.viewed
+            fr.bufs[buffer.name] = make(fr, fr.lanes if spread else ())
+        elif not in_role and len(fr.agent.block.agents) > 1:
+            # a tile over all threads of the block, whoever uses it
+            fr.bufs[buffer.name] = fr.agent.block.spread_memory(buffer, lambda: make(fr))
+        else:
+            fr.bufs[buffer.name] = make(fr)
+            fr.bufs[buffer.name].storage.touched = fr.agent.tick()
+        if init is not None and to is not None:
+            scatter(fr, fr.bufs[buffer.name], (), to(init(fr)))
+            if track and isinstance(op.init, Const):
+                blank(fr.bufs[buffer.name])
+
+    return Step(op, run)
+
+
+@meaning(View)
+def run_view(b: Builder, op: View) -> Step:
+    shape = [b.evaluate(s) for s in op.buffer.shape]
+    offset = b.evaluate(op.offset)
+
+    def run(fr: Frame) -> None:
+        sizes = tuple(uniform_int(fr, s(fr), "a size") for s in shape)
+        at = uniform_int(fr, offset(fr), "a view's offset")
+        fr.bufs[op.buffer.name] = open_view(op.buffer, sizes, fr.memory(op.source.name), at)
+
+    return Step(op, run)

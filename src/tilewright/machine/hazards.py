@@ -1,0 +1,369 @@
+"""Who knows what has happened: vector clocks over agents, barriers and groups of async ops, and
+the accesses that have to be ordered by them.
+
+Every access of shared memory leaves a record: which elements, by whom, at what time on whose
+clock. An access that conflicts with an earlier one (one of them writes) must *know* of it: through
+a chain of arrivals and waits, thread barriers, or the wait that an asynchronous op completes at.
+Whether it does follows from the program, not from the interleaving that happened to run, so a
+missing barrier is found whatever the seed.
+
+Clocks. An agent's own clock advances at each release (an arrival, a thread barrier); its accesses
+bear its present time. What an agent knows of *itself* lags too: an agent is many threads, so one
+tile op sees another's shared writes only after a thread barrier, or an exchange between all of its
+warps (unless the program leaves synchronisation to the compiler, `strict=False`, or both touch an
+element from the same thread).
+Groups of asynchronous ops have a clock per agent and unit, barriers one that counts phases: a
+bulk copy's bytes belong to the phase they were counted in. A bulk group's end is seen by the
+elected thread that waits for it; other threads learn of it at the next thread barrier. A group of
+matrix instructions is waited for by each warpgroup for its own part: an agent of several knows that
+none reads shared memory any more at its next barrier or arrival.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.ir.buffer import Space
+from tilewright.ir.exchanges import meets_inside
+from tilewright.ir.layout.fragment import Fragment
+from tilewright.ir.op import Copy, Op
+from tilewright.machine.lanes import Frame, Watch, Where
+from tilewright.machine.memory import Array, Memory, Storage
+from tilewright.support.errors import Loc, RunError
+
+if TYPE_CHECKING:
+    from tilewright.machine.tile_machine import Agent
+
+Knowledge = dict[Any, float]
+NEVER = float("inf")
+
+
+def learn(known: Knowledge, more: Knowledge) -> None:
+    """`known` becomes the later of both, entry by entry."""
+    for key, time in more.items():
+        if known.get(key, 0) < time:
+            known[key] = time
+
+
+class Clocks:
+    """One agent's time and what it knows of others'."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.now = 1
+        self.known: Knowledge = {}  # what every thread of the agent knows
+        self.elected: Knowledge = {}  # what the thread that issues bulk copies knows, besides
+        self.each: Knowledge = {}  # what each warpgroup knows of its own matrix instructions only
+        self.committed = {"wgmma": 0, "bulk": 0, "cp_async": 0}
+        self.open: dict[str, list[Any]] = {"wgmma": [], "bulk": [], "cp_async": []}
+        self.groups: dict[str, list[list[Any]]] = {"wgmma": [], "bulk": [], "cp_async": []}
+        self.unfenced: list[Access] = []
+        self.unfenced_cells: list[Any] = []
+        self.fenced = 0  # tick of the last `Fence wgmma`
+
+    def release(self) -> Knowledge:
+        """Everything this agent did and knows, for others to learn."""
+        out = {**self.elected}
+        learn(out, self.known)
+        learn(out, self.each)
+        out[self.agent] = self.now
+        self.now += 1
+        return out
+
+    def acquire(self, more: Knowledge) -> None:
+        learn(self.known, more)
+        learn(self.elected, self.known)
+
+    def single(self) -> Knowledge:
+        """What the elected thread knows."""
+        learn(self.elected, self.known)
+        return self.elected
+
+
+class Access:
+    """Elements of some storage touched at one time."""
+
+    __slots__ = ("agent", "box", "clock", "entity", "fence", "kind", "loc", "mask", "mem",
+                 "nest", "op", "owners", "proxy", "span", "threads", "unit")  # fmt: skip
+
+    def __init__(
+        self,
+        agent: Agent,
+        mem: Memory,
+        where: Where,
+        kind: str,
+        op: Op | None,
+        *,
+        entity: Any,
+        clock: float,
+        proxy: str = "generic",
+        owners: Any = None,
+        unit: str = "",
+        loc: Loc | None = None,
+        threads: Any = None,
+        nest: Any = None,
+        span: Where | None = None,
+    ) -> None:
+        self.agent = agent
+        self.mem = mem
+        self.kind = kind
+        self.op = op
+        self.loc = loc or (op.loc if op is not None else None)
+        self.entity = entity
+        self.clock = clock
+        self.proxy = proxy
+        self.unit = unit
+        self.fence: float | None = None  # when the writer made it visible to the async proxy
+        self.threads = threads  # equal for accesses that take each element to the same thread
+        self.nest = nest  # the run of a nest that it belongs to: iterations are independent
+        self.mask: Array | None = None
+        self.owners: Array | None = None
+        self.box: tuple[tuple[int, int], ...] | None = None
+        # what all iterations of a nest would touch; the box, where it is all of it
+        self.span: tuple[tuple[int, int], ...] | None
+        if all(isinstance(w, (int, np.integer, slice)) for w in where):
+            self.box = self.span = tuple(_span(w) for w in where)
+        else:
+            self.span = None if span is None else tuple(_span(w) for w in span)
+            self.mask = np.zeros(mem.storage.units, np.bool_)
+            mem.window(self.mask)[where] = True
+            if owners is not None and mem.ratio == 1:
+                self.owners = np.full(mem.storage.units, -1, np.int32)
+                mem.window(self.owners)[where] = owners
+
+    @property
+    def writes(self) -> bool:
+        return self.kind != "read"
+
+    def cells(self) -> Array:
+        """The touched elements as a mask over the storage."""
+        if self.mask is None:
+            self.mask = np.zeros(self.mem.storage.units, np.bool_)
+            if self.box is not None:
+                where = tuple(slice(a, b) for a, b in self.box)
+                self.mem.window(self.mask)[where if where else ...] = True
+        return self.mask
+
+    def overlaps(self, other: Access) -> bool:
+        if self.box is not None and other.box is not None and self.mem is other.mem:
+            return all(a < d and c < b for (a, b), (c, d) in zip(self.box, other.box, strict=True))
+        return bool((self.cells() & other.cells()).any())
+
+    def covers(self, other: Access) -> bool:
+        if self.box is not None and other.box is not None and self.mem is other.mem:
+            return all(
+                a <= c and d <= b for (a, b), (c, d) in zip(self.box, other.box, strict=True)
+            )
+        return not (other.cells() & ~self.cells()).any()
+
+    def forget(self, other: Access) -> None:
+        """Drop what `other` overwrote."""
+        self.mask = self.cells() & ~other.cells()
+        self.box = None
+
+    def known_to(self, knowledge: Knowledge) -> bool:
+        return knowledge.get(self.entity, 0) >= self.clock
+
+    def __str__(self) -> str:
+        name = type(self.op).__name__ if self.op is not None else "an access"
+        at = f" at {self.loc}" if self.loc is not None else ""
+        verb = {"read": "reads", "write": "writes", "atomic": "updates"}[self.kind]
+        return f"{name} by {self.agent}{at}, which {verb} {self.mem.name}"
+
+
+def _span(w: Any) -> tuple[int, int]:
+    return (w.start, w.stop) if isinstance(w, slice) else (int(w), int(w) + 1)
+
+
+def _same_threads(old: Access, new: Access) -> bool:
+    """Each element that both touch is touched by one and the same thread."""
+    if old.owners is not None and new.owners is not None:
+        both = old.cells() & new.cells()
+        return bool((old.owners[both] == new.owners[both]).all())
+    return (
+        old.threads is not None
+        and old.threads == new.threads
+        and old.span is not None
+        and old.span == new.span
+        and old.mem is new.mem
+    )
+
+
+def check(new: Access, knowledge: Knowledge, strict: bool) -> None:
+    """`new` conflicts with nothing that it does not know to be over."""
+    storage = new.mem.storage
+    for old in storage.accesses:
+        if not (old.writes or new.writes) or old.known_to(knowledge):
+            continue
+        if old.kind == new.kind == "atomic":
+            continue
+        if old.unit and old.unit == new.unit == "wgmma" and old.agent is new.agent:
+            continue  # matrix instructions of one agent run in order
+        if old.agent is new.agent and not old.unit and not strict:
+            continue
+        if old.nest is not None and old.nest is new.nest:
+            continue
+        if not old.overlaps(new):
+            continue
+        if old.agent is new.agent and not old.unit and not new.unit and _same_threads(old, new):
+            continue
+        raise _race(old, new)
+
+
+def _race(old: Access, new: Access) -> RunError:
+    own = old.agent is new.agent
+    if old.unit:
+        what = "an asynchronous operation is still in flight"
+        fix = {
+            "wgmma": "wait for its group (wait_group wgmma) first",
+            "bulk": "wait for its group (wait_group bulk), then synchronise the threads",
+            "cp_async": "wait for its group (wait_group cp_async), then synchronise the threads",
+        }.get(old.unit, "wait on the barrier that counts its bytes first")
+    elif own:
+        what = "threads of one role touch the same memory without a barrier between"
+        fix = "put a Sync between the two"
+    else:
+        what = "two roles touch the same memory without a barrier between"
+        fix = "let the first arrive on a barrier that the second waits for"
+    return RunError(
+        f"race on {new.mem.name}: {what}",
+        loc=new.loc,
+        notes=(f"first: {old}", f"then: {new}"),
+        fix=fix,
+    )
+
+
+def check_proxy(new: Access, knowledge: Knowledge) -> None:
+    """What an async-proxy op reads or overwrites was written by it, or fenced by the writer
+    before; what was only read may be overwritten."""
+    for old in new.mem.storage.accesses:
+        if old.kind == "read" or old.proxy != "generic" or not old.overlaps(new):
+            continue
+        if old.fence is None or knowledge.get(old.agent, 0) < old.fence:
+            raise RunError(
+                f"ordinary writes to {new.mem.name} are not visible to this asynchronous "
+                f"{new.kind}",
+                loc=new.loc,
+                notes=(f"written: {old}", f"{new.kind}: {new}"),
+                fix="let the writer execute `Fence proxy_async`, then synchronise, before the "
+                f"{new.kind}",
+            )
+
+
+def record(new: Access, knowledge: Knowledge) -> None:
+    """Keep `new`, and drop what it makes superfluous."""
+    storage = new.mem.storage
+    kept: list[Access] = []
+    for old in storage.accesses:
+        if new.kind == "write" and old.known_to(knowledge) and old.overlaps(new):
+            if new.covers(old):
+                continue
+            old.forget(new)
+        elif (
+            old.kind == new.kind == "read"
+            and old.entity == new.entity
+            and old.clock <= new.clock
+            and old.box is not None
+            and old.box == new.box
+            and old.mem is new.mem
+        ):
+            continue
+        kept.append(old)
+    kept.append(new)
+    storage.accesses = kept
+
+
+class HazardWatch(Watch):
+    """Checks the ordinary accesses of an agent in a scheduled program."""
+
+    def __init__(self, agent: Agent, strict: bool) -> None:
+        self.agent = agent
+        self.strict = strict
+        self.nest: object | None = None
+
+    def enter_map(self, fr: Frame) -> None:
+        self.nest = object()
+
+    def leave_map(self, fr: Frame) -> None:
+        self.nest = None
+
+    def met_inside(self, fr: Frame, op: Op) -> bool:
+        if not meets_inside(op, self.agent.ids.size):
+            return False
+        self.agent.clocks.acquire(self.agent.clocks.release())
+        return True
+
+    def read(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
+        self.access(fr, mem, where, owners, loc, "read")
+
+    def write(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
+        self.access(fr, mem, where, owners, loc, "write")
+
+    def update(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
+        self.access(fr, mem, where, None, loc, "write")  # conflicts with all that a read does
+
+    def atomic(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
+        self.access(fr, mem, where, None, loc, "atomic")
+
+    def access(
+        self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None, kind: str
+    ) -> None:
+        space, clocks = mem.space, self.agent.clocks
+        if space is Space.LOCAL:
+            return
+        if space is not Space.SHARED:
+            if space is Space.FRAGMENT:
+                mem.storage.touched = self.agent.tick()
+            if not mem.storage.accesses:
+                return
+        alive(mem.storage, fr)
+        new = Access(
+            self.agent,
+            mem,
+            where,
+            kind,
+            fr.op,
+            entity=self.agent,
+            clock=clocks.now,
+            owners=None if fr.in_map else owners,
+            loc=loc,
+            threads=_pattern(fr),
+            nest=self.nest,
+            span=fr.pattern[1] if fr.pattern else None,
+        )
+        check(new, clocks.known, self.strict)
+        if space is not Space.SHARED:
+            return
+        record(new, clocks.known)
+        if new.writes:
+            clocks.unfenced.append(new)
+
+
+def _pattern(fr: Frame) -> Any:
+    """Equal for accesses of the same elements that take each of them to the same one thread."""
+    if fr.layout is not None and fr.pattern:
+        return fr.layout, fr.pattern[0]
+    if isinstance(fr.op, Copy) and fr.op.atom == "threads":
+        for side in (fr.op.src, fr.op.dst):
+            layout = side.buffer.layout
+            if isinstance(layout, Fragment) and side.is_whole and _is_bijective(layout):
+                return layout
+    return None
+
+
+@lru_cache(maxsize=64)
+def _is_bijective(layout: Fragment) -> bool:
+    return layout.is_bijective
+
+
+def alive(storage: Storage, fr: Frame) -> None:
+    """The block that owns this shared memory has not ended."""
+    if storage.owner is not None and storage.owner.exited:
+        raise RunError(
+            f"{storage.key} is in block {storage.owner.index}, which has ended",
+            loc=fr.loc(),
+            fix="keep the block alive: synchronise the cluster, or drain its barriers, at the end",
+        )

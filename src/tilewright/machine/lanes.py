@@ -1,0 +1,546 @@
+"""Access by lanes: loads, stores and tiles over a lane space, under masks.
+
+A value is a NumPy scalar where it is the same in every lane, else an array that broadcasts over
+the lane space: `(threads,)` in thread-level code, the nest's box inside a `Map`. `Frame.mask` says
+which lanes are active (None: all). Inactive lanes may compute anything and touch nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.ir.buffer import Region, Space
+from tilewright.ir.expr import Load
+from tilewright.ir.op import Op
+from tilewright.machine.memory import Array, Memory, out_of_range
+from tilewright.machine.numbers import Value
+from tilewright.machine.postmortem import in_lane
+from tilewright.support.errors import Loc, RunError, occurrence
+
+if TYPE_CHECKING:
+    from tilewright.machine.tile_machine import Agent
+
+Where = tuple[Any, ...]
+
+
+class Frame:
+    """What one agent knows while it runs: variables, buffers, lanes and the mask over them."""
+
+    __slots__ = ("agent", "broke", "bufs", "grid", "in_map", "lanes", "layout", "marks", "mask",
+                 "op", "outside", "pattern", "stop", "storing", "vars", "watch")  # fmt: skip
+
+    def __init__(self, agent: Agent, lanes: tuple[int, ...]) -> None:
+        self.agent = agent
+        self.vars: dict[str, Value] = {}
+        self.bufs: dict[str, Memory] = {}
+        self.mask: Array | None = None
+        self.lanes = lanes
+        self.grid = open_grid(lanes)
+        self.in_map = False
+        self.layout: Any = None  # of the nest that is running
+        # which nest axes index the buffer being accessed, in order, and the box that they span
+        self.pattern: tuple[tuple[int, ...], Where] | None = None
+        self.op: Op | None = None
+        self.stop: Any = None  # lanes that left the current iteration: None, True or an array
+        self.broke: Any = None  # lanes that left the current loop
+        self.watch: Watch | None = None
+        # of values, to the sanitizer (padding.py): marks of variables, of what is being stored, and
+        # whether a load went outside a tensor
+        self.marks: dict[str, Any] | None = None
+        self.storing: Any = None
+        self.outside = False
+
+    def loc(self, node: Load | None = None) -> Loc | None:
+        own = self.op.loc if self.op is not None else None
+        return own if node is None else occurrence(node.loc, own)
+
+    def memory(self, name: str) -> Memory:
+        found = self.bufs.get(name)
+        if found is None:
+            raise RunError(f"{name} is used where it does not exist", loc=self.loc())
+        return found
+
+    def active(self, shape: tuple[int, ...]) -> Array:
+        """The mask broadcast to `shape`."""
+        return np.broadcast_to(True if self.mask is None else self.mask, shape)
+
+
+class Watch:
+    """Sees every access of memory. `owners`: which lane touches what, None for all together."""
+
+    exact = False  # wants lanes and masks spelt out, not boxes
+
+    def read(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
+        raise NotImplementedError
+
+    def write(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
+        raise NotImplementedError
+
+    def update(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
+        """One tile op reads and writes it, in the order that it needs itself."""
+        self.read(fr, mem, where, None, loc)
+        self.write(fr, mem, where, None, loc)
+
+    def atomic(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
+        raise NotImplementedError
+
+    def enter_map(self, fr: Frame) -> None:
+        """An elementwise nest begins."""
+
+    def leave_map(self, fr: Frame) -> None:
+        """An elementwise nest ends."""
+
+    def synced(self, fr: Frame, scope: str) -> None:
+        """The agent's threads met: scope 'block' or 'warp'."""
+
+    def met_inside(self, fr: Frame, op: Op) -> bool:
+        """Whether the agent's threads meet inside `op`, which they have begun."""
+        return False
+
+
+@lru_cache(256)
+def open_grid(shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """One arange per axis, shaped to broadcast to `shape`; not to be written."""
+    rank = len(shape)
+    axes = []
+    for k, n in enumerate(shape):
+        axis = np.arange(n, dtype=np.int32).reshape((1,) * k + (n,) + (1,) * (rank - k - 1))
+        axis.flags.writeable = False
+        axes.append(axis)
+    return tuple(axes)
+
+
+# ── masks ────────────────────────────────────────────────────────────────────────────────────
+
+NOTHING: Any = object()  # no lane is active
+
+
+def narrow(mask: Any, cond: Value) -> Any:
+    """`mask` where `cond`, or NOTHING."""
+    if cond.ndim == 0:
+        return mask if cond else NOTHING
+    if mask is not None:
+        both = mask & cond
+    else:
+        # a load may alias its buffer, and stores under the mask must not change the mask
+        both = cond if cond.base is None else cond.copy()
+    return both if both.any() else NOTHING
+
+
+def narrow_not(mask: Any, cond: Value) -> Any:
+    """`mask` where not `cond`, or NOTHING."""
+    if cond.ndim == 0:
+        return NOTHING if cond else mask
+    return narrow(mask, ~cond)
+
+
+def pick(cond: Value, a: Value, b: Value) -> Value:
+    """`a` where `cond`, else `b`; a side that no lane took may be None."""
+    if a is None or b is None:
+        return b if a is None else a
+    if cond.ndim == 0:
+        return a if cond else b
+    return np.where(cond, a, b)
+
+
+def lazy_and(cond: Value, b: Value) -> Value:
+    return cond if b is None else np.logical_and(cond, b)
+
+
+def lazy_or(cond: Value, b: Value) -> Value:
+    return cond if b is None else np.logical_or(cond, b)
+
+
+# ── elements ─────────────────────────────────────────────────────────────────────────────────
+
+
+def lane_axes(fr: Frame, mem: Memory) -> Where:
+    """The leading index that gives each lane its own copy of a private buffer."""
+    rank = len(mem.lead)
+    if mem.lead == fr.lanes[:rank]:
+        return fr.grid[:rank]
+    raise RunError(
+        f"{mem.name} belongs to each thread, so an elementwise nest cannot use it",
+        loc=fr.loc(),
+        fix="allocate it inside the nest, or keep its value uniform",
+    )
+
+
+def _fail(fr: Frame, mem: Memory, idx: Where, bad: Array, node: Load | None) -> RunError:
+    shape = np.broadcast_shapes(*(np.shape(i) for i in idx), bad.shape)
+    at = np.unravel_index(int(np.argmax(np.broadcast_to(bad, shape))), shape)
+    first = tuple(int(np.broadcast_to(i, shape)[at]) for i in idx)
+    return in_lane(out_of_range(mem, first, fr.loc(node), sanitize=fr.agent.sanitize), fr, bad)
+
+
+def _outside(idx: Where, shape: tuple[int, ...]) -> Array | None:
+    """Where any index is out of range, or None when all are in."""
+    bad: Any = None
+    for i, n in zip(idx, shape, strict=True):
+        if i.ndim == 0:
+            if not 0 <= i < n:
+                bad = np.True_ if bad is None else np.logical_or(bad, True)
+        elif i.min() < 0 or i.max() >= n:
+            out = (i < 0) | (i >= n)
+            bad = out if bad is None else bad | out
+    return None if bad is None else np.asarray(bad)
+
+
+def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
+    """The elements at `idx`, in every active lane."""
+    if all(i.ndim == 0 for i in idx) and (not mem.lead or mem.lead == fr.lanes):
+        at = tuple(map(int, idx))
+        for i, n in zip(at, mem.shape, strict=True):
+            if not 0 <= i < n:
+                if mem.is_global:
+                    fr.outside = True
+                    return np.zeros((), mem.dtype.numpy)[()]
+                raise out_of_range(mem, at, fr.loc(node), sanitize=fr.agent.sanitize)
+        if mem.lead:
+            at = (slice(None),) * len(mem.lead) + at  # type: ignore[assignment]
+        if fr.watch is not None:
+            watch_lanes(fr, mem, idx, None, node, fr.watch.read)
+        return mem.data[at]
+    bad = _outside(idx, mem.shape)
+    live = fr.mask
+    if bad is not None:
+        if mem.is_global:
+            fr.outside = True
+            live = ~bad if live is None else live & ~bad
+        else:
+            wrong = bad if fr.mask is None else bad & fr.mask
+            if wrong.any():
+                raise _fail(fr, mem, idx, wrong, node)
+        if 0 in mem.shape:
+            return np.zeros(np.broadcast_shapes(*(i.shape for i in idx)), mem.dtype.numpy)
+        idx = tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, mem.shape, strict=True))
+    if fr.watch is not None:
+        watch_lanes(fr, mem, idx, live, node, fr.watch.read, masked=True)
+    full = (*lane_axes(fr, mem), *idx) if mem.lead else idx
+    value = mem.data[full]
+    if bad is not None and mem.is_global:
+        value = np.where(bad, np.zeros((), mem.dtype.numpy), value)
+    return value
+
+
+def watch_lanes(
+    fr: Frame,
+    mem: Memory,
+    idx: Where,
+    live: Any,
+    node: Load | None,
+    seen: Callable[..., None],
+    *,
+    masked: bool = False,
+) -> None:
+    """Tell the watcher which lanes touch which elements."""
+    mask = live if masked else fr.mask
+    if not fr.in_map and not mem.lead and mask is None and all(i.ndim == 0 for i in idx):
+        seen(fr, mem, tuple(map(int, idx)), None, fr.loc(node))
+        return
+    per_lane = fr.in_map or mask is not None or mem.lead or any(i.ndim for i in idx)
+    shape = fr.lanes if per_lane else ()
+    owners = fr.agent.lane_ids(fr)
+    full = (*lane_axes(fr, mem), *idx) if mem.lead else idx
+    full = tuple(np.broadcast_to(i, shape) for i in full)
+    if mask is not None:
+        keep = np.broadcast_to(mask, shape)
+        full = tuple(i[keep] for i in full)
+        owners = owners[keep]
+    if owners.size:
+        seen(fr, mem, full, owners, fr.loc(node))
+
+
+def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
+    """Store `value` at `idx` in every active lane; the last lane wins where two agree."""
+    uniform = not value.ndim and all(i.ndim == 0 for i in idx)
+    if mem.space is Space.LOCAL and not mem.lead and not (uniform and fr.mask is None):
+        mem.spread(fr.lanes)
+    bad = _outside(idx, mem.shape)
+    mask = fr.mask
+    if bad is not None:
+        if not mem.is_global:
+            wrong = bad if mask is None else bad & mask
+            if wrong.any():
+                raise _fail(fr, mem, idx, wrong, None)
+        mask = ~bad if mask is None else mask & ~bad
+        if not mask.any():
+            return
+    if fr.watch is not None:
+        seen = mask
+        one_place = all(i.ndim == 0 for i in idx) and not fr.in_map and not mem.lead
+        if one_place and (mask is not None or value.ndim):
+            seen = _storing(fr, value, mask)
+        watch_lanes(fr, mem, idx, seen, None, fr.watch.write, masked=True)
+    data = mem.data
+    if not mem.lead and uniform:
+        data[tuple(map(int, idx))] = value
+        mem.flush(data)
+        return
+    full = (*lane_axes(fr, mem), *idx) if mem.lead else idx
+    shape = np.broadcast_shapes(
+        *(i.shape for i in full), value.shape, () if mask is None else mask.shape
+    )
+    full = tuple(np.broadcast_to(i, shape) for i in full)
+    value = np.broadcast_to(value, shape)
+    if mask is not None:
+        keep = np.broadcast_to(mask, shape)
+        full, value = tuple(i[keep] for i in full), value[keep]
+    data[full if full else ...] = value if full or not value.ndim else value.reshape(-1)[-1]
+    mem.flush(data)
+
+
+def _storing(fr: Frame, value: Value, mask: Any) -> Any:
+    """The threads that store in one place: all of them, or the first one when they agree on the
+    value, since then they do not disturb each other."""
+    active = np.broadcast_to(True if mask is None else mask, fr.lanes)
+    values = np.broadcast_to(value, fr.lanes)[active]
+    bits = values.view(np.uint8).reshape(-1, values.itemsize)
+    if (bits != bits[:1]).any():
+        return active
+    first = np.zeros(fr.lanes, np.bool_)
+    first[int(np.argmax(active))] = True
+    return first
+
+
+# ── boxes: a nest's variables plus offsets, without index arrays ─────────────────────────────
+
+BoxSpec = tuple[tuple[int, Value], ...]  # per dimension: nest axis (or -1) and start
+
+
+def _box_where(fr: Frame, mem: Memory, spec: BoxSpec) -> tuple[Where, list[int]] | None:
+    where: list[Any] = []
+    axes: list[int] = []
+    for (axis, start), size in zip(spec, mem.shape, strict=True):
+        if start.ndim:
+            return None
+        low = int(start)
+        if low < 0:
+            return None
+        if axis < 0:
+            if low >= size:
+                return None
+            where.append(low)
+        else:
+            high = low + fr.lanes[axis]
+            if high > size:
+                return None
+            where.append(slice(low, high))
+            axes.append(axis)
+    return tuple(where), axes
+
+
+def _generic(fr: Frame, spec: BoxSpec) -> Where:
+    return tuple(s if axis < 0 else s + fr.grid[axis].astype(s.dtype) for axis, s in spec)
+
+
+def gather_box(fr: Frame, mem: Memory, spec: BoxSpec, node: Load) -> Value:
+    """`gather` where each index is a nest variable plus something uniform."""
+    found = (
+        None if mem.lead or (fr.watch is not None and fr.watch.exact) else _box_where(fr, mem, spec)
+    )
+    if found is not None and fr.watch is not None:
+        fr.pattern = tuple(axis for axis, _ in spec), found[0]
+    if found is None or (fr.mask is not None and fr.watch is not None):
+        value = gather(fr, mem, _generic(fr, spec), node)
+        fr.pattern = None
+        return value
+    where, axes = found
+    if fr.watch is not None:
+        fr.watch.read(fr, mem, where, None, fr.loc(node))
+        fr.pattern = None
+    value = mem.data[where]
+    if not axes:
+        return value
+    order = sorted(range(len(axes)), key=axes.__getitem__)
+    shape = [1] * len(fr.lanes)
+    for axis in axes:
+        shape[axis] = fr.lanes[axis]
+    return value.transpose(order).reshape(shape)
+
+
+def scatter_box(fr: Frame, mem: Memory, spec: BoxSpec, value: Value) -> None:
+    """`scatter` where each index is a nest variable plus something uniform."""
+    found = (
+        None if mem.lead or (fr.watch is not None and fr.watch.exact) else _box_where(fr, mem, spec)
+    )
+    if found is not None and fr.watch is not None:
+        fr.pattern = tuple(axis for axis, _ in spec), found[0]
+    covered = {axis for axis, _ in spec}
+    if found is None or fr.mask is not None or any(
+        n > 1 and k not in covered and value.ndim for k, n in enumerate(fr.lanes)
+    ):  # fmt: skip
+        scatter(fr, mem, _generic(fr, spec), value)
+        fr.pattern = None
+        return
+    where, axes = found
+    if fr.watch is not None:
+        fr.watch.write(fr, mem, where, None, fr.loc())
+        fr.pattern = None
+    data = mem.data
+    if value.ndim and axes:
+        value = np.broadcast_to(value, fr.lanes)
+        drop = tuple(0 if k not in axes else slice(None) for k in range(len(fr.lanes)))
+        value = value[drop]
+        order = sorted(axes)
+        value = value.transpose([order.index(a) for a in axes])
+    elif value.ndim:
+        value = value.reshape(-1)[-1]
+    data[where] = value
+    mem.flush(data)
+
+
+# ── tiles ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class TileRegion:
+    """A `Region` with its expressions compiled."""
+
+    region: Region
+    starts: tuple[Callable[[Frame], Value], ...]
+    extents: tuple[Callable[[Frame], Value] | int, ...]
+    cta: Callable[[Frame], Value] | None
+
+
+@dataclass
+class Box:
+    """A region with its coordinates known: in range from `low` to `high`, `pad` cut off before."""
+
+    mem: Memory
+    extents: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    pad: tuple[int, ...]
+
+    @property
+    def where(self) -> Where:
+        return tuple(map(slice, self.low, self.high))
+
+    @property
+    def inner(self) -> Where:
+        """The part of the tile that lies inside the buffer."""
+        return tuple(
+            slice(p, p + h - lo) for p, lo, h in zip(self.pad, self.low, self.high, strict=True)
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        return all(h - lo == e for lo, h, e in zip(self.low, self.high, self.extents, strict=True))
+
+    @property
+    def is_empty(self) -> bool:
+        return any(h <= lo for lo, h in zip(self.low, self.high, strict=True))
+
+
+def uniform_int(fr: Frame, value: Value, what: str) -> int:
+    """`value` as an integer that all threads agree on."""
+    if value.ndim:
+        first = value.reshape(-1)[0]
+        if (value != first).any():
+            raise RunError(
+                f"{what} differs between threads, but this operation is collective",
+                loc=fr.loc(),
+                fix="use a uniform value, or thread-level loads and stores",
+            )
+        return int(first)
+    return int(value)
+
+
+def extents_of(fr: Frame, tile: TileRegion) -> tuple[int, ...]:
+    return tuple(
+        e if isinstance(e, int) else uniform_int(fr, e(fr), "an extent") for e in tile.extents
+    )
+
+
+def region_memory(fr: Frame, tile: TileRegion) -> Memory:
+    name = tile.region.buffer.name
+    if tile.cta is None:
+        return fr.memory(name)
+    return fr.agent.peer_memory(fr, uniform_int(fr, tile.cta(fr), "a cluster rank"), name)
+
+
+def locate(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box | None:
+    """The box a region stands for, or None when its start differs between lanes."""
+    mem = region_memory(fr, tile) if mem is None else mem
+    extents = extents_of(fr, tile)
+    starts: list[int] = []
+    for start in tile.starts:
+        value = start(fr)
+        if value.ndim:
+            if value.size and (fr.in_map or (value != value.reshape(-1)[0]).any()):
+                return None
+            value = value.reshape(-1)[0]
+        starts.append(int(value))
+    low, high, pad = [], [], []
+    for s, e, n in zip(starts, extents, mem.shape, strict=True):
+        if s < 0 or s + e > n:
+            if not mem.is_global and e > 0:
+                at = tuple(
+                    s if s < 0 else s + e - 1 if s + e > n else s
+                    for s, e, n in zip(starts, extents, mem.shape, strict=True)
+                )
+                raise out_of_range(mem, at, fr.loc(), sanitize=fr.agent.sanitize)
+            lo = min(max(s, 0), n)
+            hi = max(min(s + e, n), lo)
+        else:
+            lo, hi = s, s + e
+        low.append(lo)
+        high.append(hi)
+        pad.append(max(lo - s, 0))
+    return Box(mem, extents, tuple(low), tuple(high), tuple(pad))
+
+
+def read_box(box: Box) -> Array:
+    """The tile, zero outside a global tensor. May alias the buffer."""
+    part = box.mem.data[box.where]
+    if box.is_whole:
+        return part
+    out = np.zeros(box.extents, box.mem.dtype.numpy)
+    out[box.inner] = part
+    return out
+
+
+def write_box(box: Box, value: Value) -> None:
+    """Store the tile, dropping what lies outside. `value` broadcasts to the extents."""
+    if value.ndim and not box.is_whole:
+        value = np.broadcast_to(value, box.extents)[box.inner]
+    data = box.mem.data
+    data[box.where] = value
+    box.mem.flush(data)
+
+
+def element_indices(fr: Frame, tile: TileRegion) -> tuple[Where, tuple[int, ...]]:
+    """Index arrays of a region whose start differs between lanes: lanes first, then the tile."""
+    extents = extents_of(fr, tile)
+    grid = open_grid(extents)
+    rank, lanes = len(extents), len(fr.lanes)
+    idx = []
+    for start, offsets in zip(tile.starts, grid, strict=True):
+        base = start(fr)
+        base = base.reshape(base.shape + (1,) * rank) if base.ndim else base
+        idx.append(base + offsets.reshape((1,) * lanes + offsets.shape).astype(base.dtype))
+    return tuple(idx), extents
+
+
+class widened:
+    """Lanes extended by a tile's axes, for collective ops that each lane does on its own."""
+
+    def __init__(self, fr: Frame, extents: tuple[int, ...]) -> None:
+        self.fr, self.extents = fr, extents
+
+    def __enter__(self) -> None:
+        fr, rank = self.fr, len(self.extents)
+        self.saved = fr.lanes, fr.grid, fr.mask
+        fr.lanes = fr.lanes + self.extents
+        fr.grid = tuple(g.reshape(g.shape + (1,) * rank) for g in fr.grid)
+        if fr.mask is not None:
+            fr.mask = fr.mask.reshape(fr.mask.shape + (1,) * rank)
+
+    def __exit__(self, *_: object) -> None:
+        self.fr.lanes, self.fr.grid, self.fr.mask = self.saved

@@ -1,0 +1,514 @@
+"""Meaning of memory and compute ops, synchronous forms. Asynchronous ones are in `events.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.atoms import ATOMS
+from tilewright.ir.expr import Const
+from tilewright.ir.op import Atomic, Copy, Fill, Gemm, Op, Reduce, Relayout, Scan, Store
+from tilewright.machine import padding
+from tilewright.machine.lanes import (
+    Box,
+    Frame,
+    TileRegion,
+    Where,
+    element_indices,
+    gather,
+    locate,
+    read_box,
+    region_memory,
+    scatter,
+    scatter_box,
+    uniform_int,
+    widened,
+    write_box,
+)
+from tilewright.machine.meaning import Builder, Step, meaning
+from tilewright.machine.memory import Array, Memory, out_of_range
+from tilewright.machine.numbers import Value, cast_fn
+from tilewright.machine.postmortem import in_lane
+from tilewright.machine.tiles import atomic_fn, matrix, product, reduced, scanned
+from tilewright.support.errors import RunError, SanitizerError
+
+
+def watch_read(fr: Frame, box: Box, where: Where | None = None) -> None:
+    if fr.watch is not None and not box.is_empty:
+        fr.watch.read(fr, box.mem, box.where if where is None else where, None, fr.loc())
+
+
+def watch_write(fr: Frame, box: Box) -> None:
+    if fr.watch is not None and not box.is_empty:
+        fr.watch.write(fr, box.mem, box.where, None, fr.loc())
+
+
+def watch_update(fr: Frame, box: Box) -> None:
+    if fr.watch is not None and not box.is_empty:
+        fr.watch.update(fr, box.mem, box.where, fr.loc())
+
+
+def watch_meeting(fr: Frame, op: Op) -> bool:
+    """Whether the agent's threads meet in the middle of `op`; then they know of each other."""
+    return fr.watch is not None and fr.watch.met_inside(fr, op)
+
+
+def watch_overlap(fr: Frame, src: Box, dst: Box, *, in_place: bool = False) -> None:
+    """An op that reads one place and writes another must not write what it reads; `in_place`:
+    but each element may be read where it is written."""
+    if fr.watch is None or not fr.watch.exact or src.mem.storage is not dst.mem.storage:
+        return
+    x, y = src.mem.data[src.where], dst.mem.data[dst.where]
+    places = [(a.__array_interface__["data"], a.strides) for a in (np.squeeze(x), np.squeeze(y))]
+    if (in_place and places[0] == places[1]) or not np.shares_memory(x, y):
+        return
+    raise SanitizerError(
+        "parallel-conflict",
+        f"the part of {dst.mem.name} that is written overlaps the part of {src.mem.name} that is "
+        "read",
+        loc=fr.loc(),
+        fix="go through another tile",
+    )
+
+
+def tile_box(fr: Frame, tile: TileRegion) -> Box:
+    """The box of a collective op's operand."""
+    box = locate(fr, tile)
+    if box is None or box.mem.lead:
+        raise RunError(
+            f"the place of {tile.region.buffer.name} differs between threads, but this operation "
+            "is collective",
+            loc=fr.loc(),
+            fix="use uniform coordinates",
+        )
+    return box
+
+
+def require_collective(fr: Frame) -> None:
+    if fr.mask is not None and not fr.mask.all():
+        raise RunError(
+            "a tile operation stands under a guard that differs between threads",
+            loc=fr.loc(),
+            fix="make the guard uniform, or write it with thread-level loads and stores",
+        )
+
+
+def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
+
+
+def fit(value: Array, extents: tuple[int, ...], lanes: int, op: Op) -> Array:
+    """`value` with its tile axes shaped as `extents`; `lanes` leading axes stay."""
+    if squeezed(value.shape[lanes:]) != squeezed(extents):
+        raise RunError(
+            "the shapes of a copy do not match",
+            loc=op.loc,
+            expected=f"{squeezed(extents)} after unit extents drop",
+            got=f"{squeezed(value.shape[lanes:])}",
+        )
+    return np.reshape(value, value.shape[:lanes] + extents)
+
+
+def needed(src: Box, dst: Box) -> Where:
+    """The part of `src` whose copy lands inside `dst`."""
+    if dst.is_whole:
+        return src.where
+    cuts = [
+        (s.start, s.stop)
+        for s, e in zip(dst.inner, dst.extents, strict=True)
+        if e != 1
+    ]  # fmt: skip
+    where: list[Any] = []
+    for lo, pad, hi, extent in zip(src.low, src.pad, src.high, src.extents, strict=True):
+        if extent == 1 or not cuts:
+            where.append(slice(lo, hi))
+            continue
+        first, last = cuts.pop(0)
+        begin = max(lo, lo - pad + first)
+        where.append(slice(begin, max(min(hi, lo - pad + last), begin)))
+    return tuple(where)
+
+
+# ── copies ───────────────────────────────────────────────────────────────────────────────────
+
+
+def copy_now(fr: Frame, op: Copy, src: Box, dst: Box) -> None:
+    """dst = src, as one collective step."""
+    if dst.is_empty and 0 not in dst.extents:
+        return
+    part = needed(src, dst)
+    watch_overlap(fr, src, dst, in_place=True)
+    if fr.watch is not None and not src.is_empty and all(s.stop > s.start for s in part):
+        fr.watch.read(fr, src.mem, part, None, fr.loc())
+    if op.reduce is None:
+        watch_write(fr, dst)
+    elif fr.watch is not None and not dst.is_empty:
+        fr.watch.atomic(fr, dst.mem, dst.where, None, fr.loc())
+    if fr.agent.sanitize:
+        padding.copied(op, src, dst)
+    store_tile(op, dst, moved(op, src, dst))
+
+
+def moved(op: Copy, src: Box, dst: Box) -> Array:
+    """The tile that a copy stores, in the destination's type and shape."""
+    value = fit(read_box(src), dst.extents, 0, op)
+    return np.asarray(cast_fn(src.mem.dtype, dst.mem.dtype)(value))
+
+
+def store_tile(op: Copy, dst: Box, value: Array) -> None:
+    if op.reduce is not None:
+        value = np.asarray(atomic_fn(op.reduce, dst.mem.dtype)(read_box(dst), value))
+    write_box(dst, value)
+
+
+def copy_lanes(fr: Frame, op: Copy, src: TileRegion, dst: TileRegion) -> None:
+    """The copy each lane makes on its own."""
+    lanes = len(fr.lanes)
+    idx, extents = element_indices(fr, src)
+    source, target = region_memory(fr, src), region_memory(fr, dst)
+    with widened(fr, extents):
+        value = gather(fr, source, idx, None)
+    value = np.broadcast_to(value, np.broadcast_shapes(value.shape, (1,) * lanes + extents))
+    where, shape = element_indices(fr, dst)
+    value = cast_fn(source.dtype, target.dtype)(fit(value, shape, lanes, op))
+    if op.reduce is not None:
+        raise RunError("a reducing copy must have uniform coordinates", loc=op.loc)
+    if (
+        target.buffer.space.value == "local"
+        and not target.lead
+        and any(n > 1 for n in value.shape[:lanes])
+    ):
+        target.spread(fr.lanes)
+    if not target.lead and all(i.shape[:lanes] == (1,) * lanes for i in where):
+        value = value.reshape(value.shape[lanes:]) if value.shape[:lanes] == (1,) * lanes else value
+    with widened(fr, shape):
+        scatter(fr, target, where, value)
+
+
+@meaning(Copy)
+def run_copy(b: Builder, op: Copy) -> Step:
+    src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
+    if op.atom is not None and op.atom not in ATOMS:
+        raise RunError(f"unknown copy instruction {op.atom!r}", loc=op.loc)
+    if op.atom is not None and ATOMS[op.atom].is_async:
+        from tilewright.machine.events import async_copy
+
+        return async_copy(b, op, src, dst)
+    if op.multicast is not None or op.barrier is not None:
+        raise RunError("only bulk copies take a barrier or a multicast mask", loc=op.loc)
+
+    def run(fr: Frame) -> None:
+        if not fr.in_map:
+            there, here = locate(fr, src), locate(fr, dst)
+            if there and here and not there.mem.lead and not here.mem.lead:
+                require_collective(fr)
+                copy_now(fr, op, there, here)
+                return
+        copy_lanes(fr, op, src, dst)
+
+    return Step(op, run)
+
+
+@meaning(Relayout)
+def run_relayout(b: Builder, op: Relayout) -> Step:
+    src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
+    plain = Copy(op.src, op.dst, loc=op.loc)
+
+    def run(fr: Frame) -> None:
+        require_collective(fr)
+        copy_now(fr, plain, tile_box(fr, src), tile_box(fr, dst))
+        watch_meeting(fr, op)
+
+    return Step(op, run)
+
+
+@meaning(Fill)
+def run_fill(b: Builder, op: Fill) -> Step:
+    dst, value = b.evaluate.region(op.dst), b.evaluate(op.value)
+    to = cast_fn(op.value.dtype, op.dst.buffer.dtype)
+
+    def run(fr: Frame) -> None:
+        what = to(value(fr))
+        if not fr.in_map and not what.ndim:
+            box = locate(fr, dst)
+            if box is not None and not box.mem.lead:
+                if fr.mask is None or fr.mask.all():
+                    watch_write(fr, box)
+                    write_box(box, what)
+                    if fr.agent.sanitize and box.is_whole and not box.mem.is_global:
+                        padding.filled(box)
+                    return
+                if box.mem.space.value != "local":
+                    require_collective(fr)
+        where, extents = element_indices(fr, dst)
+        memory = region_memory(fr, dst)
+        if memory.space.value == "local" and not memory.lead:
+            memory.spread(fr.lanes)
+        if what.ndim:
+            what = what.reshape(what.shape + (1,) * len(extents))
+        with widened(fr, extents):
+            scatter(fr, memory, where, what)
+
+    return Step(op, run)
+
+
+@meaning(Store)
+def run_store(b: Builder, op: Store) -> Step:
+    value, name = b.evaluate(op.value), op.buffer.name
+    to = cast_fn(op.value.dtype, op.buffer.dtype)
+    box = b.evaluate.box(op.indices) if b.evaluate.axes and not b.evaluate.sanitize else None
+    if box is not None:
+        zero = np.int64(0)
+        parts = [(axis, None if rest is None else b.evaluate(rest)) for axis, rest in box]
+
+        def run_box(fr: Frame) -> None:
+            spec = tuple((axis, zero if rest is None else rest(fr)) for axis, rest in parts)
+            scatter_box(fr, fr.memory(name), spec, to(value(fr)))
+
+        return Step(op, run_box)
+    indices = [b.evaluate(i, index=True) for i in op.indices]
+    marks = padding.Tracer(b.evaluate, op.value, op) if b.evaluate.sanitize else None
+
+    def run(fr: Frame) -> None:
+        idx = tuple(i(fr) for i in indices)
+        fr.outside = False
+        new = to(value(fr))
+        if marks is not None:
+            fr.storing = marks(fr)
+        scatter(fr, fr.memory(name), idx, new)
+        fr.storing = None
+
+    return Step(op, run)
+
+
+# ── compute ──────────────────────────────────────────────────────────────────────────────────
+
+
+@meaning(Gemm)
+def run_gemm(b: Builder, op: Gemm) -> Step:
+    if op.meta is not None:
+        raise RunError("sparse gemm is not interpreted yet", loc=op.loc)
+    if op.atom is not None and op.atom not in ATOMS:
+        raise RunError(f"unknown matrix instruction {op.atom!r}", loc=op.loc)
+    tiles = [b.evaluate.region(r) for r in (op.a, op.b, op.c)]
+    clear = b.evaluate(op.clear)
+    if op.atom is not None and ATOMS[op.atom].is_async:
+        from tilewright.machine.events import async_gemm
+
+        return async_gemm(b, op, tiles, clear)
+    nan = b.evaluate.nan
+
+    def run(fr: Frame) -> None:
+        require_collective(fr)
+        x, y, c = (tile_box(fr, t) for t in tiles)
+        fresh = bool(uniform_int(fr, clear(fr), "clear"))
+        watch_read(fr, x)
+        watch_read(fr, y)
+        watch_overlap(fr, x, c)
+        watch_overlap(fr, y, c)
+        before = padding.box_marks(c) if fr.agent.sanitize else None
+        (watch_write if fresh else watch_update)(fr, c)
+        if fr.agent.sanitize:
+            padding.multiplied(op, x, y, c, before, fresh)
+        value = gemm_value(op, x, y, c, fresh)
+        if nan:
+            _no_new_nan(
+                fr, "gemm", value, [read_box(x), read_box(y), *([read_box(c)] * (not fresh))]
+            )
+        write_box(c, value)
+
+    return Step(op, run)
+
+
+def gemm_value(op: Gemm, x: Box, y: Box, c: Box, fresh: bool) -> Array:
+    """What a gemm stores into c."""
+    old = read_box(c)
+    a2, b2 = matrix(read_box(x), "a"), matrix(read_box(y), "b")
+    c2 = matrix(old, "c")
+    types = (x.mem.dtype, y.mem.dtype, c.mem.dtype)
+    start = np.zeros(c2.shape, c2.dtype) if fresh else c2
+    return np.reshape(product(op, a2, b2, start, types), old.shape)
+
+
+def _no_new_nan(fr: Frame, what: str, value: Array, inputs: list[Array]) -> None:
+    def nan(x: Array) -> bool:
+        return bool(np.isnan(x.astype(np.float64)).any())
+
+    if nan(value) and not any(map(nan, inputs)):
+        raise SanitizerError("nan", f"NaN is born in this {what}", loc=fr.loc())
+
+
+@meaning(Reduce)
+def run_reduce(b: Builder, op: Reduce) -> Step:
+    src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
+    nan = b.evaluate.nan
+
+    def run(fr: Frame) -> None:
+        require_collective(fr)
+        x, y = tile_box(fr, src), tile_box(fr, dst)
+        watch_read(fr, x)
+        watch_meeting(fr, op)
+        marks = (padding.box_marks(x), padding.box_marks(y)) if fr.agent.sanitize else (None, None)
+        (watch_write if op.clear else watch_update)(fr, y)
+        tile = read_box(x)
+        tile, axis = _reduced_axis(op, tile, y.extents)
+        padding.reduced(fr, op, tile, marks[0], y, marks[1], axis)
+        out_shape = tile.shape[:axis] + tile.shape[axis + 1 :]
+        old = None if op.clear else read_box(y).reshape(out_shape)
+        value = reduced(op, tile, old, x.mem.dtype, y.mem.dtype, axis)
+        if nan and y.mem.dtype.is_float:
+            _no_new_nan(fr, "reduction", value, [tile] if old is None else [tile, old])
+        write_box(y, value.reshape(y.extents))
+
+    return Step(op, run)
+
+
+def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array, int]:
+    """The tile and the axis that `dim` means in it.
+
+    `dim` counts the dimensions that are not 1, or all of them when the reduced one is 1 itself:
+    the reading that fits dst's shape.
+    """
+    short = squeezed(tile.shape)
+    full, brief = (tile, op.dim % max(tile.ndim, 1)), (tile.reshape(short), op.dim)
+    for view, axis in (brief, full):
+        if axis < view.ndim:
+            left = view.shape[:axis] + view.shape[axis + 1 :]
+            if squeezed(left) == squeezed(out):
+                return view, axis
+    raise RunError(
+        f"reducing dimension {op.dim} of a tile {tile.shape} does not give {out}", loc=op.loc
+    )
+
+
+@meaning(Scan)
+def run_scan(b: Builder, op: Scan) -> Step:
+    src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
+
+    def run(fr: Frame) -> None:
+        require_collective(fr)
+        x, y = tile_box(fr, src), tile_box(fr, dst)
+        if x.mem is y.mem and x.where == y.where:  # in place
+            watch_update(fr, y)
+            if watch_meeting(fr, op):
+                watch_update(fr, y)
+        else:
+            watch_read(fr, x)
+            watch_meeting(fr, op)
+            watch_write(fr, y)
+        tile = read_box(x)
+        short = squeezed(tile.shape)
+        axis = op.dim % max(tile.ndim, 1)
+        if op.dim < len(short):
+            tile, axis = tile.reshape(short), op.dim
+        value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, axis, op.reverse)
+        write_box(y, fit(value, y.extents, 0, op))
+
+    return Step(op, run)
+
+
+# ── atomics ──────────────────────────────────────────────────────────────────────────────────
+
+
+@meaning(Atomic)
+def run_atomic(b: Builder, op: Atomic) -> Step:
+    if op.dst.buffer.dtype.packed:
+        raise RunError(f"{op.dst.buffer.dtype} is packed and has no atomics", loc=op.loc)
+    dst, dtype = b.evaluate.region(op.dst), op.dst.buffer.dtype
+    fn = atomic_fn(op.op, dtype)
+    value = None if op.value is None else b.evaluate(op.value)
+    to = None if op.value is None else cast_fn(op.value.dtype, dtype)
+    single = all(isinstance(e, Const) and e.value == 1 for e in op.dst.extents)
+
+    def operand(fr: Frame) -> Value:
+        return np.zeros((), dtype.numpy)[()] if value is None or to is None else to(value(fr))
+
+    if single and op.src is None:
+        result = None if op.result is None else op.result.name
+
+        folds = b.evaluate.sanitize and op.op in ("max", "min") and op.value is not None
+        marks = padding.Tracer(b.evaluate, op.value, op) if folds and op.value is not None else None
+
+        def run_element(fr: Frame) -> None:
+            idx = tuple(s(fr) for s in dst.starts)
+            fr.outside = False
+            given = operand(fr)
+            fr.storing = None if marks is None else marks(fr)
+            old = atomic_elements(fr, region_memory(fr, dst), idx, given, fn, op)
+            fr.storing = None
+            if result is not None:
+                fr.vars[result] = old
+
+        return Step(op, run_element)
+    if op.result is not None:
+        raise RunError("only an atomic on one element has a result", loc=op.loc)
+    src = None if op.src is None else b.evaluate.region(op.src)
+
+    def run_tile(fr: Frame) -> None:
+        require_collective(fr)
+        box = tile_box(fr, dst)
+        if src is None:
+            got = np.asarray(np.broadcast_to(operand(fr), box.extents))
+        else:
+            there = tile_box(fr, src)
+            watch_read(fr, there, needed(there, box))
+            got = fit(read_box(there), box.extents, 0, op)
+            got = np.asarray(cast_fn(there.mem.dtype, dtype)(got))
+        if box.is_empty:
+            return
+        if fr.watch is not None:
+            fr.watch.atomic(fr, box.mem, box.where, None, fr.loc())
+        write_box(box, np.asarray(fn(read_box(box), got)))
+
+    return Step(op, run_tile)
+
+
+def atomic_elements(
+    fr: Frame, mem: Memory, idx: Where, value: Value, fn: Callable[[Any, Any], Any], op: Atomic
+) -> Value:
+    """One atomic per active lane, in lane order; the old values."""
+    per_lane = fr.in_map or fr.mask is not None or value.ndim or any(i.ndim for i in idx)
+    shape = fr.lanes if per_lane else ()
+    at = tuple(np.broadcast_to(i, shape) for i in idx)
+    ok: Array = np.array(fr.active(shape))
+    for i, n in zip(at, mem.shape, strict=True):
+        inside = (i >= 0) & (i < n)
+        if not mem.is_global and not inside[ok].all():
+            first = int(np.argmax(ok & ~inside))
+            where = tuple(int(k.reshape(-1)[first]) for k in at)
+            raise in_lane(
+                out_of_range(mem, where, op.loc, sanitize=fr.agent.sanitize), fr, ok & ~inside
+            )
+        ok &= inside
+    out = np.zeros(shape, mem.dtype.numpy)
+    places = tuple(i[ok].astype(np.int64) for i in at)
+    given = np.broadcast_to(value, shape)[ok]
+    count = int(ok.sum())
+    if count == 0:
+        return out[()]
+    if fr.watch is not None:
+        owners = fr.agent.lane_ids(fr)[ok] if per_lane else None
+        if fr.agent.sanitize:
+            found = 0 if fr.storing is None else np.broadcast_to(fr.storing, shape)[ok]
+            padding.updated(fr, op, mem, places, found)
+        fr.watch.atomic(fr, mem, places, owners, fr.loc())
+    data = mem.data
+    flat = np.ravel_multi_index(places, mem.shape) if places else np.zeros(count, np.int64)
+    if np.unique(flat).size == count and places:
+        old = data[places]
+        data[places] = fn(old, given)
+        out[ok] = old
+    elif op.result is None and op.op == "add" and mem.dtype.bits >= 32 and places:
+        np.add.at(data, places, given)
+    else:
+        olds = []
+        for k in range(count):
+            place = tuple(int(p[k]) for p in places)
+            before = data[place]
+            olds.append(before)
+            data[place] = fn(before, given[k])
+        out[ok] = np.array(olds, mem.dtype.numpy)
+    mem.flush(data)
+    return out[()]

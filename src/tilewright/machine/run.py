@@ -1,0 +1,300 @@
+"""The entry point: bind arguments, compile the program's steps once, run its kernels in order."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from tilewright.ir.bind import array_sizes, describe
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.dtype import DTYPES, DType
+from tilewright.ir.expr import Bin, Var
+from tilewright.ir.op import Program
+from tilewright.machine.evaluate import Evaluator
+from tilewright.machine.lanes import Frame
+from tilewright.machine.meaning import Family
+from tilewright.machine.memory import Memory, allocate
+from tilewright.machine.numbers import from_bits, raw_bits
+from tilewright.machine.sanitizer import unwritten
+from tilewright.machine.step import Stepper
+from tilewright.machine.thread_machine import ThreadKernel, ThreadLaunch, is_thread_ir
+from tilewright.machine.tile_machine import CompiledKernel, Launch, Options
+from tilewright.support.errors import LaunchError, SanitizerWarning
+
+
+@dataclass
+class RunResult:
+    """What a run left behind besides the arrays it changed in place."""
+
+    sizes: dict[str, int]
+    printed: list[str] = field(default_factory=list)
+    warnings: list[SanitizerWarning] = field(default_factory=list)
+
+
+_KEEP = 64
+_T = TypeVar("_T")
+
+
+class _Remembered(Generic[_T]):
+    """What was made of the last few programs."""
+
+    def __init__(self) -> None:
+        self.found: OrderedDict[Any, tuple[Program, _T]] = OrderedDict()
+
+    def get(self, program: Program, make: Callable[[], _T], *more: Any) -> _T:
+        key = (id(program), *more)
+        found = self.found.get(key)
+        if found is None:
+            # the program is kept with it, so that its id names no other
+            found = self.found[key] = (program, make())
+            while len(self.found) > _KEEP:
+                self.found.popitem(last=False)
+        self.found.move_to_end(key)
+        return found[1]
+
+
+_compiled: _Remembered[list[CompiledKernel]] = _Remembered()
+_compiled_threads: _Remembered[list[ThreadKernel]] = _Remembered()
+_lowered: _Remembered[bool] = _Remembered()
+
+
+def compiled_kernels(program: Program, options: Options) -> list[CompiledKernel]:
+    """The program's kernels as steps; the last few programs are remembered."""
+    return _compiled.get(
+        program,
+        lambda: [CompiledKernel(k, options) for k in program.kernels],
+        options.sanitize,
+        options.nan,
+        options.explicit,
+    )
+
+
+def run(
+    program: Program,
+    args: Mapping[str, Any],
+    *,
+    sanitize: bool = False,
+    nan: bool = False,
+    seed: int = 0,
+    explicit: bool | None = None,
+    threads: bool | None = None,
+    stepper: Stepper | None = None,
+    made: Collection[str] = (),
+) -> RunResult:
+    """Run `program` on NumPy arrays, which are changed in place.
+
+    `args` maps parameter names to arrays (of `DType.numpy`, one item per element) or numbers.
+    `sanitize` reports what a kernel must not do as `SanitizerError`; `nan` also a NaN born where
+    no operand had one. `seed` picks block order and interleavings. `explicit` says whether the
+    kernel places every synchronisation between its own threads itself; by default that holds for
+    kernels with roles, barriers or asynchronous instructions in which every instruction is chosen.
+    `threads` says whether the program is at stage THREAD (`run_threads`); by default that is seen
+    from its instructions. `stepper` is told before each op, and blocks run in linear order then.
+    `made` names tensors that hold nothing yet: to the sanitizer, what the kernels do not write in
+    them is uninitialised, and elements that stay so are warned of.
+    """
+    if threads is None:
+        threads = _lowered.get(program, lambda: is_thread_ir(program))
+    if threads:
+        return run_threads(program, args, seed=seed)
+    options = Options(sanitize, nan, seed, explicit)
+    with np.errstate(all="ignore"):
+        if stepper is None:
+            kernels = compiled_kernels(program, options)
+        else:
+            kernels = [stepper.compiled(kernel, options) for kernel in program.kernels]
+        families = {name: f for k in kernels for name, f in k.families.items()}
+        call = _Call(program, args, families, track=sanitize)
+        if sanitize:
+            call.forget(made)
+        launch = Launch(call.memories, call.values, options, call.say)
+        rng = random.Random(seed)
+        for kernel in kernels:
+            launch.run(kernel, rng)
+        if sanitize:
+            call.result.warnings += launch.warnings.values()
+            call.warn_unwritten(made)
+        return call.finish()
+
+
+def run_threads(program: Program, args: Mapping[str, Any], *, seed: int = 0) -> RunResult:
+    """Run `program`, which is at stage THREAD, on NumPy arrays, which are changed in place.
+
+    Shared memory is bytes at the buffers' places. Errors are: accesses of it that no barrier
+    orders, accesses outside of tensors, barriers that some threads do not reach, asynchronous
+    operations that nothing waits for. `seed` picks block order, interleavings, the moments at
+    which asynchronous operations complete and the lane that `elect` picks. Elements of less than
+    a byte, for which a lowered program has bytes, are packed before and unpacked behind.
+    """
+    with np.errstate(all="ignore"):
+        kernels = _compiled_threads.get(program, lambda: [ThreadKernel(k) for k in program.kernels])
+        packed = _PackedArrays(program, args)
+        call = _Call(packed.declared, packed.args, {}, track=False, bytes_of=packed.bytes)
+        launch = ThreadLaunch(call.memories, call.values, seed, call.say)
+        rng = random.Random(seed)
+        for kernel in kernels:
+            launch.run(kernel, rng)
+        packed.unpack()
+        return call.finish()
+
+
+_narrow = {d.numpy: d for d in DTYPES.values() if d.packed}
+
+
+class _PackedArrays:
+    """Arrays of elements of less than a byte, given for tensors that are bytes: `declared` has
+    the tensors as they were before they became bytes."""
+
+    def __init__(self, program: Program, args: Mapping[str, Any]) -> None:
+        self.args = dict(args)
+        self.bytes: dict[str, tuple[Buffer, np.ndarray[Any, Any]]] = {}
+        self.kinds: dict[str, DType] = {}
+        params: list[Buffer | Var] = []
+        for param in program.params:
+            array = args.get(param.name)
+            if isinstance(param, Buffer) and isinstance(array, np.ndarray):
+                kind = next(
+                    (d for d in DTYPES.values() if d.packed and d.numpy == array.dtype), None
+                )
+                if kind is not None and param.dtype.name == "uint8":
+                    self.kinds[param.name] = kind
+                    self.bytes[param.name] = (param, _packed(array, kind))
+                    row = param.shape[-1]
+                    halved = isinstance(row, Bin) and row.op == "//"
+                    last = row.a if isinstance(row, Bin) and halved else row * (8 // kind.bits)
+                    param = replace(param, dtype=kind, shape=(*param.shape[:-1], last))
+            params.append(param)
+        self.declared = replace(program, params=tuple(params)) if self.kinds else program
+
+    def unpack(self) -> None:
+        for name, kind in self.kinds.items():
+            raw = self.bytes[name][1]
+            shifts = np.arange(8 // kind.bits, dtype=np.uint8) * kind.bits
+            parts = (raw[..., None] >> shifts) & ((1 << kind.bits) - 1)
+            if self.args[name].flags.writeable:
+                bits = parts.astype(np.uint8).reshape(self.args[name].shape)
+                self.args[name][...] = from_bits(bits, kind)
+
+
+def _packed(array: np.ndarray[Any, Any], kind: DType) -> np.ndarray[Any, Any]:
+    per = 8 // kind.bits
+    bits = raw_bits(array, kind).reshape(*array.shape[:-1], -1, per)
+    shifts = np.arange(per, dtype=np.uint8) * kind.bits
+    return np.asarray(np.bitwise_or.reduce(bits << shifts, axis=-1), np.uint8)
+
+
+class _Call:
+    """The arguments of one run as memories and values, and its result."""
+
+    def __init__(
+        self,
+        program: Program,
+        args: Mapping[str, Any],
+        families: Mapping[str, Family],
+        *,
+        track: bool,
+        bytes_of: Mapping[str, tuple[Buffer, np.ndarray[Any, Any]]] | None = None,
+    ) -> None:
+        self.arrays = {t.name: _array(t, args) for t in program.tensors}
+        sizes = array_sizes(program, self.arrays)
+        self.values: dict[str, Any] = {v.name: v.dtype.numpy.type(n) for v, n in sizes.items()}
+        for scalar in program.scalars:
+            self.values[scalar.name] = _scalar(scalar, args)
+        self.memories, self.copied = _tensors(program, self.arrays, self.values, families, track)
+        for name, (buffer, raw) in (bytes_of or {}).items():
+            self.memories[name] = allocate(buffer, raw.shape, array=raw)
+        self.result = RunResult({v.name: n for v, n in sizes.items()})
+
+    def say(self, line: str) -> None:
+        self.result.printed.append(line)
+        print(line)
+
+    def forget(self, made: Collection[str]) -> None:
+        """These tensors hold nothing until something is written to them."""
+        for name in made:
+            memory = self.memories[name]
+            memory.storage.valid = np.zeros(memory.storage.units, np.bool_)
+
+    def warn_unwritten(self, made: Collection[str]) -> None:
+        for name in made:
+            found = unwritten(self.memories[name])
+            if found is not None:
+                self.result.warnings.append(found)
+
+    def finish(self) -> RunResult:
+        for name, memory in self.copied.items():
+            self.arrays[name][...] = memory.data
+        return self.result
+
+
+def _array(tensor: Buffer, args: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    if tensor.name not in args:
+        raise LaunchError(f"no argument for {tensor.name}")
+    value = args[tensor.name]
+    if not isinstance(value, np.ndarray):
+        raise LaunchError(
+            f"{tensor.name} must be a NumPy array here", got=f"a {type(value).__name__}"
+        )
+    if value.dtype != tensor.dtype.numpy:
+        raise LaunchError(
+            f"{tensor.name} has the wrong element type",
+            expected=str(tensor.dtype.numpy),
+            got=str(value.dtype),
+        )
+    return value
+
+
+def _scalar(var: Var, args: Mapping[str, Any]) -> Any:
+    if var.name not in args:
+        raise LaunchError(f"no argument for {var.name}")
+    return np.asarray(args[var.name]).astype(var.dtype.numpy)[()]
+
+
+def _tensors(
+    program: Program,
+    arrays: dict[str, np.ndarray[Any, Any]],
+    values: dict[str, Any],
+    families: Mapping[str, Family],
+    track: bool,
+) -> tuple[dict[str, Memory], dict[str, Memory]]:
+    """Memory of every tensor, and of those that were copied because their array will not do."""
+    evaluate = Evaluator()
+    probe = Frame(None, ())  # type: ignore[arg-type]
+    probe.vars = dict(values)
+    memories: dict[str, Memory] = {}
+    copied: dict[str, Memory] = {}
+    for tensor in program.tensors:
+        array = arrays[tensor.name]
+        shape = tuple(int(evaluate(s)(probe)) for s in tensor.shape)
+        if program.kernels and array.shape != shape:
+            raise LaunchError(
+                f"{tensor.name} has the wrong shape",
+                expected=f"{describe(tensor.shape)} = {shape}",
+                got=str(array.shape),
+            )
+        family = families.get(tensor.name)
+        direct = family is None or (array.flags.c_contiguous and not family.packed)
+        memories[tensor.name] = allocate(
+            tensor,
+            array.shape,
+            array=array if direct else np.ascontiguousarray(array),
+            unit=family.unit if family else 0,
+            packed=family.packed if family else False,
+        )
+        if not direct:
+            copied[tensor.name] = memories[tensor.name]
+    for tensor in program.scratch:
+        family = families.get(tensor.name)
+        memories[tensor.name] = allocate(
+            tensor,
+            tuple(int(evaluate(s)(probe)) for s in tensor.shape),
+            unit=family.unit if family else 0,
+            packed=family.packed if family else False,
+            track=track,
+        )
+    return memories, copied

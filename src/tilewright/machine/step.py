@@ -1,0 +1,191 @@
+"""Running a program op by op: what debuggers stand on.
+
+A `Stepper` is told before each op and when one fails; a `State` is what there is to see then.
+Steps are wrapped while a kernel is compiled, so a run without a stepper pays nothing.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import Expr
+from tilewright.ir.op import Hint, Kernel, Op
+from tilewright.ir.symbols import Symbols
+from tilewright.ir.text import print_op
+from tilewright.machine.evaluate import Evaluator
+from tilewright.machine.lanes import Frame
+from tilewright.machine.meaning import Flow, Step
+from tilewright.machine.tile_machine import CompiledKernel, Options
+from tilewright.support.errors import Loc, RunError
+
+
+class State:
+    """A run that stands before an op. `names` is what the text's names stand for right now."""
+
+    def __init__(self, kernel: Kernel, symbols: Symbols, frame: Frame, op: Op) -> None:
+        self.kernel = kernel
+        self.op = op
+        self.block: tuple[int, ...] = tuple(frame.agent.block.index)
+        self.role = frame.agent.crew.name
+        self._symbols = symbols
+        self._frame: Frame | None = frame
+
+    @property
+    def loc(self) -> Loc:
+        assert self.op.loc is not None
+        return self.op.loc
+
+    @property
+    def file(self) -> str:
+        return self.loc.file
+
+    @property
+    def line(self) -> int:
+        return self.loc.line
+
+    @property
+    def source(self) -> str:
+        """The line of the kernel's text."""
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def text(self) -> str:
+        """The op, in the IR's text."""
+        return print_op(self.op).splitlines()[0].rstrip(" {")
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """Copies: tiles and tensors as arrays, scalars as numbers, per-thread values as arrays
+        over the threads, values inside a `T.Parallel` as arrays over its iterations."""
+        return {name: _copied(value) for name, value in self.live().items()}
+
+    def live(self) -> dict[str, Any]:
+        """`names` with the memory itself, which may be written to."""
+        frame = self._frame
+        if frame is None:
+            raise RunError(
+                "the run has gone on since this state", fix="keep what is needed of its names"
+            )
+        found: dict[str, Any] = dict(frame.vars)
+        found |= {name: _array(frame, name) for name in frame.bufs if _is_shown(frame, name)}
+        evaluate = Evaluator()
+        for symbol in self._symbols.visible(self.loc):
+            value = _meant(frame, symbol.value, evaluate)
+            if value is not _UNKNOWN:
+                found[symbol.name] = value
+        return found
+
+    @property
+    def closure(self) -> Mapping[str, Any]:
+        return self._symbols.closure
+
+    @property
+    def scope(self) -> Mapping[str, Any]:
+        """The globals of the kernel's text."""
+        return self._symbols.scope
+
+    def close(self) -> None:
+        """The run goes on."""
+        self._frame = None
+
+    def __repr__(self) -> str:
+        return f"<block {self.block} before {self.file}:{self.line}: {self.source or self.text}>"
+
+
+_UNKNOWN = object()
+
+
+def _is_shown(frame: Frame, name: str) -> bool:
+    return frame.bufs[name].space is not Space.BARRIER
+
+
+def _array(frame: Frame, name: str) -> Any:
+    memory = frame.bufs[name]
+    data = memory.data
+    return data if data.ndim else data[()]
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _meant(frame: Frame, value: Any, evaluate: Evaluator) -> Any:
+    """What a name's value is now; _UNKNOWN where it does not exist here."""
+    if isinstance(value, Buffer):
+        found = value.name in frame.bufs and _is_shown(frame, value.name)
+        return _array(frame, value.name) if found else _UNKNOWN
+    if isinstance(value, Expr):
+        try:
+            return evaluate(value)(frame)
+        except (KeyError, RunError):
+            return _UNKNOWN
+    # what only means something while a text is traced
+    return _UNKNOWN if type(value).__module__.startswith("tilewright.lang.") else value
+
+
+class Stopped(BaseException):
+    """Ends a run that is followed step by step; no error of the program's."""
+
+
+class Stepper:
+    """Told of each op: `before` it runs, and when it `failed`."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        self.symbols = symbols
+        self._failed: BaseException | None = None
+
+    def before(self, state: State) -> None:
+        """A run stands before `state.op`."""
+
+    def failed(self, state: State, error: Exception) -> None:
+        """`state.op` raised `error`, which goes on its way behind this."""
+
+    def compiled(self, kernel: Kernel, options: Options) -> CompiledKernel:
+        made = CompiledKernel(kernel, options, self._wrap(kernel))
+        made.in_order = True  # shuffled blocks would be hard to follow
+        return made
+
+    def _wrap(self, kernel: Kernel) -> Callable[[Step], Step]:
+        def wrap(step: Step) -> Step:
+            op = step.op
+            if op.loc is None or isinstance(op, Hint):
+                return step
+
+            def told(frame: Frame) -> State:
+                state = State(kernel, self.symbols, frame, op)
+                self.before(state)
+                state.close()
+                frame.op = op
+                return state
+
+            def plain(frame: Frame) -> None:
+                told(frame)
+                try:
+                    step.run(frame)
+                except Exception as error:
+                    self._tell(State(kernel, self.symbols, frame, op), error)
+                    raise
+
+            def waiting(frame: Frame) -> Flow:
+                told(frame)
+                try:
+                    yield from step.run(frame)
+                except Exception as error:
+                    self._tell(State(kernel, self.symbols, frame, op), error)
+                    raise
+
+            return Step(op, waiting if step.waits else plain, step.waits, step.jumps)
+
+        return wrap
+
+    def _tell(self, state: State, error: Exception) -> None:
+        """Once, where the error was born."""
+        if error is not self._failed:
+            self._failed = error
+            self.failed(state, error)
+        state.close()

@@ -1,0 +1,289 @@
+"""Meaning of `Intrinsic`: what has an effect, or a value that depends on other threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.buffer import Region, long_dims
+from tilewright.ir.dtype import DType
+from tilewright.ir.intrinsics import INTRINSICS
+from tilewright.ir.op import Intrinsic
+from tilewright.machine.lanes import (
+    Frame,
+    TileRegion,
+    extents_of,
+    gather,
+    locate,
+    read_box,
+    region_memory,
+)
+from tilewright.machine.meaning import Builder, Step, meaning
+from tilewright.machine.memory import Array
+from tilewright.machine.numbers import Value, bin_fn
+from tilewright.machine.postmortem import in_lane
+from tilewright.support.errors import RunError, SanitizerError
+from tilewright.support.show import cut, show_line
+
+WARP = 32
+
+
+def _threads(fr: Frame, value: Value) -> Array:
+    if fr.in_map:
+        raise RunError("threads do not exist inside an elementwise nest", loc=fr.loc())
+    return np.array(np.broadcast_to(value, fr.lanes))
+
+
+def _source(kind: str, fr: Frame, by: Value, width: int) -> Array:
+    """The thread each thread reads from, itself where there is none."""
+    me = np.arange(fr.lanes[0])
+    other = _wanted(kind, me, _threads(fr, by).astype(np.int64), width)
+    return np.where(other < fr.lanes[0], other, me)
+
+
+def _wanted(kind: str, me: Array, by: Array, width: int) -> Array:
+    """The thread each thread asks for, itself where that lies outside of its group."""
+    lane = me % WARP
+    base = lane // width * width
+    target = {
+        "sync": base + by % width,
+        "xor": lane ^ by,
+        "up": lane - by,
+        "down": lane + by,
+    }[kind]
+    inside = (target >= base) & (target < base + width)
+    return np.where(inside, me - lane + target, me)
+
+
+def shuffle(kind: str) -> Callable[..., Value]:
+    def run(fr: Frame, op: Intrinsic, value: Value, by: Value) -> Value:
+        values = _threads(fr, value)
+        if fr.agent.sanitize:
+            require_lanes(fr, op, by)
+        return values[_source(kind, fr, by, op.width or WARP)]
+
+    return run
+
+
+def require_lanes(fr: Frame, op: Intrinsic, by: Value) -> None:
+    """Every running thread shuffles from a lane that is there: one that exists, runs this too, and
+    that all targets take for the same. Where the lane that is asked for lies outside of the group
+    `up` and `down` mean the thread's own, and `sync` counts round."""
+    kind, width = op.name.removeprefix("shfl_"), op.width or WARP
+    running = np.array(fr.active(fr.lanes))
+    me = np.arange(fr.lanes[0])
+    by = _threads(fr, by).astype(np.int64)
+    lane = me % WARP
+    if kind != "sync":
+        beyond = running & ((by < 0) | (by >= (width if kind == "xor" else WARP)))
+        if beyond.any():
+            at = int(np.argmax(beyond))
+            raise in_lane(
+                SanitizerError(
+                    "shuffle-lane",
+                    f"T.{op.name}: lane {lane[at]} asks for a lane {by[at]} away",
+                    loc=op.loc,
+                    fix=f"shuffle by 0 … {(width if kind == 'xor' else WARP) - 1}",
+                ),
+                fr,
+                beyond,
+            )
+    source = _wanted(kind, me, by, width)
+    there = source < fr.lanes[0]
+    there[there] &= running[source[there]]
+    if not there[running].all():
+        wrong = running & ~there
+        at = int(np.argmax(wrong))
+        beside = lane[running & (me // WARP == at // WARP)]
+        exists = source[at] < fr.lanes[0]
+        raise in_lane(
+            SanitizerError(
+                "shuffle-lane",
+                f"T.{op.name}: lane {lane[at]} asks for the value of lane {source[at] % WARP}, "
+                + ("which does not run this" if exists else "which this block does not have"),
+                loc=op.loc,
+                notes=(f"of warp {at // WARP} lanes {_ranges(beside)} run it",),
+                fix="shuffle before the `if`, where all lanes of the warp come by; or give the "
+                "shuffle a width= that keeps it among the lanes that run",
+            ),
+            fr,
+            wrong,
+        )
+
+
+def _ranges(lanes: Array) -> str:
+    """Numbers in words: 0 … 15, 20."""
+    runs = np.split(lanes, np.flatnonzero(np.diff(lanes) != 1) + 1)
+    return ", ".join(f"{r[0]} … {r[-1]}" if r.size > 1 else str(r[0]) for r in runs)
+
+
+def _warps(fr: Frame, value: Value, idle: Any) -> Array:
+    """Values by warp, threads that are not active (or do not exist) replaced by `idle`."""
+    values = _threads(fr, value)
+    values[~fr.active(fr.lanes)] = idle
+    rows = -(-values.size // WARP)
+    out = np.full(rows * WARP, idle, values.dtype)
+    out[: values.size] = values
+    return out.reshape(rows, WARP)
+
+
+def _spread(fr: Frame, by_warp: Array) -> Array:
+    return np.repeat(by_warp, WARP)[: fr.lanes[0]]
+
+
+def ballot(fr: Frame, op: Intrinsic, pred: Value) -> Value:
+    bits = _warps(fr, pred != 0, False).astype(np.uint64)
+    word = (bits << np.arange(WARP, dtype=np.uint64)).sum(axis=1)
+    return _spread(fr, word.astype(np.uint32))
+
+
+def any_sync(fr: Frame, op: Intrinsic, pred: Value) -> Value:
+    return _spread(fr, np.asarray(_warps(fr, pred != 0, False).any(axis=1)))
+
+
+def all_sync(fr: Frame, op: Intrinsic, pred: Value) -> Value:
+    return _spread(fr, np.asarray(_warps(fr, pred != 0, True).all(axis=1)))
+
+
+def warp_reduce(name: str) -> Callable[..., Value]:
+    symbol = {"sum": "+", "max": "max", "min": "min", "and": "&", "or": "|"}[name]
+
+    def run(fr: Frame, op: Intrinsic, value: Value) -> Value:
+        arg = op.args[0]
+        dtype: DType = arg.buffer.dtype if isinstance(arg, Region) else arg.dtype
+        fn = bin_fn(symbol, dtype)
+        values, active = _threads(fr, value), fr.active(fr.lanes)
+        width, out = op.width or WARP, values.copy()
+        for first in range(0, values.size, width):
+            group = np.flatnonzero(active[first : first + width]) + first
+            if group.size:
+                # the butterfly's order, so that targets can agree bit for bit
+                parts = [values[g] for g in group]
+                while len(parts) > 1:
+                    half = (len(parts) + 1) // 2
+                    parts = [
+                        fn(parts[k], parts[k + half]) if k + half < len(parts) else parts[k]
+                        for k in range(half)
+                    ]
+                out[group] = parts[0]
+        return out
+
+    return run
+
+
+_VALUES: dict[str, Callable[..., Value]] = {
+    **{f"shfl_{kind}": shuffle(kind) for kind in ("sync", "xor", "up", "down")},
+    **{f"warp_reduce_{name}": warp_reduce(name) for name in ("sum", "max", "min", "and", "or")},
+    "ballot": ballot,
+    "any_sync": any_sync,
+    "all_sync": all_sync,
+}
+
+
+@meaning(Intrinsic)
+def run_intrinsic(b: Builder, op: Intrinsic) -> Step:
+    effect = INTRINSICS.get(op.name)
+    if effect is None:
+        raise RunError(f"unknown intrinsic {op.name!r}", loc=op.loc)
+    if effect.opaque:
+        # an opaque instruction that is never reached does no harm
+        def refuse(fr: Frame) -> None:
+            raise RunError(
+                f"{op.name} is foreign code, which the interpreter cannot run",
+                loc=op.loc,
+                fix='compile for a GPU: target="cuda"',
+            )
+
+        return Step(op, refuse)
+    args: list[Any] = [
+        b.evaluate.region(a) if isinstance(a, Region) else b.evaluate(a) for a in op.args
+    ]
+    if op.name in ("pdl_wait", "pdl_launch"):
+        return Step(op, lambda fr: None)
+    if op.name == "print":
+        return Step(op, lambda fr: run_print(fr, op, args))
+    if op.name == "device_assert":
+        return Step(op, lambda fr: run_assert(fr, op, args))
+    fn, result = _VALUES[op.name], op.result
+
+    def run(fr: Frame) -> None:
+        values = [_element(fr, a) if isinstance(a, TileRegion) else a(fr) for a in args]
+        got = fn(fr, op, *values[: fn_arity(op.name)])
+        if result is not None:
+            fr.vars[result.name] = got.astype(result.dtype.numpy)
+
+    return Step(op, run)
+
+
+def fn_arity(name: str) -> int:
+    return 2 if name.startswith("shfl_") else 1
+
+
+def _element(fr: Frame, tile: TileRegion) -> Value:
+    return gather(fr, fr.memory(tile.region.buffer.name), tuple(s(fr) for s in tile.starts), None)
+
+
+def run_print(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
+    """One line for uniform values and tiles, one per active lane otherwise. `op` is labelled."""
+    shown = [_shown(fr, a) if isinstance(a, TileRegion) else a(fr) for a in args]
+    say, places = fr.agent.block.cluster.launch.say, op.width or 0
+    if fr.mask is None and not any(callable(v) or v.ndim for v in shown if not _is_tile(v)):
+        say(show_line(op.text.format(*shown[:places]), [_plain(v) for v in shown[places:]]))
+        return
+    columns = [
+        v if callable(v) or _is_tile(v) else np.broadcast_to(v, fr.lanes).__getitem__ for v in shown
+    ]
+    for lane in zip(*np.nonzero(fr.active(fr.lanes)), strict=True):
+        row = [_plain(c) if _is_tile(c) else c(lane) for c in columns]
+        say(show_line(op.text.format(*row[:places]), row[places:]))
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A tile that is the same in all lanes."""
+
+    array: Array
+
+
+def _is_tile(value: Any) -> bool:
+    return isinstance(value, _Tile)
+
+
+def _plain(value: Any) -> Any:
+    return value.array if isinstance(value, _Tile) else value
+
+
+def _shown(fr: Frame, tile: TileRegion) -> Any:
+    """What is printed of a region: an element, a tile, or the tile of each lane."""
+    if not tile.region.tile:
+        return _element(fr, tile)
+    kept = long_dims(tile.region.extents)
+
+    def squeezed(array: Array) -> Array:
+        return array.reshape([array.shape[k] for k in kept])
+
+    mem = region_memory(fr, tile)
+    box = None if mem.lead else locate(fr, tile, mem)
+    if box is not None:
+        return _Tile(squeezed(read_box(box)))
+    starts = [np.broadcast_to(s(fr), fr.lanes) for s in tile.starts]
+    extents, data, rank = extents_of(fr, tile), mem.data, len(mem.lead)
+
+    def of_lane(lane: tuple[int, ...]) -> Array:
+        return squeezed(cut(data[lane[:rank]], [int(s[lane]) for s in starts], extents))
+
+    return of_lane
+
+
+def run_assert(fr: Frame, op: Intrinsic, args: list[Any]) -> None:
+    """The last operand holds in every active lane. `op` is labelled."""
+    *places, test = (_element(fr, a) if isinstance(a, TileRegion) else a(fr) for a in args)
+    wrong = (test == 0) & fr.active(fr.lanes if test.ndim or fr.mask is not None else ())
+    if np.any(wrong):
+        at = np.unravel_index(int(np.argmax(wrong)), fr.lanes) if wrong.ndim else ()
+        shown = [np.broadcast_to(p, fr.lanes)[at] if p.ndim else p for p in places]
+        fix = "it is the kernel's own: pass data that fulfils it"
+        raise in_lane(RunError(op.text.format(*shown), loc=op.loc, fix=fix), fr, wrong)

@@ -1,0 +1,1 @@
+"""Passes that bring texts into one form, before layouts and overlap are chosen."""

@@ -1,0 +1,275 @@
+"""Products into tiles that were just cleared, as products that begin anew.
+
+A matrix instruction can ignore what its accumulator holds. Where a tile is zero whenever a product
+comes to it, clearing it is work for nothing, and other passes do not see that iterations have
+nothing to do with each other.
+
+    for k { fill T = 0; T += A[k]·B[k]; … }
+    fill T = 0; for k { T += A[k]·B[k]; …; fill T = 0 }
+
+    for k { T = A[k]·B[k]; … }
+
+In the second form nobody else may have to do with the tile: behind the loop it would not be zero.
+
+A mask that is written first, of zeros and other constants, is added behind the product instead, or
+behind the last of several into the same tile, where most of its elements do nothing and
+`unswitch_guards` asks for few of the others:
+
+    map (i, j) { T[i, j] = 0 if seen else -inf }; T += A·B
+
+    T = A·B; map (i, j) { T[i, j] = T[i, j] if seen else T[i, j] + -inf }
+
+The sums are the same: zero changes none, and an infinity makes all of them itself, or NaN of NaN.
+Other constants are one more number of a sum, which has no order. In a type of 16 bits they stay
+where they are: its sums are rounded where threads add to them, and one that is too large for the
+type is an infinity, which with the other one of a mask is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isnan
+
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import (
+    FALSE,
+    TRUE,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    binary,
+    loads,
+)
+from tilewright.ir.op import (
+    Alloc,
+    Body,
+    Fill,
+    For,
+    Gemm,
+    Hint,
+    If,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Store,
+    bodies,
+    expressions,
+    marked,
+    viewed_buffers,
+    walk_ops,
+)
+from tilewright.ir.rewrite import map_body, rebuild
+from tilewright.ir.target import Target
+from tilewright.passes.overlap.rings import leaves_early, mentioned, written_in
+from tilewright.passes.reasons import because
+
+
+def fold_accumulator_init(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel` without clearing tiles for products that begin there."""
+    shown = viewed_buffers(kernel)
+    alone = _once_filled(kernel, shown)
+
+    def body(ops: Body) -> Body:
+        found: list[Op] = []
+        later: dict[int, Body] = {}  # what follows the op at that place
+        if not any(isinstance(op, (Fill, For, Gemm)) for op in ops):
+            return ops
+        for at, op in enumerate(ops):
+            new = op
+            if isinstance(op, For):
+                for tile in _rotated(op, alone):
+                    found = [each for each in found if not _clears(each, tile)]
+                    assert isinstance(new, For)
+                    new = _begun(kernel, new, tile)
+            elif isinstance(op, Gemm) and _adds(op) and op.c.buffer.name not in shown:
+                behind = _behind(ops, at, op.c.buffer, shown)
+                if behind is not None:
+                    first, nest = behind
+                    found = [each for each in found if each is not first]
+                    new = _anew(kernel, op)
+                    if nest:
+                        later[_last_product(ops, at, op.c.buffer, nest)] = nest
+            found += [new, *later.get(at, ())]
+        return tuple(found)
+
+    def rule(op: Op) -> Op | None:
+        fields = marked(op, "body")
+        return (
+            rebuild(op, **{f.name: body(getattr(op, f.name)) for f in fields}) if fields else None
+        )
+
+    return rebuild(kernel, body=body(map_body(kernel.body, rule)))
+
+
+def _adds(op: Gemm) -> bool:
+    """Whether a product adds to a whole tile of registers that it does not read otherwise."""
+    tile = op.c.buffer
+    own = tile.name in (op.a.buffer.name, op.b.buffer.name)
+    return op.clear is FALSE and tile.space is Space.FRAGMENT and op.c.is_whole and not own
+
+
+def _clears(op: Op, tile: Buffer) -> bool:
+    return (
+        isinstance(op, Fill)
+        and op.dst.buffer == tile
+        and op.dst.is_whole
+        and isinstance(op.value, Const)
+        and op.value.value == 0
+    )
+
+
+def _behind(ops: Body, at: int, tile: Buffer, shown: set[str]) -> tuple[Op, Body] | None:
+    """What starts a tile for the product `ops[at]`, and what does the same behind that."""
+    last = next((k for k in range(at - 1, -1, -1) if _touches(ops[k], tile)), None)
+    if last is None or leaves_early(ops[last:at]):  # who leaves in between leaves zeros behind
+        return None
+    first = ops[last]
+    if _clears(first, tile):
+        return first, ()
+    if not isinstance(first, Map):
+        return None
+    reads = mentioned(first) - {tile.name}  # would they be the same behind the product?
+    if reads & shown or reads & written_in(ops[last:at]):
+        return None
+    nest = _added(first, tile)
+    return None if nest is None else (first, nest)
+
+
+def _last_product(ops: Body, at: int, tile: Buffer, nest: Body) -> int:
+    """The last of the products that add to `tile` from `ops[at]` on, one after the other, with
+    nothing between them that changes what `nest` reads."""
+    reads = {name for op in nest for name in mentioned(op)} - {tile.name}
+    last = at
+    for k in range(at + 1, len(ops)):
+        op = ops[k]
+        adds = isinstance(op, Gemm) and _adds(op) and op.c.buffer == tile
+        if (not adds and _touches(op, tile)) or reads & written_in((op,)) or leaves_early((op,)):
+            break
+        last = k if adds else last
+    return last
+
+
+def _added(nest: Map, tile: Buffer) -> Body | None:
+    """The constants that `nest` writes to every element of `tile`, added to it; None if it does
+    anything else."""
+    *names, store = nest.body
+    match store:
+        case If(cond, (Store() as yes,), (Store() as no,)) if _same_place(yes, no):
+            store = rebuild(yes, value=Select(cond, yes.value, no.value))
+    if (
+        not all(isinstance(op, Let) for op in names)
+        or not isinstance(store, Store)
+        or store.buffer != tile
+        or store.indices != nest.vars
+        or nest.extents != tile.shape
+        or any(
+            load.buffer == tile for op in nest.body for e in expressions(op) for load in loads(e)
+        )
+    ):
+        return None
+    old = Load(tile, store.indices)
+
+    def added(value: Expr) -> Expr | None:
+        match value:
+            case Select(cond, a, b):
+                yes, no = added(a), added(b)
+                return None if yes is None or no is None else Select(cond, yes, no)
+            case Const(0):
+                return old
+            case Const(v) if tile.dtype.bits >= 32 and not isnan(v):
+                return binary("+", old, value)
+        return None
+
+    new = added(store.value)
+    if new is None or new is old:
+        return None if new is None else ()
+    return (rebuild(nest, body=(*names, rebuild(store, value=new))),)
+
+
+def _same_place(a: Store, b: Store) -> bool:
+    return a.buffer == b.buffer and a.indices == b.indices
+
+
+def _touches(op: Op, tile: Buffer) -> bool:
+    return tile.name in mentioned(op) and not isinstance(op, Alloc)
+
+
+def _once_filled(kernel: Kernel, shown: set[str]) -> set[tuple[str, Var]]:
+    """Tiles that one loop uses, and that are cleared once outside, in the body around it; with the
+    variables of that loop and of those in it that alone have to do with the tile."""
+    found: set[tuple[str, Var]] = set()
+
+    def visit(body: Body) -> None:
+        for at, op in enumerate(body):
+            if isinstance(op, For):
+                for name in mentioned(op) - shown:
+                    users = [k for k, each in enumerate(body) if name in mentioned(each)]
+                    users = [k for k in users if not isinstance(body[k], Alloc)]
+                    first = body[users[0]]
+                    cleared = isinstance(first, Fill) and _clears(first, first.dst.buffer)
+                    if (
+                        cleared
+                        and users == [users[0], at]
+                        and _uses(kernel, name) == _uses_in((first, op), name)
+                    ):
+                        found.update((name, loop.var) for loop in _around(op, name))
+            for inner in bodies(op):
+                visit(inner)
+
+    visit(kernel.body)
+    return found
+
+
+def _around(loop: For, name: str) -> Iterator[For]:
+    """`loop`, and each one that is all that uses a tile in the loop around it."""
+    yield loop
+    users = [op for op in loop.body if name in mentioned(op)]
+    if len(users) == 1 and isinstance(users[0], For):
+        yield from _around(users[0], name)
+
+
+def _uses(kernel: Kernel, name: str) -> int:
+    return _uses_in(kernel.body, name)
+
+
+def _uses_in(body: Body, name: str) -> int:
+    """How many ops without bodies, and hints, have to do with a tile."""
+    count = 0
+    for op in walk_ops(body):
+        if isinstance(op, Alloc):
+            continue
+        hinted = isinstance(op, Hint) and op.buffer is not None and op.buffer.name == name
+        count += hinted or (not any(True for _ in bodies(op)) and name in mentioned(op))
+    return count
+
+
+def _rotated(loop: For, alone: set[tuple[str, Var]]) -> list[Buffer]:
+    """Tiles that a loop finds cleared, adds to, and leaves cleared."""
+    found = []
+    if leaves_early(loop.body):
+        return []
+    for op in loop.body:
+        if isinstance(op, Gemm) and _adds(op) and (op.c.buffer.name, loop.var) in alone:
+            users = [each for each in loop.body if _touches(each, op.c.buffer)]
+            if users[0] is op and _clears(users[-1], op.c.buffer):
+                found.append(op.c.buffer)
+    return found
+
+
+def _begun(kernel: Kernel, loop: For, tile: Buffer) -> For:
+    users = [k for k, each in enumerate(loop.body) if _touches(each, tile)]
+    body = list(loop.body)
+    product = body[users[0]]
+    assert isinstance(product, Gemm)
+    body[users[0]] = _anew(kernel, product)
+    del body[users[-1]]
+    return rebuild(loop, body=tuple(body))
+
+
+def _anew(kernel: Kernel, op: Gemm) -> Gemm:
+    found = rebuild(op, clear=TRUE)
+    because(kernel.name, found, "begins anew: its tile was just cleared")
+    return found

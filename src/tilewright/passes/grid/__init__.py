@@ -1,0 +1,1 @@
+"""Passes over the grid: the order of tiles, persistent blocks, clusters."""

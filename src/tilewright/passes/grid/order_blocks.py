@@ -1,0 +1,447 @@
+"""The order in which the tiles of a grid are taken up: what `T.use_swizzle` and `order` ask for.
+
+Blocks are launched in order of their number, axis 0 fastest. The kernel's own indices become
+functions of the number, one to one for every size of the grid; nothing else changes.
+
+- `plain`: the number counts through the grid.
+- `grouped`: in panels of rows (or columns) the number goes down the rows of a panel, then to the
+  next column, turning round at the end of the grid, so that blocks which run together share rows
+  and columns in the L2 cache.
+- `hilbert`: the same panels in squares of 2^k by 2^k, each along a Hilbert curve that ends beside
+  the next square. What is left over at the edges is walked in columns.
+- `longest`: the axis that decides how long pipelined loops run is the slowest, beginning with the
+  most work, so that short blocks fill the gaps at the end of the launch; in sections of the other
+  axes, so that some of the blocks that run together load the same tiles.
+
+Left to itself the pass follows the hint, or else takes `longest` where loops of blocks differ, or
+else `grouped` where blocks of a row load the same tiles and blocks of a column too, as far as their
+places are computed; what is looked up is taken to be the same for neighbours.
+In kernels with clusters these are the orders of clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from math import prod
+
+import numpy as np
+
+from tilewright.ir import scope
+from tilewright.ir.analysis.bounds import Ranges, bounds, linear
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import (
+    Bin,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    binary,
+    cast,
+    compare,
+    const,
+    select,
+    variables,
+)
+from tilewright.ir.gather import as_gather, gather_of
+from tilewright.ir.layout.linear import factors
+from tilewright.ir.op import Copy, Dim, For, Hint, Kernel, Let, Map, Op, Program, walk_ops
+from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names
+from tilewright.ir.target import Target
+from tilewright.passes.grid.tile_scheduler import blocks_of, in_waves, tile_lengths
+from tilewright.passes.reasons import at_line, because
+
+ABOUT = "block order"
+PANEL = 8  # rows of a panel that nobody asked for
+SIDE = 16  # of the largest square that a Hilbert curve fills
+EVEN = "all blocks run their loops equally long"
+SHARING = 4  # blocks that load the same tiles at the same time
+MOST = 2**31  # tiles that numbers can count
+
+
+def order_blocks(program: Program, target: Target) -> Program:
+    """`program` with the block orders that `target` or its hints ask for."""
+    names = program_names(program)
+    return map_kernels(program, lambda kernel: _ordered(kernel, program.dims, target, names))
+
+
+def _ordered(kernel: Kernel, dims: Iterable[Dim], target: Target, names: set[str]) -> Kernel:
+    hints = [op for op in kernel.body if isinstance(op, Hint) and op.name == "swizzle"]
+    bare = replace(kernel, body=map_body(kernel.body, lambda op: () if op in hints else None))
+    work = _Orders(bare if hints else kernel, names)
+    lets, why = _chosen(work, hints[0] if hints else None, dims, target)
+    because(kernel.name, ABOUT, why)
+    return work.kernel if lets is None else work.renamed(lets)
+
+
+def _chosen(
+    work: _Orders, hint: Hint | None, dims: Iterable[Dim], target: Target
+) -> tuple[list[Op] | None, str]:
+    """What computes the kernel's indices, None where blocks stay in order; and why."""
+    kernel, choice = work.kernel, target.choice("order")
+    size, way = (int(hint.detail[0]), str(hint.detail[1])) if hint else (PANEL, "row")
+    rows = "rows" if way == "row" else "columns"
+    said = f"panels of {size} {rows}"
+    total = prod(int(n.value) for n in kernel.grid if isinstance(n, Const))
+    if not kernel.grid:
+        return None, "plain: there is one block"
+    if total >= MOST:
+        return None, "plain: there are too many blocks to number"
+    if choice == "plain":
+        return None, "plain, as asked for"
+    if choice in ("grouped", "hilbert") and len(kernel.grid) < 2:
+        return None, f"plain: {choice} orders need a grid of two axes or more"
+    if choice == "hilbert":
+        side = hilbert_side(work.counts[:2])
+        return work.hilbert(side), f"hilbert, as asked for: curves in squares of {side} × {side}"
+    if choice == "grouped":
+        return work.grouped(size, way), f"grouped, as asked for: {said}"
+    if choice == "auto" and hint is not None:
+        if len(kernel.grid) < 2:
+            return None, "plain: panels need a grid of two axes or more"
+        return work.grouped(size, way), f"grouped: T.use_swizzle asks for {said}{_line(hint)}"
+    asked = ", as asked for" if choice == "longest" else ""
+    found = most_work(kernel, dims)
+    if isinstance(found, str):
+        if choice == "auto" and (shared := reloaded(kernel, dims)):
+            return work.grouped(size, way), f"grouped, {said}: {shared}"
+        return None, f"plain: {found}"
+    axis, direction, loop = found
+    more = "more" if direction > 0 else "less"
+    name = kernel.blocks[axis].name
+    why = f"longest{asked}: the loop{_line(loop)} runs longer the {more} {name} is"
+    wide = section_size(kernel, axis, direction, target, dims)
+    if wide is not None:
+        why += f"; {wide} at a time on the other axes, so that blocks share what they load"
+        return work.sections(axis, direction, wide), why
+    if direction < 0 and axis == len(kernel.grid) - 1:
+        return None, f"plain, which is {why}"
+    return work.longest(axis, direction), why
+
+
+def _line(op: Op) -> str:
+    return f" {at_line(op.loc)}" if op.loc is not None else ""
+
+
+def number_of(indices: Sequence[Expr], extents: Sequence[Expr]) -> Expr:
+    """The number of a block among those of a grid with these extents, axis 0 fastest."""
+    number, stride = indices[0], extents[0]
+    for index, extent in zip(indices[1:], extents[1:], strict=True):
+        number, stride = number + index * stride, stride * extent
+    return number
+
+
+# ── orders ───────────────────────────────────────────────────────────────────────────────────
+
+
+class _Orders:
+    """Indices of one kernel as functions of those that blocks are launched with."""
+
+    def __init__(self, kernel: Kernel, names: set[str]) -> None:
+        self.kernel = kernel
+        self.names = names
+        rank = len(kernel.grid)
+        self.cluster = (kernel.cluster + (1,) * rank)[:rank]
+        # of clusters, where there are some
+        self.counts = tuple(n // c for n, c in zip(kernel.grid, self.cluster, strict=True))
+        self.raw: dict[int, Var] = {}
+        self.lets: list[Op] = []
+
+    def let(self, name: str, value: Expr) -> Var:
+        var = Var(fresh_name(name, self.names), value.dtype)
+        self.lets.append(Let(var, value, loc=self.kernel.loc))
+        return var
+
+    def number(self, axes: Iterable[int]) -> Var:
+        """The number of the launched block (or cluster) on these axes, which get new indices."""
+        axes = tuple(axes)
+        for axis in axes:
+            var = self.kernel.blocks[axis]
+            self.raw[axis] = Var(fresh_name(f"{var.name}_raw", self.names), var.dtype)
+        raw = [self.raw[axis] // self.cluster[axis] for axis in axes]
+        return self.let("number", number_of(raw, [self.counts[axis] for axis in axes]))
+
+    def placed(self, places: dict[int, Expr]) -> list[Op]:
+        """The indices of the kernel at these places, in terms of clusters."""
+        for axis, place in places.items():
+            var, extent, size = self.kernel.blocks[axis], self.kernel.grid[axis], self.cluster[axis]
+            index = place if size == 1 else place * size + self.raw[axis] % size
+            self.lets.append(Let(var, cast(index, var.dtype), loc=self.kernel.loc))
+            # what a grid index says by itself
+            inside = binary("and", compare(">=", var, 0), compare("<", var, extent))
+            self.lets.append(Hint("assume", value=inside, loc=self.kernel.loc))
+        return self.lets
+
+    def renamed(self, lets: list[Op]) -> Kernel:
+        kernel = self.kernel
+        blocks = tuple(self.raw.get(axis, var) for axis, var in enumerate(kernel.blocks))
+        return replace(kernel, blocks=blocks, body=(*lets, *kernel.body))
+
+    def grouped(self, size: int, way: str) -> list[Op]:
+        along, across = (0, 1) if way == "row" else (1, 0)
+        number = self.number((0, 1))
+        panel, inside, narrow, back = self.panel(number, size, along, across)
+        step = self.let("step", inside // narrow)
+        places = {across: panel * size + inside - step * narrow, along: self.turned(back, step)}
+        return self.placed({axis: places[axis] for axis in (0, 1)})
+
+    def panel(
+        self, number: Var, size: int, along: int, across: int
+    ) -> tuple[Var, Var, Var, tuple[Expr, Expr]]:
+        """The panel, the number in it, its width, and how it turns round."""
+        length, width = self.counts[along], self.counts[across]
+        panel = self.let("panel", number // (length * size))
+        inside = self.let("inside", number - panel * (length * size))
+        narrow = self.let("narrow", binary("min", const(size), width - panel * size))
+        return panel, inside, narrow, (compare("!=", panel % 2, 0), length - 1)
+
+    def turned(self, back: tuple[Expr, Expr], step: Expr) -> Expr:
+        odd, last = back
+        return select(odd, last - step, step)
+
+    def hilbert(self, side: int) -> list[Op]:
+        number = self.number((0, 1))
+        panel, inside, narrow, back = self.panel(number, side, 0, 1)
+        square = self.let("square", inside // (narrow * side))
+        rest = self.let("rest", inside - square * (narrow * side))
+        wide = binary("min", const(side), self.counts[0] - square * side)
+        column = self.let("column", rest // narrow)
+        x, y = self.curve(rest, side)
+        whole = self.let("whole", compare("==", wide * narrow, side * side))
+        along = square * side + select(whole, x, column)
+        across = panel * side + select(whole, y, rest - column * narrow)
+        return self.placed({0: self.turned(back, along), 1: across})
+
+    def curve(self, number: Var, side: int) -> tuple[Expr, Expr]:
+        """The place of `number` on the Hilbert curve from one corner of a square to the next one
+        along: the curve of half the side, turned into each quarter, from the inside outwards."""
+        x: Expr = const(0, number.dtype)
+        y: Expr = const(0, number.dtype)
+        for level in range(side.bit_length() - 1):
+            half = 1 << level
+            right = self.let("right", (number >> (2 * level + 1)) & 1)
+            up = self.let("up", ((number >> (2 * level)) ^ right) & 1)
+            flip = compare(">", right, up)
+            x, y = select(flip, half - 1 - x, x), select(flip, half - 1 - y, y)
+            turn = compare("==", up, 0)
+            x, y = select(turn, y, x), select(turn, x, y)
+            x, y = self.let("x", x + right * half), self.let("y", y + up * half)
+        return x, y
+
+    def sections(self, axis: int, direction: int, size: int) -> list[Op]:
+        """As `longest`, for `size` at a time of the tiles that differ on other axes."""
+        others = [at for at in range(len(self.counts)) if at != axis]
+        length = self.counts[axis]
+        width = reduce(lambda a, b: a * b, [self.counts[other] for other in others])
+        number = self.number(range(len(self.counts)))
+        section = self.let("section", number // (length * size))
+        inside = self.let("inside", number - section * (length * size))
+        narrow = self.let("narrow", binary("min", const(size), width - section * size))
+        step = self.let("step", inside // narrow)
+        rest: Expr = self.let("rest", section * size + inside - step * narrow)
+        places: dict[int, Expr] = {axis: length - 1 - step if direction > 0 else step}
+        for other in others[:-1]:
+            places[other] = rest % self.counts[other]
+            rest = self.let("rest", rest // self.counts[other])
+        places[others[-1]] = rest
+        return self.placed(dict(sorted(places.items())))
+
+    def longest(self, axis: int, direction: int) -> list[Op]:
+        others = [at for at in range(len(self.counts)) if at != axis]
+        last = self.counts[axis] - 1
+        # an axis that is the slowest already: the others keep the indices they are launched with
+        others = [] if axis == len(self.counts) - 1 else others
+        rest: Expr = self.number([axis] if not others else range(len(self.counts)))
+        places: dict[int, Expr] = {}
+        for other in others:
+            count = self.counts[other]
+            if isinstance(count, Const) and count.value == 1:
+                places[other] = const(0, rest.dtype)
+            else:
+                places[other] = rest % count
+                rest = self.let("rest", rest // count)
+        places[axis] = last - rest if direction > 0 else rest
+        return self.placed(dict(sorted(places.items())))
+
+
+def hilbert_side(counts: Sequence[Expr]) -> int:
+    """The side of the squares: as many of them as can be should be whole."""
+    sizes = [int(n.value) if isinstance(n, Const) else PANEL for n in counts]
+    return int(1 << max(1, min(SIDE, *sizes).bit_length() - 1))
+
+
+# ── where the work is ────────────────────────────────────────────────────────────────────────
+
+
+def most_work(kernel: Kernel, dims: Iterable[Dim] = ()) -> tuple[int, int, For] | str:
+    """The axis whose index alone decides how long pipelined loops run, 1 where that grows with it
+    or -1, and a loop that does; or why there is none, in words."""
+    if any(isinstance(op, For) and op.kind == "persistent" for op in walk_ops(kernel)):
+        return "blocks walk over tiles themselves"
+    blocks = set(kernel.blocks)
+    trips: list[tuple[Expr, For, Ranges]] = []
+    for op, ranges in scope.walk_ranges(kernel, dims):
+        if not isinstance(op, For) or op.kind != "pipelined":
+            continue
+        trip: Expr | None = op.stop - op.start
+        for var in kernel.blocks:
+            trip = ranges.resolve(trip, var) if trip is not None else None
+        if trip is None:
+            return f"how long the loop{_line(op)} runs is read from memory"
+        if variables(trip) & blocks:
+            trips.append((trip, op, ranges))
+    deciding = {v for trip, *_ in trips for v in variables(trip) & blocks}
+    if not deciding:
+        return EVEN
+    if len(deciding) > 1:
+        several = ", ".join(sorted(v.name for v in deciding))
+        return f"how long the loop{_line(trips[0][1])} runs depends on {several}"
+    (var,) = deciding
+    found = _together(trend(trip, var, ranges) for trip, _, ranges in trips)
+    if found is None and len({op.step for _, op, _ in trips}) == 1:
+        # one loop may go on where another ends
+        found = trend(reduce(lambda a, b: a + b, [t for t, *_ in trips]), var, trips[-1][2])
+    if not found:
+        return f"the loop{_line(trips[0][1])} runs neither longer nor shorter as {var.name} grows"
+    return kernel.blocks.index(var), found, trips[0][1]
+
+
+def section_size(
+    kernel: Kernel, axis: int, direction: int, target: Target, dims: Iterable[Dim] = ()
+) -> int | None:
+    """How many tiles of the other axes may be under way at a time for `SHARING` blocks to load the
+    same: with one each, causal attention of 128 heads reads the keys of all of them from memory at
+    once, and takes a fifth longer. Up to half as many, if that makes shares of blocks that stay
+    more even. None where there are no more, or nothing is loaded again."""
+    if target.kind != "cuda" or not all(isinstance(n, Const) for n in kernel.grid):
+        return None
+    var, again = kernel.blocks[axis], False
+    for op, ranges in scope.walk_ranges(kernel, dims):
+        if not isinstance(op, For) or op.kind != "pipelined":
+            continue
+        for copy in (o for o in op.body if isinstance(o, Copy)):
+            if copy.src.buffer.space is Space.GLOBAL:
+                starts = [ranges.resolve(s, var) for s in copy.src.starts]
+                again |= all(s is not None and var not in variables(s) for s in starts)
+    sizes = [int(n) for n in kernel.grid]
+    width = prod(n for k, n in enumerate(sizes) if k != axis)
+    most = max(1, target.chip.multiprocessors // SHARING)
+    if not again or width <= most:
+        return None
+    lengths = tile_lengths(kernel)
+    if lengths is None:
+        return -(-width // -(-width // most))
+    mine = np.moveaxis(lengths.reshape(sizes[::-1]), len(sizes) - 1 - axis, 0)
+    longest_first = mine.reshape(len(mine), -1)[::-direction, 0]
+    blocks = blocks_of(kernel, target)
+
+    def shares(size: int) -> float:
+        sections = [size] * (width // size) + [width % size]
+        return in_waves(np.concatenate([longest_first.repeat(n) for n in sections]), blocks)
+
+    return min(range(most, most // 2, -1), key=shares)
+
+
+def reloaded(kernel: Kernel, dims: Iterable[Dim] = ()) -> str | None:
+    """What pipelined loops load again and again, in rows of the grid and in columns; in words."""
+    if len(kernel.grid) < 2:
+        return None
+    found: dict[int, str] = {}  # by the axis that does not matter
+    named = {op.var: op.value for op in walk_ops(kernel) if isinstance(op, Let)}
+    for op, ranges in scope.walk_ranges(kernel, dims):
+        if not isinstance(op, For) or op.kind != "pipelined":
+            continue
+        for each in op.body:
+            tensor, places = _loaded(each)
+            starts = [ranges.resolve(s, op.var) for s in places]
+            asked = _asked((s for s in starts if s is not None), named)
+            same = [axis for axis in (0, 1) if kernel.blocks[axis] not in asked]
+            if tensor is not None and len(same) == 1 and None not in starts:
+                found.setdefault(same[0], tensor.name)
+    if len(found) < 2:
+        return None
+    return f"rows of blocks share tiles of {found[0]}, columns of {found[1]}"
+
+
+def _asked(exprs: Iterable[Expr], named: Mapping[Var, Expr]) -> set[Var]:
+    """Variables that `exprs` are computed from. What is looked up (the expert of some rows, a page)
+    is taken to be the same for neighbours."""
+    found: set[Var] = set()
+    left = list(exprs)
+    while left:
+        e = left.pop()
+        if isinstance(e, Load) or e in found:
+            continue
+        if isinstance(e, Var):
+            found.add(e)
+            left += [named[e]] if e in named else []
+        left += e.children
+    return found
+
+
+def _loaded(op: Op) -> tuple[Buffer | None, list[Expr]]:
+    """The tensor that a copy, or a nest that gathers, loads a tile of; what says which tile."""
+    if isinstance(op, Copy) and op.src.buffer.space is Space.GLOBAL:
+        return op.src.buffer, list(op.src.starts)
+    nest = as_gather(op, {}) if isinstance(op, Map) else None
+    found = gather_of(nest) if nest is not None else None
+    if nest is None or found is None:
+        return None, []
+    asked = variables(found.store.value) - set(nest.vars)
+    return found.load.buffer, [*sorted(asked, key=lambda v: v.name)]
+
+
+def trend(expr: Expr, var: Var, ranges: Ranges) -> int | None:
+    """1 where `expr` never falls as `var` grows, -1 where it never rises, 0 where it does not
+    depend on it; None where nobody knows."""
+    if var not in variables(expr):
+        return 0
+    if expr is var:
+        return 1
+    match expr:
+        case Cast(_, a) if expr.dtype.is_int and a.dtype.is_int:
+            return trend(a, var, ranges)
+        case Bin("//" | ">>" as op, a, b) if var not in variables(b):
+            low = bounds(b, ranges).lo  # nothing divides by 0
+            return trend(a, var, ranges) if op == ">>" or (low or 0) >= 0 else None
+        case Bin("min" | "max", a, b):
+            return _together(trend(e, var, ranges) for e in (a, b))
+        case Select(cond, a, b) if var not in variables(cond):
+            return _together(trend(e, var, ranges) for e in (a, b))
+        case Bin("+" | "-" | "*" | "<<") | Call("neg"):
+            form = linear(expr, ranges)
+            if form is not None and (form.terms.keys() != {expr} or len(factors(expr)) > 1):
+                return _together(
+                    _signed(_product(atom, var, ranges), c) for atom, c in form.terms.items()
+                )
+    return None
+
+
+def _product(atom: Expr, var: Var, ranges: Ranges) -> int | None:
+    """The trend of a product, one factor of which depends on `var`."""
+    parts = factors(atom)
+    if len(parts) == 1:
+        return trend(atom, var, ranges)
+    mine = [p for p in parts if var in variables(p)]
+    sign = 1
+    for span in (bounds(p, ranges) for p in parts if p not in mine):
+        if (span.lo is None or span.lo < 0) and (span.hi is None or span.hi > 0):
+            return None if mine else 0
+        sign *= 1 if span.lo is not None and span.lo >= 0 else -1
+    return 0 if not mine else _signed(trend(mine[0], var, ranges), sign) if len(mine) == 1 else None
+
+
+def _signed(found: int | None, sign: int) -> int | None:
+    return None if found is None else found * (1 if sign > 0 else -1)
+
+
+def _together(trends: Iterable[int | None]) -> int | None:
+    """Of a sum: what its parts have in common."""
+    found = set(trends)
+    if None in found or len(found - {0}) > 1:
+        return None
+    return next(iter(found - {0}), 0)

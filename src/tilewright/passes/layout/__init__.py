@@ -1,0 +1,1 @@
+"""Passes that choose layouts and instructions: fragments, shared memory, copies, gemms."""

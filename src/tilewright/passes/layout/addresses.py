@@ -1,0 +1,321 @@
+"""Where elements lie: layouts of shared tiles and fragments as expressions.
+
+Shared memory: the offset of an element is `swizzle(layout(coordinates))`. A region splits it into
+a base that depends on run-time values and a layout of the tile inside, which is constant.
+Registers: indices are functions of unrolled loop variables only; `fit_index` finds the expression
+from the table of all their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.analysis.bounds import Ranges, multiple_of
+from tilewright.ir.buffer import Buffer, Region
+from tilewright.ir.dtype import INT32, DType
+from tilewright.ir.expr import (
+    Bin,
+    Call,
+    Cast,
+    Cmp,
+    Const,
+    Expr,
+    Select,
+    Var,
+    compare,
+    const,
+    select,
+)
+from tilewright.ir.layout.layout import ComposedLayout, Indices, Layout, LayoutError, Swizzle
+from tilewright.ir.layout.linear import Linear, build_sum
+from tilewright.ir.layout.ops import composition
+from tilewright.ir.layout.query import fit_layout
+from tilewright.ir.simplify import simplify
+from tilewright.support.errors import CompileError, Loc
+
+NO_SWIZZLE = Swizzle(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class TileAddress:
+    """A region of shared memory: element (i, j, …) of its tile, unit extents dropped, lies at
+    `swizzle(base + modes[0](i) + modes[1](j) + …)` elements into `buffer`."""
+
+    buffer: Buffer
+    base: Expr
+    modes: tuple[Layout, ...]
+    swizzle: Swizzle
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        return tuple(m.size() for m in self.modes)
+
+    def linear(self, *coords: int) -> int:
+        """The offset of a tile element from `base`, before the swizzle."""
+        return sum(m(c) for m, c in zip(self.modes, coords, strict=True))
+
+    def offsets(self) -> Indices:
+        """The offset of every tile element from `base`, before the swizzle, as an array."""
+        total = np.zeros((), np.int64)
+        for mode in self.modes:
+            total = np.add.outer(total, mode.indices())
+        return total
+
+    @property
+    def swizzle_bytes(self) -> int:
+        """The span in bytes (128, 64, 32) of a swizzle that the copy engine and the matrix
+        instructions know; 0 for none, -1 for one they do not."""
+        bits = self.buffer.dtype.bits
+        return swizzle_span(self.swizzle, bits)
+
+
+def swizzle_span(swizzle: Swizzle, elem_bits: int) -> int:
+    """The span in bytes of a hardware swizzle: 16-byte units XORed by the 128-byte line.
+
+    >>> swizzle_span(Swizzle(3, 3, 3), 16), swizzle_span(Swizzle(2, 4, 3), 8)
+    (128, 64)
+    """
+    if swizzle.bits == 0:
+        return 0
+    unit = 1 << swizzle.base
+    if swizzle.shift != 3 or unit * elem_bits != 128 or swizzle.bits > 3:
+        return -1
+    return 16 << swizzle.bits
+
+
+def shared_layout(buffer: Buffer, loc: Loc | None) -> tuple[Swizzle, Layout]:
+    """The swizzle and the plain layout of a shared buffer, one mode per dimension."""
+    layout = buffer.layout
+    swizzle = NO_SWIZZLE
+    if isinstance(layout, ComposedLayout):
+        if layout.offset:
+            raise CompileError(f"{buffer.name}: a layout with an offset is not supported", loc=loc)
+        swizzle, layout = layout.swizzle, layout.layout
+    if not isinstance(layout, Layout) or len(layout) != buffer.rank:
+        raise CompileError(
+            f"{buffer.name} needs a layout with one mode per dimension",
+            loc=loc,
+            expected=f"{buffer.rank} modes",
+            got=repr(buffer.layout),
+        )
+    return swizzle, layout
+
+
+def tile_address(region: Region, ranges: Ranges, loc: Loc | None) -> TileAddress:
+    """Split `region`'s address into a run-time base and a constant tile."""
+    swizzle, layout = shared_layout(region.buffer, loc)
+    base: Expr = const(0)
+    modes = []
+    for dim, (start, extent) in enumerate(zip(region.starts, region.extents, strict=True)):
+        size = int(extent)
+        mode = layout[dim]
+        _check_aligned(region.buffer, dim, mode, start, size, ranges, loc)
+        base = base + layout_expr(mode, start)
+        if size != 1:
+            try:
+                modes.append(composition(mode, Layout(size)))
+            except LayoutError:
+                raise CompileError(
+                    f"this region of {region.buffer.name} does not end where its layout does",
+                    loc=loc,
+                    expected=f"an extent in dimension {dim} that is made of modes of {mode}",
+                    got=str(size),
+                ) from None
+    return TileAddress(region.buffer, simplify(base, ranges), tuple(modes), swizzle)
+
+
+def _check_aligned(
+    buffer: Buffer, dim: int, mode: Layout, start: Expr, size: int, ranges: Ranges, loc: Loc | None
+) -> None:
+    """`mode(start + i) == mode(start) + mode(i)` for i < size: no carry into a mode from below."""
+    inner = 1
+    for extent, _ in mode.modes()[:-1]:
+        inner *= extent
+        if isinstance(start, Const):
+            fits = int(start.value) % inner + min(size, inner) <= inner
+        else:
+            step = multiple_of(start, ranges)
+            fits = step == 0 or step % inner == 0 or (step % size == 0 and inner % size == 0)
+        if not fits:
+            raise CompileError(
+                f"this region of {buffer.name} does not begin where its layout does",
+                loc=loc,
+                expected=f"a start in dimension {dim} that is a multiple of {inner}",
+                got=str(start),
+            )
+
+
+def layout_expr(layout: Layout, coord: Expr) -> Expr:
+    """`layout(coord)` of a linear coordinate."""
+    result: Expr = const(0, coord.dtype)
+    modes = layout.modes()
+    inner = 1
+    for i, (extent, stride) in enumerate(modes):
+        part = coord // inner if inner > 1 else coord
+        if i < len(modes) - 1:
+            part = part % extent
+        if stride:
+            result = result + part * stride
+        inner *= extent
+    return result
+
+
+def swizzle_expr(swizzle: Swizzle, offset: Expr) -> Expr:
+    """`swizzle(offset)`."""
+    if swizzle.bits == 0:
+        return offset
+    mask = ((1 << swizzle.bits) - 1) << swizzle.base
+    return offset ^ ((offset >> swizzle.shift) & mask)
+
+
+MOST_CASES = 256  # of an index that is looked up
+
+_quietly = np.errstate(divide="ignore")  # a quotient that is not asked for may divide by 0
+_INTEGER: dict[str, Callable[[Any, Any], Any]] = {
+    "+": np.add, "-": np.subtract, "*": np.multiply,
+    "//": _quietly(np.floor_divide), "%": _quietly(np.remainder),
+    "min": np.minimum, "max": np.maximum, "&": np.bitwise_and, "|": np.bitwise_or,
+    "^": np.bitwise_xor, "<<": np.left_shift, ">>": np.right_shift, "<": np.less,
+    "<=": np.less_equal, "==": np.equal, "!=": np.not_equal, ">": np.greater,
+    ">=": np.greater_equal, "and": np.logical_and, "or": np.logical_or,
+}  # fmt: skip
+
+
+def evaluate(expr: Expr, values: Mapping[Var, Any]) -> Any:
+    """An integer or bool expression over arrays of its variables' values."""
+    match expr:
+        case Const() if (expr.dtype.is_int or expr.dtype.is_bool) and expr.value < 1 << 63:
+            return np.int64(expr.value)
+        case Var():
+            return values[expr]
+        case Bin() | Cmp():
+            found = _INTEGER[expr.op](evaluate(expr.a, values), evaluate(expr.b, values))
+            return _wrapped(found, expr.dtype)
+        case Select():
+            return np.where(*(evaluate(e, values) for e in expr.children))
+        case Cast() if expr.dtype.is_int:
+            return _wrapped(np.add(evaluate(expr.a, values), 0), expr.dtype)  # bools count
+        case Call(name="neg"):
+            return _wrapped(-evaluate(expr.args[0], values), expr.dtype)
+    raise CompileError(f"{expr} is not known at compile time")
+
+
+def _wrapped(found: Any, kind: DType) -> Any:
+    """`found` as `kind` holds it; an index of 32 or 64 bits that overflows is undefined."""
+    if not kind.is_int or kind.bits == 64 or kind == INT32:
+        return found
+    least = int(kind.min_value)
+    return (found - least) % (1 << kind.bits) + least
+
+
+def fit_index(
+    table: Indices, variables: Sequence[Var], starts: Sequence[int] = (), steps: Sequence[int] = ()
+) -> Expr | None:
+    """The expression that has value `table[i, j, …]` at the i-th, j-th, … values of `variables`
+    (which count from `starts` by `steps`): a sum of a function of each. None if there is none."""
+    if not table.size:  # a loop without turns
+        return const(0, INT32)
+    origin = (0,) * table.ndim
+    first, narrow = int(table[origin]), bool((abs(table) < 1 << 30).all())
+    even: dict[Expr, int] = {}  # variables that count from 0, and what they are multiplied by
+    parts: list[Expr] = []
+    rest = table - first
+    for axis, var in enumerate(variables):
+        line = rest[tuple(slice(None) if a == axis else 0 for a in range(table.ndim))]
+        rest = rest - line.reshape([-1 if a == axis else 1 for a in range(table.ndim)])
+        start = starts[axis] if starts else 0
+        step = steps[axis] if steps else 1
+        count: Expr = (var - start) // step if step != 1 else var - start
+        stride = int(line[1]) if len(line) > 1 else 0
+        if count is var and np.array_equal(line, np.arange(len(line)) * stride):
+            even[var] = stride
+            continue
+        part = _fit_line(line, count)
+        if part is None:
+            return None
+        parts.append(part)
+    if rest.any():
+        return None
+    if narrow and not parts and all(var.dtype is INT32 for var in even):
+        # already simple
+        return build_sum(Linear({var: k for var, k in even.items() if k}, first), INT32)
+    return simplify(sum([*parts, *(var * k for var, k in even.items() if k)], const(first)))
+
+
+def fit_registers(
+    table: Indices, variables: Sequence[Var], starts: Sequence[int], steps: Sequence[int]
+) -> Expr | None:
+    """As `fit_index`, by cases where there is no sum: of unrolled variables, so that every index
+    is a constant in the end. None when it takes too many cases."""
+    found = fit_index(table, variables, starts, steps)
+    if found is not None or not variables or table.shape[0] > MOST_CASES:
+        return found
+    var, start, step = variables[0], starts[0], steps[0]
+    if table.ndim == 1:
+        turned = _fit_mixed(table - table[0], (var - start) // step if step != 1 else var - start)
+        if turned is not None:
+            return simplify(turned + int(table[0]))
+        parts = _segments(table, var, start, step)
+    else:
+        parts = []
+        for k in range(len(table)):
+            one = fit_registers(table[k], variables[1:], starts[1:], steps[1:])
+            if one is None:
+                return None
+            parts.append((k + 1, one))
+    result = parts[-1][1]
+    before = "<" if step > 0 else ">"
+    for end, part in reversed(parts[:-1]):
+        result = select(compare(before, var, start + end * step), part, result)
+    return result
+
+
+def _segments(line: Indices, var: Var, start: int, step: int) -> list[tuple[int, Expr]]:
+    """Pieces that go on evenly, each with its end."""
+    found: list[tuple[int, Expr]] = []
+    first = 0
+    while first < len(line):
+        by = int(line[first + 1] - line[first]) if first + 1 < len(line) else 0
+        end = first + 1
+        while end < len(line) and line[end] - line[end - 1] == by:
+            end += 1
+        count: Expr = (var - start) // step if step != 1 else var - start
+        found.append((end, simplify((count - first) * by + int(line[first]))))
+        first = end
+    return found
+
+
+def _fit_mixed(line: Indices, count: Expr) -> Expr | None:
+    """`line[count]` as a sum of digits of `count` times strides, which may be negative."""
+    result: Expr = const(0, INT32)
+    inner = 1
+    while len(line) > 1:
+        stride = int(line[1])
+        run = 1
+        while run < len(line) and line[run] == run * stride:
+            run += 1
+        while len(line) % run:
+            run -= 1
+        rows = line.reshape(-1, run)
+        if run == 1 or not np.array_equal(rows, rows[:, :1] + np.arange(run) * stride):
+            return None
+        digit = count // inner if inner > 1 else count
+        result = result + (digit % run if run < len(line) else digit) * stride
+        inner, line = inner * run, rows[:, 0]
+    return result
+
+
+def _fit_line(line: Indices, count: Expr) -> Expr | None:
+    if not line.any():
+        return const(0, INT32)
+    stride = int(line[1])
+    if np.array_equal(line, np.arange(len(line)) * stride):
+        return count * stride
+    try:
+        return layout_expr(fit_layout(line), count)
+    except LayoutError:
+        return None

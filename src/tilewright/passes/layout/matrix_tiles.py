@@ -1,0 +1,267 @@
+"""How a product's tile is dealt to warps: which instruction, which split, which fragments.
+
+One `Split` per `Gemm`, found from shapes, types, places and the warp policy alone, so that the
+choice of atoms and the inference of layouts agree without telling each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tilewright.ir.atoms import MATRIX_TYPES, Feature, MatrixType, matrix_fragments
+from tilewright.ir.buffer import Region, Space, whole
+from tilewright.ir.layout.fragment import Fragment, repeat, spatial
+from tilewright.ir.op import Gemm
+from tilewright.ir.rewrite import rebuild
+from tilewright.ir.target import Target
+from tilewright.passes.layout.thread_layouts import Wish, spread
+
+WARP = 32
+WARPGROUP = 128
+FMA_TYPES = ("float32", "int32", "float64", "int64", "uint64")
+
+
+@dataclass(frozen=True)
+class Split:
+    """`rows` × `columns` groups share the tile among `threads`; an instruction of `atom` has `n`
+    columns. `kind`: the type of A among the matrix types, None for `fma`, whose tile, when groups
+    do not divide it (`rows` 0), is spread as any other."""
+
+    atom: str
+    threads: int
+    rows: int
+    columns: int
+    n: int
+    kind: MatrixType | None = None
+
+
+def instruction(split: Split) -> str:
+    """The instruction's name with its shape.
+
+    >>> instruction(Split("fma", 128, 8, 16, 4))
+    'fma'
+    """
+    if split.kind is None:
+        return split.atom
+    return f"{split.atom} m{64 if split.atom == 'wgmma' else 16}n{split.n}k{split.kind.k}"
+
+
+def operand_kind(op: Gemm, region: Region) -> MatrixType | None:
+    """What matrix instructions call the type of an operand; None where they have none."""
+    name = region.dtype.name
+    if name == "float32" and op.precision == "tf32":
+        name = "tfloat32"
+    return MATRIX_TYPES.get(name)
+
+
+def shape_of(op: Gemm) -> tuple[int, int, int]:
+    """M, N, K; extents of 1 count."""
+    (m, n), a = (tuple(int(e) for e in r.extents[-2:]) for r in (op.c, op.a))
+    return m, n, a[0 if op.transpose_a else 1]
+
+
+def split_of(op: Gemm, threads: int, target: Target) -> Split | None:
+    """The first instruction that can do `op`, fastest first, and how the warps share it."""
+    for name, rule in RULES.items():
+        if op.atom not in (None, name):
+            continue
+        found = rule(op, threads, target)
+        if isinstance(found, Split):
+            return found
+    return None
+
+
+def against(op: Gemm, threads: int, target: Target) -> list[str]:
+    """Why instructions that are faster than the one for `op` do not do it: which operand keeps
+    each of them from it, and what to change."""
+    found = []
+    for name, rule in RULES.items():
+        said = rule(op, threads, target)
+        if isinstance(said, Split):
+            break
+        found.append(f"no {name}{said}")
+    return found
+
+
+def _is_tile(region: Region) -> bool:
+    return len(region.static_tile) == 2
+
+
+def _wrong_types(op: Gemm) -> str:
+    """What matrix instructions have against the types and shapes of operands, if anything."""
+    for region in (op.a, op.b, op.c):
+        if not _is_tile(region):
+            return f": {region.buffer.name} is no matrix with several rows and columns"
+    for region in (op.a, op.b):
+        if operand_kind(op, region) is None:
+            name, kind = region.buffer.name, region.dtype.name
+            if kind == "float32":
+                return (
+                    f': {name} is float32, whose products are exact: precision="tf32" asks for it'
+                )
+            return f": {name} is {kind}: copy it into a tile of a type that it takes"
+    x, y = operand_kind(op, op.a), operand_kind(op, op.b)
+    assert x is not None and y is not None
+    if not x.multiplies(y, op.c.dtype.name):
+        wanted = "int32" if op.a.dtype.is_int else "float32"
+        return f": {x.name} by {y.name} into {op.c.dtype}: allocate {op.c.buffer.name} as {wanted}"
+    return ""
+
+
+def _wgmma(op: Gemm, threads: int, target: Target) -> Split | str:
+    kind, other = operand_kind(op, op.a), operand_kind(op, op.b)
+    a, b = op.a.buffer, op.b.buffer
+    if Feature.WGMMA not in target.features:
+        return " on this target"
+    if threads % WARPGROUP:
+        return f": {threads} threads are not whole warpgroups of {WARPGROUP}"
+    if op.meta is not None:
+        return f": {a.name} is sparse"
+    if wrong := _wrong_types(op):
+        return wrong
+    assert kind is not None and other is not None
+    m, n, k = shape_of(op)
+    if m % 64:
+        return f": C has {m} rows: make them a multiple of 64"
+    if k % kind.k:
+        return f": K is {k}: make it a multiple of {kind.k} for {kind.name}"
+    if b.space is not Space.SHARED:
+        return f": {b.name}, which is B, is a fragment: keep it in T.alloc_shared"
+    if a.space is Space.FRAGMENT and op.transpose_a:
+        return f": {a.name} is a transposed fragment: keep it in T.alloc_shared"
+    if not kind.mn_major and not op.transpose_b:
+        return f": {b.name} of {other.name} must lie with K innermost: load it so, transpose_B=True"
+    if not kind.mn_major and op.transpose_a and a.space is Space.SHARED:
+        return f": {a.name} of {kind.name} must lie with K innermost: load it so, transpose_A=False"
+    # rows first: wide instructions read least, and rows of a softmax stay in a warpgroup
+    policy = "full_col" if op.policy == "full_col" else "full_row"
+    for rows, columns in _splits(threads // WARPGROUP, policy, m / 64, n / 8):
+        if m % (64 * rows) or n % (8 * columns):
+            continue
+        width = n // columns
+        for step in range(min(width, 256), 7, -8):
+            if width % step == 0 and kind.has_n(step) and _panels_fit(op, other, step):
+                return Split("wgmma", threads, rows, columns, step, kind)
+    groups = threads // WARPGROUP
+    return (
+        f": {groups} warpgroup{'s' * (groups != 1)} cannot share {m}×{n} in parts of 64 rows and 8 "
+        f"columns, with whole rows of {b.name}"
+    )
+
+
+def _panels_fit(op: Gemm, kind: MatrixType, step: int) -> bool:
+    """Whether `step` columns of B, N contiguous, are whole panels of its swizzle."""
+    if op.transpose_b:
+        return True
+    columns = op.b.static_tile[1] * kind.bits // 8
+    span = next((s for s in (128, 64, 32, 16) if columns % s == 0), 0)
+    return span > 0 and (step * kind.bits // 8) % span == 0
+
+
+def _mma(op: Gemm, threads: int, target: Target) -> Split | str:
+    kind = operand_kind(op, op.a)
+    if Feature.MMA not in target.features:
+        return " on this target"
+    if threads % WARP:
+        return f": {threads} threads are not whole warps of {WARP}"
+    if op.meta is not None:
+        return f": {op.a.buffer.name} is sparse"
+    if wrong := _wrong_types(op):
+        return wrong
+    assert kind is not None
+    if kind.family == "float8" and Feature.FP8_MMA not in target.features:
+        return f" of {kind.name} on this target"
+    m, n, k = shape_of(op)
+    if m % 16 or n % 8:
+        return f": C is {m}×{n}: make its rows a multiple of 16, its columns one of 8"
+    if k % kind.k:
+        return f": K is {k}: make it a multiple of {kind.k} for {kind.name}"
+    for rows, columns in _splits(threads // WARP, op.policy, m / 16, n / 8):
+        if m % (16 * rows) == 0 and n % (8 * columns) == 0:
+            return Split("mma", threads, rows, columns, 8, kind)
+    return (
+        f": {threads // WARP} warps cannot share {m}×{n} in parts of 16 rows and 8 columns: use "
+        f"fewer threads"
+    )
+
+
+def _fma(op: Gemm, threads: int, target: Target) -> Split | str:
+    if op.c.dtype.name not in FMA_TYPES or op.meta is not None or op.c.buffer.rank < 2:
+        return f": it accumulates in {', '.join(FMA_TYPES)}"
+    m, n, _ = shape_of(op)
+    # as square a tile of threads as the tile allows, so that a thread reads few rows and columns
+    best = None
+    for rows in range(1, threads + 1):
+        if threads % rows:
+            continue
+        columns = threads // rows
+        if m % rows == 0 and n % columns == 0:
+            cost = m // rows + n // columns
+            if best is None or cost < best[0]:
+                best = (cost, rows, columns)
+    if best is None:
+        return Split("fma", threads, 0, 0, n)  # spread as any tile is
+    return Split("fma", threads, best[1], best[2], n // best[2])
+
+
+RULES: dict[str, Callable[[Gemm, int, Target], Split | str]] = {
+    "wgmma": _wgmma,
+    "mma": _mma,
+    "fma": _fma,
+}
+
+
+def _splits(groups: int, policy: str, m: float, n: float) -> Iterator[tuple[int, int]]:
+    """Ways to arrange `groups` over rows and columns, best first: all along one side as the policy
+    says, else the one whose parts, `m` by `n` instructions in all, are nearest to square."""
+    ways = [(r, groups // r) for r in range(1, groups + 1) if groups % r == 0]
+    if policy == "full_row":
+        ways.sort(key=lambda w: -w[0])
+    elif policy == "full_col":
+        ways.sort(key=lambda w: -w[1])
+    else:
+        # an instruction is twice as high as wide; of two equal ways the one with more rows
+        ways.sort(key=lambda w: (2 * m / w[0] + n / w[1], -w[0]))
+    yield from ways
+
+
+def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
+    """What the threads hold of C, and of A and B where these are fragments."""
+    m, n, k = shape_of(op)
+    if split.atom == "fma":
+        if not split.rows:
+            return {"c": spread((m, n), split.threads, Wish(1, op.c.dtype.bits // 8))}
+        inner = repeat(m // split.rows, n // split.columns)
+        return {"c": spatial(split.rows, split.columns) * inner}
+    rows, columns = m // split.rows, n // split.columns
+    assert split.kind is not None
+    atoms = matrix_fragments(split.atom, split.kind, split.n)
+    high = atoms["c"].tile[0]
+    found = {
+        "c": spatial(split.rows, split.columns)
+        * repeat(rows // high, columns // split.n)
+        * atoms["c"]
+    }
+    part = repeat(rows // high, k // split.kind.k) * atoms["a"]
+    found["a"] = spatial(split.rows, 1) * part.replicate(split.columns)
+    if "b" in atoms:
+        deep = op.b.static_tile[1 if op.transpose_b else 0]
+        part = repeat(deep // split.kind.k, columns // split.n) * atoms["b"]
+        found["b"] = (spatial(1, split.columns) * part).replicate(split.rows)
+    if op.transpose_a:
+        found["a"] = found["a"].permute(1, 0)
+    if op.transpose_b and "b" in found:
+        found["b"] = found["b"].permute(1, 0)
+    return found
+
+
+def held_operands(op: Gemm, split: Split) -> dict[str, Fragment]:
+    """For each operand that is (part of) a fragment, how all of that fragment is spread."""
+    wholes = {
+        name: whole(region.buffer)
+        for name, region in (("a", op.a), ("b", op.b))
+        if region.buffer.space is Space.FRAGMENT
+    }
+    found = fragments_of(rebuild(op, **wholes), split)
+    return {n: f for n, f in found.items() if getattr(op, n).buffer.space is Space.FRAGMENT}

@@ -1,0 +1,1 @@
+"""Lowering of tile ops to thread code."""

@@ -1,0 +1,553 @@
+"""What the lowering to threads carries along: the instance that runs the code, names, ranges,
+unrolled loops, tensor maps, whether threads have touched memory since they last met, and what
+matrix instructions are under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir import scope
+from tilewright.ir.analysis.bounds import Ranges, prove
+from tilewright.ir.analysis.uniform import PerThread
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.dtype import INT32, DType
+from tilewright.ir.expr import (
+    FALSE,
+    TRUE,
+    Const,
+    Expr,
+    Load,
+    Var,
+    compare,
+    const,
+    loads,
+    logical_and,
+    select,
+    substitute,
+    variables,
+)
+from tilewright.ir.layout.fragment import Fragment
+from tilewright.ir.layout.layout import ComposedLayout, Layout
+from tilewright.ir.op import (
+    Alloc,
+    Body,
+    Commit,
+    Copy,
+    Fence,
+    Fill,
+    Gemm,
+    Hint,
+    If,
+    Intrinsic,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Reduce,
+    Store,
+    Sync,
+    Turn,
+    View,
+    bodies,
+    expressions,
+    op_loads,
+    read_buffers,
+    regions,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.rewrite import OpT, fresh_name, map_exprs, rebuild
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor_map import MapHint, seen_sizes
+from tilewright.passes.canonicalize.promote_narrow_floats import widened
+from tilewright.passes.layout.addresses import (
+    fit_index,
+    fit_registers,
+    layout_expr,
+    shared_layout,
+    swizzle_expr,
+)
+from tilewright.passes.overlap.rings import slots_of, slotted
+from tilewright.support.errors import CompileError, Loc, at, current_loc, occurrence
+
+WARP = 32
+GROUP_WARPS = 4  # warps of a warpgroup
+NAMED_BARRIERS = 16  # in a block
+MEMORY = (Space.SHARED, Space.GLOBAL)
+BULK_ATOMS = ("bulk_load", "bulk_store")
+ENGINE_ATOMS = (*BULK_ATOMS, "remote_store")  # whose barrier or group tells when they are done
+# registers of a value that a wait is made to depend on: reduced values, not whole tiles
+MOST_SETTLED = 8
+
+Rule = Callable[["Lowering", Any], "Iterable[Op]"]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The threads that run a piece of code together: a role instance, or the block.
+
+    `accumulators` are the fragments its matrix instructions add to; `written` those among their
+    registers that ordinary code writes too. `turn_id`: the barrier at which the first warpgroup
+    waits for its turn; those of the others follow.
+    """
+
+    threads: int
+    thread: Expr
+    warp: Expr
+    leader: Var | None = None
+    solo: bool = False
+    sync_id: Expr | None = None
+    accumulators: tuple[Buffer, ...] = ()
+    written: tuple[Buffer, ...] = ()
+    instances: int = 1
+    turn_id: int | None = None
+
+
+@dataclass
+class TensorMap:
+    """One tensor map: the boxes of `tensor` that a copy moves, and how they lie in shared
+    memory."""
+
+    name: str
+    tensor: Buffer
+    box: tuple[int, ...]
+    swizzle: int
+    sizes: tuple[int, ...] = ()  # of the view of `tensor` that they are boxes of
+
+    @property
+    def said(self) -> MapHint:
+        return MapHint(self.name, self.swizzle, self.box, self.sizes)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What warps tell each other goes through `buffer`; `before`: the barrier in front of its
+    writes; `instances`: of their role, each with a part of the buffer."""
+
+    buffer: Buffer
+    before: Op | None
+    instances: int = 1
+
+
+@dataclass
+class Lowering:
+    """State of one kernel's lowering. `unrolled` maps the unrolled loop variables around to their
+    values; `touched`: threads have accessed memory since they last met.
+
+    Of matrix instructions: `open_group` and `committed` are the registers of those under way;
+    `fenced`: since the last fence control went straight on and no register was written; `fresh`:
+    fragments computed while instructions are under way, less those that others of them were
+    computed from.
+
+    In a cluster: `crossing` are the barriers that order ordinary accesses of different blocks;
+    `peer_fence` is the kind of fence that arrivals at peers need; `ordered`: it stands in front of
+    the loop around.
+
+    `exchanges` are those between warps, in order; `scratch` gives their arrays places.
+    """
+
+    kernel: Kernel
+    rules: Mapping[type[Op], Rule]
+    names: set[str]
+    ranges: Ranges
+    instance: Instance
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    unrolled: dict[Var, range] = field(default_factory=dict)
+    maps: dict[Any, TensorMap] = field(default_factory=dict)
+    touched: bool = False
+    fixed: frozenset[str] = frozenset()  # tensors that the kernel does not write
+    reaches_peers: bool = True  # bulk loads, the other blocks of a cluster
+    open_group: list[Buffer] = field(default_factory=list)
+    committed: list[frozenset[Buffer]] = field(default_factory=list)
+    fenced: bool = False
+    fresh: dict[Buffer, None] = field(default_factory=dict)
+    warp: Var = Var("warp")
+    anywhere: bool = False  # tensors of any length begin on no more than an element (`-rows=any`)
+    free_ids: list[int] = field(default_factory=list)
+    crossing: frozenset[str] = frozenset()
+    peer_fence: str = "cluster"
+    ordered: bool = False
+    exchanges: list[Exchange] = field(default_factory=list)
+    seen: frozenset[str] = frozenset()  # names of the buffers made so far, in the bodies around
+    places: dict[str, int] = field(default_factory=dict)  # of shared buffers, in bytes
+    # of views of shared memory that begin somewhere known at run time: the first element
+    shifts: dict[str, Expr] = field(default_factory=dict)
+    # of views of tensors: the tensor, and what their first byte is a multiple of (0: anything)
+    bases: dict[str, tuple[Buffer, int]] = field(default_factory=dict)
+    roots: dict[str, str] = field(default_factory=dict)  # of views: whose memory they show
+    differs: PerThread | None = None
+
+    # ── names and buffers ────────────────────────────────────────────────────────────────────
+
+    def var(self, name: str, dtype: DType = INT32) -> Var:
+        """A variable with a name of its own."""
+        found = fresh_name(name, self.names)
+        self.names.add(found)
+        return Var(found, dtype)
+
+    def let(self, name: str, value: Expr, loc: Loc | None) -> tuple[Var, Let]:
+        var = self.var(name, value.dtype)
+        return var, Let(var, value, loc=loc)
+
+    def flat(self, buffer: Buffer) -> Buffer:
+        """The array that stands for a shared tile or a fragment."""
+        if buffer.name not in self.buffers:
+            if isinstance(buffer.layout, Fragment):
+                new = Buffer(buffer.name, (const(buffer.layout.values),), buffer.dtype, Space.LOCAL)
+            elif buffer.space is Space.SHARED:
+                layout = buffer.layout
+                size = prod(buffer.static_shape)
+                if isinstance(layout, (Layout, ComposedLayout)):
+                    size = layout.cosize()
+                new = Buffer(buffer.name, (const(size),), buffer.dtype, Space.SHARED)
+            else:
+                new = buffer
+            self.buffers[buffer.name] = new
+        return self.buffers[buffer.name]
+
+    def root(self, buffer: Buffer) -> str:
+        """The name of the buffer whose memory `buffer` shows."""
+        return self.roots.get(buffer.name, buffer.name)
+
+    def base(self, buffer: Buffer) -> tuple[Buffer, int]:
+        """The tensor whose memory `buffer` shows, and what the place of its first byte there is a
+        multiple of; 0 for anything."""
+        return self.bases.get(buffer.name, (buffer, 0))
+
+    def begins_on(self, buffer: Buffer, size: int) -> bool:
+        """Whether a tensor begins on a multiple of `size` bytes where its memory does."""
+        return self.base(buffer)[1] % size == 0
+
+    def span(self, buffer: Buffer, start: Expr, extent: int, cta: Expr | None = None) -> Region:
+        """`extent` elements of the array of `buffer`."""
+        return Region(self.flat(buffer), (start,), (const(extent),), cta)
+
+    def simplify(self, expr: Expr) -> Expr:
+        return simplify(expr, self.ranges)
+
+    def proves(self, cond: Expr) -> bool | None:
+        return prove(cond, self.ranges)
+
+    def register_index(
+        self, starts: Sequence[Expr], index: Callable[[tuple[int, ...]], int], loc: Loc | None
+    ) -> Expr:
+        """`index(starts)` as a function of the unrolled variables in `starts`."""
+        names = sorted({v for s in starts for v in variables(s)}, key=lambda v: v.name)
+        for var in names:
+            if var not in self.unrolled:
+                raise CompileError(
+                    f"a register's index depends on {var.name}, which is known only at run time",
+                    loc=loc,
+                    fix=f"unroll the loop over {var.name} (kind=unroll)",
+                )
+        values = [self.unrolled[v] for v in names]
+        table = np.zeros([len(v) for v in values], np.int64)
+        for place in np.ndindex(*table.shape):
+            at = {v: r[i] for v, r, i in zip(names, values, place, strict=True)}
+            table[place] = index(tuple(_static(s, at) for s in starts))
+        first = [r.start for r in values]
+        found = fit_registers(table, names, first, [r.step for r in values])
+        if found is None:
+            raise CompileError("registers are not a simple function of the loop variables", loc=loc)
+        return found
+
+    def tensor_map(self, tensor: Buffer, box: tuple[int, ...], swizzle: int) -> TensorMap:
+        key = (tensor.name, box, swizzle)
+        if key not in self.maps:
+            name = self.var(f"{tensor.name}_map").name
+            root, _ = self.base(tensor)
+            sizes = () if root is tensor else seen_sizes(tensor)
+            self.maps[key] = TensorMap(name, root, box, swizzle, sizes)
+        return self.maps[key]
+
+    def exchange(self, kind: DType, count: int, loc: Loc | None) -> tuple[Buffer, Body]:
+        """A shared array that the instance's threads may write now, once they have done what is
+        returned besides: a barrier, which `settle_scratch` takes out again where none is needed.
+        They `join` before they read it."""
+        name = self.var("scratch").name
+        found = Buffer(name, (const(count),), kind, Space.SHARED)
+        self.buffers[name] = found
+        met = self.join(loc)
+        self.exchanges.append(Exchange(found, met[0] if met else None, self.instance.instances))
+        return found, met
+
+    def apart(self, body: Body, instance: Var, first: int) -> Body:
+        """`body` of one of several instances, the arrays of its exchanges, those from `first` on,
+        one for each."""
+        several = {}
+        for k, each in enumerate(self.exchanges[first:], first):
+            slots = slots_of(each.buffer, each.buffer.name, each.instances)
+            several[slots.name] = self.buffers[slots.name] = slots
+            self.exchanges[k] = replace(each, buffer=slots)
+        return tuple(slotted(op, several, instance) for op in body)
+
+    def join(self, loc: Loc | None) -> Body:
+        """All threads of the instance meet."""
+        self.touched = True
+        return self.meet(loc)
+
+    # ── bodies ───────────────────────────────────────────────────────────────────────────────
+
+    def body(self, body: Body) -> Body:
+        """Lower the ops of one body in order."""
+        before, seen = self.ranges, self.seen
+        found: list[Op] = []
+        for op in body:
+            self.fenced = self.fenced and _keeps_fence(op)
+            for new in self.op(op):
+                _append(found, new)
+            self.note_computed(op)
+            self.ranges = scope.after(op, self.ranges)
+            if isinstance(op, (Alloc, View)):
+                self.seen = self.seen | {op.buffer.name}
+        self.ranges, self.seen = before, seen
+        return tuple(found)
+
+    def op(self, op: Op) -> Iterable[Op]:
+        rule = self.rules.get(type(op))
+        with at(op.loc):
+            return (self.plain(op),) if rule is None else tuple(rule(self, op))
+
+    def inside(self, op: Op, name: str, body: Body) -> Body:
+        before = self.ranges
+        self.ranges = scope.inside(op, name, before)
+        result = self.body(body)
+        self.ranges = before
+        return result
+
+    def note_computed(self, op: Op) -> None:
+        """Keep `fresh` behind an op that threads compute."""
+        if not self.committed or not isinstance(op, (Map, Reduce, Copy, Fill)):
+            return
+        for inner in walk_ops(op):
+            written = [b for b in written_buffers(inner) if isinstance(b.layout, Fragment)]
+            if written:
+                for buffer in read_buffers(inner):
+                    self.fresh.pop(buffer, None)
+                self.fresh.update(dict.fromkeys(written))
+
+    def settle(self, loc: Loc | None) -> Iterable[Op]:
+        """Make what was computed under matrix instructions come before their wait. The assembler
+        prefers to wait first, and the work that the instructions were to hide is then in the
+        open."""
+        for buffer in self.fresh:
+            flat = self.flat(buffer)
+            count = int(flat.shape[0])
+            if flat.dtype.bits == 32 and count <= MOST_SETTLED:
+                where = self.span(buffer, const(0), count)
+                yield Intrinsic("settle", (where,), text=f"count={count}", loc=loc)
+        self.fresh.clear()
+
+    @cached_property
+    def sources(self) -> Mapping[str, str]:
+        """By the name of each view, whose elements it shows."""
+        return {v.buffer.name: v.source.name for v in walk_ops(self.kernel) if isinstance(v, View)}
+
+    @property
+    def in_flight(self) -> frozenset[Buffer]:
+        """Fragments that matrix instructions use which have not been waited for."""
+        return frozenset(self.open_group).union(*self.committed)
+
+    def plain(self, op: OpT) -> OpT:
+        """`op`, outside tiles, with the elements that it reads found where they lie."""
+        self.touched = self.touched or any(x.buffer.space in MEMORY for x in op_loads(op))
+        return map_exprs(op, self.value)
+
+    def value(self, e: Expr) -> Expr:
+        """An expression outside tiles."""
+        children = tuple(self.value(c) for c in e.children)
+        if not isinstance(e, Load):
+            same = all(a is b for a, b in zip(children, e.children, strict=True))
+            return widened(e if same else e.rebuild(children))
+        if e.buffer.space is Space.FRAGMENT:
+            raise CompileError(
+                f"{e.buffer.name} is a fragment and is read outside a tile op",
+                loc=occurrence(e.loc, current_loc()),
+                fix="read it in a T.Parallel loop, or copy it to shared memory first",
+            )
+        return self.load(e, children)
+
+    def index(self, e: Expr) -> Expr:
+        return self.simplify(self.value(e))
+
+    def by_each_thread(self, op: Op) -> bool:
+        """Whether threads run `op` each for itself: not all of them come here, or with different
+        operands. Otherwise it happens once."""
+        if self.differs is None or self.instance.leader is not None:
+            return False
+        return id(op) in self.differs.controls or self.differs.source(expressions(op)) is not None
+
+    def load(self, e: Load, indices: tuple[Expr, ...]) -> Expr:
+        """An element of memory at `indices`; outside a tensor, zero."""
+        flat = self.flat(e.buffer)
+        if e.buffer.space is Space.SHARED:
+            return Load(flat, (self.offset(e.buffer, indices, e.loc),), e.loc)
+        found = Load(flat, indices, e.loc)
+        if e.buffer.space is not Space.GLOBAL:
+            return found
+        return select(self.within(e.buffer, indices), found, const(0, e.dtype))
+
+    def within(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
+        """Whether an element is one of the tensor's, as far as that is not known."""
+        result: Expr = TRUE
+        for index, size in zip(indices, buffer.shape, strict=True):
+            for cond in (compare(">=", index, 0), compare("<", index, size)):
+                known = prove(cond, self.ranges)
+                if known is None:
+                    result = logical_and(result, cond)
+                elif not known:
+                    return FALSE
+        return result
+
+    def offset(self, buffer: Buffer, indices: Sequence[Expr], loc: Loc | None) -> Expr:
+        """Where an element of a shared tile lies."""
+        swizzle, layout = shared_layout(buffer, loc)
+        parts = [layout_expr(layout[d], i) for d, i in enumerate(indices)]
+        if buffer.name in self.shifts:
+            parts.append(self.shifts[buffer.name])
+        return self.simplify(swizzle_expr(swizzle, sum(parts, const(0))))
+
+    def by_leader(self, *ops: Op) -> Body:
+        """`ops` in one thread of the instance."""
+        if self.instance.solo:
+            return ops
+        leader = self.instance.leader
+        cond = leader if leader is not None else compare("==", self.instance.thread, 0)
+        return (If(cond, ops, loc=ops[0].loc if ops else None),)
+
+    def meet(self, loc: Loc | None) -> Body:
+        """A barrier of the instance's threads, unless none has touched memory since the last."""
+        if not self.touched or self.instance.solo:
+            return ()
+        self.touched = False
+        if self.instance.threads == WARP:
+            return (Sync("warp", loc=loc),)
+        if self.instance.sync_id is None:
+            if self.instance.leader is not None:
+                raise CompileError(
+                    "the instance's threads must meet before this, but no named barrier is left",
+                    loc=loc,
+                    fix="sync them by a named barrier in the program",
+                )
+            return (Sync("block", loc=loc),)
+        return (Sync("named", self.instance.sync_id, self.instance.threads, loc=loc),)
+
+    def unsupported(self, op: Op, why: str, fix: str = "") -> CompileError:
+        return CompileError(why, loc=op.loc, fix=fix)
+
+
+def _static(expr: Expr, at: Mapping[Var, int]) -> int:
+    """`expr` with every variable known."""
+    if isinstance(expr, Var):
+        return at[expr]
+    if isinstance(expr, Const):
+        return int(expr.value)
+    return int(simplify(substitute(expr, {v: const(at[v]) for v in variables(expr)})))
+
+
+def _append(found: list[Op], op: Op) -> None:
+    """Add `op`, joining what one thread does in a row."""
+    last = found[-1] if found else None
+    if (
+        isinstance(op, If)
+        and isinstance(last, If)
+        and last.cond is op.cond
+        and not (last.orelse or op.orelse)
+        and isinstance(op.cond, Var)
+        and op.cond.name.startswith("leader")
+    ):
+        found[-1] = rebuild(last, then=last.then + op.then)
+    else:
+        found.append(op)
+
+
+def _keeps_fence(op: Op) -> bool:
+    """Whether a fence before `op` still stands for matrix instructions behind it. The assembler
+    wants it in the same straight run of code: a wait for a barrier is a loop."""
+    if isinstance(op, Commit):
+        return op.unit == "wgmma"
+    if isinstance(op, Gemm):
+        return op.atom == "wgmma"
+    return isinstance(op, (Alloc, Fence, Hint, Let, Sync, Turn))
+
+
+def chosen(low: Lowering, number: Expr, values: Sequence[int]) -> Expr:
+    """`values[number]`: as a sum of the number's parts where there is one, else by comparisons."""
+    table = np.asarray(values, np.int64)
+    name = low.var("n")
+    found = fit_index(table, (name,)) if len(table) > 1 else const(int(table[0]))
+    if found is not None:
+        return low.simplify(substitute(found, {name: number}))
+    result: Expr = const(int(table[-1]))
+    for i in reversed(range(len(table) - 1)):
+        if table[i] != table[i + 1]:
+            result = select(compare("<=", number, i), const(int(table[i])), result)
+    return result
+
+
+def pin(low: Lowering, buffer: Buffer, loc: Loc | None) -> Op:
+    """Registers stay on this side of what follows."""
+    flat = low.flat(buffer)
+    count = int(flat.shape[0])
+    return Intrinsic("pin", (low.span(buffer, const(0), count),), text=f"count={count}", loc=loc)
+
+
+def linear_thread(kernel: Kernel) -> Expr:
+    """The thread's number in its block."""
+    result: Expr = const(0)
+    stride = 1
+    for var, count in zip(kernel.thread_vars, kernel.threads, strict=True):
+        result = result + var * stride
+        stride *= count
+    return result
+
+
+def meets(op: Sync, threads: int) -> bool:
+    if op.arrive:
+        return False
+    if op.scope == "named":
+        return (op.threads or 0) >= threads
+    return op.scope in ("block", "cluster") or threads == WARP
+
+
+def touches(body: Body, before: bool, threads: int, fixed: frozenset[str] = frozenset()) -> bool:
+    """Whether, behind `body`, threads have accessed memory since they last met; that of tensors
+    that are `fixed` does not count."""
+    state = before
+    for op in body:
+        if isinstance(op, Sync) and meets(op, threads):
+            state = False
+        elif isinstance(op, If):
+            sides = [touches(side, state, threads, fixed) for side in (op.then, op.orelse)]
+            state = any(sides)
+        elif any(True for _ in bodies(op)) and not isinstance(op, Map):
+            for inner in bodies(op):
+                state = touches(inner, state, threads, fixed) or state
+        elif accesses_memory(op, fixed):
+            state = True
+    return state
+
+
+def accesses_memory(op: Op, fixed: frozenset[str] = frozenset()) -> bool:
+    """Whether the threads themselves read or write shared or global memory in `op`, other than
+    tensors that are `fixed`. What `cp.async` gathers they see only behind their wait for it, and
+    what tells others of that orders it too."""
+    if isinstance(op, (Copy, Gemm)) and op.atom in (*ENGINE_ATOMS, "wgmma"):
+        return False
+    if isinstance(op, Map) and op.atom is not None:
+        return False
+    for inner in walk_ops(op):
+        if isinstance(inner, Store) and inner.buffer.space in MEMORY:
+            return True
+        if any(r.buffer.space in MEMORY for r in regions(inner, reads=True, writes=True)):
+            return True
+        read = [x.buffer for e in expressions(inner) for x in loads(e)]
+        if any(b.space in MEMORY and b.name not in fixed for b in read):
+            return True
+    return False

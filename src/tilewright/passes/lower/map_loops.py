@@ -1,0 +1,509 @@
+"""Elementwise nests as thread code: each thread visits the values of its fragment layout.
+
+A thread's coordinates are `f(thread) + g(value)`. The values are one unrolled loop, `g` and the
+registers that an element lies in are functions of its variable, found from the table of all
+threads and values: an element that a thread does not hold, or holds in another register than its
+neighbour, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.analysis.bounds import bounds, limits, linear, prove
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.dtype import INT64, DType
+from tilewright.ir.expr import (
+    TRUE,
+    Cast,
+    Cmp,
+    Const,
+    Expr,
+    Load,
+    Var,
+    binary,
+    cast,
+    compare,
+    const,
+    is_pure,
+    logical_and,
+    substitute,
+    variables,
+)
+from tilewright.ir.layout.fragment import IDLE, Fragment
+from tilewright.ir.layout.layout import Indices, Layout, LayoutError
+from tilewright.ir.layout.linear import Linear, build_sum
+from tilewright.ir.op import Body, For, If, Let, Op, expressions, walk_ops
+from tilewright.passes.canonicalize.promote_narrow_floats import widened
+from tilewright.passes.layout.addresses import evaluate, fit_registers, layout_expr
+from tilewright.passes.lower.lowering import Lowering
+from tilewright.passes.lower.lowering import chosen as pick
+from tilewright.passes.lower.register_regions import Held
+from tilewright.support.distinct import distinct
+from tilewright.support.errors import CompileError, Loc
+
+EXACT = {"float32": 1 << 24, "float64": 1 << 53}  # integers up to these are floats
+
+
+@dataclass
+class Nest:
+    """What each thread visits of `fragment`'s tile. `value` counts it; `coords` are the tile
+    coordinates at `value`, `named` the variables of the source that stand for them. `before` has
+    to be computed in front of the loop."""
+
+    low: Lowering
+    fragment: Fragment
+    loc: Loc | None
+    var: Var
+    coords: tuple[Expr, ...] = ()
+    named: dict[Var, Expr] = field(default_factory=dict)
+    tables: dict[Var, Indices] = field(default_factory=dict)
+    dims: dict[Expr, int] = field(default_factory=dict)  # the variables that are coordinates
+    lets: dict[Var, Expr] = field(default_factory=dict)
+    bound: frozenset[Var] = frozenset()  # what the body defines
+    before: list[Op] = field(default_factory=list)
+    inside: Expr = TRUE  # whether a slot is in the region, besides being one of the tile
+    part: Indices | None = None
+    movable: bool = True  # whether `table` is known
+    alone: bool = False  # whether one of the threads that hold the same elements visits them
+
+    @property
+    def values(self) -> int:
+        return self.fragment.values
+
+    @property
+    def table(self) -> Indices:
+        """[thread, value]: row-major indices of the region that is visited, -1 elsewhere."""
+        return self.fragment.table() if self.part is None else self.part
+
+    # ── expressions ──────────────────────────────────────────────────────────────────────────
+
+    def expr(self, e: Expr) -> Expr:
+        """`e` as thread `thread` computes it for value `value`."""
+        if isinstance(e, Var):
+            return self.named.get(e, e)
+        if isinstance(e, Load):
+            return self.load(e)
+        if isinstance(e, (Cmp, Cast)):
+            hoisted = self.comparison(e) if isinstance(e, Cmp) else self.converted(e)
+            if hoisted is not None:
+                return hoisted
+        children = tuple(self.expr(c) for c in e.children)
+        same = all(a is b for a, b in zip(children, e.children, strict=True))
+        return widened(e if same else e.rebuild(children))
+
+    def index(self, e: Expr) -> Expr:
+        return self.low.simplify(self.expr(e))
+
+    def load(self, e: Load) -> Expr:
+        if e.buffer.space is Space.FRAGMENT:
+            flat = self.low.flat(e.buffer)
+            return Load(flat, (self.register(e.buffer, e.indices, e.loc),), e.loc)
+        return self.low.load(e, tuple(self.index(i) for i in e.indices))
+
+    def offset(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
+        """Where an element of a shared tile lies."""
+        return self.low.offset(buffer, [self.index(i) for i in indices], self.loc)
+
+    def register(self, buffer: Buffer, indices: Sequence[Expr], loc: Loc | None) -> Expr:
+        """The register that holds an element of a fragment, the same in all threads."""
+        fragment = buffer.layout
+        assert isinstance(fragment, Fragment)
+        inlined = [substitute(i, self.lets) for i in indices]
+        names = sorted(
+            {v for i in inlined for v in variables(i)} - set(self.tables), key=lambda v: v.name
+        )
+        for var in names:
+            if var not in self.low.unrolled:
+                raise CompileError(
+                    f"the register of an element of {buffer.name} depends on {var.name}, which is "
+                    "known only at run time",
+                    loc=loc or self.loc,
+                    fix=f"unroll the loop over {var.name} (kind=unroll)",
+                )
+        if self.part is None and all(i in self.dims for i in inlined):
+            dims = tuple(self.dims[i] for i in inlined)
+            plain = _plain_registers(fragment, self.fragment, dims)
+            if plain is not None and self.values == 1:
+                return const(int(plain[0]))
+            found = None if plain is None else fit_registers(plain, [self.var], [0], [1])
+            if found is not None:
+                return found
+        ranges = [self.low.unrolled[v] for v in names]
+        table = np.zeros([*(len(r) for r in ranges), self.values], np.int64)
+        strides = [prod(fragment.tile[d + 1 :]) for d in range(len(fragment.tile))]
+        idle = self.table == IDLE
+        for place in np.ndindex(*table.shape[:-1]):
+            env = {v: np.int64(r[i]) for v, r, i in zip(names, ranges, place, strict=True)}
+            places = [evaluate(i, {**self.tables, **env}) for i in inlined]
+            needed = np.broadcast_to(
+                sum(p * s for p, s in zip(places, strides, strict=True)), idle.shape
+            )
+            inside = np.ones(idle.shape, bool)
+            for p, t in zip(places, fragment.tile, strict=True):  # scalars among them
+                inside &= (p >= 0) & (p < t)
+            table[place] = self._columns(fragment, buffer, needed, inside, idle, loc)
+        steps = [*(r.step for r in ranges), 1]
+        starts = [*(r.start for r in ranges), 0]
+        if self.values == 1:
+            table, steps, starts = table[..., 0], steps[:-1], starts[:-1]
+        found = fit_registers(table, [*names, self.var][: table.ndim], starts, steps)
+        if found is None:
+            raise CompileError(
+                f"the registers of {buffer.name} are not a simple function of the nest's values",
+                loc=loc or self.loc,
+            )
+        return found
+
+    def _columns(
+        self,
+        fragment: Fragment,
+        buffer: Buffer,
+        needed: Indices,
+        inside: Indices,
+        idle: Indices,
+        loc: Loc | None,
+    ) -> Indices:
+        """One register per value of the nest; refused where threads disagree."""
+        if fragment.threads != self.fragment.threads:
+            raise CompileError(
+                f"{buffer.name} is spread over {fragment.threads} threads, the nest over "
+                f"{self.fragment.threads}",
+                loc=loc or self.loc,
+            )
+        found = fragment.locate(np.where(inside & ~idle, needed, -1))
+        best = found.max(axis=0)
+        if (~idle & (found != best)).any():
+            raise CompileError(
+                f"a thread needs an element of {buffer.name} that it does not hold",
+                loc=loc or self.loc,
+                expected=f"the elements of {self.fragment}",
+                got=repr(fragment),
+                fix="give both the same layout, or relayout one",
+            )
+        result: Indices = np.maximum(best, 0)
+        return result
+
+    # ── masks ────────────────────────────────────────────────────────────────────────────────
+
+    def comparison(self, e: Cmp) -> Expr | None:
+        """A comparison of coordinates with what is the same for all values, as `g(value) op
+        limit`: one instruction an element, the limit computed once. Not where moving terms to the
+        other side may wrap."""
+        kind = e.a.dtype
+        if kind.kind != "int" or kind.bits < 32 or not is_pure(e.a) or not is_pure(e.b):
+            return None
+        parts = self.apart(self.expr(e.a) - self.expr(e.b))
+        if parts is None:
+            return None
+        moving, fixed = parts
+        left = self.low.simplify(build_sum(moving, kind))
+        limit = self.low.simplify(self.distance(fixed.scaled(-1), kind))
+        if not isinstance(limit, (Const, Var)):
+            limit = self.name("limit", limit)
+        return compare(e.op, left, limit)
+
+    def distance(self, form: Linear, kind: DType) -> Expr:
+        """`form`, how far two sides of a comparison are apart, in their type. Where a number of
+        which nothing is known (2³¹ - 1 for "no window") may take it too far, it is the nearest
+        one there is, which no coordinate comes near to; sizes of tensors are not that large."""
+        spans, full = [self.low.ranges.value(atom, True) for atom in form.terms], limits(kind)
+        if kind.bits > 32 or not any(v.lo <= full.lo and full.hi <= v.hi for v in spans):
+            return build_sum(form, kind)
+        wide = Linear({cast(atom, INT64): c for atom, c in form.terms.items()}, form.const)
+        least, most = const(full.lo, INT64), const(full.hi, INT64)
+        return cast(binary("min", most, binary("max", least, build_sum(wide, INT64))), kind)
+
+    def converted(self, e: Cast) -> Expr | None:
+        """An integer of coordinates as a float: what is the same for all values is converted once,
+        and adding to it is exact where no integer needs more digits than the type has."""
+        kind, given = e.dtype, e.a.dtype
+        exact = EXACT.get(kind.name)
+        if exact is None or not given.is_int or not is_pure(e.a):
+            return None
+        value = self.expr(e.a)
+        parts = self.apart(value)
+        if parts is None:
+            return None
+        moving, fixed = (self.low.simplify(build_sum(part, given)) for part in parts)
+        for part in (value, moving, fixed):
+            span = bounds(part, self.low.ranges)
+            if span.lo is None or span.hi is None or max(-span.lo, span.hi) > exact:
+                return None
+        base = cast(fixed, kind)
+        if not isinstance(base, Const):
+            base = self.name("base", base)
+        return base + cast(moving, kind)
+
+    def apart(self, value: Expr) -> tuple[Linear, Linear] | None:
+        """What of an integer differs from value to value, and what is the same for all of them."""
+        private = {self.var, *self.lets, *self.bound}
+        form = linear(value, self.low.ranges)
+        if form is None or self.var not in variables(value):
+            return None
+        moving = {a: c for a, c in form.terms.items() if self.var in variables(a)}
+        fixed = {a: c for a, c in form.terms.items() if a not in moving}
+        if any(variables(a) - {self.var} for a in moving):
+            return None
+        if any(variables(a) & private for a in fixed):
+            return None
+        return Linear(moving, 0), Linear(fixed, form.const)
+
+    def name(self, name: str, value: Expr) -> Var:
+        """`value`, computed once in front of the loop."""
+        for op in self.before:
+            if isinstance(op, Let) and op.value is value:
+                return op.var
+        var, let = self.low.let(name, value, self.loc)
+        self.before.append(let)
+        self.low.ranges = self.low.ranges.let(var, value)
+        return var
+
+    # ── threads ──────────────────────────────────────────────────────────────────────────────
+
+    def guard(self) -> Expr:
+        """Whether the slot at `value` is one of those visited."""
+        cond = self.inside
+        for coord, most, size in zip(
+            self.coords, self.fragment.cover, self.fragment.tile, strict=True
+        ):
+            if most > size:
+                test = compare("<", coord, size)
+                cond = logical_and(cond, test)
+        return cond
+
+    def first_copy(self) -> Expr:
+        """True in one of the threads that hold the same elements."""
+        flat = self.fragment.table()
+        real = np.sort(flat[flat >= 0])
+        if self.alone or not (real[1:] == real[:-1]).any():
+            return TRUE
+        thread = self.low.instance.thread
+        numbers = np.arange(self.fragment.threads)
+        cond: Expr = TRUE
+        chosen = np.ones_like(numbers, dtype=bool)
+        inner = 1
+        for extent, stride in self.fragment.layout[0].modes():
+            if stride == 0 and extent > 1:
+                test = compare("==", thread // inner % extent, 0)
+                cond = logical_and(cond, test)
+                chosen &= numbers // inner % extent == 0
+            inner *= extent
+        owners = flat[chosen]
+        once = np.sort(owners[owners >= 0])
+        if not np.array_equal(once, distinct(real)):
+            # the first slot of each element, where whole threads are chosen by it
+            slots = self.fragment.first_slots()
+            first = np.zeros(flat.size, bool)
+            first[slots[slots >= 0]] = True
+            keep = (first.reshape(flat.shape) | (flat < 0)).all(axis=1)
+            held = np.sort(flat[keep & (flat >= 0).any(axis=1)].reshape(-1))
+            if not np.array_equal(held[held >= 0], distinct(real)):
+                raise CompileError(
+                    "threads hold the same elements in a way that no simple rule chooses one of",
+                    loc=self.loc,
+                    got=repr(self.fragment),
+                )
+            which = pick(self.low, thread, np.asarray(keep, np.int64).tolist())
+            return compare("==", which, 1)
+        return self.low.simplify(cond)
+
+    def loop(self, body: Body) -> Body:
+        """`body` at every value, what it needs in front."""
+        cond = self.guard()
+        if cond is not TRUE:
+            body = (If(cond, body, loc=self.loc),)
+        if self.values > 1:
+            body = (For(self.var, const(0), const(self.values), body, kind="unroll", loc=self.loc),)
+        return (*used(self.before, body), *body)
+
+
+def used(before: Iterable[Op], body: Body) -> Body:
+    """Those of the `Let`s `before` whose variables are read."""
+    needed = {v for op in walk_ops(body) for e in expressions(op) for v in variables(e)}
+    found: list[Op] = []
+    for op in reversed(list(before)):
+        if not isinstance(op, Let) or op.var in needed:
+            found.append(op)
+            needed |= {v for e in expressions(op) for v in variables(e)}
+    return tuple(reversed(found))
+
+
+def make_nest(low: Lowering, fragment: Fragment, names: Sequence[Var], loc: Loc | None) -> Nest:
+    """The nest of `fragment`'s tile in the instance's threads; `names` stand for its
+    coordinates."""
+    if fragment.threads != low.instance.threads:
+        raise CompileError(
+            f"the layout is for {fragment.threads} threads, the instance has "
+            f"{low.instance.threads}",
+            loc=loc,
+            got=repr(fragment),
+        )
+    fragment = fragment.drop_repeats()
+    nest = Nest(low, fragment, loc, low.var("v"))
+    apart = dimensions(fragment)
+    parts = [fragment.layout if apart is None else apart[dim] for dim in range(len(names))]
+    # before the nest's own variables are known, which these do not have: what is simplified here
+    # is remembered for the next nest
+    places = [low.simplify(layout_expr(part[0], low.instance.thread)) for part in parts]
+    low.unrolled[nest.var] = range(fragment.values)
+    low.ranges = low.ranges.where(nest.var, 0, fragment.values - 1)
+    value: Expr = nest.var if fragment.values > 1 else const(0)
+    coords = []
+    tables = _coordinates(fragment)
+    for dim, name in enumerate(names):
+        place = places[dim]
+        if not isinstance(place, (Const, Var)):
+            place = nest.name(name.name, place)
+        coord = low.simplify(place + layout_expr(parts[dim][1], value))
+        if apart is None:
+            inner, extent = prod(fragment.cover[dim + 1 :]), fragment.cover[dim]
+            coord = low.simplify(coord // inner % extent)
+        coords.append(coord)
+        nest.named[name] = coord
+        nest.tables[name] = tables[dim]
+        nest.dims[name] = dim
+    nest.coords = tuple(coords)
+    return nest
+
+
+@lru_cache(maxsize=32)
+def _coordinates(fragment: Fragment) -> tuple[Indices, ...]:
+    """[thread, value] of each dimension of the cover; read-only."""
+    apart, found = dimensions(fragment), []
+    for dim, extent in enumerate(fragment.cover):
+        thread, values = fragment.layout if apart is None else apart[dim]
+        table = thread.indices()[:, None] + values.indices()[None, :]
+        if apart is None:
+            table = table // prod(fragment.cover[dim + 1 :]) % extent
+        table.flags.writeable = False
+        found.append(table)
+    return tuple(found)
+
+
+@lru_cache(maxsize=128)
+def _plain_registers(fragment: Fragment, nest: Fragment, dims: tuple[int, ...]) -> Indices | None:
+    """The register of `fragment` that holds element [dims of the nest's coordinates] at each value
+    of the nest, the same in all threads; None where there is none."""
+    if fragment.threads != nest.threads:
+        return None
+    idle, coords = nest.table() == IDLE, _coordinates(nest)
+    needed = np.zeros(idle.shape, np.int64)
+    inside = ~idle
+    for dim, size in zip(dims, fragment.tile, strict=True):
+        needed = needed * size + coords[dim]
+        inside &= coords[dim] < size
+    found = fragment.locate(np.where(inside, needed, -1))
+    best = found.max(axis=0)
+    if (~idle & (found != best)).any():
+        return None
+    result: Indices = np.maximum(best, 0)
+    result.flags.writeable = False
+    return result
+
+
+@lru_cache(maxsize=256)
+def dimensions(fragment: Fragment) -> tuple[Layout, ...] | None:
+    """For each dimension the layout from (thread, value) to its coordinate. None where there are
+    none: what a thread, or a value, goes on by is no number of whole rows (views)."""
+    try:
+        found = tuple(fragment.along(d) for d in range(len(fragment.tile)))
+    except LayoutError:
+        return None
+    if not found:
+        return found  # a single element
+    thread, values = fragment.layout
+    index = thread.indices()[:, None] + values.indices()[None, :]
+    coords = np.unravel_index(index, fragment.cover)
+    for layout, coord in zip(found, coords, strict=True):
+        thread, values = layout
+        if not np.array_equal(thread.indices()[:, None] + values.indices()[None, :], coord):
+            return None
+    return found
+
+
+def region_nest(
+    low: Lowering, region: Region, op: Op
+) -> tuple[Nest, tuple[Var, ...], Callable[[], Expr]]:
+    """The nest of what threads hold of a fragment's `region`; variables for the region's
+    coordinates, unit extents dropped; the register at `value`.
+
+    Where all threads hold the region in the same registers, those alone are visited. Otherwise
+    all are, and a guard tells which slots belong to it."""
+    fragment = region.buffer.layout
+    assert isinstance(fragment, Fragment)
+    names = tuple(low.var(f"i{d}") for d in range(len(fragment.tile)))
+    kept = tuple(n for n, e in zip(names, region.extents, strict=True) if int(e) != 1)
+    if region.is_whole:
+        nest = make_nest(low, fragment, names, op.loc)
+        return nest, kept, lambda: nest.register(region.buffer, names, op.loc)
+    try:
+        held = Held(low, region, op)
+        small = Fragment.fit(held.tile, held.table)
+    except (CompileError, LayoutError):
+        return _guarded(low, region, names, kept, op)
+    nest = make_nest(low, small, kept, op.loc)
+    if nest.values != held.values:
+        return _guarded(low, region, names, kept, op)
+    return nest, kept, lambda: held.first(0, 1, nest.var if nest.values > 1 else None, 1)
+
+
+def _guarded(
+    low: Lowering, region: Region, names: tuple[Var, ...], kept: tuple[Var, ...], op: Op
+) -> tuple[Nest, tuple[Var, ...], Callable[[], Expr]]:
+    fragment = region.buffer.layout
+    assert isinstance(fragment, Fragment)
+    bases = tuple(low.var(n.name) for n in names)
+    nest = make_nest(low, fragment, bases, op.loc)
+    index = np.zeros_like(nest.fragment.table())
+    known = nest.fragment.table() != IDLE
+    for base, name, start, extent in zip(bases, names, region.starts, region.extents, strict=True):
+        if isinstance(start, Const):
+            at = nest.tables[base] - int(start)
+            known = known & (at >= 0) & (at < int(extent))
+            nest.tables[name] = at
+            index = index * int(extent) + at
+        place = low.simplify(nest.named[base] - start)
+        nest.named[name] = place
+        nest.lets[name] = base - start
+        for cond in (compare(">=", place, 0), compare("<", place, extent)):
+            holds = prove(cond, low.ranges)
+            if holds is None:
+                both = nest.inside
+                nest.inside = cond if both is TRUE else binary("and", both, cond)
+    if all(isinstance(s, Const) for s in region.starts):
+        nest.part = np.where(known, index, IDLE)
+    else:
+        nest.movable = False
+    plain = Nest(low, nest.fragment, op.loc, nest.var, tables=dict(nest.tables))
+    return nest, kept, lambda: plain.register(region.buffer, bases, op.loc)
+
+
+def region_fragment(
+    low: Lowering, region: Region, op: Op
+) -> tuple[Fragment, tuple[Var, ...], tuple[Var, ...]]:
+    """A layout of a nest over what threads hold of a fragment's region, variables for its
+    dimensions, and those of them whose extents are not 1."""
+    fragment = region.buffer.layout
+    assert isinstance(fragment, Fragment)
+    if region.is_whole:
+        names = tuple(low.var(f"i{d}") for d in range(len(fragment.tile)))
+        kept = tuple(n for n, e in zip(names, fragment.tile, strict=True) if e != 1)
+        return fragment.drop_repeats(), names, kept
+    held = Held(low, region, op)
+    try:
+        small = Fragment.fit(held.tile or (1,), held.table)
+    except LayoutError:
+        raise CompileError(
+            f"threads hold this part of {region.buffer.name} in a way that is no layout",
+            loc=op.loc,
+            got=repr(fragment),
+            fix="use the whole tile",
+        ) from None
+    names = tuple(low.var(f"i{d}") for d in range(len(small.tile)))
+    return small, names, names if held.tile else ()

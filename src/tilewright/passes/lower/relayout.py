@@ -1,0 +1,261 @@
+"""Fragments spread anew: within the registers of each thread, by shuffles within warps, or through
+shared memory, whichever is cheapest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.buffer import Buffer, Region
+from tilewright.ir.dtype import DType
+from tilewright.ir.expr import Expr, Load, Var, compare, const, select
+from tilewright.ir.layout.fragment import IDLE, Fragment
+from tilewright.ir.layout.layout import Indices, Layout
+from tilewright.ir.op import For, Intrinsic, Map, Op, Relayout, Store
+from tilewright.passes.layout.addresses import fit_index
+from tilewright.passes.lower.lowering import WARP, Lowering, chosen
+from tilewright.passes.lower.map_loops import region_fragment
+from tilewright.support.distinct import distinct
+
+# issue slots: a shuffle or a shared access takes two, a select one; two barriers and the latency
+# of a store and a load through shared memory
+SHUFFLE, ACCESS, SELECT, TRIP = 2, 2, 1, 60
+
+
+@dataclass(frozen=True)
+class Step:
+    """One register of the result: `lane[thread]` says who has it, `register[thread]` where. When
+    `asked` is given every thread offers register `asked[thread]` and one shuffle does; otherwise
+    there is one for each register that anybody needs. `lane` None: everybody has it himself."""
+
+    register: tuple[int, ...]
+    lane: tuple[int, ...] | None = None
+    asked: tuple[int, ...] | None = None
+
+    @property
+    def cost(self) -> int:
+        if self.lane is None:
+            return SELECT * len(set(self.register))
+        if self.asked is not None:
+            return SHUFFLE + SELECT * (len(set(self.asked)) - 1)
+        needed = len(set(self.register))
+        return needed * (SHUFFLE + SELECT)
+
+
+@lru_cache(maxsize=256)
+def plan_relayout(src: Fragment, dst: Fragment) -> tuple[Step, ...] | None:
+    """How each register of `dst` comes from `src` without shared memory; None when it cannot."""
+    if src.threads != dst.threads or src.tile != dst.tile:
+        return None
+    need = dst.table()
+    here = src.locate(need)
+    threads = src.threads
+    number = np.arange(threads)
+    steps = []
+    for k in range(dst.values):
+        free = need[:, k] == IDLE
+        own = here[:, k]
+        if ((own >= 0) | free).all():
+            steps.append(Step(_settled(own, free)))
+            continue
+        found = _in_warp(src, need[:, k], free)
+        if found is None:
+            return None
+        lane, register = found
+        asked = np.full(threads, -1)
+        source = number // WARP * WARP + lane
+        taken = ~free
+        asked[source[taken]] = register[taken]
+        offered = None
+        if np.array_equal(asked[source[taken]], register[taken]):
+            offered = _settled(asked, np.asarray(asked < 0))
+        steps.append(Step(_settled(register, free), tuple(lane.tolist()), offered))
+    return tuple(steps)
+
+
+def _settled(values: Indices, free: Any) -> tuple[int, ...]:
+    """`values`, with what fits best where nothing is needed."""
+    used = distinct(values[~free])
+    if len(used) <= 1:
+        return tuple(np.full(len(values), used[0] if len(used) else 0).tolist())
+    return tuple(np.where(free, used[0], values).tolist())
+
+
+def _in_warp(src: Fragment, need: Indices, free: Any) -> tuple[Indices, Indices] | None:
+    """For each thread a lane of its warp that holds what it needs, and the register there."""
+    table = src.table()
+    lanes = np.zeros(len(need), np.int64)
+    registers = np.zeros(len(need), np.int64)
+    for first in range(0, len(need), WARP):
+        warp = table[first : first + WARP]
+        order = np.argsort(warp.reshape(-1), kind="stable")
+        held = warp.reshape(-1)[order]
+        part = slice(first, first + WARP)
+        wanted = np.where(free[part], -2, need[part])
+        at = np.minimum(np.searchsorted(held, wanted), len(held) - 1)
+        if ((held[at] != wanted) & ~free[part]).any():
+            return None
+        slot = order[at]
+        lane = np.where(free[part], np.arange(len(wanted)), slot // src.values)
+        lanes[part] = lane
+        registers[part] = np.where(free[part], 0, slot % src.values)
+    return lanes, registers
+
+
+def relayout_cost(src: Fragment, dst: Fragment, dtype: DType) -> tuple[str, int]:
+    """How a `Relayout` from `src` to `dst` would be done ('registers', 'shuffle' or 'shared') and
+    about how many issue slots of a thread it takes.
+
+    >>> from tilewright.ir.dtype import FLOAT32
+    >>> from tilewright.ir.layout.fragment import repeat, spatial
+    >>> relayout_cost(spatial(32, 1) * repeat(1, 4), repeat(1, 4) * spatial(32, 1), FLOAT32)
+    ('registers', 4)
+    """
+    words = max(dtype.bits // 32, 1)
+    steps = plan_relayout(src, dst)
+    shared = ACCESS * words * (src.values + dst.values) + TRIP
+    if steps is None:
+        return "shared", shared
+    cost = words * sum(step.cost for step in steps)
+    if all(step.lane is None for step in steps):
+        return "registers", cost
+    simple = all(step.lane is None or _lane_expr(step.lane) is not None for step in steps)
+    return ("shuffle", cost) if simple and cost <= shared else ("shared", shared)
+
+
+def relayout_scratch(src: Fragment, dst: Fragment, dtype: DType) -> int:
+    """Bytes of shared memory that a trip through it takes."""
+    return dtype.storage_bytes(_padded(src.tile, dtype).cosize())
+
+
+def _lane_expr(lane: tuple[int, ...]) -> Expr | None:
+    return fit_index(np.asarray(lane[:WARP]), (Var("lane"),)) if _same(lane) else None
+
+
+def _same(lane: tuple[int, ...]) -> bool:
+    """Whether all warps do the same."""
+    return all(lane[i : i + WARP] == lane[:WARP] for i in range(0, len(lane), WARP))
+
+
+def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:
+    src, dst = op.src.buffer.layout, op.dst.buffer.layout
+    assert isinstance(src, Fragment) and isinstance(dst, Fragment)
+    if not (op.src.is_whole and op.dst.is_whole) or src.tile != dst.tile:
+        yield from _through_shared(low, op)
+        return
+    if src.threads != low.instance.threads or dst.threads != low.instance.threads:
+        raise low.unsupported(
+            op,
+            f"{op.src.buffer.name} and {op.dst.buffer.name} are not spread over the "
+            f"{low.instance.threads} threads that run this",
+        )
+    kind = op.via or relayout_cost(src, dst, op.src.dtype)[0]
+    if kind == "shared":
+        yield from _through_shared(low, op)
+        return
+    steps = plan_relayout(src, dst)
+    if steps is None or (kind == "registers" and any(s.lane is not None for s in steps)):
+        raise low.unsupported(
+            op,
+            f"threads do not hold what they need of {op.src.buffer.name} for via={kind}",
+            "leave via= out, or use via=shared",
+        )
+    source, target = low.flat(op.src.buffer), low.flat(op.dst.buffer)
+    if all(s.lane is None and len(set(s.register)) == 1 for s in steps):
+        registers = np.array([s.register[0] for s in steps])
+        var = low.var("v")
+        index = fit_index(registers, (var,)) if len(steps) > 1 else const(int(registers[0]))
+        if index is not None:
+            body: Op = Store(target, (var,), Load(source, (index,), op.loc), loc=op.loc)
+            yield from _loop(body, var, len(steps))
+            return
+    thread = low.instance.thread
+    for k, step in enumerate(steps):
+        yield from _step(low, op, step, source, target, k, thread)
+
+
+def _loop(body: Op, var: Var, count: int) -> Iterable[Op]:
+    yield For(var, const(0), const(count), (body,), kind="unroll", loc=body.loc)
+
+
+def _step(
+    low: Lowering, op: Relayout, step: Step, source: Buffer, target: Buffer, k: int, thread: Expr
+) -> Iterable[Op]:
+    def one_of(registers: tuple[int, ...]) -> Expr:
+        return _select(low, registers, lambda r: Load(source, (const(r),), op.loc), thread)
+
+    place = (const(k),)
+    if step.lane is None:
+        yield Store(target, place, one_of(step.register), loc=op.loc)
+        return
+    lane = chosen(low, low.simplify(thread % WARP), step.lane[:WARP])
+    if step.asked is not None:
+        got = low.var("got", source.dtype)
+        yield Intrinsic("shfl_sync", (one_of(step.asked), lane), got, loc=op.loc)
+        yield Store(target, place, got, loc=op.loc)
+        return
+    found: dict[int, Expr] = {}
+    for register in sorted(set(step.register)):
+        got = low.var("got", source.dtype)
+        value = Load(source, (const(register),), op.loc)
+        yield Intrinsic("shfl_sync", (value, lane), got, loc=op.loc)
+        found[register] = got
+    yield Store(target, place, _select(low, step.register, found.__getitem__, thread), loc=op.loc)
+
+
+def _select(
+    low: Lowering, wanted: tuple[int, ...], value: Callable[[int], Expr], thread: Expr
+) -> Expr:
+    """`value(wanted[thread])`."""
+    options = sorted(set(wanted))
+    result: Expr = value(options[-1])
+    if len(options) == 1:
+        return result
+    which = chosen(low, thread, [options.index(w) for w in wanted])
+    for i in reversed(range(len(options) - 1)):
+        result = select(compare("==", which, i), value(options[i]), result)
+    return result
+
+
+# ── through shared memory ────────────────────────────────────────────────────────────────────
+
+
+def _padded(tile: tuple[int, ...], kind: DType) -> Layout:
+    """Row-major, rows apart by 16 bytes more: columns then lie in different banks."""
+    pad = max(128 // kind.bits, 1) if len(tile) > 1 else 0
+    strides, step = [], 1
+    for d in reversed(range(len(tile))):
+        strides.append(step)
+        step = step * tile[d] + (pad if d == len(tile) - 1 else 0)
+    return Layout(tile, tuple(reversed(strides)))
+
+
+def _through_shared(low: Lowering, op: Relayout) -> Iterable[Op]:
+    tile = op.src.static_tile or (1,)
+    layout = _padded(tile, op.src.dtype)
+    flat, met = low.exchange(op.src.dtype, layout.cosize(), op.loc)
+    shape = tuple(const(e) for e in tile)
+    scratch = Buffer(flat.name, shape, flat.dtype, flat.space, layout=layout)
+    yield from met
+    yield from low.op(_nest(low, op.src, scratch, op, True))
+    yield from low.join(op.loc)
+    yield from low.op(_nest(low, op.dst, scratch, op, False))
+
+
+def _nest(low: Lowering, held: Region, scratch: Buffer, op: Op, out: bool) -> Op:
+    layout, names, region = region_fragment(low, held, op)
+    inner = iter(region)
+    pairs = zip(held.starts, held.extents, strict=True)
+    indices = tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs)
+    spot: tuple[Expr, ...] = region if region else (const(0),)
+    if out:
+        value = Load(held.buffer, indices, op.loc)
+        body: Op = Store(scratch, spot, value, loc=op.loc)
+    else:
+        body = Store(held.buffer, indices, Load(scratch, spot, op.loc), loc=op.loc)
+    extents = tuple(const(e) for e in layout.tile)
+    return Map(names, extents, (body,), layout=layout, loc=op.loc)

@@ -1,0 +1,612 @@
+"""Laid-out IR to thread IR: every tile op becomes what each thread does.
+
+- A role instance is a sequence of actions by all its threads together. What one thread does for
+  all of them (arrivals, bulk copies and their groups) stands under `if leader`, one elected thread
+  per instance. A role that does nothing else runs in its leader alone.
+- An arrival tells others that *all* threads of the instance are past what came before. Matrix
+  instructions are collective, so their wait is enough; after ordinary accesses to memory a named
+  barrier of the instance is put in front, unless the program has one already.
+- Fragments become arrays of registers, indexed by constants and unrolled loop variables only.
+- Shared tiles become flat arrays; the swizzle is in the index.
+- A kernel without roles is one instance, the block. Threads do together what is the same in all of
+  them, and each for itself what is not: an atomic or a message that differs in no thread is done
+  once.
+- What warps exchange (reductions, scans, relayouts) goes through scratch behind the other shared
+  memory, between barriers that the lowering puts there (`scratch`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from math import gcd, prod
+
+from tilewright.ir import scope
+from tilewright.ir.analysis.bounds import bounds, multiple_of
+from tilewright.ir.analysis.uniform import per_thread
+from tilewright.ir.atoms import Feature
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.dtype import BOOL
+from tilewright.ir.exchanges import meets_inside
+from tilewright.ir.expr import TRUE, Const, Expr, Load, Var, compare, const, loads, variables
+from tilewright.ir.layout.fragment import Fragment
+from tilewright.ir.op import (
+    Alloc,
+    Arrive,
+    Atomic,
+    BarrierInit,
+    Body,
+    Commit,
+    Copy,
+    Fence,
+    Fill,
+    For,
+    Gemm,
+    Hint,
+    If,
+    Intrinsic,
+    Kernel,
+    Map,
+    Op,
+    Program,
+    Reduce,
+    Relayout,
+    Role,
+    Scan,
+    Store,
+    Sync,
+    Turn,
+    View,
+    Wait,
+    WaitGroup,
+    While,
+    expressions,
+    op_loads,
+    read_buffers,
+    walk_ops,
+)
+from tilewright.ir.rewrite import program_names, rebuild
+from tilewright.ir.target import Target
+from tilewright.passes.layout.tile_access import same_registers
+from tilewright.passes.lower.atomics import lower_atomic
+from tilewright.passes.lower.cluster import (
+    before_unrolled,
+    crossing_barriers,
+    lower_wait,
+    order_arrivals,
+    peer_fence,
+)
+from tilewright.passes.lower.copies import lower_copy
+from tilewright.passes.lower.foreign import lower_intrinsic
+from tilewright.passes.lower.gathers import lower_nest
+from tilewright.passes.lower.gemm import lower_fence, lower_gemm, written_by_threads
+from tilewright.passes.lower.lowering import (
+    BULK_ATOMS,
+    GROUP_WARPS,
+    MEMORY,
+    NAMED_BARRIERS,
+    WARP,
+    Instance,
+    Lowering,
+    Rule,
+    linear_thread,
+    meets,
+    pin,
+    touches,
+)
+from tilewright.passes.lower.maps import lower_fill
+from tilewright.passes.lower.reduce import lower_reduce
+from tilewright.passes.lower.relayout import lower_relayout
+from tilewright.passes.lower.scan import lower_scan
+from tilewright.passes.overlap.rings import written_by
+from tilewright.passes.sync.scratch import settle_scratch
+from tilewright.support.errors import CompileError
+
+# ── structure ────────────────────────────────────────────────────────────────────────────────
+
+
+def _for(low: Lowering, op: For) -> Iterable[Op]:
+    op = low.plain(op)
+    # how often it runs may be known only at run time: then it stays a loop
+    values = _trip(op) if op.kind in ("unroll", "vectorized") else None
+    if values is not None:
+        low.unrolled[op.var] = values
+    low.touched = touches(op.body, low.touched, low.instance.threads, low.fixed) or low.touched
+    ordered = low.ordered
+    if values is not None:
+        yield from before_unrolled(low, op.body)
+    body = low.inside(op, "body", op.body)
+    low.ordered = ordered
+    low.fenced = False
+    low.unrolled.pop(op.var, None)
+    kind = "unroll" if values is not None else "serial"
+    yield rebuild(op, body=body, kind=kind, stages=0, order=None, stage=None)
+
+
+def _while(low: Lowering, op: While) -> Iterable[Op]:
+    op = low.plain(op)
+    low.touched = touches(op.body, low.touched, low.instance.threads, low.fixed) or low.touched
+    body = low.inside(op, "body", op.body)
+    low.fenced = False
+    yield rebuild(op, body=body)
+
+
+def _trip(op: For) -> range | None:
+    if all(isinstance(e, Const) for e in (op.start, op.stop, op.step)):
+        return range(int(op.start), int(op.stop), int(op.step))
+    return None
+
+
+def _if(low: Lowering, op: If) -> Iterable[Op]:
+    if op.then and not op.orelse and all(_is_wgmma_fence(inner) for inner in op.then):
+        # the assembler wants a fence on every path (C7519) and adds one otherwise; a fence more
+        # costs nothing
+        yield from low.inside(op, "then", op.then)
+        return
+    op = low.plain(op)
+    touched, groups = low.touched, list(low.committed)
+    then = low.inside(op, "then", op.then)
+    after, open_after = low.touched, low.committed
+    low.touched, low.committed, low.fenced = touched, groups, False
+    orelse = low.inside(op, "orelse", op.orelse)
+    low.fenced = False
+    low.touched = low.touched or after
+    low.committed = _either(low.committed, open_after)
+    yield rebuild(op, then=then, orelse=orelse)
+
+
+def _either(a: list[frozenset[Buffer]], b: list[frozenset[Buffer]]) -> list[frozenset[Buffer]]:
+    """Groups of matrix instructions that may be open behind two branches, latest last."""
+    short, long = sorted((a, b), key=len)
+    pad = [frozenset[Buffer]()] * (len(long) - len(short))
+    return [x | y for x, y in zip(pad + short, long, strict=True)]
+
+
+def _is_wgmma_fence(op: Op) -> bool:
+    return isinstance(op, Fence) and op.kind == "wgmma"
+
+
+def _role(low: Lowering, op: Role) -> Iterable[Op]:
+    per = op.warps // op.instances
+    threads = per * WARP
+    first: Expr = const(op.first)
+    if op.var is not None:
+        first = first + op.var * per
+    linear = linear_thread(low.kernel)
+    if op.first * WARP % threads == 0:
+        thread_value = linear % threads
+    else:
+        thread_value = linear - first * WARP
+    thread, let_thread = low.let("thread", low.simplify(thread_value), op.loc)
+    leader = low.var("leader", BOOL)
+    solo = op.instances == 1 and all(_one_thread_does(inner, op) for inner in walk_ops(op.body))
+    solo = solo and not _is_relied_on(low.kernel, op)
+    turn_id = _turn_barriers(low, op)
+    sync_id = _own_barrier(low, op)
+    outer, outer_ranges = low.instance, low.ranges
+    low.ranges = scope.inside(op, "body", low.ranges).where(thread, 0, threads - 1)
+    low.instance = Instance(
+        threads,
+        thread,
+        low.warp - first,
+        leader,
+        solo,
+        sync_id,
+        _accumulators(op.body),
+        written_by_threads(op.body),
+        op.instances,
+        turn_id,
+    )
+    start = list(_first_turn(low, op))
+    low.touched = low.fenced = False
+    before = len(low.exchanges)
+    body = low.body(op.body)
+    if op.var is not None:
+        body = low.apart(body, op.var, before)
+    low.instance, low.ranges = outer, outer_ranges
+    used = {v for inner in walk_ops(body) for e in expressions(inner) for v in variables(e)}
+    if leader in used or solo:
+        chosen = compare("==", low.warp, first)
+        start.insert(0, Intrinsic("elect", (chosen,), leader, loc=op.loc))
+    if thread in used:
+        start.insert(0, let_thread)
+    if sync_id is not None and any(isinstance(i, Sync) and i.id is sync_id for i in walk_ops(body)):
+        low.free_ids = low.free_ids[: -op.instances]
+    if solo:
+        body = (If(leader, body, loc=op.loc),)
+    yield rebuild(op, body=(*start, *body))
+
+
+def _own_barrier(low: Lowering, op: Role) -> Expr | None:
+    """A named barrier for each instance of `op`, consecutive from the top; None when they are
+    used up."""
+    free = low.free_ids[-op.instances :]
+    if len(free) < op.instances or free[-1] - free[0] != op.instances - 1:
+        return None
+    return const(free[0]) if op.var is None else const(free[0]) + op.var
+
+
+def _turn_barriers(low: Lowering, op: Role) -> int | None:
+    """The first of as many named barriers in a row as `op` has warpgroups that take turns."""
+    turns = [inner for inner in walk_ops(op.body) if isinstance(inner, Turn)]
+    if not turns:
+        return None
+    groups = op.warps // GROUP_WARPS
+    for first in low.free_ids:
+        mine = range(first, first + groups)
+        if all(i in low.free_ids for i in mine):
+            low.free_ids = [i for i in low.free_ids if i not in mine]
+            return first
+    raise CompileError(
+        f"the warpgroups of role {op.name} take turns, but too few named barriers are left",
+        loc=turns[0].loc,
+        expected=f"{groups} in a row",
+        got=", ".join(map(str, low.free_ids)) or "none",
+    )
+
+
+def _first_turn(low: Lowering, op: Role) -> Iterable[Op]:
+    """Nobody comes before the first warpgroup: the last one arrives once in advance, for it. Behind
+    the last section that arrival is left over, at a barrier that nobody else uses."""
+    base = low.instance.turn_id
+    if base is not None:
+        last = compare("==", _warpgroup(low), op.warps // GROUP_WARPS - 1)
+        early = Sync("named", const(base), 2 * GROUP_WARPS * WARP, arrive=True, loc=op.loc)
+        yield If(last, (early,), loc=op.loc)
+
+
+def _warpgroup(low: Lowering) -> Expr:
+    """The warpgroup's number in its instance, the same in all lanes of a warp."""
+    return low.simplify(low.instance.warp // GROUP_WARPS)
+
+
+def _accumulators(body: Body) -> tuple[Buffer, ...]:
+    found = [op.c.buffer for op in walk_ops(body) if isinstance(op, Gemm) and op.atom == "wgmma"]
+    return tuple(dict.fromkeys(found))
+
+
+def _one_thread_does(op: Op, role: Role) -> bool:
+    """Whether a single thread may run `op` for its instance."""
+    if isinstance(op, Copy):
+        return op.atom in BULK_ATOMS
+    if isinstance(op, (Commit, WaitGroup)):
+        return op.unit == "bulk"
+    if isinstance(op, Store):
+        return op.buffer.space in (Space.LOCAL, Space.SHARED)
+    if isinstance(op, Atomic):
+        # for the sake of its result; a single warp has a shuffle for that
+        return op.result is not None and not op.dst.tile and role.warps > 1
+    return not isinstance(
+        op, (Sync, Turn, Fence, Gemm, Map, Reduce, Scan, Relayout, Fill, Intrinsic)
+    )
+
+
+def _is_relied_on(kernel: Kernel, role: Role) -> bool:
+    """Whether other code of the role's threads needs all of them to have run it: code that reads a
+    variable which the role sets, or that comes behind what the role waits for."""
+    inside = {id(op) for op in walk_ops(role)}
+    outside = [op for op in walk_ops(kernel) if id(op) not in inside]
+    waits = any(isinstance(op, (Wait, WaitGroup)) for op in walk_ops(role))
+    if waits and any(
+        isinstance(op, Role)
+        and op.first < role.first + role.warps
+        and role.first < op.first + op.warps
+        for op in outside
+    ):
+        return True
+    own = {op.buffer.name for op in walk_ops(role) if isinstance(op, Alloc)}
+    told = {
+        op.buffer.name
+        for op in walk_ops(role)
+        if isinstance(op, Store) and op.buffer.space is Space.LOCAL and op.buffer.name not in own
+    }
+    return any(b.name in told for op in (outside if told else ()) for b in read_buffers(op))
+
+
+# ── memory and synchronisation ───────────────────────────────────────────────────────────────
+
+
+def _alloc(low: Lowering, op: Alloc) -> Iterable[Op]:
+    init = None if op.init is None else low.value(op.init)
+    if op.init is not None:
+        low.touched = low.touched or any(x.buffer.space in MEMORY for x in loads(op.init))
+    yield rebuild(op, buffer=low.flat(op.buffer), init=init)
+
+
+def _hint(low: Lowering, op: Hint) -> Iterable[Op]:
+    if op.name in ("place", "assume", "min_blocks"):
+        yield op if op.buffer is None else rebuild(op, buffer=low.flat(op.buffer))
+
+
+def _view(low: Lowering, op: View) -> Iterable[Op]:
+    """Another name of the same array. Registers are the same ones only where threads hold the
+    same elements in them."""
+    buffer, source = op.buffer, op.source
+    low.roots[buffer.name] = low.root(source)
+    if buffer.space is Space.FRAGMENT:
+        new, old = buffer.layout, source.layout
+        assert isinstance(new, Fragment) and isinstance(old, Fragment)
+        if op.offset is not const(0) or not same_registers(buffer, source):
+            raise CompileError(
+                f"{buffer.name} is no view of the registers of {source.name}",
+                loc=op.loc,
+                expected=f"the elements of {old!r}, in the same registers",
+                got=repr(new),
+                fix="copy it instead",
+            )
+        if buffer.dtype == source.dtype:
+            low.buffers[buffer.name] = low.flat(source)
+            return
+    elif buffer.space is Space.GLOBAL:
+        root, least = low.base(source)
+        step = multiple_of(op.offset, low.ranges) * buffer.dtype.bits // 8
+        low.bases[buffer.name] = (root, gcd(least, step))
+        if buffer.dtype.bits > root.dtype.bits:
+            yield Hint("align", root, detail=(buffer.dtype.bits // 8,), loc=op.loc)
+        yield rebuild(op, offset=low.value(op.offset))
+        return
+    elif buffer.space is Space.SHARED:
+        if not isinstance(op.offset, Const) or source.name in low.shifts:
+            yield from _shifted_view(low, op)
+            return
+        place = low.places[source.name] + int(op.offset) * buffer.dtype.bits // 8
+        low.places[buffer.name] = place
+        flat = low.flat(buffer)
+        yield Alloc(flat, loc=op.loc)
+        yield Hint("place", flat, detail=(place,), loc=op.loc)
+        return
+    yield rebuild(op, buffer=low.flat(buffer), source=low.flat(source), offset=low.value(op.offset))
+
+
+def _shifted_view(low: Lowering, op: View) -> Iterable[Op]:
+    """A view that begins at a place known only at run time: all of the source's memory as an
+    array, from the start of which its elements count."""
+    buffer, source = op.buffer, op.source
+    before = low.shifts.get(source.name, const(0))
+    if source.dtype.bits % buffer.dtype.bits and before is not const(0):
+        raise low.unsupported(
+            op,
+            f"{buffer.name} begins within an element of {buffer.dtype}",
+            f"view {source.name} as {buffer.dtype} before taking a part of it",
+        )
+    first = before * (source.dtype.bits // buffer.dtype.bits or 1) + low.value(op.offset)
+    shift, let = low.let(f"{buffer.name}_first", low.simplify(first), op.loc)
+    low.shifts[buffer.name] = shift
+    low.places[buffer.name] = low.places[source.name]
+    size = int(low.flat(source).shape[0]) * source.dtype.bits // buffer.dtype.bits
+    flat = Buffer(buffer.name, (const(size),), buffer.dtype, Space.SHARED)
+    low.buffers[buffer.name] = flat
+    yield let
+    yield Alloc(flat, loc=op.loc)
+    yield Hint("place", flat, detail=(low.places[buffer.name],), loc=op.loc)
+
+
+def _barrier_init(low: Lowering, op: BarrierInit) -> Iterable[Op]:
+    yield If(compare("==", linear_thread(low.kernel), 0), (op,), loc=op.loc)
+
+
+def _arrive(low: Lowering, op: Arrive) -> Iterable[Op]:
+    if low.differs is not None and id(op) in low.differs.controls:
+        # under a guard of threads those that come here arrive, each for itself: `count` is how many
+        yield rebuild(op, count=const(0 if op.count is const(0) else 1))
+        return
+    if op.by == "warps" and low.instance.solo:
+        op = rebuild(op, by="instance")  # one thread does it all, and arrives for all
+    if op.by == "warps":
+        lane = low.simplify(low.instance.thread % WARP)
+        once = rebuild(op, count=const(1), by="instance")
+        yield Sync("warp", loc=op.loc)
+        yield If(compare("==", lane, 0), (once,), loc=op.loc)
+        return
+    yield from low.meet(op.loc)
+    yield from order_arrivals(low, (op,))
+    yield from low.by_leader(op)
+
+
+def _commit(low: Lowering, op: Commit) -> Iterable[Op]:
+    if op.unit == "bulk":
+        yield from low.by_leader(op)
+        return
+    if op.unit == "wgmma":
+        low.committed.append(frozenset(low.open_group))
+        low.open_group.clear()
+    yield op
+
+
+def _wait_group(low: Lowering, op: WaitGroup) -> Iterable[Op]:
+    if op.unit == "bulk":
+        yield from low.by_leader(op)
+        return
+    if op.unit == "wgmma":
+        yield from low.settle(op.loc)
+    yield op
+    if op.unit == "wgmma":
+        # registers are the program's again: nothing may be moved across the wait
+        low.committed = low.committed[-op.pending :] if op.pending else []
+        for buffer in low.instance.accumulators:
+            if buffer not in low.in_flight and buffer.name in low.seen:
+                yield pin(low, buffer, op.loc)
+
+
+def _sync(low: Lowering, op: Sync) -> Iterable[Op]:
+    if meets(op, low.instance.threads):
+        low.touched = False
+    if op.scope == "cluster" and low.peer_fence == "cluster_shared":
+        op = rebuild(op, order="shared")
+    yield low.plain(op)
+
+
+def _turn(low: Lowering, op: Turn) -> Iterable[Op]:
+    """A warpgroup waits at its own barrier, where only the one before it arrives. Nothing else is
+    to be learnt there: for the threads of the instance it is no meeting."""
+    base, group = low.instance.turn_id, _warpgroup(low)
+    assert base is not None
+    if op.edge == "end":
+        group = (group + 1) % (low.instance.threads // (GROUP_WARPS * WARP))
+    which = low.simplify(base + group)
+    yield Sync("named", which, 2 * GROUP_WARPS * WARP, arrive=op.edge == "end", loc=op.loc)
+
+
+def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
+    each = low.by_each_thread(op)
+    op = low.plain(op)
+    if op.buffer.space is Space.FRAGMENT:
+        raise low.unsupported(
+            op,
+            f"{op.buffer.name} is a fragment and is stored to outside a tile op",
+            "store to it in a map",
+        )
+    once = not (each or low.instance.solo) and _reads_what_it_writes(low, op)
+    if once:
+        yield from low.meet(op.loc)
+    low.touched = low.touched or (op.buffer.space in MEMORY and low.instance.leader is None)
+    if op.buffer.space is Space.SHARED:
+        place = low.offset(op.buffer, op.indices, op.loc)
+        stored: Op = Store(low.flat(op.buffer), (place,), op.value, loc=op.loc)
+    else:
+        cond = low.within(op.buffer, op.indices) if op.buffer.space is Space.GLOBAL else TRUE
+        stored = op if cond is TRUE else If(cond, (op,), loc=op.loc)
+    if once:
+        yield from low.by_leader(stored)
+        yield from low.join(op.loc)
+    else:
+        yield stored
+
+
+def _reads_what_it_writes(low: Lowering, op: Store) -> bool:
+    """Whether threads that all ran `op` would read what others of them wrote: `x[0] = x[0] + 1`.
+    Otherwise they store the same number, however many of them do."""
+    if op.buffer.space not in MEMORY:
+        return False
+
+    def elsewhere(load: Load) -> bool:
+        pairs = zip(load.indices, op.indices, strict=True)
+        apart = [i - j for i, j in pairs]
+        return any(isinstance(each, Const) and each.value for each in apart)
+
+    root = low.root(op.buffer)
+    return any(
+        low.root(load.buffer) == root and not (load.buffer == op.buffer and elsewhere(load))
+        for load in op_loads(op)
+        if load.buffer.space in MEMORY
+    )
+
+
+def _exchanging(rule: Rule) -> Rule:
+    """`rule` for an op in which warps may exchange. Passes leave barriers out where threads meet
+    inside such an op, so they have to."""
+
+    def lower(low: Lowering, op: Op) -> Iterable[Op]:
+        before = len(low.exchanges)
+        found = tuple(rule(low, op))
+        sure = low.instance.instances == 1 and meets_inside(op, low.instance.threads)
+        if sure and len(low.exchanges) == before:
+            raise low.unsupported(op, "warps need each other's registers here, and do not meet")
+        return found
+
+    return lower
+
+
+def lower_threads(program: Program, target: Target) -> Program:
+    """Every tile op of every kernel as code of one thread."""
+    names = program_names(program)
+    kernels = tuple(_lower_kernel(kernel, program, names, target) for kernel in program.kernels)
+    return dataclasses.replace(program, kernels=kernels)
+
+
+def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Target) -> Lowering:
+    """What the lowering of `kernel` begins with."""
+    linear = linear_thread(kernel)
+    whole = Instance(prod(kernel.threads), linear, linear // WARP)
+    low = Lowering(kernel, RULES, names, scope.entry(kernel, program.dims), whole)
+    low.anywhere = target.choice("rows") == "any"
+    low.reaches_peers = Feature.MULTICAST in target.features
+    low.warp = low.var("warp")
+    low.differs = per_thread(kernel)
+    for op in walk_ops(kernel):
+        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
+            low.places[op.buffer.name] = int(op.detail[0])
+    if not _has_roles(kernel):
+        low.instance = dataclasses.replace(
+            whole,
+            warp=low.warp,
+            accumulators=_accumulators(kernel.body),
+            written=written_by_threads(kernel.body),
+        )
+    low.ranges = low.ranges.where(low.warp, 0, -(-prod(kernel.threads) // WARP) - 1)
+    low.free_ids = free_barriers(kernel)
+    read = {b for op in walk_ops(kernel) for b in read_buffers(op)}
+    tensors = {b.name for b in read if b.space is Space.GLOBAL}
+    low.fixed = frozenset(tensors - written_by(kernel))
+    low.crossing = crossing_barriers(kernel)
+    low.peer_fence = peer_fence(kernel)
+    return low
+
+
+def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Target) -> Kernel:
+    linear = linear_thread(kernel)
+    low = lowering_of(kernel, program, names, target)
+    body = low.body(kernel.body)
+    start: list[Op] = []
+    if _has_roles(kernel) or _reads(body, low.warp):
+        start.append(Intrinsic("warp_index", (linear,), low.warp, loc=kernel.loc))
+    for found in low.maps.values():
+        detail = found.said.detail
+        start.append(Hint("tensor_map", found.tensor, detail=detail, loc=kernel.loc))
+    arrays, body = settle_scratch(kernel, body, low.exchanges, target)
+    start += arrays
+    prefetch = tuple(
+        Intrinsic("prefetch_map", text=f"map={m.name}", loc=kernel.loc) for m in low.maps.values()
+    )
+    if prefetch:
+        start.append(If(compare("==", linear, 0), prefetch, loc=kernel.loc))
+    return rebuild(kernel, body=(*start, *body))
+
+
+def _has_roles(kernel: Kernel) -> bool:
+    return any(isinstance(op, Role) for op in walk_ops(kernel))
+
+
+def _reads(body: Body, var: Var) -> bool:
+    return any(var in variables(e) for op in walk_ops(body) for e in expressions(op))
+
+
+def free_barriers(kernel: Kernel) -> list[int]:
+    """Named barriers that `kernel` does not use; 0 is the whole block's."""
+    ids = [op.id for op in walk_ops(kernel) if isinstance(op, Sync) and op.id is not None]
+    used = {0, *(int(i.value) for i in ids if isinstance(i, Const))}
+    others = any(not isinstance(i, Const) for i in ids)
+    for op, ranges in scope.walk_ranges(kernel) if others else ():
+        if isinstance(op, Sync) and op.id is not None:
+            low, high = bounds(op.id, ranges)[:2]
+            used |= set(range(max(low or 0, 0), (NAMED_BARRIERS - 1 if high is None else high) + 1))
+    return [i for i in range(NAMED_BARRIERS) if i not in used]
+
+
+RULES: dict[type[Op], Rule] = {
+    For: _for,
+    While: _while,
+    If: _if,
+    Role: _role,
+    Alloc: _alloc,
+    Hint: _hint,
+    View: _view,
+    Store: _plain_store,
+    BarrierInit: _barrier_init,
+    Arrive: _arrive,
+    Wait: lower_wait,
+    Commit: _commit,
+    WaitGroup: _wait_group,
+    Fence: lower_fence,
+    Sync: _sync,
+    Turn: _turn,
+    Copy: lower_copy,
+    Gemm: lower_gemm,
+    Map: lower_nest,
+    Reduce: _exchanging(lower_reduce),
+    Fill: lower_fill,
+    Atomic: lower_atomic,
+    Intrinsic: lower_intrinsic,
+    Scan: _exchanging(lower_scan),
+    Relayout: _exchanging(lower_relayout),
+}

@@ -1,0 +1,1 @@
+"""Passes that place tiles: lifetimes, shared memory, registers."""

@@ -1,0 +1,1 @@
+"""Passes that overlap copies and computation: rings, stages, skew, roles, ping-pong."""

@@ -1,0 +1,412 @@
+"""Statements that `T.ws` places on warpgroups, as roles that keep the meaning of the text.
+
+Without barriers of their author's, placed statements mean what they mean in the order of the text;
+this pass says where everything runs, and where warps must meet so that nobody sees the difference.
+
+- What is not placed runs where its fragments are; in loops and branches around placed statements,
+  on the first of the warps that are placed there; else on all warps together.
+- A fragment that statements on different warps touch lives in shared memory instead.
+- Before a statement that touches memory which other warps have touched since all last met (and one
+  of the two wrote), all meet again. Accesses are told apart by the buffer, no finer.
+
+`split_roles` makes code of the roles, and orders the threads of each among themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TypeAlias
+
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import const
+from tilewright.ir.op import (
+    Alloc,
+    Arrive,
+    Atomic,
+    Body,
+    Break,
+    Continue,
+    Copy,
+    Fill,
+    For,
+    Gemm,
+    Hint,
+    If,
+    Intrinsic,
+    Kernel,
+    Map,
+    Op,
+    Reduce,
+    Relayout,
+    Role,
+    Scan,
+    Store,
+    Sync,
+    View,
+    While,
+    marked,
+    read_buffers,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.rewrite import map_body, rebuild, replace_buffers
+from tilewright.ir.target import Target
+from tilewright.passes.lower.threads import free_barriers
+from tilewright.passes.overlap.warp_partitions import GROUP, WARP, Warps, warps_of
+from tilewright.passes.reasons import because
+from tilewright.support.errors import CompileError
+
+_TILE_OPS = (Copy, Fill, Gemm, Reduce, Scan, Relayout, Map)
+Owners: TypeAlias = dict[str, set[Warps]]  # by name of a fragment: the warps that touch it
+
+
+def place_roles(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel` with roles for `ws` hints."""
+    if not any(_is_placement(op) for op in walk_ops(kernel)):
+        return kernel
+    whole = Warps(0, -(-prod(kernel.threads) // WARP))
+    body = _placed(kernel.body, whole)
+    roots = {op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)}
+    if not any(isinstance(op, Role) for op in walk_ops(body)):
+        return rebuild(kernel, body=body)  # everything on all warps
+    _check_scalars(body)
+    work = _Placer(kernel, whole, roots)
+    body = work.own_syncs(work.settle(body))
+    kernel = work.shared_fragments(rebuild(kernel, body=body))
+    written = {work.root(b.name) for op in walk_ops(kernel) for b in written_buffers(op)}
+    body = _Order(work, written).body(kernel.body, set())
+    _say(kernel, body, work.crossing)
+    return rebuild(kernel, body=work.merged(body))
+
+
+def _is_placement(op: Op) -> bool:
+    return isinstance(op, Hint) and op.name == "ws"
+
+
+def _placed(body: Body, whole: Warps) -> Body:
+    """`body` with a role for what stands between two hints."""
+    found: list[Op] = []
+    inside: list[Op] | None = None
+    begin: Hint | None = None
+    for op in body:
+        if isinstance(op, Hint) and op.name == "ws":
+            if begin is None:
+                begin, inside = op, []
+                continue
+            assert inside is not None
+            first, count = int(begin.detail[0]) * GROUP, len(begin.detail) * GROUP
+            if Warps(first, count) == whole:
+                found += inside
+            else:
+                role = Role(f"warps{first}", first, count, tuple(inside), loc=begin.loc)
+                found.append(role)
+            begin = inside = None
+            continue
+        if isinstance(op, (For, If, While)):
+            op = rebuild(
+                op, **{f.name: _placed(getattr(op, f.name), whole) for f in marked(op, "body")}
+            )
+        (found if inside is None else inside).append(op)
+    return tuple(found)
+
+
+def _is_collective(op: Op) -> bool:
+    if isinstance(op, (Atomic, Intrinsic)):
+        return op.result is None
+    return isinstance(op, (*_TILE_OPS, Arrive))
+
+
+def _touched(op: Op) -> list[Buffer]:
+    return [*read_buffers(op), *written_buffers(op)]
+
+
+@dataclass(frozen=True)
+class _Homes:
+    """Whether statements without fragments of anybody's have a place, among placed ones and at the
+    top of the kernel."""
+
+    inside: bool = False
+    top: bool = False
+
+
+class _Placer:
+    def __init__(self, kernel: Kernel, whole: Warps, roots: dict[str, str]) -> None:
+        self.kernel = kernel
+        self.whole = whole
+        self.roots = roots
+        self.owners: Owners = {}
+        self.crossing: list[str] = []  # fragments that have become shared
+
+    def root(self, name: str) -> str:
+        while name in self.roots:
+            name = self.roots[name]
+        return name
+
+    # ── where what is not placed runs ────────────────────────────────────────────────────────
+
+    def settle(self, body: Body) -> Body:
+        """Every statement that needs all its threads together in a role: first those whose
+        fragments are somewhere, then those among placed ones, then the rest."""
+        for homes in (_Homes(), _Homes(inside=True), _Homes(inside=True, top=True)):
+            count = -1
+            while count != (count := sum(isinstance(op, Role) for op in walk_ops(body))):
+                self.note(body)
+                body = self.near(body, homes, None)
+        return body
+
+    def note(self, body: Body) -> None:
+        """Whose fragments are, as far as roles say."""
+        self.owners = {}
+        for role in (op for op in walk_ops(body) if isinstance(op, Role)):
+            for name in self.fragments((role,)):
+                self.owners.setdefault(name, set()).add(warps_of(role))
+
+    def fragments(self, body: Body) -> set[str]:
+        return {
+            self.root(b.name)
+            for op in walk_ops(body)
+            if not isinstance(op, (Alloc, Hint))
+            for b in _touched(op)
+            if b.space is Space.FRAGMENT
+        }
+
+    def near(self, body: Body, homes: _Homes, inside: Warps | None) -> Body:
+        """Statements with their fragments, or as `homes` says; `inside`: the warps that the loop
+        or branch around places first."""
+        found: list[Op] = []
+        for op in body:
+            if isinstance(op, Role) or not any(_is_collective(o) for o in walk_ops(op)):
+                found.append(op)
+                continue
+            placed = [warps_of(o) for o in walk_ops(op) if isinstance(o, Role)]
+            if placed:
+                inner = {
+                    f.name: self.near(getattr(op, f.name), homes, inside or placed[0])
+                    for f in marked(op, "body")
+                }
+                found.append(rebuild(op, **inner))
+                continue
+            held = {w for name in self.fragments((op,)) for w in self.owners.get(name, ())}
+            home = min(held, default=None)
+            if home is None and inside is not None:
+                home = inside if homes.inside else None
+            elif home is None and homes.top:
+                home = self.whole
+            found.append(op if home is None else _role(home, (op,)))
+        return tuple(found)
+
+    def merged(self, body: Body) -> Body:
+        """`body` with roles of the same warps in a row as one."""
+        found: list[Op] = []
+        for op in body:
+            last = found[-1] if found else None
+            if isinstance(op, (For, If, While)):
+                op = rebuild(
+                    op, **{f.name: self.merged(getattr(op, f.name)) for f in marked(op, "body")}
+                )
+            if isinstance(op, Role) and isinstance(last, Role) and warps_of(op) == warps_of(last):
+                found[-1] = rebuild(last, body=(*last.body, *op.body))
+            else:
+                found.append(op)
+        return tuple(found)
+
+    def own_syncs(self, body: Body) -> Body:
+        """`body` with barriers of a role's own threads for its author's: others do not come."""
+        ids = iter(free_barriers(self.kernel))
+        own: dict[Warps, int] = {}
+
+        def rule(op: Op) -> Op | None:
+            if not isinstance(op, Role) or warps_of(op) == self.whole:
+                return None
+            warps = warps_of(op)
+
+            def met(inner: Op) -> Op | None:
+                if not isinstance(inner, Sync) or inner.scope != "block":
+                    return None
+                if warps not in own:
+                    own[warps] = next(ids)
+                return Sync("named", const(own[warps]), warps.threads, loc=inner.loc)
+
+            return rebuild(op, body=map_body(op.body, met))
+
+        return map_body(body, rule)
+
+    # ── fragments of several ─────────────────────────────────────────────────────────────────
+
+    def shared_fragments(self, kernel: Kernel) -> Kernel:
+        """`kernel` with fragments that several ranges of warps touch in shared memory."""
+        self.note(kernel.body)
+        crossing = {name for name, found in self.owners.items() if len(found) > 1}
+        if not crossing:
+            return kernel
+        changes: dict[Buffer, Buffer] = {}
+        for op in walk_ops(kernel):
+            if isinstance(op, (Alloc, View)) and self.root(op.buffer.name) in crossing:
+                changes[op.buffer] = replace(op.buffer, space=Space.SHARED, layout=None)
+            if not isinstance(op, Hint) or op.name != "layout" or op.buffer is None:
+                continue
+            if self.root(op.buffer.name) in crossing:
+                raise CompileError(
+                    f"{op.buffer.name} has a layout over threads, but statements on different "
+                    "warpgroups touch it",
+                    loc=op.loc,
+                    fix="place these statements on the same warpgroups, or leave the layout out",
+                )
+        self.crossing = sorted(crossing)
+        return replace_buffers(kernel, changes)
+
+
+def _role(warps: Warps, body: Body) -> Role:
+    loc = next((op.loc for op in body if op.loc is not None), None)
+    return Role(warps.name, warps.first, warps.count, body, loc=loc)
+
+
+def _check_scalars(body: Body) -> None:
+    """A variable that is set on some warps alone is theirs: others would read what was before."""
+    roles = [op for op in walk_ops(body) if isinstance(op, Role)]
+    inside = {id(op): warps_of(r) for r in roles for op in walk_ops(r.body)}
+    own = {op.buffer.name for r in roles for op in walk_ops(r.body) if isinstance(op, Alloc)}
+    for op in walk_ops(body):
+        if not isinstance(op, Store) or op.buffer.space is not Space.LOCAL:
+            continue
+        home = inside.get(id(op))
+        if home is None or op.buffer.name in own:
+            continue
+        for other in walk_ops(body):
+            if op.buffer in read_buffers(other) and inside.get(id(other)) != home:
+                raise CompileError(
+                    f"{op.buffer.name} is set on {home.words()} alone, and read elsewhere",
+                    loc=op.loc,
+                    notes=(f"it is read at {other.loc}",) if other.loc is not None else (),
+                    fix="set it outside T.ws, or pass it on in shared memory",
+                )
+
+
+# ── who waits for whom ───────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Access:
+    """A buffer touched since all warps met: by whom (None: every thread for itself), and by which
+    statement of the body that is looked at; -1: before it."""
+
+    buffer: str
+    who: Warps | None
+    writes: bool
+    at: int = -1
+
+
+Pending: TypeAlias = set[Access]
+
+
+@dataclass
+class _Order:
+    """Puts barriers of the block where the text's order needs them, right behind what the later
+    statement has to wait for: what stands between the two need not wait."""
+
+    work: _Placer
+    written: set[str]
+    # the loops around, innermost last, and what is pending where they are left or begin again
+    loops: list[For | While] = field(default_factory=list)
+    jumps: list[Pending] = field(default_factory=list)
+
+    def body(self, body: Body, pending: Pending) -> Body:
+        """`body` with barriers; `pending` becomes what is so behind it."""
+        found: list[Op] = []
+        for op in body:
+            found += self.statement(op, pending, found)
+        outside = {replace(access, at=-1) for access in pending}
+        pending.clear()
+        pending |= outside
+        return tuple(found)
+
+    def statement(self, op: Op, pending: Pending, found: list[Op]) -> Body:
+        """`op` with barriers inside; those before it go into `found`."""
+        if isinstance(op, Sync) and op.scope in ("block", "cluster") and not op.arrive:
+            pending.clear()
+            return (op,)
+        if isinstance(op, Role) and warps_of(op) == self.work.whole:
+            pending.clear()  # its threads meet before it and behind it
+            return (op,)
+        if isinstance(op, (Break, Continue)) and self.jumps:
+            loop = self.loops[-1]
+            if isinstance(op, Continue) and isinstance(loop, While):
+                self.touch(loop, (loop,), None, pending, found)  # its condition is next
+            self.jumps[-1] |= {replace(access, at=-1) for access in pending}
+            return (op,)
+        if isinstance(op, Role):
+            self.touch(op, walk_ops(op.body), warps_of(op), pending, found)
+            return (op,)
+        if not isinstance(op, (For, While, If)):
+            self.touch(op, walk_ops(op), None, pending, found)
+            return (op,)
+        self.touch(op, (op,), None, pending, found)
+        outer = set(pending)
+        inside = {replace(access, at=-1) for access in pending}
+        if isinstance(op, If):
+            other = set(inside)
+            then, orelse = self.body(op.then, inside), self.body(op.orelse, other)
+            inside |= other
+            op = rebuild(op, then=then, orelse=orelse)
+        else:
+            op = self.loop(op, inside)
+        # what was pending before stays so, from where it was: some path may not have met
+        pending.clear()
+        left = {(a.buffer, a.who, a.writes) for a in inside}
+        pending |= {a for a in outer if (a.buffer, a.who, a.writes) in left}
+        pending |= {replace(access, at=len(found)) for access in inside}
+        return (op,)
+
+    def loop(self, op: For | While, pending: Pending) -> For | While:
+        while True:
+            inner = set(pending)
+            self.jumps.append(set())
+            self.loops.append(op)
+            body = [*self.body(op.body, inner)]
+            self.loops.pop()
+            if isinstance(op, While):
+                self.touch(op, (op,), None, inner, body)
+                inner = {replace(access, at=-1) for access in inner}
+            inner |= self.jumps.pop()
+            if inner <= pending:
+                return rebuild(op, body=tuple(body))
+            pending |= inner
+
+    def touch(
+        self, op: Op, inner: Iterable[Op], who: Warps | None, pending: Pending, found: list[Op]
+    ) -> None:
+        """Note what `op`, the next statement behind `found`, touches; all meet before that where
+        somebody else's access conflicts with it."""
+        new: Pending = set()
+        for each in inner:
+            for buffers, writes in ((read_buffers(each), False), (written_buffers(each), True)):
+                for buffer in buffers:
+                    name = self.work.root(buffer.name)
+                    if buffer.space in (Space.SHARED, Space.GLOBAL) and name in self.written:
+                        new.add(Access(name, who, writes, len(found)))
+        last = max((old.at for old in pending if any(_conflict(old, n) for n in new)), default=None)
+        if last is not None:
+            place = last + 1 if last >= 0 else len(found)
+            found.insert(place, Sync("block", loc=op.loc))
+            kept = {replace(a, at=a.at + 1) for a in pending if a.at >= place}
+            pending.clear()
+            pending |= kept
+            new = {replace(access, at=len(found)) for access in new}
+        pending |= new
+
+
+def _conflict(old: Access, new: Access) -> bool:
+    return old.buffer == new.buffer and old.who != new.who and (old.writes or new.writes)
+
+
+def _say(kernel: Kernel, body: Body, crossing: list[str]) -> None:
+    syncs = sum(isinstance(op, Sync) and op.scope == "block" for op in walk_ops(body))
+    syncs -= sum(isinstance(op, Sync) and op.scope == "block" for op in walk_ops(kernel))
+    places = sorted({warps_of(op) for op in walk_ops(body) if isinstance(op, Role)})
+    said = "; ".join(w.words() for w in places)
+    said += f": all warps meet at {syncs} place{'s' * (syncs != 1)}"
+    if crossing:
+        said += f"; in shared memory, because several touch them: {', '.join(crossing)}"
+    because(kernel.name, "placement", said)

@@ -1,0 +1,203 @@
+"""Copies that do not run ahead, made by the bulk engine where it can.
+
+Loads of single tiles get a barrier of their own, a run of them one, waited for before the next op
+that uses one of the tiles; tiles in shared memory are stored by the engine too. In a loop a load
+begins as soon as its tile is free, not behind products that it has nothing to do with: what is used
+late comes while threads wait for what is used first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from math import prod
+
+from tilewright.ir.analysis.bounds import Ranges
+from tilewright.ir.atoms import Feature
+from tilewright.ir.buffer import Buffer, Space, element
+from tilewright.ir.expr import Load, const, variables
+from tilewright.ir.op import (
+    Arrive,
+    Atomic,
+    Body,
+    Copy,
+    Fence,
+    Gemm,
+    Intrinsic,
+    Kernel,
+    Op,
+    Store,
+    Sync,
+    Wait,
+    While,
+    bound,
+    expressions,
+    named_buffers,
+    op_loads,
+    read_buffers,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.rewrite import rebuild
+from tilewright.ir.target import Target
+from tilewright.passes.layout.bulk_rules import bulk_eligible
+from tilewright.passes.overlap.prefetchable import Ahead
+from tilewright.passes.overlap.rings import BULK, leaves_early, mentioned
+
+
+def _stores(op: Op, tensor: Buffer) -> bool:
+    """Whether the engine can make this, a store of `tensor`."""
+    return isinstance(op, Copy) and op.dst.buffer == tensor and bulk_eligible(op, Ranges())
+
+
+class SingleCopies:
+    """`found` says which copies run ahead; `barrier` and `counter` make the kernel new ones;
+    `gives`: ops before which all loads must be over, because others learn of them there."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        target: Target,
+        found: Ahead,
+        barrier: Callable[[str, int], Buffer],
+        counter: Callable[[str], Buffer],
+        gives: Callable[[Op], bool] = lambda op: False,
+    ) -> None:
+        self.kernel = kernel
+        self.target = target
+        self.found = found
+        self.barrier = barrier
+        self.counter = counter
+        self.gives = gives
+
+    def engaged(self, op: Copy, ranges: Ranges) -> Copy:
+        """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
+        stores of tensors that nothing else uses."""
+        if op.atom is not None or op.prefer in ("sync", "cp_async") or op.multicast is not None:
+            return op
+        if Feature.BULK_COPY not in self.target.features:
+            return op
+        load = op.src.buffer.space is Space.GLOBAL
+        tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
+        if tensor.name not in self.found.tensors or tile.name in self.found.viewed:
+            return op
+        if self.is_written_by_peers(tile):
+            return op
+        if not load and tensor.name in self.found.viewed:
+            return op
+        if tensor.name in self.found.written if load else not self.is_stored_only(tensor, op):
+            return op
+        if id(op) in self.found.copies or not bulk_eligible(op, ranges):
+            return op
+        return rebuild(op, atom=BULK if load else "bulk_store")
+
+    def is_written_by_peers(self, tile: Buffer) -> bool:
+        """Other blocks of the cluster store into `tile`: the fence that shows the engine ordinary
+        writes is for those of the block's own threads."""
+        return tile in self.of_peers
+
+    @cached_property
+    def of_peers(self) -> set[Buffer]:
+        copies = [op for op in walk_ops(self.kernel.body) if isinstance(op, Copy)]
+        return {op.dst.buffer for op in copies if op.dst.cta is not None}
+
+    def is_stored_only(self, tensor: Buffer, store: Copy) -> bool:
+        """Nothing touches `tensor` but `store`, and others that the engine can make: what it does
+        not do is not ordered with what it does."""
+        others = self.not_stored.get(tensor, ())
+        return len(others) == sum(op is store for op in others)
+
+    @cached_property
+    def not_stored(self) -> dict[Buffer, list[Op]]:
+        """By tensor, what touches it that is no store which the engine can make."""
+        found: dict[Buffer, list[Op]] = {}
+        for op in walk_ops(self.kernel.body):
+            for buffer in {*read_buffers(op), *written_buffers(op)}:
+                if not _stores(op, buffer):
+                    found.setdefault(buffer, []).append(op)
+        return found
+
+    def loads(self, body: list[Op], looped: bool) -> Body:
+        """Loads of single tiles: each run of them on one barrier, waited for before the next op
+        that uses one of the tiles."""
+        found: list[Op] = []
+        waiting: list[tuple[set[str], list[Op]]] = []
+        run: list[Copy] = []
+        body, moved = self.early(body) if looped else (body, set())
+
+        def issue() -> None:
+            if not run:
+                return
+            first, loc = run[0].dst.buffer.name, run[0].loc
+            names = {c.dst.buffer.name for c in run}
+            barrier = element(self.barrier(f"{first}_full", 1), 0)
+            total = sum(c.dst.dtype.storage_bytes(prod(c.dst.static_tile)) for c in run)
+            found.append(Arrive(barrier, const(total), loc=loc))
+            found.extend(rebuild(c, barrier=barrier) for c in run)
+            wait: list[Op] = [Wait(barrier, const(0), loc=loc)]
+            if looped:
+                counter = self.counter(f"{first}_turn")
+                turn = Load(counter, ())
+                wait = [Wait(barrier, turn % 2, loc=loc), Store(counter, (), turn + 1, loc=loc)]
+            waiting.append((names, wait))
+            run.clear()
+
+        def settle(names: set[str] | None) -> None:
+            for item in list(waiting):
+                if names is None or item[0] & names:
+                    found.extend(item[1])
+                    waiting.remove(item)
+
+        for op in body:
+            load = isinstance(op, Copy) and op.atom == BULK and op.barrier is None
+            used = mentioned(op)
+            if not load or id(op) in moved or used & {c.dst.buffer.name for c in run}:
+                issue()
+            everything = leaves_early((op,)) or any(self.gives(o) for o in walk_ops(op))
+            settle(None if everything else used)
+            if isinstance(op, Copy) and load:
+                run.append(op)
+            else:
+                found.append(op)
+        issue()
+        settle(None)
+        return tuple(found)
+
+    def early(self, body: list[Op]) -> tuple[list[Op], set[int]]:
+        """`body` of a loop whose loads begin as soon as their tiles are free, and which of them
+        were moved: what is used late then comes while threads wait for what is used first."""
+        found: list[Op] = []
+        moved: set[int] = set()
+        for op in body:
+            at = len(found)
+            if isinstance(op, Copy) and op.atom == BULK and op.barrier is None:
+                while at > 0 and not self.orders(found[at - 1], op):
+                    at -= 1
+                if any(isinstance(i, Gemm) for each in found[at:] for i in walk_ops(each)):
+                    moved.add(id(op))
+                else:  # nothing to wait for in between
+                    at = len(found)
+            found.insert(at, op)
+        return found, moved
+
+    def orders(self, before: Op, load: Copy) -> bool:
+        """Whether `load` has to stay behind `before`."""
+        if isinstance(before, Copy) and before.atom == BULK:
+            return True  # loads come in the order of the text
+        needs = {v for e in expressions(load) for v in variables(e)}
+        reads = {x.buffer.name for x in op_loads(load)} | {load.dst.buffer.name}
+        named = mentioned(before) | {buffer.name for buffer in named_buffers(before)}
+        return (
+            bool(needs & set(bound(before)))
+            or bool(reads & named)
+            or leaves_early((before,))
+            or any(self.gives(o) or _meets_others(o) for o in walk_ops(before))
+        )
+
+
+def _meets_others(op: Op) -> bool:
+    """Whether `op` may be there to wait until others, even of other kernels, have written what is
+    loaded behind it."""
+    return isinstance(op, (Sync, Fence, Intrinsic, While)) or (
+        isinstance(op, Atomic) and (op.result is not None or op.order != "relaxed")
+    )

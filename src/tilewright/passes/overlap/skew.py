@@ -1,0 +1,388 @@
+"""Statements of two iterations of a loop side by side, so that units wait less for each other.
+
+A loop whose iteration goes tensor core → threads → tensor core keeps one of them idle. With the
+second product *late*, one iteration behind the rest, an iteration issues the next first product
+and this second one, and the threads' work runs under them:
+
+    for k { S = Q·K[k]; P = f(S); O += P·V[k] }
+
+    S = Q·K[0]; P = f(S)
+    for k from 1 { S = Q·K[k]; O += P·V[k - 1]; P = f(S) }
+    O += P·V[last]
+
+Each statement still runs once per iteration, in an order that keeps every dependence, so nothing
+is copied and the meaning stays. `find_skew` tries every product, with what must follow it, as the
+late part; puts the statements of each in order (products as early as they may be, the one that
+more waits for first); and takes the one whose modelled interval is shortest.
+
+A product that begins anew in every iteration, and whose result threads then fold into something
+else, has nothing beside it but itself. There, what follows it is late, and two iterations have a
+tile each for the result (`copies`), as far as registers go:
+
+    for k { T = A[k]·B[k]; C += T * s[k] }
+
+    T = A[0]·B[0]
+    for k from 1 by 2 { U = A[k]·B[k]; C += T * s[k - 1]; T = A[k + 1]·B[k + 1]; C += U * s[k] }
+    C += T * s[last]  (or U, and one more product)
+
+It is for a warpgroup that computes alone, or for those who ask (`-skew`). Several that a producer
+feeds fall out of step, and each one's threads compute under another's products: on an H200
+attention runs 0 to 2 % slower skewed (head 128 707 → 691, causal the same; head 64 528 → 515, 501 →
+490).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.expr import TRUE, loads
+from tilewright.ir.op import (
+    Alloc,
+    Atomic,
+    Body,
+    Fill,
+    For,
+    Gemm,
+    Hint,
+    Intrinsic,
+    Kernel,
+    Let,
+    Op,
+    View,
+    touched_within,
+    walk_ops,
+)
+from tilewright.passes.overlap.multibuffer import used_outside
+from tilewright.passes.overlap.register_shares import handed_over
+from tilewright.passes.overlap.rings import Fill as RingFill
+from tilewright.passes.overlap.rings import leaves_early
+from tilewright.passes.overlap.roles import warpgroups
+from tilewright.passes.overlap.unit_times import TENSOR, cycles, load_cycles, unit_of
+from tilewright.passes.reasons import at_line
+from tilewright.support.errors import CompileError
+
+GAIN = 0.95  # of the interval: less is not worth the code
+ROUNDS = 6  # iterations that are simulated
+WARPGROUP = 128
+REGISTERS = 208  # of a thread that fragments may fill; the rest is addresses and the like
+SPARE = 32  # that rest
+
+
+@dataclass(frozen=True)
+class Skew:
+    """`order`: the loop's statements as an iteration runs them; `late`: those of the iteration
+    before. `interval`: modelled cycles of an iteration, `plain` without. `copies`: tiles that an
+    iteration fills anew while the one before still reads its own."""
+
+    order: tuple[int, ...]
+    late: frozenset[int]
+    interval: float
+    plain: float
+    copies: tuple[Buffer, ...] = ()
+
+
+def find_skew(
+    kernel: Kernel, loop: For, fills: Sequence[RingFill], *, asked: bool = False
+) -> Skew | str:
+    """How the statements of `loop` but the copies of `fills`, which a producer makes, best lie side
+    by side; or why they do not. `asked`: they shall, worth it or not."""
+    if leaves_early(loop.body):
+        return "the loop is left early"
+    if any(isinstance(op, Let) and loads(op.value) for op in loop.body):
+        return "a name in the loop is read from memory"
+    if any(isinstance(op, (Alloc, View)) for op in loop.body):
+        return "the loop has tiles of its own"
+    names = [k for k, op in enumerate(loop.body) if isinstance(op, Let)]
+    views = {op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)}
+    others = {fill.at for fill in fills} | set(names)
+    body = _Statements(loop.body, set(range(len(loop.body))) - others, views)
+    if loop.stages > 1:  # a product reads its slot while the next one's is filled
+        body.renewed = {b.name: b for b in _renewed(kernel, loop, body.all, views)}
+    if loop.order is not None:
+        return _pinned(loop, body)
+    if not asked:
+        body.rings = [Held(fill.uses, load_cycles(fill.tile), loop.stages) for fill in fills]
+    products = [k for k in body.all if body.units[k] == TENSOR]
+    if len(products) < 2 and not body.renewed:
+        return "it has fewer than two products on the tensor core"
+    # of one product, what follows it: on an H200, fp8 with block scales 1105 → 1173 TFLOP/s and
+    # 1091 → 1206 (4096×4096×7168, 8192³), though two warpgroups share the tensor core
+    if not asked and warpgroups(kernel) > 1 and len(products) > 1:
+        return "other warpgroups compute meanwhile"
+    plain = body.interval(body.all, frozenset())
+    needed, room = registers(kernel), fragment_room(kernel)
+    beside = [body.following(p) for p in products] if len(products) > 1 else []
+    found = _best(body, beside, plain, copies=False)
+    wanted = None
+    if found is None or found.interval > GAIN * plain:
+        # copies take registers: only where nothing else helps
+        behind = [body.following(p) - {p} for p in products if body.renews(p)]
+        wanted = _best(body, behind, plain, copies=True)
+        if wanted is not None and (found is None or wanted.interval < found.interval):
+            more = needed + sum(registers_of(b, kernel) for b in wanted.copies)
+            if more <= room and (wanted.interval <= GAIN * plain or asked):
+                return wanted
+    if found is None or (found.interval > GAIN * plain and not asked):
+        if wanted is not None and wanted.interval <= GAIN * plain:
+            twice = " and ".join(b.name for b in wanted.copies)
+            return f"two of {twice} would take {more} registers of a thread"
+        return f"no order of its statements is shorter than {plain:.0f} cycles"
+    if needed > REGISTERS and not asked:
+        return f"its fragments take {needed} registers of a thread"
+    return found
+
+
+def _best(
+    body: _Statements, parts: Iterable[frozenset[int]], plain: float, *, copies: bool
+) -> Skew | None:
+    """Of some late parts the one whose iteration is shortest."""
+    found = []
+    for late in parts:
+        order = body.ordered(late, copies) if 0 < len(late) < len(body.all) else None
+        if order is not None:
+            twice = body.copies(order, late) if copies else ()
+            interval = body.interval(order, late, frozenset(b.name for b in twice))
+            found.append(Skew(tuple(order), late, interval, plain, twice))
+    return min(found, key=lambda skew: (skew.interval, skew.order), default=None)
+
+
+def _renewed(
+    kernel: Kernel, loop: For, statements: Sequence[int], views: Mapping[str, str]
+) -> list[Buffer]:
+    """Results of products that every iteration of `loop` begins anew, and nobody uses elsewhere:
+    iterations may have one each."""
+    outside = used_outside(kernel.body, loop.var) | set(views) | set(views.values())
+    results = {op.c.buffer for k in statements if isinstance(op := loop.body[k], Gemm)}
+    found = []
+    for tile in sorted(results, key=lambda b: b.name):
+        if tile.space is not Space.FRAGMENT or not tile.is_static or tile.name in outside:
+            continue
+        first = next(op for op in loop.body if tile.name in {b.name for b, _ in touched_within(op)})
+        if _begins(first, tile):
+            found.append(tile)
+    return found
+
+
+def _begins(op: Op, tile: Buffer) -> bool:
+    """Whether a statement writes every element of the tile, and reads none."""
+    if isinstance(op, Fill):
+        return op.dst.is_whole
+    if not isinstance(op, Gemm):
+        return False
+    return op.clear is TRUE and op.c.is_whole and tile not in (op.a.buffer, op.b.buffer)
+
+
+def _pinned(loop: For, body: _Statements) -> Skew | str:
+    """What `order` and `stage` of the loop say of the statements that no producer makes; copies,
+    products and nests count, names that are only bound do not. Of their stages only which are later
+    matters: how far copies run ahead is `num_stages`' business."""
+    counted = [k for k, op in enumerate(loop.body) if not isinstance(op, (Let, Hint, Alloc))]
+    order, stage = loop.order or (), loop.stage or ()
+    if len(order) != len(counted):
+        return f"order has {len(order)} entries for {len(counted)} statements"
+    places, stages = dict(zip(counted, order, strict=True)), dict(zip(counted, stage, strict=True))
+    kinds = sorted({stages[k] for k in body.all})
+    if len(kinds) > 2 or kinds[-1] - kinds[0] > 1:
+        return f"stages {', '.join(map(str, kinds))} are more than two that follow each other"
+    late = frozenset(k for k in body.all if len(kinds) == 2 and stages[k] == kinds[1])
+    chosen = sorted(body.all, key=lambda k: (places[k], k))
+    before = body.before(late, copies=True)
+    for at, k in enumerate(chosen):
+        missing = before[k] - set(chosen[:at])
+        if missing:
+            first = loop.body[min(missing)]
+            raise CompileError(
+                "order and stage of T.Pipelined change what the loop computes",
+                loc=loop.body[k].loc or loop.loc,
+                expected=f"this behind the statement {at_line(first.loc)}, which touches the same",
+                got=f"order={list(order)}, stage={list(stage)}",
+                fix="leave both out: the compiler finds an order",
+            )
+    if not late:
+        return "order and stage put it in one stage"
+    plain = body.interval(body.all, frozenset())
+    twice = body.copies(chosen, late)
+    interval = body.interval(chosen, late, frozenset(b.name for b in twice))
+    return Skew(tuple(chosen), late, interval, plain, twice)
+
+
+def registers(kernel: Kernel) -> int:
+    """Of a thread, for all fragments of `kernel` at once, were they spread evenly."""
+    return sum(
+        registers_of(op.buffer, kernel)
+        for op in walk_ops(kernel)
+        if isinstance(op, Alloc) and op.buffer.space is Space.FRAGMENT and op.buffer.is_static
+    )
+
+
+def registers_of(tile: Buffer, kernel: Kernel) -> int:
+    """Of a thread, for one fragment that is spread evenly."""
+    return -(-tile.bytes // (4 * prod(kernel.threads)))
+
+
+def fragment_room(kernel: Kernel) -> int:
+    """Registers that fragments may fill where a producer has given up some of its own."""
+    _, taken = handed_over(warpgroups(kernel))
+    return REGISTERS if taken is None else min(REGISTERS, taken - SPARE)
+
+
+class Held(NamedTuple):
+    """What a slot goes through: `load` cycles until its bytes are there, then its `uses`; there are
+    `slots` of them."""
+
+    uses: Sequence[int]
+    load: float
+    slots: int
+
+
+class _Statements:
+    """The statements `all` of a loop's body: `conflicts` are those that touch the same, `waits`
+    the products whose end a statement waits for."""
+
+    def __init__(self, body: Body, which: Iterable[int], views: Mapping[str, str]) -> None:
+        self.all = sorted(which)
+        self.rings: Sequence[Held] = ()
+        self.renewed: Mapping[str, Buffer] = {}
+        self.units = {k: unit_of(body[k]) for k in self.all}
+        self.cycles = {k: cycles(body[k]) for k in self.all}
+        self.touched = touched = {k: _touched(body[k], views) for k in self.all}
+        self.conflicts = {
+            a: {b for b in self.all if a != b and _conflict(touched[a], touched[b])}
+            for a in self.all
+        }
+        self.waits = {
+            k: {p for p in found if not _accumulate(body[k], body[p])}
+            for k, found in self.conflicts.items()
+        }
+
+    def following(self, product: int) -> frozenset[int]:
+        """`product` and what has to come after it in its iteration."""
+        late = {product}
+        for k in self.all:
+            if k > product and self.conflicts[k] & late:
+                late.add(k)
+        return frozenset(late)
+
+    def renews(self, product: int) -> bool:
+        return any(writes and n in self.renewed for n, writes in self.touched[product].items())
+
+    def apart(self, a: int, b: int, copies: Collection[str]) -> bool:
+        """Whether two statements touch nothing in common where iterations have `copies`."""
+        one, other = ({n: w for n, w in self.touched[k].items() if n not in copies} for k in (a, b))
+        return not _conflict(one, other)
+
+    def before(self, late: frozenset[int], copies: bool = False) -> dict[int, set[int]]:
+        """What each statement has to follow in an iteration that runs the `late` ones of the
+        iteration before: its own kind in the order of the text, and these come first. With
+        `copies` two iterations need not share what each begins anew."""
+        return {
+            b: {
+                a
+                for a in self.conflicts[b]
+                if (a in late and b not in late and not (copies and self.apart(a, b, self.renewed)))
+                or ((a in late) == (b in late) and a < b)
+            }
+            for b in self.all
+        }
+
+    def copies(self, order: Sequence[int], late: frozenset[int]) -> tuple[Buffer, ...]:
+        """What an iteration begins anew in this order before the one before has used its own."""
+        found = []
+        for name, tile in self.renewed.items():
+            users = [k for k in order if name in self.touched[k]]
+            first = next((at for at, k in enumerate(users) if k not in late), len(users))
+            if any(k in late for k in users[first:]):
+                found.append(tile)
+        return tuple(found)
+
+    def ordered(self, late: frozenset[int], copies: bool = False) -> list[int] | None:
+        before = self.before(late, copies)
+        tails: dict[int, float] = {}
+
+        def tail(k: int) -> float:
+            """Time of the longest chain of statements that wait for `k`."""
+            if k not in tails:
+                tails[k] = 0.0
+                behind = [b for b in self.all if k in before[b]]
+                tails[k] = max((self.cycles[b] + tail(b) for b in behind), default=0.0)
+            return tails[k]
+
+        order: list[int] = []
+        while len(order) < len(self.all):
+            ready = [k for k in self.all if k not in order and before[k] <= set(order)]
+            if not ready:
+                return None
+            products = [k for k in ready if self.units[k] == TENSOR]
+            order.append(max(products, key=lambda k: (tail(k), -k)) if products else ready[0])
+        return order
+
+    def interval(
+        self, order: Sequence[int], late: frozenset[int], copies: frozenset[str] = frozenset()
+    ) -> float:
+        """Cycles from one iteration to the next: threads issue products and go on until they need
+        one's result, or what it still reads. Nor do slots come round faster than they are loaded
+        and used."""
+        now = tensor = 0.0
+        over: dict[int, float] = {}  # when the latest run of each product is
+        starts = []
+        began: dict[tuple[int, int], float] = {}  # by statement and iteration
+        ended: dict[tuple[int, int], float] = {}
+        for turn in range(ROUNDS):
+            starts.append(now)
+            for k in order:
+                own = turn - (k in late)
+                if own < 0:
+                    continue
+                for p in self.waits[k]:
+                    own_result = bool(copies) and self.apart(k, p, copies)
+                    now = max(now, (ended.get((p, own), 0.0) if own_result else over.get(p, 0.0)))
+                began[k, own] = now
+                if self.units[k] == TENSOR:
+                    tensor = over[k] = max(now, tensor) + self.cycles[k]
+                else:
+                    now += self.cycles[k]
+                ended[k, own] = over.get(k, now)
+        found = (starts[-1] - starts[2]) / (ROUNDS - 3)
+        some = ROUNDS - 2  # an iteration that has run whole
+        for uses, load, slots in self.rings:
+            first = min(began[k, some] for k in uses)
+            held = max(ended[k, some] for k in uses) - first
+            found = max(found, (load + held) / slots)
+        return found
+
+
+Touched = dict[str, bool]  # names, and whether they are written
+
+
+def _touched(op: Op, views: Mapping[str, str]) -> Touched:
+    found: Touched = {}
+    for buffer, writes in touched_within(op):
+        name = buffer.name
+        while name in views:
+            name = views[name]
+        found[name] = found.get(name, False) or writes
+    for inner in walk_ops(op):
+        if isinstance(inner, (Atomic, Intrinsic)) or _says(inner):
+            found[" effects"] = True  # they keep their order
+    return found
+
+
+def _says(op: Op) -> bool:
+    return isinstance(op, Hint) and op.name != "assume"
+
+
+def _accumulate(a: Op, b: Op) -> bool:
+    """Two products into one tile: the unit runs them in order by itself."""
+    if not (isinstance(a, Gemm) and isinstance(b, Gemm)) or unit_of(a) != unit_of(b):
+        return False
+    results = {a.c.buffer.name, b.c.buffer.name}
+    operands = {r.buffer.name for op in (a, b) for r in (op.a, op.b)}
+    return not results & operands
+
+
+def _conflict(a: Touched, b: Touched) -> bool:
+    return any(name in b and (writes or b[name]) for name, writes in a.items())

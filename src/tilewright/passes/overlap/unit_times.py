@@ -1,0 +1,112 @@
+"""How long ops keep the units of a multiprocessor busy: what schedules are ranked by.
+
+Cycles of a whole block's op on one multiprocessor, from published rates: a prior that tells heavy
+from light, not a promise.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select
+from tilewright.ir.op import (
+    Copy,
+    Fill,
+    For,
+    Gemm,
+    If,
+    Map,
+    Op,
+    Reduce,
+    Store,
+    bodies,
+    expressions,
+    is_rare,
+)
+from tilewright.passes.layout.matrix_tiles import shape_of
+
+TENSOR, THREADS = "tensor core", "threads"
+PRODUCTS_PER_CYCLE = 2048  # of 16 bits; half as many of 32, twice as many of 8
+LANES = 128  # ordinary instructions of a cycle
+SPECIAL = 8  # an exponential takes as long as this many ordinary instructions
+SHUFFLES = 4  # what a row's reduction adds to each of its lanes, in instructions
+
+# What `simulate` needs besides, and `Chip` does not say; an H200 at 1.6 GHz, as it runs under load
+CLOCK = 1.6e9
+SHARED_BYTES = 128  # of a cycle, which wgmma and threads read: what makes narrow products slow
+LATENCY = 800  # from a copy's issue to its arrival, past its turn
+SOLO = 0.5  # of the issue slots, what one warpgroup fills: attention of two is measured so
+PRODUCT_LATENCY = 100  # from the last step of a product until threads may read it
+SYNC = 30  # a barrier of threads, behind the last one to come
+ARRIVE = 20  # a barrier in shared memory: a trip there
+TURN = 10  # of a loop
+BYTES_PER_CYCLE = 24  # between DRAM's and the L2's: some of what a block loads another has loaded
+
+
+def warpgroup_cycles(m: int, n: int, k: int, bits: int, width: int, a_shared: bool) -> float:
+    """Of a product by `wgmma` instructions of `width` columns. An instruction multiplies 64 rows,
+    and reads its part of B, and of A where that is in shared memory; the slower of both counts."""
+    step = 256 // bits  # of k
+    products = 64 * width * step / (PRODUCTS_PER_CYCLE * 16 / bits)
+    read = (width + 64 * a_shared) * step * bits / 8 / SHARED_BYTES
+    return m / 64 * n / width * k / step * max(products, read)
+
+
+def unit_of(op: Op) -> str:
+    return TENSOR if isinstance(op, Gemm) and op.atom == "wgmma" else THREADS
+
+
+def cycles(op: Op) -> float:
+    """Time of `op` on its unit, what stands in it included; loops of unknown length count once."""
+    match op:
+        case Gemm():
+            m, n, k = shape_of(op)
+            return m * n * k / PRODUCTS_PER_CYCLE * op.a.dtype.bits / 16
+        case Map():
+            points = prod(int(e) if isinstance(e, Const) else 1 for e in op.extents)
+            return points * max(_weight(op), 1) / LANES
+        case Reduce():
+            points = prod(op.src.static_tile)
+            return (points + SHUFFLES * 32) / LANES
+        case Copy() | Fill():
+            return prod(op.dst.static_tile) / LANES
+    each = [0.0 if is_rare(body) else sum(map(cycles, body)) for body in bodies(op)]
+    return max(each) if isinstance(op, If) else sum(each) * _turns(op)
+
+
+def load_cycles(tile: Buffer) -> float:
+    """From the request of a tile until it is there."""
+    return LATENCY + tile.bytes / BYTES_PER_CYCLE
+
+
+def _turns(op: Op) -> int:
+    if not isinstance(op, For):
+        return 1
+    ends = (op.start, op.stop, op.step)
+    if not all(isinstance(e, Const) for e in ends):
+        return 1
+    start, stop, step = (int(e) for e in ends)
+    return max(0, -(-(stop - start) // step))
+
+
+def _weight(op: Op) -> float:
+    """Instructions of a point of a nest."""
+    match op:
+        case Map():
+            found = 0.0
+        case Store():
+            found = _cost(op.value)
+        case _:
+            found = sum(_cost(e) for e in expressions(op))
+    return found + sum(_weight(each) * _turns(op) for body in bodies(op) for each in body)
+
+
+def _cost(e: Expr) -> float:
+    if isinstance(e, Load):
+        return 0.0  # registers; indices are constants in the end
+    own = _COSTS.get(type(e), 0)
+    return own + sum(_cost(child) for child in e.children)
+
+
+_COSTS: dict[type[Expr], int] = {Bin: 1, Cmp: 1, Select: 1, Cast: 1, Call: SPECIAL}

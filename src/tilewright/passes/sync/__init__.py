@@ -1,0 +1,1 @@
+"""Passes that order accesses: barriers, groups of matrix instructions, fences."""
