@@ -60,7 +60,7 @@ bench-cpu: $(CORE) ## benchmark on the CPU
 	@$(PY) -m zoo.bench
 
 docs: $(CORE) ## rewrite what is generated: reference, tutorial pages, the README's table
-	@$(PY) -m tilewright reference
+	@$(PY) -m devtools reference
 	@$(PY) examples/tutorial/pages.py
 	@$(PY) benchmarks/tables.py
 

@@ -154,6 +154,16 @@ def chips(arch: str, family: str, jobs: int) -> None:
 
 
 @main.command()
+@click.argument("folder", type=click.Path(file_okay=False), default="docs/reference")
+def reference(folder: str) -> None:
+    """Write the reference of the language, made from docstrings, into FOLDER as Markdown."""
+    from devtools.reference import write
+
+    for path in write(Path(folder)):
+        click.echo(path)
+
+
+@main.command()
 @click.option("--count", type=click.IntRange(1), default=100_000, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the first value.")
 @click.option("--time", "seconds", type=float, default=600.0, show_default=True)

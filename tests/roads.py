@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tilewright import machine
 from tilewright.ir.dtype import DType
 from tilewright.ir.op import Program
 from tilewright.ir.target import ARCHITECTURES, Target

@@ -21,7 +21,8 @@ ORDER = [
     ["ir"],
     ["lang", "passes", "machine"],
     ["targets"],
-    ["runtime", "inspect"],
+    ["inspect"],
+    ["runtime"],
     ["tools"],
 ]
 BELOW = {

@@ -10,6 +10,7 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
+from tilewright import machine
 from tilewright.ir.dtype import DTYPES
 from tilewright.support.show import left_out, show_value
 

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 import tests.roads  # noqa: F401  (cuda_threads, cuda_arrays)
 import tilewright as tw
 import tilewright.language as T
+from devtools import reference
+from devtools.__main__ import main
 from tilewright import layout
-from tilewright.tools import reference
-from tilewright.tools.cli import main
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 NAMES = [(page, name) for page in reference.PAGES for name in page.names()]
@@ -26,7 +26,7 @@ IDS = [f"{page.prefix}.{name}" for page, name in NAMES]
 def test_pages_are_up_to_date():
     made = reference.pages(FOLDER)
     stale = [p.name for p, text in made.items() if not p.exists() or p.read_text() != text]
-    assert not stale, "run: python -m tilewright reference"
+    assert not stale, "run: python -m devtools reference"
     assert set(made) == set(FOLDER.glob("*.md"))
 
 

@@ -5,6 +5,7 @@ import pytest
 
 import tilewright as tw
 import tilewright.language as T
+from tilewright import machine
 
 
 def total():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import tilewright.language as T
+from tilewright import machine
 from tilewright.ir.op import BarrierInit, Fence, Sync
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.announce_barriers import announce_barriers

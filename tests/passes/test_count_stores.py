@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.passes.overlap import HOPPER, numbers, run
+from tilewright import machine
 from tilewright.ir.expr import const, substitute, variables
 from tilewright.ir.op import Arrive, Copy, Fence, For, Sync, Wait, While, walk_ops
 from tilewright.ir.rewrite import map_body, map_kernels, rebuild

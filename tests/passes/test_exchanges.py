@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.passes.overlap import HOPPER, run
+from tilewright import machine
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import const
 from tilewright.ir.op import (

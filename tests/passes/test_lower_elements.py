@@ -6,6 +6,7 @@ import pytest
 
 from tests.passes.test_lower_threads import lowered
 from tests.passes.thread_code import run_code
+from tilewright import machine
 from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program

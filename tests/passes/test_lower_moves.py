@@ -7,6 +7,7 @@ import pytest
 from tests.passes.test_lower_elements import gathered, numbers, spread
 from tests.passes.test_lower_threads import lowered
 from tests.passes.thread_code import run_code
+from tilewright import machine
 from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
 from tilewright.ir.layout.layout import parse_layout
 from tilewright.ir.op import Arrive, Fence, For, Hint, If, Intrinsic, Sync, Wait, walk_ops
@@ -69,8 +70,8 @@ def test_every_element_goes_to_its_place_and_comes_back(case):
     np.testing.assert_array_equal(there.memory["t"], want)
     back, _ = moved("copy t -> x atom=threads", {"x": (fragment, held)}, {}, shared, [("t", want)])
     np.testing.assert_array_equal(gathered(fragment, back.memory["x"]), tile)
-    for machine in (there, back):
-        assert machine.vectors == ({vector} if vector else set())
+    for side in (there, back):
+        assert side.vectors == ({vector} if vector else set())
 
 
 def test_swizzle_of_a_stage_known_at_run_time():

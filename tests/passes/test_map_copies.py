@@ -7,6 +7,7 @@ import pytest
 
 import tilewright.language as T
 from tests.passes.overlap import AMPERE, HOPPER, ROLES, numbers
+from tilewright import machine
 from tilewright.ir.op import Alloc, walk_ops
 from tilewright.targets.cuda.backend import lower
 

@@ -7,6 +7,7 @@ import pytest
 
 import tilewright.language as T
 from tests.passes.overlap import numbers
+from tilewright import machine
 from tilewright.ir.op import Alloc, walk_ops
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.drop_unused import drop_unused

@@ -7,6 +7,7 @@ import pytest
 
 import tilewright as tw
 from tests.cuda.tile_programs import turning
+from tilewright import machine
 from tilewright.ir.op import Intrinsic, walk_ops
 from tilewright.ir.target import Target
 from tilewright.targets.cuda.backend import lower

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright import machine
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Load, Var, compare, const
 from tilewright.ir.op import (

@@ -9,6 +9,7 @@ import tilewright.language as T
 from tests.mutants import sync_ops, without
 from tests.roads import HOPPER as CHIP
 from tests.roads import on_gpu, on_threads
+from tilewright import machine
 from tilewright.ir.text import print_op
 from tilewright.targets.cuda.backend import lower
 

@@ -195,16 +195,6 @@ def bench(
 
 
 @main.command()
-@click.argument("folder", type=click.Path(file_okay=False), default="docs/reference")
-def reference(folder: str) -> None:
-    """Write the reference of the language, made from docstrings, into FOLDER as Markdown."""
-    from tilewright.tools.reference import write
-
-    for path in write(Path(folder)):
-        click.echo(path)
-
-
-@main.command()
 @_file
 @click.option("--seeds", type=click.IntRange(1), default=2, show_default=True, help="Of the data.")
 @click.option(

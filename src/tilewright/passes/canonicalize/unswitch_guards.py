@@ -13,8 +13,8 @@ only the last few have any that are not seen, and all of them ask.
 
 A condition is a sum that must not be negative. The loop variable's term is set aside, terms that
 vary inside the loop take their minimum, and the rest is known before the loop: a division gives the
-iterations in which the condition holds at every point (`provable_iterations`). The iterations of all
-guards of a map are intersected; in them the map runs without these guards, or not at all when
+iterations in which the condition holds at every point (`provable_iterations`). The iterations of
+all guards of a map are intersected; in them the map runs without these guards, or not at all when
 nothing is left to do. A guard that always holds is removed; one that provably never holds stays.
 Conditions that are the same for all elements are a branch already.
 

@@ -273,7 +273,7 @@ def render_index() -> str:
         "# Reference",
         "",
         "Every public name, from its docstring: `help(T.copy)` shows the same. These pages are "
-        "made by `python -m tilewright reference`; every example on them runs in the tests.",
+        "made by `python -m devtools reference`; every example on them runs in the tests.",
         "",
     ]
     for page in PAGES:
