@@ -97,6 +97,28 @@ inline int __all_sync(uint32_t mask, int given) {
   const uint32_t there = host::meet_warp(mask, nullptr, 0, "__all_sync").lanes & mask;
   return __ballot_sync(mask, given) == there;
 }
+#define HOST_REDUCE(word, expression)                                                \
+  template <class T>                                                                 \
+  T __reduce_##word##_sync(uint32_t mask, T x) {                                     \
+    static_assert(sizeof(T) == 4, "32 bits");                                        \
+    const host::Exchange& all = host::meet_warp(mask, &x, sizeof x, "__reduce_sync"); \
+    bool any = false;                                                                \
+    T a{}, b;                                                                        \
+    for (int i = 0; i < 32; ++i)                                                     \
+      if (mask & all.lanes & 1u << i) {                                              \
+        memcpy(&b, all.data[i], sizeof b);                                           \
+        a = any ? T(expression) : b;                                                 \
+        any = true;                                                                  \
+      }                                                                              \
+    return a;                                                                        \
+  }
+HOST_REDUCE(add, uint32_t(a) + uint32_t(b))
+HOST_REDUCE(min, a < b ? a : b)
+HOST_REDUCE(max, a > b ? a : b)
+HOST_REDUCE(and, a & b)
+HOST_REDUCE(or, a | b)
+HOST_REDUCE(xor, a ^ b)
+#undef HOST_REDUCE
 
 // ── bits and numbers ────────────────────────────────────────────────────────────────────────
 

@@ -14,6 +14,7 @@ from devtools.host import build, extremes, judge
 from devtools.host.asm import translated
 from tests.cuda.atom_programs import CASES
 from tests.cuda.test_plain import arguments, parsed
+from tests.cuda.test_warp_reduce import words
 from tilewright import machine
 from tilewright.ir.target import Target
 from tilewright.targets.cuda.backend import headers, lower
@@ -324,3 +325,13 @@ def test_bugs_in_the_header_are_found():
     table = [row for row in extremes.rows("float32") if row.name == "cast float8_e4m3fn"]
     assert extremes.findings("float32", "host-sm80", table) == {}
     assert extremes.findings("float32", "host-sm80", table, replaced={"numbers.cuh": wrong})
+
+
+@pytest.mark.parametrize("kind, threads", [("int32", 50), ("uint32", 64)])
+def test_reductions_of_a_warp(kind, threads):
+    main = words(threads, kind)
+    x = np.random.default_rng(0).integers(0, 2**32, threads).astype(np.uint32).view(kind)
+    want = {"X": x, "Y": np.zeros((5, threads), kind)}
+    got = made(main.program)({**want})
+    machine.run(main.program, want)
+    np.testing.assert_array_equal(got["Y"], want["Y"])

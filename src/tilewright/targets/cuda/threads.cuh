@@ -116,21 +116,32 @@ TW_DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 TW_DEVICE float smaller(float a, float b) { return fminf(a, b); }
 TW_DEVICE double larger(double a, double b) { return fmax(a, b); }
 TW_DEVICE double smaller(double a, double b) { return fmin(a, b); }
-#define TW_FOLD(name, expression)                               \
-  struct Fold_##name {                                          \
-    template <class T>                                          \
-    TW_DEVICE T operator()(T x, T y) const {                    \
-      const auto a = Number<T>::wide(x), b = Number<T>::wide(y); \
-      return Number<T>::narrow(expression);                     \
-    }                                                           \
+// `redux` folds the 32-bit integers of a warp in one instruction.
+#define TW_FOLD(name, word, expression)                             \
+  struct Fold_##name {                                              \
+    template <class T>                                              \
+    TW_DEVICE T operator()(T x, T y) const {                        \
+      const auto a = Number<T>::wide(x), b = Number<T>::wide(y);    \
+      return Number<T>::narrow(expression);                         \
+    }                                                               \
+    template <class T>                                              \
+    static TW_DEVICE T redux(uint32_t lanes, T x) {                 \
+      return __reduce_##word##_sync(lanes, x);                      \
+    }                                                               \
   };
-TW_FOLD(sum, a + b)
-TW_FOLD(max, larger(a, b))
-TW_FOLD(min, smaller(a, b))
-TW_FOLD(and, a & b)
-TW_FOLD(or, a | b)
-TW_FOLD(xor, a ^ b)
+TW_FOLD(sum, add, a + b)
+TW_FOLD(max, max, larger(a, b))
+TW_FOLD(min, min, smaller(a, b))
+TW_FOLD(and, and, a & b)
+TW_FOLD(or, or, a | b)
+TW_FOLD(xor, xor, a ^ b)
 #undef TW_FOLD
+template <class T>
+constexpr bool redux_takes = false;
+template <>
+constexpr bool redux_takes<int32_t> = true;
+template <>
+constexpr bool redux_takes<uint32_t> = true;
 template <class T>
 TW_DEVICE T shuffle_xor(T x, int lane) {
   if constexpr (sizeof(T) >= 4)
@@ -155,6 +166,7 @@ TW_DEVICE uint32_t warp_lanes() {
 template <int Width, class T, class F>
 TW_DEVICE T warp_reduce(T x, F fold) {
   const uint32_t there = warp_lanes();
+  if constexpr (Width == 32 && redux_takes<T>) return F::redux(there, x);
   if (there == ~0u) {
 #pragma unroll
     for (int lane = Width / 2; lane > 0; lane /= 2) x = fold(x, shuffle_xor(x, lane));
