@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,12 +17,24 @@ from tilewright.ir.bind import static_value
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Var
+from tilewright.ir.op import Program
+from tilewright.ir.target import Target
 from tilewright.runtime.arrays import Array, as_numpy, library_of, torch_loaded
+from tilewright.runtime.launch import Launcher
 from tilewright.runtime.timing import measure
 from tilewright.support.errors import LaunchError
 
-if TYPE_CHECKING:
-    from tilewright.runtime.kernel import CompiledKernel
+
+class Profiled(Protocol):
+    """What a profiler needs of a compiled kernel."""
+
+    program: Program
+    target: Target
+    launcher: Launcher
+    __call__: Callable[..., Any]
+
+    @property
+    def name(self) -> str: ...
 
 
 class TensorSupplyType(str, Enum):
@@ -84,13 +96,13 @@ class Profiler:
     True
     """
 
-    def __init__(self, kernel: CompiledKernel, supply_type: Any = "auto", seed: int = 0) -> None:
+    def __init__(self, kernel: Profiled, supply_type: Any = "auto", seed: int = 0) -> None:
         self.kernel = kernel
         self.supply_type = supply_type
         self.seed = seed
 
     @property
-    def func(self) -> CompiledKernel:
+    def func(self) -> Profiled:
         """The kernel itself."""
         return self.kernel
 

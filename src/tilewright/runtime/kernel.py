@@ -251,7 +251,7 @@ class CompiledKernel:
 
         return define(
             name or self.name,
-            form_of(self),
+            form_of(self.launcher),
             self,
             device="cuda" if self.target.kind == "cuda" else "cpu",
             backward=backward,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +19,8 @@ from tilewright.ir.bind import describe, solve, unused_params, written_params
 from tilewright.ir.expr import Bin, Cast, Const, Expr, Var
 from tilewright.ir.op import Program
 from tilewright.runtime.arrays import HostArray, stored_as, torch_dtype
+from tilewright.runtime.launch import Launcher
 from tilewright.support.errors import CompileError, LaunchError
-
-if TYPE_CHECKING:
-    from tilewright.runtime.kernel import CompiledKernel
 
 _SCALARS = {"float": "float", "int": "SymInt", "uint": "SymInt", "bool": "bool"}
 
@@ -98,13 +96,11 @@ class Form:
         return None if not made else made[0] if len(made) == 1 else tuple(made)
 
 
-def form_of(kernel: CompiledKernel) -> Form:
-    launcher = kernel.launcher
-    return Form(
-        kernel.program,
-        tuple(launcher.params[i].name for i in launcher.inputs),
-        tuple(launcher.params[i].name for i in launcher.outputs),
-    )
+def form_of(launcher: Launcher) -> Form:
+    def names(indices: Sequence[int]) -> tuple[str, ...]:
+        return tuple(launcher.params[i].name for i in indices)
+
+    return Form(launcher.program, names(launcher.inputs), names(launcher.outputs))
 
 
 def define(
