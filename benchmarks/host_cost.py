@@ -19,6 +19,7 @@ from tilewright.ir.dtype import INT32, dtype
 from tilewright.ir.expr import Var, wrap
 from tilewright.ir.op import Dim, Program
 from tilewright.targets.cuda.arguments import ProgramCheck
+from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.driver import driver
 from tilewright.targets.cuda.launch import (
     CudaModule,
@@ -67,7 +68,7 @@ def contenders(kind: str) -> dict[str, Callable[[], object]]:
     module = CudaModule(compiled.cubin, [spec], resources=compiled.resources, arch="sm_90a")
     a, b, c = (torch.empty(1024, 1024, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     check = ProgramCheck(program(), written={"C"})
-    ours = module.caller([TensorArg(name) for name in "ABC"], check)
+    ours = make_caller(module, [TensorArg(name) for name in "ABC"], check)
     ours(a, b, c)
     torch.cuda.synchronize()
 

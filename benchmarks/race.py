@@ -60,7 +60,7 @@ class Schedule:
 
     @property
     def about(self) -> dict[str, Any]:
-        from tilewright.targets.cuda.occupancy import summary
+        from tilewright.targets.cuda.kernel import summary
 
         return {
             "seconds": self.kernel.compile_seconds,

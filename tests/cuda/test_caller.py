@@ -14,6 +14,7 @@ from tilewright.targets import torch_tensors
 from tilewright.targets.cuda import caller as roads
 from tilewright.targets.cuda import views
 from tilewright.targets.cuda.arguments import ProgramCheck
+from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.launch import (
     CudaModule,
     LaunchSpec,
@@ -54,7 +55,7 @@ def make(params=(), spec=SPEC, kernel=KERNEL, devices=1, scratch=(), program=PRO
     api.contexts = [0xC0]
     m = CudaModule(b"\x7fELF", [spec], using=found, scratch=scratch)
     args = [TensorArg(t.name, **more.get(t.name, {})) for t in program.tensors]
-    return api, m.caller([*args, *params], ProgramCheck(program, written={"C"}))
+    return api, make_caller(m, [*args, *params], ProgramCheck(program, written={"C"}))
 
 
 # ---------------------------------------------------------------------------- counts and names

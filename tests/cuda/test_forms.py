@@ -15,6 +15,7 @@ from tilewright.support.errors import CompileError, LaunchError
 from tilewright.targets.cuda import kernel as cuda
 from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.arguments import ProgramCheck
+from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.forms import aligned_rows
 from tilewright.targets.cuda.launch import CudaModule, Form, LaunchSpec, TensorArg, TensorPointer
 
@@ -262,7 +263,7 @@ def make(scratch=((), ())):
     )
     form = Form(fast, {"M": 1, "N": 8}, dict.fromkeys("ABC", 16))
     args = [TensorArg(name) for name in "ABC"]
-    return api, general.caller(args, ProgramCheck(PROGRAM, written={"C"}), [form])
+    return api, make_caller(general, args, ProgramCheck(PROGRAM, written={"C"}), [form])
 
 
 def launched(api):

@@ -7,6 +7,7 @@ import pytest
 
 from tilewright.ir.dtype import INT32, dtype
 from tilewright.support.errors import CompileError, LaunchError, RunError
+from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.driver import driver
 from tilewright.targets.cuda.guard import run_guarded
 from tilewright.targets.cuda.launch import (
@@ -111,7 +112,8 @@ def run_axpy():
     import torch
 
     m = module(AXPY)
-    call = m.caller(
+    call = make_caller(
+        m,
         [TensorArg("x"), TensorArg("y"), Scalar("a", FLOAT)],
         lambda views: {"n": views["x"].shape[0]},
     )

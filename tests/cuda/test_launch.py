@@ -13,6 +13,7 @@ from tilewright.ir.expr import Var, wrap
 from tilewright.ir.op import Dim, Program
 from tilewright.support.errors import CompileError, LaunchError, RunError
 from tilewright.targets.cuda.arguments import ProgramCheck
+from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.launch import (
     CudaModule,
     LaunchSpec,
@@ -289,7 +290,7 @@ def caller(torch):
         seen.append(views)
         return check(views)
 
-    call = m.caller([TensorArg("A"), TensorArg("C"), Scalar("alpha", FLOAT)], counted)
+    call = make_caller(m, [TensorArg("A"), TensorArg("C"), Scalar("alpha", FLOAT)], counted)
     return api, call, seen
 
 
@@ -335,7 +336,7 @@ def test_caller_refuses_every_time(caller, a, c, alpha, text):
 
 def test_strided_arguments_are_told_apart(torch):
     api, m = module(LaunchSpec("gemm", (1,), 32, PARAMS[3:]), kernel={"params": [128]})
-    call = m.caller([TensorArg("A", strided=True)], lambda views: {})
+    call = make_caller(m, [TensorArg("A", strided=True)], lambda views: {})
     for strides in ((64, 1), (128, 1), (64, 1)):
         call(Tensor(0x10000, strides=strides))
     assert [e.strides for e in api.encoded] == [(128,), (256,)]

@@ -158,7 +158,7 @@ class CompiledKernel:
 
         figures: list[dict[str, Any]] = []
         if self.target.kind == "cuda":
-            from tilewright.targets.cuda.occupancy import by_kernel
+            from tilewright.targets.cuda.kernel import by_kernel
 
             figures = by_kernel(self._cuda("occupancy"))
         if as_dict:
@@ -179,7 +179,7 @@ class CompiledKernel:
         that they fill). Without NVRTC `threads`, `shared_bytes` and `cluster` are known; the others
         say what is missing."""
         if self.target.kind == "cuda":
-            from tilewright.targets.cuda.occupancy import summary
+            from tilewright.targets.cuda.kernel import summary
 
             known = getattr(self.executable, "figures", None)
             return summary(self._cuda("occupancy")) if known is None else known

@@ -72,7 +72,12 @@ def make_caller(
     check: Callable[[Mapping[str, ArrayView]], Sizes],
     forms: Sequence[Form] = (),
 ) -> Callable[..., None]:
-    """See `CudaModule.caller`."""
+    """A function of the arguments `params` (and `stream=`) that checks and launches `module`, or
+    the first of `forms` that takes the call.
+
+    `check` sees the arrays' views, raises `LaunchError` or returns the sizes. It must follow from
+    the views alone, for it runs once for each distinct set of them.
+    """
     scratch = any(each.scratch for each in (module, *(form.module for form in forms)))
     name = module.specs[0].kernel if module.specs else "kernel"
     words = [p.name for p in params]

@@ -23,6 +23,7 @@ from tilewright.support.cache import UNREADABLE
 from tilewright.support.errors import CompileError, warn_of
 from tilewright.targets.cuda import nvrtc
 from tilewright.targets.cuda.arguments import ProgramCheck
+from tilewright.targets.cuda.caller import make_caller
 from tilewright.targets.cuda.forms import ROW, ROWS, aligned_rows, end_within, in_words
 from tilewright.targets.cuda.launch import CudaModule, Form, Map, Scalar, TensorArg
 from tilewright.targets.cuda.nvrtc import (
@@ -32,6 +33,7 @@ from tilewright.targets.cuda.nvrtc import (
     Resources,
     Serialized,
 )
+from tilewright.targets.cuda.occupancy import figures
 from tilewright.targets.cuda.record import Record
 from tilewright.targets.entries import Kept
 
@@ -144,7 +146,7 @@ class CudaKernel:
                     params.append(Scalar(p.name, p.dtype))
             check = ProgramCheck(program, written, general.record.align)
             own = [Form(self.module, *self._takes())] if self.otherwise else []
-            self._call = general.module.caller(params, check, own)
+            self._call = make_caller(general.module, params, check, own)
         return self._call
 
     def _takes(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -283,3 +285,20 @@ def _save(kept: Kept, kernel: CudaKernel) -> None:
         return
     code = {"code": kernel.compiled.key, "library": nvrtc.library(), "record": record}
     kept.put(code, kernel.source.encode())
+
+
+def by_kernel(kernel: CudaKernel) -> list[dict[str, Any]]:
+    """The figures of each kernel of a compiled program, in its order."""
+    arch = kernel.target.arch
+    return [figures(s, kernel.resources[s.kernel], arch) for s in kernel.specs]
+
+
+def summary(kernel: CudaKernel) -> dict[str, Any]:
+    """The figures of a compiled program: the most that any of its kernels takes, and the fewest
+    blocks and threads that fit."""
+    each = by_kernel(kernel)
+    fewest = ("blocks_per_sm", "occupancy")
+    return {
+        name: (min if name in fewest else max)(one[name] for one in each)
+        for name in (each[0] if each else ())
+    }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeAlias
@@ -454,22 +454,6 @@ class CudaModule:
                 f"memory, {step.resources}",
             ),
         )
-
-    def caller(
-        self,
-        params: Sequence[TensorArg | Scalar],
-        check: Callable[[Mapping[str, ArrayView]], Sizes],
-        forms: Sequence[Form] = (),
-    ) -> Callable[..., None]:
-        """A function of the arguments `params` (and `stream=`) that checks and launches this
-        module, or the first of `forms` that takes the call.
-
-        `check` sees the arrays' views, raises `LaunchError` or returns the sizes. It must follow
-        from the views alone, for it runs once for each distinct set of them.
-        """
-        from tilewright.targets.cuda.caller import make_caller
-
-        return make_caller(self, params, check, forms)
 
     def formed(
         self, forms: Sequence[Form], views: Mapping[str, ArrayView], sizes: Sizes

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilewright.ir.chips import CHIPS
+from tilewright.targets.cuda.launch import LaunchSpec
 from tilewright.targets.cuda.limits import registers_of_block
 from tilewright.targets.cuda.nvrtc import Resources
-
-if TYPE_CHECKING:
-    from tilewright.targets.cuda.kernel import CudaKernel
-    from tilewright.targets.cuda.launch import LaunchSpec
 
 
 @dataclass(frozen=True)
@@ -101,20 +98,3 @@ def figures(spec: LaunchSpec, resources: Resources, arch: str) -> dict[str, Any]
         found["blocks_per_sm"] = blocks
         found["occupancy"] = blocks * -(-spec.threads // 32) * 32 / sm.threads
     return found
-
-
-def by_kernel(kernel: CudaKernel) -> list[dict[str, Any]]:
-    """The figures of each kernel of a compiled program, in its order."""
-    arch = kernel.target.arch
-    return [figures(s, kernel.resources[s.kernel], arch) for s in kernel.specs]
-
-
-def summary(kernel: CudaKernel) -> dict[str, Any]:
-    """The figures of a compiled program: the most that any of its kernels takes, and the fewest
-    blocks and threads that fit."""
-    each = by_kernel(kernel)
-    fewest = ("blocks_per_sm", "occupancy")
-    return {
-        name: (min if name in fewest else max)(one[name] for one in each)
-        for name in (each[0] if each else ())
-    }
