@@ -17,10 +17,9 @@ from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.code import Code
 from tilewright.targets.cpu.emit import emit_module
 from tilewright.targets.cpu.host import LLVM_LOCK, host, object_file, optimize
-from tilewright.targets.cpu.kernel import CpuKernel, compile_program
 from tilewright.targets.cpu.llvm_text import symbol
 
-__all__ = ["PIPELINE", "CpuKernel", "compile_program", "generate", "lower"]
+__all__ = ["PIPELINE", "generate", "lower"]
 
 PIPELINE = (
     COUNT,
