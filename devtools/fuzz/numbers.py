@@ -1,6 +1,6 @@
 """Random arithmetic on extreme numbers: least and largest integers, shifts by more than the width,
 signed zeros, subnormals, infinities and NaN, conversions between all types, bools that are numbers,
-and loops whose bounds and steps are known at run time.
+loops whose bounds and steps are known at run time, and guards whose sums wrap.
 
 Every operation here has one right result, to the bit: products of wide floats are not added to, for
 targets may fuse that, and minima of floats lose the sign of a zero, which no rule gives.
@@ -28,6 +28,17 @@ LOOPS = (
     (LEAST, LEAST + 4, 3), (LEAST, MOST, 2**30), (MOST, LEAST, -(2**30)), (MOST, LEAST, LEAST),
 )  # fmt: skip
 
+# conditions on data `a` and `b` that decide otherwise where a sum wraps; `c` is a small constant
+GUARDS = (
+    "{a} + {c} > {a}", "{a} - {c} < {a}", "{a} * 2 > {c}", "{a} + i >= {a}", "{a} - i <= {a}",
+    "{a} + i > {c}", "i - {a} < {b}", "i + {a} < {b}", "i + {c} < {a} + {c}", "-{a} < {c}",
+    "T.abs({a}) >= 0", "{a} * 4 // 4 == {a}", "T.min({a} + i, {a}) == {a}",
+    "i < {a}", "i >= {a}", "{a} <= i - {c}",
+    "({a} + i) % 2 == 0", "({a} + i) // 2 < {b}", "({a} << 1) > {b}", "{a} * i >= {b}",
+    'i < T.cast({a} + {c}, "int64")', "i * 100000000 + {a} > {b}", "{a} + {b} > {b}",
+)  # fmt: skip
+WIDE = 256  # elements under a guard: some vectors for each thread
+
 
 def bits(dtype: str) -> int:
     return int("".join(c for c in dtype.partition("_")[0] if c.isdigit()) or 8)
@@ -43,6 +54,7 @@ class Numbers:
 
     def __init__(self, seed: int) -> None:
         self.seed, self.r = seed, Random(f"numbers {seed}")
+        self.guards = Random(f"guards {seed}")
         self.inputs: list[Tensor] = []
 
     # ── the program ──────────────────────────────────────────────────────────────────────────
@@ -53,6 +65,10 @@ class Numbers:
         for dtype in dict.fromkeys(kinds):
             shape, data = (str(N),), self.data(dtype)
             self.inputs.append(Tensor(f"A{len(self.inputs)}", shape, dtype, data=data))
+        wide = (
+            Tensor("K", (str(WIDE),), "int32", data=self.data("int32", WIDE)),
+            Tensor("X", (str(WIDE),), "int32", data=f"np.arange(1, {WIDE + 1})"),
+        )
         outputs: list[Tensor] = []
         tiles: list[Tile] = []
         body: list[Stmt] = []
@@ -69,17 +85,25 @@ class Numbers:
                 value = self.value(dtype, r.choice([1, 1, 2, 2, 3, 4]))
                 store = Stmt(f"{out.name}[i] = {{0}}", (value,))
                 body.append(Stmt(f"for i in T.Parallel({N}):", body=(store,)))
+        for at in range(2):
+            out, own, stmts = self.guarded(at)
+            outputs.append(out)
+            tiles += own
+            body += stmts
         launch = Launch(("1",), ("bx",), r.choice(["32", "64", "128"]), tuple(tiles), tuple(body))
         scalars = ("start", "stop", "step", "n")
         cases = tuple(
-            {**dict(zip(scalars, loop, strict=False)), "n": r.choice([0, 1, 7, 31, 32, 40, MOST])}
+            {
+                **dict(zip(scalars, loop, strict=False)),
+                "n": r.choice([0, 1, 7, 31, 40, MOST, MOST, LEAST, -1]),
+            }
             for loop in loops
         )
         return Recipe(
-            self.seed, "signed", {}, (), scalars, cases, (*self.inputs, *outputs), (launch,)
+            self.seed, "signed", {}, (), scalars, cases, (*self.inputs, *wide, *outputs), (launch,)
         )  # fmt: skip
 
-    def data(self, dtype: str) -> str:
+    def data(self, dtype: str, count: int = N) -> str:
         if dtype == "bool":
             return f"rng.integers(0, 2, ({N},))"
         if dtype in FLOATS:
@@ -110,7 +134,7 @@ class Numbers:
             high // 3,
         ]
         odd_ones += [-1, -2, low // 2] if low else [high // 2 + 1]
-        return f'rng.choice(np.array({odd_ones}, "{dtype}"), {N})'
+        return f'rng.choice(np.array({odd_ones}, "{dtype}"), {count})'
 
     def looped(self, tile: Tile, out: Tensor) -> list[Stmt]:
         """A loop whose numbers are folded into every element of a tile."""
@@ -131,6 +155,58 @@ class Numbers:
         else:
             loop = Stmt(f"for i in T.Parallel({N}):", body=(Stmt(head, body=(more,)),))
         return [fill, loop, Stmt(f"T.copy({f}, {out.name})")]
+
+    def guarded(self, at: int) -> tuple[Tensor, list[Tile], list[Stmt]]:
+        """Elements that a condition on data decides about: in a statement, a value, a reduction,
+        a tile that threads or copies fill, an atomic."""
+        r, out, tile = self.guards, f"G{at}", f"g{at}"
+        scalar = f"k{at}"
+        guard = self.guard(scalar)
+        named = r.random() < 0.3
+        cond, inner = ("c", [Stmt(f"c = {guard}")]) if named else (guard, [])
+        value = r.choice(["5", "X[i]", "X[i] + 1"])
+        space, dtype = "fragment", "int32"
+        end = [Stmt(f"T.copy({tile}, {out})")]
+        match r.choice("if if else value tile gather sum atomic".split()):
+            case "if":
+                inner.append(Stmt(f"if {cond}:", body=(Stmt(f"{out}[i] = {value}"),)))
+                end = []
+            case "else":
+                other = (Stmt(f"{out}[i] = 3"),)
+                inner.append(Stmt(f"if {cond}:", body=(Stmt(f"{out}[i] = {value}"),), orelse=other))
+                end = []
+            case "value":
+                inner.append(Stmt(f"{out}[i] = T.if_then_else({cond}, {value}, 0)"))
+                end = []
+            case "tile":
+                inner.append(Stmt(f"{tile}[i] = T.if_then_else({cond}, {value}, 7)"))
+            case "gather":
+                space = "shared"
+                inner.append(Stmt(f"{tile}[i] = T.if_then_else({cond}, X[i], 0)"))
+            case "sum":
+                inner.append(Stmt(f"{tile}[i] = T.if_then_else({cond}, i + 1, 0)"))
+                each = Stmt("for i in T.Parallel(1):", body=(Stmt(f"{out}[i] = s{at}[i]"),))
+                end = [Stmt(f"T.reduce_sum({tile}, s{at}, dim=0)"), each]
+            case "atomic":
+                dtype = "float32"
+                add = Stmt(f"T.atomic_add({out}[i], T.cast({value}, 'float32'))")
+                inner.append(Stmt(f"if {cond}:", body=(add,)))
+                end = []
+        nest = Stmt(f"for i in T.Parallel({WIDE}):", body=tuple(inner))
+        stmts = [Stmt(f"{scalar} = K[{r.randint(0, 3)}]"), nest, *end]
+        tensor = Tensor(out, (str(WIDE),), dtype, data=f"np.zeros({WIDE})")
+        total = Tile(f"s{at}", "fragment", ("1",), "int32")
+        return tensor, [Tile(tile, space, (str(WIDE),), dtype), total], stmts
+
+    def guard(self, scalar: str) -> str:
+        """A condition on scalar parameters and on numbers that are loaded."""
+        r = self.guards
+        data = ["n", "n", "start", "stop", "K[1]", "K[i]", scalar]
+        text = r.choice(GUARDS).format(a=r.choice(data), b=r.choice(data), c=r.randint(1, 5))
+        if r.random() < 0.3:
+            limit = r.choice([8, 100, WIDE])
+            text = f"({text}) {r.choice(['and', 'or'])} i < {limit}"
+        return text
 
     # ── values ───────────────────────────────────────────────────────────────────────────────
 

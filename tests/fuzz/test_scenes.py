@@ -57,5 +57,6 @@ def test_numbers_at_the_ends_of_their_types():
         assert verdict.kind == "ok", f"{verdict}\n{render(make(seed, 'numbers'))}"
     text = "".join(render(make(seed, "numbers")) for seed in range(80))
     pieces = ("-2147483648", ">> 40", "range(start, stop, step)", "np.nan", "-0.0",
-              "float8_e4m3fn", "T.fma(", "uint16", "** 3", "5e-324")  # fmt: skip
+              "float8_e4m3fn", "T.fma(", "uint16", "** 3", "5e-324", "n + i >= n",
+              "K[1] + i", "K[i] + i", "start + i", "T.if_then_else(c, X[i], 0)")  # fmt: skip
     assert [piece for piece in pieces if piece not in text] == []

@@ -131,6 +131,30 @@ def test_wrapping_values_and_indices() -> None:
     assert prove(u - 1 < u) is None  # unsigned arithmetic always wraps
 
 
+def test_sums_of_sizes_and_of_data() -> None:
+    """Sums of coordinates and of sizes known at launch do not overflow; those of data wrap."""
+    size, block, at, q = (Var(name) for name in ("size", "block", "at", "q"))
+    known = Ranges({i: (0, 127)}).where(size, 0, sized=True)
+    known = known.loop(block, const(0), ceildiv(size, 128), const(1))
+    row = block * 128 + i
+    tile = known.let(at, row).let(q, n + 1)
+    for e, sized in ((row, True), (i * 3, False), (row + n, None), (at, True), (q, None)):
+        assert tile.sized(e) is sized, str(e)
+    assert tile.sized(Load(Buffer("A", (size,), INT32, Space.GLOBAL), (i,))) is None
+    assert prove(row < row + 1, tile, index=False) is True
+    assert prove(at < at + 1, tile, index=False) is True
+    assert prove(row + n < row + n + 1, tile, index=False) is None
+    assert prove(q < q + 1, tile, index=False) is None
+    assert linear(row, tile, index=False) is not None
+    assert linear(row + n, tile, index=False) is None
+    # static coordinates are known to the bit: where their sums do not fit, they wrap
+    assert linear(i * 100_000_000, tile, index=False) is None
+    # a loop between bounds that are data
+    assert known.loop(t, n, m, const(1)).sized(t) is None
+    small = Var("small", dtype("int8"))
+    assert linear(small * 2, Ranges().where(small, sized=True), index=False) is None
+
+
 class TestProve:
     def test_symbolic_terms_cancel(self) -> None:
         r = R.given(i < n)

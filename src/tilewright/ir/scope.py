@@ -62,12 +62,13 @@ def entry(kernel: Kernel, dims: Iterable[Dim] = ()) -> Ranges:
     ranges = contracts(dims, _root.get() or Ranges())
     for size in _sizes(kernel):
         if isinstance(size, Var):
-            ranges = ranges.where(size, 0)
+            ranges = ranges.where(size, 0, sized=True)
         elif not isinstance(size, Const):
             ranges = ranges.given(Cmp(">=", size, const(0, size.dtype)), index=True)
     for at, (var, extent) in enumerate(zip(kernel.blocks, kernel.grid, strict=True)):
         if isinstance(extent, Var):  # there is a block, and clusters are whole
-            ranges = ranges.where(extent, 1, None, (*kernel.cluster, 1, 1, 1)[at])
+            whole = (*kernel.cluster, 1, 1, 1)[at]
+            ranges = ranges.where(extent, 1, None, whole, sized=True)
         ranges = counted(ranges, var, extent)
     for var, count in zip(kernel.thread_vars, kernel.threads, strict=False):
         ranges = ranges.where(var, 0, count - 1)
@@ -80,7 +81,7 @@ def contracts(dims: Iterable[Dim], ranges: Ranges | None = None) -> Ranges:
     """`ranges`, and what is known of sizes."""
     ranges = ranges or Ranges()
     for dim in dims:
-        ranges = ranges.where(dim.var, dim.min, dim.max, dim.multiple_of)
+        ranges = ranges.where(dim.var, dim.min, dim.max, dim.multiple_of, sized=True)
     return ranges
 
 

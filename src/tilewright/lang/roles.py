@@ -304,7 +304,7 @@ def _threads_where(conds: list[Expr], kernel: KernelState) -> list[int]:
         for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
             values[var] = const(rest % extent)
             rest //= extent
-        tests = (simplify(substitute(c, dict(values))) for c in conds)
+        tests = (simplify(substitute(c, dict(values)), index=False) for c in conds)
         if all(isinstance(test, Const) and bool(test.value) for test in tests):
             found.append(linear)
     return found

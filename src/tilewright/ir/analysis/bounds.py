@@ -8,7 +8,9 @@ when it holds for all of them.
 by a constant) whose exact value fits its type equals that exact value however its partial sums
 wrap, so only whole ring expressions are ever asked whether they fit. With `index=True` int32 and
 int64 ring expressions are taken to fit (an index, an extent or a loop bound that overflows is
-undefined); with `index=False`, for values a user computes, only a proof by intervals counts.
+undefined). With `index=False`, for values a user computes, a proof by intervals counts, and that a
+sum is made of coordinates and of sizes known at launch alone (`Ranges.sized`): scalar parameters
+and what is loaded are data, whose sums wrap.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from tilewright.ir.expr import (
     Cmp,
     Const,
     Expr,
+    Load,
     Select,
     Var,
     is_pure,
@@ -98,6 +101,8 @@ class Ranges:
         self._facts: tuple[Linear, ...] = ()
         self._known: dict[Expr, bool] = {}
         self._lets: dict[Var, tuple[Expr, frozenset[Expr]]] = {}
+        # variables that are coordinates or sizes: whether a size known at launch is in them
+        self._sized: dict[Var, bool] = dict.fromkeys(variables or (), False)
         self._reset()
         for var, spec in (variables or {}).items():
             self._env[var] = _from_range(var, Range(*spec))
@@ -109,6 +114,7 @@ class Ranges:
         self._richer: dict[tuple[object, ...], Ranges] = {}
         self._proofs: dict[tuple[Expr, bool], bool | None] = {}
         self._derived: dict[tuple[Expr, bool], tuple[Linear, ...]] = {}
+        self._made: dict[Expr, bool | None] = {}
         # simplify's memos live here, because they hold for these ranges only
         self.simplified: dict[tuple[Expr, bool], Expr] = {}
         self.sums: dict[tuple[Expr, bool], Linear] = {}
@@ -122,6 +128,7 @@ class Ranges:
         new = Ranges.__new__(Ranges)
         new._env, new._facts = dict(self._env), self._facts
         new._known, new._lets = dict(self._known), dict(self._lets)
+        new._sized = self._sized
         new._reset()
         return new
 
@@ -134,15 +141,24 @@ class Ranges:
         hi: int | None = None,
         multiple: int = 1,
         offset: int = 0,
+        *,
+        sized: bool | None = False,
     ) -> Ranges:
-        """These, and `var` in lo … hi, `offset` plus a multiple of `multiple`."""
-        key = "where", var, lo, hi, multiple, offset
+        """These, and `var`, a coordinate, in lo … hi, `offset` plus a multiple of `multiple`.
+
+        `sized`: it is a size known at launch, or made of one; None: it is data."""
+        key = "where", var, lo, hi, multiple, offset, sized
         new = self._richer.get(key)
         if new is None:
             new = self._richer[key] = self._copy()
+            new._mark(var, sized)
             spec = _from_range(var, Range(lo, hi, multiple, offset))
             new._env[var] = meet(spec, self._env[var]) if var in self._env else spec
         return new
+
+    def _mark(self, var: Var, sized: bool | None) -> None:
+        if sized is not None:
+            self._sized = {**self._sized, var: sized or self._sized.get(var, False)}
 
     def given(self, cond: Expr, holds: bool = True, *, index: bool = False) -> Ranges:
         """These, and `cond` true (or false). Conditions with loads say nothing: memory changes.
@@ -164,6 +180,7 @@ class Ranges:
             return new
         new = self._richer[key] = self._copy()
         new._lets[var] = value, frozenset(self._env)
+        new._mark(var, self.sized(value))
         if var.dtype.is_int and value.dtype == var.dtype:
             new._env[var] = self.value(value, False)
             if is_pure(value) and self.settled(value):
@@ -178,11 +195,13 @@ class Ranges:
         if by.lo < 0:
             return self
         mod = gcd(by.mod, by.rem, first.mod) or 1
-        new = self.where(var, None, self.value(stop, True).hi - 1, mod, first.rem)
+        ends = self.sized(start), self.sized(stop)
+        sized = None if None in ends else True in ends
+        new = self.where(var, None, self.value(stop, True).hi - 1, mod, first.rem, sized=sized)
         if stop.dtype == var.dtype:
             new = new.given(Cmp("<", var, stop), index=True)
         if by.lo > 0:
-            new = new.where(var, first.lo)
+            new = new.where(var, first.lo, sized=sized)
             if start.dtype == var.dtype:
                 new = new.given(Cmp("<=", start, var), index=True)
         return new
@@ -299,7 +318,8 @@ class Ranges:
         if dtype.is_bool:
             return BIT
         if is_ring(expr):
-            return _held(self.evaluate(self.form(expr, index), index), dtype, index)
+            exact = self.evaluate(self.form(expr, index), index)
+            return _held(exact, dtype, not self.wraps(expr, index))
         match expr:
             case Bin("min" | "max", a, b):
                 x, y = self.value(a, index), self.value(b, index)
@@ -322,11 +342,26 @@ class Ranges:
                 return Value(0, a.dtype.bits)
         return limits(dtype)
 
+    def sized(self, expr: Expr) -> bool | None:
+        """Of arithmetic on coordinates and sizes alone, whether sizes known at launch are in it;
+        None of what depends on data."""
+        if isinstance(expr, Var):
+            return self._sized.get(expr)
+        if expr not in self._made:
+            parts = [self.sized(child) for child in expr.children]
+            data = isinstance(expr, Load) or None in parts
+            self._made[expr] = None if data else True in parts
+        return self._made[expr]
+
+    def wraps(self, expr: Expr, index: bool) -> bool:
+        """Overflow of a ring expression has a meaning."""
+        return wraps(expr.dtype, index or self.sized(expr) is True)
+
     # ── linear forms ─────────────────────────────────────────────────────────────────────────
 
     def exact(self, expr: Expr, index: bool) -> bool:
         """The value of `expr` is that of its form over the integers: nothing wraps away."""
-        if not is_ring(expr) or not wraps(expr.dtype, index):
+        if not is_ring(expr) or not self.wraps(expr, index):
             return True
         return _fits(self.evaluate(self.form(expr, index), index), expr.dtype)
 

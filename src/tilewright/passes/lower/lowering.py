@@ -228,8 +228,8 @@ class Lowering:
         """`extent` elements of the array of `buffer`."""
         return Region(self.flat(buffer), (start,), (const(extent),), cta)
 
-    def simplify(self, expr: Expr) -> Expr:
-        return simplify(expr, self.ranges)
+    def simplify(self, expr: Expr, *, index: bool = True) -> Expr:
+        return simplify(expr, self.ranges, index=index)
 
     def proves(self, cond: Expr) -> bool | None:
         return prove(cond, self.ranges)

@@ -198,23 +198,31 @@ class Nest:
         kind = e.a.dtype
         if kind.kind != "int" or kind.bits < 32 or not is_pure(e.a) or not is_pure(e.b):
             return None
-        parts = self.apart(self.expr(e.a) - self.expr(e.b))
+        ranges = self.low.ranges
+        a, b = (linear(self.expr(x), ranges, index=False) for x in e.children)
+        parts = None if a is None or b is None else self.apart(a - b, kind)
         if parts is None:
             return None
         moving, fixed = parts
-        left = self.low.simplify(build_sum(moving, kind))
-        limit = self.low.simplify(self.distance(fixed.scaled(-1), kind))
+        span, full = ranges.evaluate(moving, False), limits(kind)
+        distance = self.distance(fixed.scaled(-1), kind)
+        if distance is None or not full.lo < span.lo <= span.hi < full.hi:
+            return None
+        left = self.low.simplify(build_sum(moving, kind), index=False)
+        limit = self.low.simplify(distance, index=False)
         if not isinstance(limit, (Const, Var)):
             limit = self.name("limit", limit)
         return compare(e.op, left, limit)
 
-    def distance(self, form: Linear, kind: DType) -> Expr:
-        """`form`, how far two sides of a comparison are apart, in their type. Where a number of
-        which nothing is known (2³¹ - 1 for "no window") may take it too far, it is the nearest
-        one there is, which no coordinate comes near to; sizes of tensors are not that large."""
-        spans, full = [self.low.ranges.value(atom, True) for atom in form.terms], limits(kind)
-        if kind.bits > 32 or not any(v.lo <= full.lo and full.hi <= v.hi for v in spans):
-            return build_sum(form, kind)
+    def distance(self, form: Linear, kind: DType) -> Expr | None:
+        """`form`, how far two sides of a comparison are apart, in their type. Where data (2³¹ - 1
+        for "no window") may take it too far, it is the nearest number there is, which no
+        coordinate comes near to; None where no type is wide enough to find it."""
+        plain, full = build_sum(form, kind), limits(kind)
+        if self.low.ranges.exact(plain, False):
+            return plain
+        if kind.bits > 32:
+            return None
         wide = Linear({cast(atom, INT64): c for atom, c in form.terms.items()}, form.const)
         least, most = const(full.lo, INT64), const(full.hi, INT64)
         return cast(binary("min", most, binary("max", least, build_sum(wide, INT64))), kind)
@@ -227,12 +235,13 @@ class Nest:
         if exact is None or not given.is_int or not is_pure(e.a):
             return None
         value = self.expr(e.a)
-        parts = self.apart(value)
+        form = linear(value, self.low.ranges, index=False)
+        parts = None if form is None else self.apart(form, given)
         if parts is None:
             return None
-        moving, fixed = (self.low.simplify(build_sum(part, given)) for part in parts)
+        moving, fixed = (self.low.simplify(build_sum(p, given), index=False) for p in parts)
         for part in (value, moving, fixed):
-            span = bounds(part, self.low.ranges)
+            span = bounds(part, self.low.ranges, index=False)
             if span.lo is None or span.hi is None or max(-span.lo, span.hi) > exact:
                 return None
         base = cast(fixed, kind)
@@ -240,14 +249,14 @@ class Nest:
             base = self.name("base", base)
         return base + cast(moving, kind)
 
-    def apart(self, value: Expr) -> tuple[Linear, Linear] | None:
+    def apart(self, form: Linear, kind: DType) -> tuple[Linear, Linear] | None:
         """What of an integer differs from value to value, and what is the same for all of them."""
         private = {self.var, *self.lets, *self.bound}
-        form = linear(value, self.low.ranges)
-        if form is None or self.var not in variables(value):
+        terms = {cast(a, kind): c for a, c in form.terms.items()}
+        moving = {a: c for a, c in terms.items() if self.var in variables(a)}
+        fixed = {a: c for a, c in terms.items() if a not in moving}
+        if not moving or max(map(abs, (*terms.values(), form.const))) > kind.max_value:
             return None
-        moving = {a: c for a, c in form.terms.items() if self.var in variables(a)}
-        fixed = {a: c for a, c in form.terms.items() if a not in moving}
         if any(variables(a) - {self.var} for a in moving):
             return None
         if any(variables(a) & private for a in fixed):

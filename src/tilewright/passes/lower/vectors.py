@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -139,14 +140,14 @@ def moved_together(nest: Nest, found: Gather, group: Var, count: int) -> Access 
     if not low.begins_on(load.buffer, load.dtype.bits // 8):
         return None
 
-    def at(e: Expr) -> Expr:
+    def at(e: Expr, index: bool = True) -> Expr:
         first = group if nest.values > 1 else const(0)
-        return low.simplify(substitute(e, {nest.var: first}))
+        return low.simplify(substitute(e, {nest.var: first}), index=index)
 
     places = tuple(at(nest.index(i)) for i in indices)
     before = low.ranges
     low.ranges = before.where(group, 0, max(nest.values - 1, 0))
-    inside = logical_and(at(nest.expr(cond)), low.within(load.buffer, places))
+    inside = logical_and(at(nest.expr(cond), index=False), low.within(load.buffer, places))
     low.ranges = before
     named = tuple((var, at(nest.expr(e))) for var, e in rows)
     return Access(load.buffer, (), places, inside, 1, 1, named)
@@ -273,24 +274,25 @@ def access_together(
     # with what is known of names that these have brought along
     ranges = low.ranges.where(group, 0, max(groups - 1, 0)).where(each, 0, values - 1)
 
-    def at(e: Expr, more: Expr) -> Expr:
-        return simplify(substitute(e, {nest.var: first + more}), ranges)
+    def at(e: Expr, more: Expr, index: bool = True) -> Expr:
+        return simplify(substitute(e, {nest.var: first + more}), ranges, index=index)
 
+    asked = partial(at, index=False)
     if any(at(e, each) is not at(e, zero) for _, e in rows):
         return None
-    together = at(wanted, each) is at(wanted, zero)
+    together = asked(wanted, each) is asked(wanted, zero)
     if not together and buffer.space is Space.GLOBAL:
         # a guard that holds all over the tensor says what its end does: outside nothing is stored,
         # and zeros are loaded
         before, low.ranges = low.ranges, ranges
         inside = low.within(buffer, [at(p, each) for p in places])
         low.ranges = before
-        if simplify(at(wanted, each), ranges.given(inside)) is TRUE:
+        if simplify(asked(wanted, each), ranges.given(inside), index=False) is TRUE:
             wanted, together = TRUE, True
-    if not together and not (borders and holds_for_all(wanted, at, each, values, ranges)):
+    if not together and not (borders and holds_for_all(wanted, asked, each, values, ranges)):
         return None
     named = tuple((var, at(e, zero)) for var, e in rows)
-    wanted = at(wanted, zero)
+    wanted = asked(wanted, zero)
     if buffer.space is Space.SHARED:
         if buffer.name in low.shifts:
             return None
@@ -398,9 +400,9 @@ def _emit(
             return b if groups > 1 else const(0)
         return group * batch + b if batch > 1 else group
 
-    def at(e: Expr, b: Var) -> Expr:
+    def at(e: Expr, b: Var, index: bool = True) -> Expr:
         ranges = low.ranges.where(group, 0, groups // batch - 1).where(b, 0, batch - 1)
-        return simplify(substitute(e, {group: number(b)}), ranges)
+        return simplify(substitute(e, {group: number(b)}), ranges, index=index)
 
     first = number(turn) * count
     lowered = substitute_vars(lowered, {nest.var: simplify(first + each, low.ranges)})
@@ -472,7 +474,7 @@ def _move(
     count: int,
     store: bool,
     b: Var,
-    at: Callable[[Expr, Var], Expr],
+    at: Callable[..., Expr],
 ) -> list[Op]:
     low, loc, kind = nest.low, nest.loc, access.buffer.dtype
     count //= access.share
@@ -502,7 +504,7 @@ def _move(
         span = Region(piece, (first + step,), (const(access.width),))
         args = (where, span) if store else (span, where)
         moves.append(Intrinsic(name, args, text=text, loc=loc))
-    inside = substitute(at(access.inside, b), rows)
+    inside = substitute(at(access.inside, b, index=False), rows)
     body: Body = tuple(moves)
     if inside is not TRUE:
         body = (If(inside, body, () if store else zeros(), loc=loc),)

@@ -14,6 +14,7 @@ the loop, and stays in registers:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
@@ -66,12 +67,12 @@ def _together(op: Map, found: Gather, count: int, ranges: Ranges) -> bool:
         ranges = ranges.where(v, 0, int(e) - 1)
     ranges = ranges.where(group, 0, extent // count - 1).where(each, 0, count - 1)
 
-    def at(e: Expr, more: Expr) -> Expr:
-        return simplify(substitute(e, {last: group * count + more}), ranges)
+    def at(e: Expr, more: Expr, index: bool = True) -> Expr:
+        return simplify(substitute(e, {last: group * count + more}), ranges, index=index)
 
     if any(at(e, each) is not at(e, const(0)) for e in indices[:-1]):
         return False
-    if not holds_for_all(found.cond, at, each, count, ranges):
+    if not holds_for_all(found.cond, partial(at, index=False), each, count, ranges):
         return False
     first = at(indices[-1], const(0))
     step = simplify(at(indices[-1], each) - first - each, ranges)
@@ -97,6 +98,8 @@ def holds_for_all(
     if isinstance(cond, Bin) and cond.op in ("and", "or"):
         return all(holds_for_all(c, at, each, count, ranges) for c in cond.children)
     if not isinstance(cond, Cmp) or cond.op not in _SHIFTS or not cond.a.dtype.is_int:
+        return False
+    if not all(ranges.exact(at(side, each), False) for side in cond.children):
         return False
     # `first + each < 0` and `first - each <= 0` ask the same of all where first is a multiple
     first, one = (at(cond.a, e) - at(cond.b, e) for e in (zero, each))

@@ -216,7 +216,7 @@ class _Prefetch:
             resolved = substitute(e, lets)
             if isinstance(resolved, (Load, Select)):
                 # (b * 128 + j) // 128 is the same for all j < 128: a number, not a row of them
-                resolved = simplify(resolved, points)
+                resolved = simplify(resolved, points, index=False)
             new = early(resolved) if is_ready(resolved) else None
             if new is not None:
                 return new

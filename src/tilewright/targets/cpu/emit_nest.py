@@ -302,7 +302,7 @@ class NestEmitter(ExprEmitter):
         if step not in (1, -1):
             return None
         at = self._hoisted(diff, var, ranges)
-        if at is None:
+        if at is None or not self._is_settled(cond, var, ranges):
             return None
         # step·v + at  op  0
         if step == 1:
@@ -310,6 +310,12 @@ class NestEmitter(ExprEmitter):
             return _Bound(low, at, -1, add)
         low, add = {"<": (True, 1), "<=": (True, 0), ">": (False, 0), ">=": (False, 1)}[cond.op]
         return _Bound(low, at, 1, add)
+
+    def _is_settled(self, cond: Cmp, var: Var, ranges: Ranges) -> bool:
+        """Neither side wraps, nor their difference in 64 bits."""
+        sides = [ranges.resolve(x, var) for x in cond.children]
+        a, b = (x for x in sides if x is not None)
+        return all(map(ranges.settled, (a, b) if cond.a.dtype.bits < 64 else (a - b,)))
 
     def _range(self, bounds: list[_Bound], extent: str) -> tuple[str, str]:
         low, high = "0", extent
