@@ -1,5 +1,5 @@
 """Random kernels in the spellings of ports: regions smaller than their tile on each axis, views of
-swizzled tiles, parts of fragments by turns, guards, reducers."""
+swizzled tiles, parts of fragments by turns, branches on the thread index, guards, reducers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class Ports(Flows):
         b, body = self.setting(), list[Stmt]()
         for _ in range(self.r.choice([1, 1, 2])):
             rows, columns = (self.r.choice(_SIDES) for _ in range(2))
-            part = self.r.choice([self.ported_region, self.ported_view, self.ported_turns])
+            part = self.r.choice(
+                [self.ported_region, self.ported_view, self.ported_turns, self.ported_branch]
+            )
             body += part(b, rows, columns, self.kind_of())
         return self.launched(b, body)
 
@@ -112,3 +114,42 @@ class Ports(Flows):
         if r.random() < 0.3 and (is_float(dtype) or dtype == "int32"):
             more = [Stmt(f"T.fill({half.name}, 2)", effect=("fill", half.name, 2, True))]
         return [load, *more, Stmt(f"for {s} in {loop}:", body=(read, put))]
+
+    def ported_branch(self, b: Block, rows: int, columns: int, dtype: str) -> list[Stmt]:
+        """Loops and thread-level statements under a branch on the thread index. Threads write
+        elements of `x` that are theirs, and read any of `y`, which only loops write."""
+        r, block, count = self.r, b.axes[0].name, b.count
+        x, y = (self.ported_tile(b, rows, columns, dtype, "shared").name for _ in range(2))
+        a = self.tensor(dtype, (self.size(rows), self.size(columns)), "A").name
+        t, i, j = (self.fresh(n) for n in "tij")
+        lo = r.choice([0, 32 * r.randrange(count // 32), r.randrange(count)])
+        hi = r.choice([count, lo + 1, r.randint(lo + 1, count), min(lo + 32, count)])
+        cond = r.choice([f"{lo} <= {t} < {hi}", f"{t} < {hi}", f"{t} >= {lo}", f"{t} // 32 == 0"])
+        mine, other = (f"{p} // {columns}, {p} % {columns}" for p in (t, f"({count} - {t})"))
+        lane = Stmt(f"{x}[{mine}] = {y}[{other}]", effect=("copy", y, x, False))
+
+        def loop(src: str, dst: str, at: str) -> Stmt:
+            store = Stmt(f"{dst}[{i}, {j}] = {src}[{at}]", effect=("copy", src, dst, False))
+            return Stmt(f"for {i}, {j} in T.Parallel({rows}, {columns}):", body=(store,))
+
+        loops = [loop(x, y, f"{rows - 1} - {i}, {j}"), loop(y, x, f"{i}, {columns - 1} - {j}")]
+
+        def some(*of: Stmt) -> tuple[Stmt, ...]:
+            return tuple(r.choice(of) for _ in range(r.randint(1, 4)))
+
+        then = some(lane, *loops)
+        if r.random() < 0.4:
+            again = f"for {self.fresh('k')} in T.serial({r.randint(1, 3)}):"
+            then = (*then, Stmt(again, body=some(lane, *loops)))
+        # threads on both sides of a range do not follow each other
+        orelse = some(lane, *(loops if "<=" not in cond else ())) if r.random() < 0.5 else ()
+        if not orelse and r.random() < 0.5:
+            cond += f" and {block} != 1"
+        thread = "T.get_thread_binding(0)"
+        if b.threads.startswith("("):
+            thread += f" + T.get_thread_binding(1) * {b.threads.strip('(').split(',')[0]}"
+        return [
+            Stmt(f"{t} = {thread}", fixed=True),
+            *(Stmt(f"T.copy({a}, {to})", effect=("copy", a, to, True)) for to in (x, y)),
+            Stmt(f"if {cond}:", body=then, orelse=orelse),
+        ]

@@ -20,7 +20,7 @@ PIECES = {
     "chains": ("clear_accum=True", "num_stages=5", "T.alloc_local(", "T.Pipelined(0"),
     "tickets": ("T.Persistent(", "while t", "return_prev=True", "int64"),
     "ends": ("+ 3]", "- 8]", " - 1:", ") & (", "T.copy("),
-    "ports": ("T.annotate_layout(", "T.view(", "T.unroll(", "T.Pipelined(", ":]"),
+    "ports": ("T.annotate_layout(", "T.view(", "T.unroll(", "T.Pipelined(", ":]", "<= t"),
     "rows": ("clear=False", "T.reduce_sum(", "T.cummax(", "T.exp2(", "dim=0"),
 }
 

@@ -40,6 +40,8 @@ BAD = [
     ("race", "alloc s: int32[64] shared\nif tx == 3 { s[0] = tx }\nN[tx] = s[0]", 2),
     ("race", "alloc s: int32[64] shared\ns[tx // 2] = tx", 1),
     ("race", "alloc s: int32[64] shared\ns[tx] = tx\nsync warp\nN[tx] = s[(tx + 32) % 64]", 3),
+    ("race", "alloc s: int32[64] shared\ns[tx] = tx\nif tx < 32 { sync warp }\n"
+             "if tx >= 32 { N[tx] = s[tx ^ 1] }", 3),
     ("race", "alloc s: int32[64] shared\ns[0] = tx", 1),
     ("race", "A[0] = A[0] + A[tx]", 0),
     ("parallel-conflict", "map i in 8 {\natomic add N[0] value=1\nA[i] = float32(N[0])\n}", 2),
@@ -82,6 +84,7 @@ GOOD = [
     "alloc s: int32[64] shared\ns[tx] = tx\ns[tx] = s[tx] + 1\nsync block\nN[tx] = s[63 - tx]",
     "alloc s: int32[64] shared\ns[tx] = tx\nsync warp\nN[tx] = s[tx ^ 1]",
     "alloc s: int32[64] shared\ns[tx] = tx\nsync warp\nlet v = s[tx & 60]\nsync warp\ns[tx] = v",
+    "alloc s: int32[64] shared\ns[tx] = tx\nif tx >= 32 { sync warp\nN[tx] = s[tx ^ 1] }",
     "alloc s: int32[64] shared\nif tx < 9 { s[0] = 5 }\nsync block\nN[tx] = s[0]",
     "alloc s: int32[64] shared\ns[tx] = tx\nmap i in 64 { N[i] = s[63 - i] }\ns[tx] = 0",
     "A[tx + 60] = 1.0\nsync block\nlet x = A[tx - 3]\nsync block\nA[tx] = x",

@@ -268,6 +268,25 @@ def test_threads_meet_among_their_own(target):
 
 
 @with_placement
+def test_threads_of_a_warpgroup_change_what_is_theirs(target):
+    def body(X, Y):
+        row = T.alloc_shared((64,), "float32")
+        count = T.alloc_shared((4,), "int32")
+        t = T.get_thread_binding()
+        with T.ws(0):
+            T.copy(X[0, :], row)
+            T.fill(count, 0)
+        with T.ws(1):
+            if 128 <= t < 192:
+                row[t - 128] = row[t - 128] * 2
+                T.atomic_add(count[t % 4], 1)
+            for i, j in T.Parallel(64, 64):
+                Y[i, j] = row[63 - j] + count[i % 4]
+
+    runs(body, target, 256, of=lambda x: np.broadcast_to(2 * x[0, ::-1] + 16, x.shape))
+
+
+@with_placement
 def test_written_and_read_in_turns(target):
     """A tile goes to and fro between warpgroups, in a loop that may end early."""
 

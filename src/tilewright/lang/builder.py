@@ -366,17 +366,17 @@ class Builder:
         self.step(16)  # a kernel is compiled by itself
         self.open()
         yield
+        from tilewright.lang.branches import lift_loops
         from tilewright.lang.roles import place
 
         body = place(self.close(), state)
         self.kernel = None
         rank = state.rank if state.cluster else None
-        self.kernels.append(
-            Kernel(
-                state.name, state.blocks, state.grid, state.thread_vars, state.threads, body,
-                state.cluster, rank, loc=state.loc,
-            )
+        kernel = Kernel(
+            state.name, state.blocks, state.grid, state.thread_vars, state.threads, body,
+            state.cluster, rank, loc=state.loc,
         )  # fmt: skip
+        self.kernels.append(lift_loops(kernel))
 
     def finish(self) -> Program:
         if not self.kernels:

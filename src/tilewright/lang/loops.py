@@ -384,7 +384,8 @@ def Parallel(
     """An elementwise nest: iterations are independent and run in no order.
 
     Extents are compile-time sizes; the nest is spread over the block's threads, so it need not
-    match their number. No iteration may write what another one reads or writes.
+    match their number. No iteration may write what another one reads or writes. All threads
+    share it under a branch on the thread index, too, such as `if t < 32`.
 
     Example:
         for i, j in T.Parallel(64, 64):

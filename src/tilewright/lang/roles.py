@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
@@ -31,17 +32,20 @@ from tilewright.ir.op import (
     Hint,
     If,
     Intrinsic,
+    Kernel,
     Map,
     Op,
     Reduce,
     Relayout,
     Role,
     Scan,
+    Store,
     Sync,
     Wait,
     WaitGroup,
     While,
     attr,
+    bodies,
     body,
     walk_ops,
 )
@@ -140,6 +144,15 @@ def _orders(op: Op) -> bool:
     return isinstance(op, (Arrive, Wait)) or _is_named(op)
 
 
+def _is_by_thread(ops: Body) -> bool:
+    """Whether a branch around `ops` says which threads do something, each by itself."""
+    return any(
+        isinstance(op, (Atomic, Intrinsic, Store))
+        or (not isinstance(op, Map) and any(map(_is_by_thread, bodies(op))))
+        for op in ops
+    )
+
+
 def _is_named(op: Op) -> bool:
     return isinstance(op, Sync) and op.scope == "named"
 
@@ -151,11 +164,13 @@ def place(ops: Body, kernel: KernelState) -> Body:
     others come to as well, is a placement too where barriers are used.
     """
     if any(_orders(op) for op in walk_ops(ops)):
-        ops = _place_branches(ops, kernel)
-    placements = [op for op in walk_ops(ops) if isinstance(op, Placed)]
-    if any(_orders(o) for p in placements for o in walk_ops(p.body)):
-        return _as_roles(ops, kernel)
-    return _as_hints(ops) if placements else ops
+        branches = _place_branches(ops, kernel)
+        placements = [op for op in walk_ops(branches) if isinstance(op, Placed)]
+        if any(_orders(o) for p in placements for o in walk_ops(p.body)):
+            return _as_roles(branches, kernel)
+        if not any(_is_by_thread(p.body) for p in placements):
+            ops = branches
+    return _as_hints(ops) if any(isinstance(op, Placed) for op in walk_ops(ops)) else ops
 
 
 def _inside(op: Op, change: Callable[[Body], Body]) -> Op:
@@ -169,7 +184,7 @@ def _inside(op: Op, change: Callable[[Body], Body]) -> Op:
 def _place_branches(ops: Body, kernel: KernelState) -> Body:
     found: list[Op] = []
     for op in ops:
-        placed = None
+        placed: list[Op] | None = [op] if isinstance(op, Placed) else None
         if isinstance(op, If) and (
             any(isinstance(o, _TILE_OPS) for o in walk_ops(op)) or _meets_others(op, kernel)
         ):
@@ -183,9 +198,9 @@ def _place_branches(ops: Body, kernel: KernelState) -> Body:
 def _meets_others(op: If, kernel: KernelState) -> bool:
     """Whether a branch has a named barrier of other threads than those that take it."""
     named = [[o for o in walk_ops(side) if _is_named(o)] for side in (op.then, op.orelse)]
-    if not any(named) or not _on_threads([op.cond], kernel):
+    if not any(named) or not is_on_threads([op.cond], kernel):
         return False
-    taken = len(_threads_where([op.cond], kernel))
+    taken = len(threads_where([op.cond], kernel))
     return any(
         isinstance(o, Sync) and (o.arrive or (o.threads or 0) > count)
         for side, count in zip(named, (taken, kernel.num_threads - taken), strict=True)
@@ -195,9 +210,9 @@ def _meets_others(op: If, kernel: KernelState) -> bool:
 
 def _place_branch(op: If, kernel: KernelState, threads: range) -> list[Op] | None:
     """`op` as one placement per side, when each side is run by whole, neighbouring warps."""
-    if not _on_threads([op.cond], kernel):
+    if not is_on_threads([op.cond], kernel):
         return None
-    chosen = set(_threads_where([op.cond], kernel))
+    chosen = set(threads_where([op.cond], kernel))
     found: list[Op] = []
     for side, side_ops in (
         ([t for t in threads if t in chosen], op.then),
@@ -209,7 +224,7 @@ def _place_branch(op: If, kernel: KernelState, threads: range) -> list[Op] | Non
         if len(span) != len(side) or span.start % WARP or len(span) % WARP:
             return None
         only = side_ops[0]
-        if len(side_ops) == 1 and isinstance(only, If) and _on_threads([only.cond], kernel):
+        if len(side_ops) == 1 and isinstance(only, If) and is_on_threads([only.cond], kernel):
             inner = _place_branch(only, kernel, span)
             if inner is None:
                 return None
@@ -290,16 +305,16 @@ def barrier_region(bar: Any, word: str) -> Region:
     return bar.corner((const(1),))
 
 
-def _on_threads(conds: list[Expr], kernel: KernelState) -> bool:
+def is_on_threads(conds: list[Expr], kernel: Kernel | KernelState) -> bool:
     """Whether conditions depend on the thread's index and on nothing else."""
     names = set(kernel.thread_vars)
     return all(is_pure(c) and variables(c) and variables(c) <= names for c in conds)
 
 
-def _threads_where(conds: list[Expr], kernel: KernelState) -> list[int]:
+def threads_where(conds: list[Expr], kernel: Kernel | KernelState) -> list[int]:
     """The threads, in linear order, for which all conditions hold."""
     found = []
-    for linear in range(kernel.num_threads):
+    for linear in range(prod(kernel.threads)):
         rest, values = linear, {}
         for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
             values[var] = const(rest % extent)
@@ -320,12 +335,12 @@ def _arrivals(kernel: KernelState) -> int:
     guards = [g for g in kernel.guards if variables(g) & names]
     if not guards:
         return len(threads)
-    if not _on_threads(guards, kernel):
+    if not is_on_threads(guards, kernel):
         raise CompileError(
             "arriving under a condition that mixes threads with other values",
             fix="test the thread index in an `if` of its own",
         )
-    return sum(t in threads for t in _threads_where(guards, kernel))
+    return sum(t in threads for t in threads_where(guards, kernel))
 
 
 def _require_once(kernel: KernelState, word: str) -> None:

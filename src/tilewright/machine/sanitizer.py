@@ -175,9 +175,9 @@ class BlockRaces(Conflicts):
 class ThreadRaces:
     """Elements that two threads of a block touch with no barrier between.
 
-    An entry is `base + stretch * span + code`: block barriers move the base, warp barriers begin
-    a stretch. Codes: a thread, `threads + w` for several threads of warp w, the last for several
-    warps.
+    An entry is `base + stretch * span + code`: block barriers move the base, a warp's barrier
+    begins a stretch of that warp. Codes: a thread, `threads + w` for several threads of warp w,
+    the last for several warps.
     """
 
     _next = 1
@@ -187,17 +187,20 @@ class ThreadRaces:
         self.warps = -(-threads // WARP)
         self.span = threads + self.warps + 1
         self.base = 0
-        self.stretch = 0
+        self.stretch = np.zeros(self.warps, np.int64)
         self.lines = Lines()
-        self.meet("block")
+        self.meet()
 
-    def meet(self, scope: str) -> None:
-        if scope == "warp":
-            self.stretch += 1
-        else:
-            ThreadRaces._next += (self.stretch + 1) * self.span
-            self.base, self.stretch = ThreadRaces._next, 0
-            self.lines = Lines()
+    def meet(self) -> None:
+        """All threads meet."""
+        ThreadRaces._next += (int(self.stretch.max()) + 1) * self.span
+        self.base = ThreadRaces._next
+        self.stretch[:] = 0
+        self.lines = Lines()
+
+    def meet_in_warps(self, mask: Any) -> None:
+        """The threads of each warp that runs under `mask` meet."""
+        self.stretch += np.broadcast_to(True if mask is None else mask, self.threads)[::WARP]
 
     def _ordered(self, entries: Any, ids: Any) -> Any:
         """Where what the entries stand for is over before threads `ids` go on."""
@@ -209,14 +212,14 @@ class ThreadRaces:
         return (
             (entries < self.base)
             | (thread & (code == ids))
-            | (same_warp & (stretch < self.stretch))
+            | (same_warp & (stretch < self.stretch[ids // WARP]))
         )
 
     def access(self, mem: Memory, where: Where, ids: Any, kind: str, loc: Loc | None) -> Any:
         """The elements where this access by threads `ids` conflicts, or None."""
         ids = np.asarray(ids, np.int64)
         ids = ids[..., None] if mem.ratio > 1 and ids.ndim else ids
-        entry = self.base + self.stretch * self.span + ids
+        entry = self.base + self.stretch[ids // WARP] * self.span + ids
         wrong: Any = np.False_
         for other in AGAINST[kind]:
             if f"thread.{other}" in mem.storage.shadows:
@@ -250,7 +253,7 @@ class ThreadRaces:
         warp = np.where(code < self.threads, code // WARP, code - self.threads)
         one = (warp == ids // WARP) & (code < self.span - 1)
         new = np.where(one, self.threads + ids // WARP, self.span - 1)
-        return self.base + self.stretch * self.span + new
+        return self.base + self.stretch[ids // WARP] * self.span + new
 
     def all_read(self, mem: Memory, where: Where, loc: Loc | None) -> Any:
         """Every thread reads the elements."""
@@ -260,7 +263,7 @@ class ThreadRaces:
                 wrong = wrong | np.asarray(self._marks(mem, other)[where] >= self.base)
         self.lines.add(mem, READ, loc)
         if self.threads == 1 or not np.any(wrong):
-            every = self.base + self.stretch * self.span + self.span - 1
+            every = self.base + self.span - 1
             self._marks(mem, READ)[where] = every
             return None
         return wrong
@@ -290,8 +293,10 @@ class Sanitizer(Watch):
         self.nest.lines = Lines()
 
     def synced(self, fr: Frame, scope: str) -> None:
-        if self.threads is not None:
-            self.threads.meet(scope)
+        if self.threads is not None and scope == "warp":
+            self.threads.meet_in_warps(fr.mask)
+        elif self.threads is not None:
+            self.threads.meet()
 
     def read(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
         self._require_written(fr, mem, where, owners, loc)

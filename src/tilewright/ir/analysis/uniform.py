@@ -265,8 +265,8 @@ def _tile_op(op: Op) -> str:
 
 # what the threads of a branch do by themselves
 _BY_SOME: Mapping[type[Op], str] = {
-    Map: "; for a loop by some threads, give each its own elements: `for i in T.serial(t, n, 32)`"
-    " under `if t < 32`",
+    Map: "; a branch may test for threads that follow each other, with constants: `if lo <= t < hi`"
+    "; or give each thread its own elements: `for i in T.serial(t, n, 32)` under `if t < 32`",
 }
 
 

@@ -379,7 +379,7 @@ class Lowering:
     def by_each_thread(self, op: Op) -> bool:
         """Whether threads run `op` each for itself: not all of them come here, or with different
         operands. Otherwise it happens once."""
-        if self.differs is None or self.instance.leader is not None:
+        if self.differs is None:
             return False
         return id(op) in self.differs.controls or self.differs.source(expressions(op)) is not None
 
