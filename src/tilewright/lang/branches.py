@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import TRUE, Bin, Expr, Var, logical_and, logical_not, variables
 from tilewright.ir.intrinsics import INTRINSICS
@@ -41,7 +42,6 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.uniform import per_thread
 from tilewright.lang.roles import WARP, is_on_threads, threads_where
 from tilewright.support.errors import CompileError
 
