@@ -1,8 +1,14 @@
 """Kernels that tests compile are kept apart from the user's, between runs: `pytest --cache-clear`
 forgets them. TILEWRIGHT_CACHE_DIR says otherwise."""
 
+import gc
 import os
+import sys
 import tempfile
+
+# Many tests start Python: without bytecode each of them compiles the package again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure(config):
@@ -12,3 +18,10 @@ def pytest_configure(config):
     folder = cache.mkdir("tilewright") if cache else tempfile.mkdtemp(prefix="tilewright-tests-")
     # a folder in it, which the store makes: nobody else may write to that one
     os.environ["TILEWRIGHT_CACHE_DIR"] = os.path.join(folder, "kernels")
+
+
+def pytest_collection_finish():
+    """Collecting garbage is a twentieth of the time: tests and modules stay, so leave them out."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

@@ -93,8 +93,11 @@ def freeze(
 ) -> int:
     """Record every program; with `against`, print what differs. The number of differences."""
     tasks = [(n, t, cubin) for n in names(drawn, fuzzed) for t in TARGETS]
-    with get_context("spawn").Pool(jobs) as pool:
-        found = pool.map(frozen, tasks, chunksize=4)
+    if jobs == 1:
+        found = list(map(frozen, tasks))
+    else:
+        with get_context("spawn").Pool(jobs) as pool:
+            found = pool.map(frozen, tasks, chunksize=4)
     out.write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
     print(f"{len(found)} sources, {sum(f['hash'].startswith('refused') for f in found)} refused")
     if against is None:

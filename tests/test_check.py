@@ -1,32 +1,17 @@
 """`tilewright check`: what it finds, with which inputs, and how it says so."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import tilewright as tw
 import tilewright.language as T
+from tests.commands import tilewright
 from tilewright.ir.dtype import DTYPES
 from tilewright.tools import check as tool
 from tilewright.tools import compare
 from tilewright.tools.collect import collect_all
 from tilewright.tools.inputs import arguments, sizes
-
-ROOT = Path(__file__).parent.parent
-
-
-def command(*words, timeout=200, **env):
-    return subprocess.run(
-        [sys.executable, "-m", "tilewright", *map(str, words)],
-        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"} | env,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
 
 
 def report(prim, chosen=None, **plan):
@@ -199,7 +184,7 @@ def test_time_is_bounded():
 
 
 def test_findings_are_reported(bad):
-    done = command("check", bad, "--seeds", "1")
+    done = tilewright("check", bad, "--seeds", "1")
     assert done.returncode == 1, done.stderr
     assert "racy" in done.stdout and "bad.py:13:" in done.stdout and "race: tile[" in done.stdout
     assert "in block (0,), thread" in done.stdout and "seen with: m=1, integers" in done.stdout
@@ -210,15 +195,15 @@ def test_findings_are_reported(bad):
 
 
 def test_one_kernel_that_is_fine(bad):
-    done = command("check", bad, "--kernel", "fine", "--args", "m=100", "--target", "cpu")
+    done = tilewright("check", bad, "--kernel", "fine", "--args", "m=100", "--target", "cpu")
     assert done.returncode == 0, done.stdout
     assert "fine (4 runs, compared with cpu)" in done.stdout
 
 
 def test_factories_take_arguments(bad):
-    done = command("check", bad, "--kernel", "inner", "--args", "M=3, N=5")
+    done = tilewright("check", bad, "--kernel", "inner", "--args", "M=3, N=5")
     assert done.returncode == 0, done.stdout + done.stderr
-    done = command("check", bad, "--kernel", "inner")
+    done = tilewright("check", bad, "--kernel", "inner")
     assert done.returncode == 1
     assert "made no kernel named 'inner'" in done.stderr
     assert "factory: pass --args 'M=…, N=…'" in done.stderr
@@ -231,7 +216,7 @@ def test_kernels_that_cannot_be_interpreted(tmp_path):
         "def main(A: T.Tensor((32,), 'int32')):\n    with T.Kernel(1, threads=32):\n"
         "        t = T.get_thread_binding(0)\n        T.ptx('nop;')\n        A[t] = t\n"
     )
-    done = command("check", file)
+    done = tilewright("check", file)
     assert done.returncode == 1 and "not checked" in done.stdout
     assert "foreign code" in done.stdout and "0 findings, 1 not checked" in done.stdout
 
@@ -244,14 +229,14 @@ def test_direct_kernels(tmp_path):
         "    B = T.empty((N,), 'float32')\n    with T.Kernel(1, threads=32):\n"
         "        for i in T.Parallel(N):\n            B[i] = A[i] * by\n    return B\n"
     )
-    done = command("check", file, "--args", "N=40")
+    done = tilewright("check", file, "--args", "N=40")
     assert done.returncode == 0, done.stdout + done.stderr
-    done = command("check", file)
+    done = tilewright("check", file)
     assert done.returncode == 1 and "--args" in done.stderr
 
 
 def test_the_environment_does_not_interfere(bad):
-    done = command("check", bad, "--kernel", "fine", TILEWRIGHT_SANITIZE="1")
+    done = tilewright("check", bad, "--kernel", "fine", TILEWRIGHT_SANITIZE="1")
     assert done.returncode == 0, done.stdout
 
 

@@ -4,13 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.commands import ROOT, tilewright
 from tilewright.ir.text import parse_program
-
-ROOT = Path(__file__).parent.parent
 
 
 def run(*command, **env):
@@ -32,26 +30,26 @@ def test_ir_of_a_file_parses_back():
 
 
 def test_ir_after_a_pass():
-    done = run("-m", "tilewright", "ir", "examples/matmul.py", "--stage", "fuse_maps")
+    done = tilewright("ir", "examples/matmul.py", "--stage", "fuse_maps")
     assert done.returncode == 0, done.stderr
     parse_program(done.stdout)
 
 
 def test_ir_of_a_factory_with_arguments():
     file = "zoo/softmax/softmax.py"
-    done = run("-m", "tilewright", "ir", file, "--args", "M=8, N=64")
+    done = tilewright("ir", file, "--args", "M=8, N=64")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("program main") == 3
 
 
 def test_unknown_stage_is_named():
-    done = run("-m", "tilewright", "ir", "examples/matmul.py", "--stage", "nowhere")
+    done = tilewright("ir", "examples/matmul.py", "--stage", "nowhere")
     assert done.returncode != 0 and "fuse_maps" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_stages_are_listed():
-    done = run("-m", "tilewright", "ir", "examples/matmul.py", "--stages", "--target", "cuda")
+    done = tilewright("ir", "examples/matmul.py", "--stages", "--target", "cuda")
     assert done.returncode == 0, done.stderr
     words = [line.split()[0] for line in done.stdout.splitlines()[1:]]
     assert words[0] == "tile" and words[-1] == "lower_threads" and "pipeline_loops" in words
@@ -60,19 +58,19 @@ def test_stages_are_listed():
 
 def test_what_passes_changed():
     file = "examples/matmul.py"
-    done = run("-m", "tilewright", "ir", file, "--diff", "tile", "expand_copies", "--target", "cpu")
+    done = tilewright("ir", file, "--diff", "tile", "expand_copies", "--target", "cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("--- tile\n+++ expand_copies\n@@") and "\n+" in done.stdout
-    done = run("-m", "tilewright", "ir", file, "--diff", "tile", "tile")
+    done = tilewright("ir", file, "--diff", "tile", "tile")
     assert done.stdout == "tile and tile are the same\n"
-    done = run("-m", "tilewright", "ir", file, "--changed", "--target", "cpu")
+    done = tilewright("ir", file, "--changed", "--target", "cpu")
     assert "+++ fuse_maps" in done.stdout and "# nothing changed in: " in done.stdout
-    done = run("-m", "tilewright", "ir", file, "--changed", "--stage", "tile")
+    done = tilewright("ir", file, "--changed", "--stage", "tile")
     assert done.returncode == 2 and "choose one of" in done.stderr
 
 
 def test_a_close_stage_is_suggested():
-    done = run("-m", "tilewright", "ir", "examples/matmul.py", "--stage", "fuse_map")
+    done = tilewright("ir", "examples/matmul.py", "--stage", "fuse_map")
     assert done.returncode == 1 and "did you mean 'fuse_maps'?" in done.stderr
     assert "there are: tile, " in done.stderr and "Traceback" not in done.stderr
 
@@ -91,17 +89,17 @@ def main(A: T.StridedTensor((8, 8), (16, 1), "int4"), B: T.Tensor((8, 8), "int32
 def test_stages_before_a_failure(tmp_path):
     file = tmp_path / "refused.py"
     file.write_text(REFUSED)
-    done = run("-m", "tilewright", "ir", str(file), "--stages", "--target", "cuda")
+    done = tilewright("ir", str(file), "--stages", "--target", "cuda")
     assert done.returncode == 1 and "reduce_by_atomics" in done.stdout
     assert "pack_elements" not in done.stdout and "A has strides" in done.stderr
-    done = run("-m", "tilewright", "ir", str(file), "--stage", "lower_threads", "--target", "cuda")
+    done = tilewright("ir", str(file), "--stage", "lower_threads", "--target", "cuda")
     assert done.returncode == 1 and "then a pass failed: " in done.stderr
 
 
 def test_verify_shows_the_place(tmp_path):
     bad = tmp_path / "bad.tw"
     bad.write_text("program p {\n  kernel k grid b in 1 threads t in 32 {\n    brake\n  }\n}\n")
-    done = run("-m", "tilewright", "verify", str(bad))
+    done = tilewright("verify", str(bad))
     assert done.returncode == 1
     assert "bad.tw:3:5" in done.stderr and "break" in done.stderr
 

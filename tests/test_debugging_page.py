@@ -2,13 +2,14 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.commands import ROOT, tilewright
+
 PAGE = (ROOT / "docs" / "debugging.md").read_text()
 COMMANDS = [
     line
@@ -17,10 +18,12 @@ COMMANDS = [
 ]
 
 
-def shell(line):
-    command = line.replace("tilewright ", f"{sys.executable} -m tilewright ", 1)
+def run(line):
+    first, *words = shlex.split(line)
+    if first == "tilewright":
+        return tilewright(*words)
     return subprocess.run(
-        command,
+        line.replace("tilewright ", f"{sys.executable} -m tilewright ", 1),
         shell=True,
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
@@ -33,7 +36,7 @@ def shell(line):
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands(line):
     line, _, status = line.partition("# exit status ")
-    done = shell(line)
+    done = run(line)
     assert done.returncode == int(status or 0), done.stdout + done.stderr
     assert done.stdout and "Traceback" not in done.stdout + done.stderr
 
@@ -43,7 +46,7 @@ def test_there_are_commands():
 
 
 def test_the_finding_is_the_one_that_is_shown():
-    done = shell("tilewright check examples/debugging.py --kernel turned")
+    done = tilewright("check", "examples/debugging.py", "--kernel", "turned")
     (shown,) = re.findall(r"^(turned \(examples.*?)\n```", PAGE, re.M | re.S)
     found = done.stdout.partition("\n1 kernel,")[0]
     assert found.splitlines()[1:] == shown.splitlines()[1:]

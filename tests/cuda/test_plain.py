@@ -74,11 +74,15 @@ def test_means_the_same(name):
 
 @pytest.mark.parametrize("target", ["cuda", AMPERE])
 @pytest.mark.parametrize("name", TILES)
-def test_tiles_mean_the_same(name, target):
+def test_tiles(name, target):
+    """They compile, and their thread code means the same."""
     program = parsed(name)
+    kernel = compile_program(program, Target.parse(target))
+    if name not in LOCAL_MEMORY:
+        assert kernel.compiled.problems() == []
     want, got = arguments(program), arguments(program)
     machine.run(program, want)
-    machine.run_threads(lower(program, Target.parse(target)).result, got)
+    machine.run_threads(kernel.trace.result, got)
     check_same(got, want)
 
 
@@ -236,14 +240,6 @@ def test_shared_buffers_may_be_allocated_in_loops():
 def test_compiles(name):
     found = compiled(name)
     if name not in LOCAL_MEMORY:  # arrays, what is printed
-        assert found.problems() == []
-
-
-@pytest.mark.parametrize("target", ["cuda", AMPERE])
-@pytest.mark.parametrize("name", TILES)
-def test_tiles_compile(name, target):
-    found = compile_program(parsed(name), Target.parse(target)).compiled
-    if name not in LOCAL_MEMORY:
         assert found.problems() == []
 
 

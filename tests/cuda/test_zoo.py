@@ -16,9 +16,7 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Alloc, Copy, Gemm, Map, Program, Relayout, Role, walk_ops
 from tilewright.ir.target import Target
-from tilewright.ir.verify import Stage
-from tilewright.passes.pipeline import run_pipeline
-from tilewright.targets.cuda.backend import PIPELINE, SCHEDULE, CudaKernel, lower
+from tilewright.targets.cuda.backend import CudaKernel, lower
 from zoo.attention.backward import keys_gradient, queries_gradient, row_products
 from zoo.attention.flash import flash_attention
 from zoo.elementwise.swiglu import swiglu_rows
@@ -98,9 +96,12 @@ def program(name: str) -> Program:
 
 
 @cache
+def compiled(name: str, arch: str) -> CudaKernel:
+    return CudaKernel(program(name), TARGETS[arch])
+
+
 def lowered(name: str, arch: str):
-    steps = (*SCHEDULE, *PIPELINE)
-    return run_pipeline(program(name), TARGETS[arch], steps, stage=Stage.TILE)
+    return compiled(name, arch).trace
 
 
 def arguments(p: Program) -> dict[str, object]:
@@ -163,7 +164,7 @@ def test_rows_that_clusters_draw(family: str, columns: int, cluster: int):
 @pytest.mark.parametrize("arch", TARGETS)
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_without_spills(name: str, arch: str):
-    kernel = CudaKernel(program(name), TARGETS[arch])
+    kernel = compiled(name, arch)
     assert kernel.serialized is None
     for function, used in kernel.resources.items():
         assert (used.spill_bytes, used.local_bytes) == (0, 0), function

@@ -89,6 +89,17 @@ def intact(name: str, target: str, number: int) -> dict[str, bytes]:
     return results(derived(name, target), program_of(name), number, 0)
 
 
+def accused(name: str, target: str, seeds: int) -> list[str]:
+    """Interleavings under which a derived program does not give what it gives under the first."""
+    of = program_of(name)
+    found = []
+    for seed in range(max(seeds, len(of.launches))):
+        number = seed % len(of.launches)
+        if results(derived(name, target), of, number, seed) != intact(name, target, number):
+            found.append(f"{name} {target}: launch {number} differs with seed {seed}")
+    return found
+
+
 def noticed(name: str, target: str, mutant: Mutant, seeds: range = range(3)) -> str:
     """Who notices that the program is broken, and how, or ''."""
     of = program_of(name)

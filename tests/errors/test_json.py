@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import tilewright
 from tests.errors.case import CASES, Case
 from tests.errors.test_corpus import HAS_COLUMNS, known
 from tilewright import CompileError
@@ -110,13 +111,7 @@ def test_a_script_prints_one_line(tmp_path: Path):
 def test_the_command_line_prints_one_line(tmp_path: Path):
     file = tmp_path / "wrong.tw"
     file.write_text("program p { kernel k grid b in 1 threads t in 32 { stor } }")
-    done = subprocess.run(
-        [sys.executable, "-m", "tilewright", "verify", str(file)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")} | _json(),
-        timeout=120,
-    )
+    done = tilewright("verify", file, **_json())
     assert done.returncode == 1
     assert json.loads(done.stderr)["file"] == str(file)
 

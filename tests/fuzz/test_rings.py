@@ -23,9 +23,11 @@ def test_rings(seed: int):
 
 def test_most_of_them_have_rings():
     """Bulk copies on Hopper, `cp.async` elsewhere, and what consumes them."""
-    texts = {seed: render(make(seed, "rings")) for seed in range(500, 515)}
     kinds = {"bulk": 0, "cp_async": 0, "gemm": 0}
-    for seed, text in texts.items():
+    for seed in range(500, 515):
+        if min(kinds.values()) >= 5:
+            break
+        text = render(make(seed, "rings"))
         program = load(text, f"r{seed}.py")["program"].program
         code = print_program(lower(program, THREADS["threads"]).result)
         old = print_program(lower(program, THREADS["threads-sm80"]).result)

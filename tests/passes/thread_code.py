@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright import machine
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Load, Var, compare, const
+from tilewright.ir.expr import Load, Var, binary, compare, const
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -66,11 +66,19 @@ def run_code(program: Program, given: dict[str, Any], *, blocks: int = 1, **valu
         args[name] = np.zeros((*lead, size), like.dtype.numpy)
         return found
 
-    def loop(like: Buffer, to: Buffer, of: Buffer, lead: tuple[Any, ...], back: bool) -> Op:
-        i = Var(f"{like.name}_i{int(back)}")
-        there, here = (*lead, i), (i,)
+    def loop(like: Buffer, to: Buffer, of: Buffer, lead: tuple[Any, ...], back: bool) -> Body:
+        """A copy of registers by their thread, or of shared memory by all threads, between barriers
+        of the block."""
+        i, shared = Var(f"{like.name}_i{int(back)}"), like.space is Space.SHARED
+        at = binary("+", binary("*", i, threads), thread) if shared else i
+        there, here = (*lead, at), (at,)
         put, take = (there, here) if back else (here, there)
-        return For(i, const(0), like.shape[0], (Store(to, put, Load(of, take, None)),))
+        move: Op = Store(to, put, Load(of, take, None))
+        if not shared:
+            return (For(i, const(0), like.shape[0], (move,)),)
+        size = int(like.shape[0])
+        move = If(compare("<", at, size), (move,))
+        return Sync("block"), For(i, const(0), const(-(-size // threads)), (move,)), Sync("block")
 
     def around(body: Body) -> Body:
         """`body` with loops behind its allocations and at its end."""
@@ -89,10 +97,8 @@ def run_code(program: Program, given: dict[str, Any], *, blocks: int = 1, **valu
             into, out = (tensor(f"{like.name}_{way}", like, lead) for way in ("in", "out"))
             if like.name in given:
                 args[into.name][...] = np.asarray(given[like.name], float)
-                fill = loop(like, like, into, at, False)
-                new += _once(thread, fill) if shared else (fill,)
-            back = loop(like, out, like, at, True)
-            ends += _once(thread, back) if shared else (back,)
+                new += loop(like, like, into, at, False)
+            ends += loop(like, out, like, at, True)
         return (*new, *ends)
 
     body = around(kernel.body)
@@ -115,8 +121,3 @@ def run_code(program: Program, given: dict[str, Any], *, blocks: int = 1, **valu
         left = {n: a[0] for n, a in left.items()}
     left.update({n: args[n] for n in tensors})
     return Ran(program, {n: a.astype(float) for n, a in left.items()})
-
-
-def _once(thread: Var, op: Op) -> Body:
-    """`op` by one thread, between barriers of the block."""
-    return Sync("block"), If(compare("==", thread, 0), (op,)), Sync("block")

@@ -2,14 +2,12 @@
 
 import os
 import stat
-import subprocess
-import sys
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 
+from tests.commands import tilewright
 from tests.runtime import cache_stress
 from tilewright.support import cache
 from tilewright.support.cache import Store, default_root, default_store, digest, size_limit
@@ -243,15 +241,9 @@ def test_stress_would_find_a_store_that_does_not_check(monkeypatch):
 
 # ── the command ─────────────────────────────────────────────────────────────────────────────
 
-ROOT = Path(__file__).parents[2]
-
 
 def command(store, *words):
-    more = {"PYTHONPATH": str(ROOT / "src"), "TILEWRIGHT_CACHE_DIR": str(store.root)}
-    return subprocess.run(
-        [sys.executable, "-m", "tilewright", "cache", *words],
-        capture_output=True, text=True, timeout=120, env={**os.environ, **more},
-    )  # fmt: skip
+    return tilewright("cache", *words, TILEWRIGHT_CACHE_DIR=str(store.root))
 
 
 def test_command(store):

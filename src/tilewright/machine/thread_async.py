@@ -26,6 +26,7 @@ from tilewright.machine.thread_ops import (
     agent_of,
     agreed,
     fields_of,
+    in_threads,
     instruction,
     note_elements,
     read_registers,
@@ -297,10 +298,10 @@ def cp_async(b: ThreadBuilder, op: Intrinsic) -> Step:
         target, tensor = (fr.memory(r.region.buffer.name) for r in (to, of))
         idx = tuple(s(fr) for s in to.starts)
         require_inside(fr, target, idx, count, None)
-        first = np.broadcast_to(idx[0], fr.lanes)[lanes]
+        first = in_threads(fr, idx[0], lanes)
         addresses = block.shared.address(target.name, first[:, None] + np.arange(count))
-        taken = np.broadcast_to(amount(fr), fr.lanes)[lanes] // kind.bytes
-        starts = [np.broadcast_to(s(fr), fr.lanes)[lanes] for s in of.starts]
+        taken = in_threads(fr, amount(fr), lanes) // kind.bytes
+        starts = [in_threads(fr, s(fr), lanes) for s in of.starts]
         valid = np.arange(count) < taken[:, None]
         where = [np.broadcast_to(s[:, None], valid.shape)[valid] for s in starts[:-1]]
         where.append((starts[-1][:, None] + np.arange(count))[valid])

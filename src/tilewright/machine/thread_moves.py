@@ -4,6 +4,7 @@ matrices of 8×8, products by warps, atomics, shuffles and votes."""
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tilewright.machine.thread_ops import (
     agent_of,
     as_words,
     fields_of,
+    in_threads,
     instruction,
     note_bytes,
     note_global,
@@ -112,14 +114,14 @@ def _vector(fr: Frame, tile: TileRegion, count: int, op: Intrinsic) -> tuple[Mem
     idx = tuple(s(fr) for s in tile.starts)
     require_inside(fr, mem, idx, count, None)
     lanes = active(fr)
-    last = np.broadcast_to(idx[-1], fr.lanes)[lanes]
+    last = in_threads(fr, idx[-1], lanes)
     if (last % count).any():
         raise RunError(
             f"a vector of {count} elements of {mem.name} begins at {int(last[last % count > 0][0])}"
             ", which is no multiple of its length",
             loc=op.loc,
         )
-    rows = tuple(np.broadcast_to(i, fr.lanes)[lanes][:, None] for i in idx[:-1])
+    rows = tuple(in_threads(fr, i, lanes)[:, None] for i in idx[:-1])
     return mem, (*rows, last[:, None] + np.arange(count))
 
 
@@ -198,7 +200,7 @@ def store_packed(b: ThreadBuilder, op: Intrinsic) -> Step:
 def _rows(fr: Frame, memory: TileRegion, count: int, op: Intrinsic) -> tuple[Array, Array]:
     """The warps that run this, and the addresses [warp, matrix, row]: matrix m's row r is where
     lane 8 m + r says."""
-    warps = np.stack(whole_groups(fr, WARP, op.name))
+    warps = whole_groups(fr, WARP, op.name)
     mem = fr.memory(memory.region.buffer.name)
     start = np.broadcast_to(memory.starts[0](fr), fr.lanes)
     givers = warps[:, : 8 * count]
@@ -277,10 +279,12 @@ def fragment_table(atom: str, kind: str, n: int, which: str) -> tuple[Array, tup
 
 
 def as_tile(registers: Array, table: Array, shape: tuple[int, ...]) -> Array:
-    """The tile that registers [thread, register] hold."""
-    tile = np.empty(shape, registers.dtype)
-    tile.reshape(-1)[table] = registers
-    return tile
+    """The tiles that registers [..., thread, register] hold."""
+    lead = registers.shape[:-2]
+    tile = np.empty((*lead, prod(shape)), registers.dtype)
+    tile[..., table] = registers
+    found: Array = tile.reshape(*lead, *shape)
+    return found
 
 
 @instruction("mma")
@@ -299,12 +303,13 @@ def mma(b: ThreadBuilder, op: Intrinsic) -> Step:
             for which, tile in (("a", x), ("b", y), ("c", c))
         }
         out = np.array(held["c"])
-        for warp in whole_groups(fr, WARP, "mma"):
-            left, right, old = (
-                as_tile(_typed(held[w][warp], t), *tables[w])
-                for w, t in zip("abc", types, strict=True)
-            )
-            out[warp] = multiplied(left, right, old, types).reshape(-1)[tables["c"][0]]
+        warps = whole_groups(fr, WARP, "mma")
+        left, right, old = (
+            as_tile(_typed(held[w][warps], t), *tables[w])
+            for w, t in zip("abc", types, strict=True)
+        )
+        found = multiplied(left, right, old, types).reshape(len(warps), -1)
+        out[warps] = found[:, tables["c"][0]]
         write_registers(fr, c, out)
 
     return Step(op, run)

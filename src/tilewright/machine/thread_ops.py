@@ -144,7 +144,16 @@ def active(fr: Frame) -> Array:
     """The positions of the threads that run this."""
     if fr.mask is None:
         return agent_of(fr).positions
-    found: Array = np.flatnonzero(np.broadcast_to(fr.mask, fr.lanes))
+    mask = fr.mask if fr.mask.shape == fr.lanes else np.broadcast_to(fr.mask, fr.lanes)
+    found: Array = mask.nonzero()[0]
+    return found
+
+
+def in_threads(fr: Frame, value: Value, lanes_: Array) -> Array:
+    """`value` in the threads at these positions."""
+    if not value.ndim:
+        return np.full(lanes_.shape, value)
+    found: Array = (value if value.shape == fr.lanes else np.broadcast_to(value, fr.lanes))[lanes_]
     return found
 
 
@@ -169,15 +178,15 @@ def warps_of(fr: Frame) -> list[Array]:
     return np.split(lanes_, np.flatnonzero(np.diff(lanes_ // WARP)) + 1)
 
 
-def whole_groups(fr: Frame, size: int, what: str) -> list[Array]:
+def whole_groups(fr: Frame, size: int, what: str) -> Array:
     """The running threads in groups of `size` consecutive ones, each of which is complete."""
     lanes_ = active(fr)
-    groups = lanes_.reshape(-1, size) if lanes_.size % size == 0 else None
+    groups: Array | None = lanes_.reshape(-1, size) if lanes_.size % size == 0 else None
     if groups is None or (
         (groups[:, 0] % size).any() or (groups[:, -1] - groups[:, 0] != size - 1).any()
     ):
         raise not_together(fr, "a warp" if size == WARP else "a warpgroup", what)
-    return list(groups)
+    return groups
 
 
 def not_together(fr: Frame, group: str, what: str) -> RunError:
@@ -218,7 +227,7 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
         if mem.space is Space.SHARED:
             note_shared(fr, mem, idx, 1, writes=True, value=value)
         else:
-            note_global(fr, mem, idx, 1, "write", np.broadcast_to(value, fr.lanes)[active(fr)])
+            note_global(fr, mem, idx, 1, "write", in_threads(fr, value, active(fr)))
     lanes.scatter(fr, mem, idx, value)
 
 
@@ -250,7 +259,7 @@ def require_inside(fr: Frame, mem: Memory, idx: Where, count: int, node: Load | 
     for dim, (i, n) in enumerate(zip(idx, mem.shape, strict=True)):
         room = n - (count - 1 if dim == last else 0)
         if i.ndim:
-            mine = i if fr.mask is None else np.broadcast_to(i, fr.lanes)[active(fr)]
+            mine = i if fr.mask is None else in_threads(fr, i, active(fr))
             wrong = (mine < 0) | (mine >= room)
             if not wrong.any():
                 continue
@@ -259,9 +268,7 @@ def require_inside(fr: Frame, mem: Memory, idx: Where, count: int, node: Load | 
             continue
         else:
             where = 0
-        first = tuple(
-            int(np.broadcast_to(j, fr.lanes)[active(fr)][where]) if j.ndim else int(j) for j in idx
-        )
+        first = tuple(int(in_threads(fr, j, active(fr))[where]) if j.ndim else int(j) for j in idx)
         more = f" and the {count - 1} behind it reach" if count > 1 else " is"
         raise RunError(
             f"out-of-range: {describe_index(mem, first)}{more} outside {mem.name}",
@@ -283,12 +290,12 @@ def note_shared(
 ) -> None:
     """Tell the shadow of `count` elements that each running thread touches from `idx` on."""
     agent, lanes_ = agent_of(fr), active(fr)
-    flat = np.broadcast_to(flat_index(mem, idx), fr.lanes)[lanes_]
+    flat = in_threads(fr, flat_index(mem, idx), lanes_)
     address = agent.block.shared.address(mem.name, flat)
     if writes and flat.size > 1 and value is not None:
         _, first = np.unique(flat, return_index=True)
         if first.size < flat.size:
-            require_same(fr, mem, flat, np.broadcast_to(value, fr.lanes)[lanes_])
+            require_same(fr, mem, flat, in_threads(fr, value, lanes_))
             lanes_, address = lanes_[first], address[first]
     note_bytes(fr, address, count * mem.dtype.bytes, agent.gids[lanes_], writes=writes)
 
@@ -308,7 +315,7 @@ def note_global(
     if mem.name not in agent.block.cluster.compiled.written:
         return
     who = active(fr) if lanes is None else lanes
-    flat = np.broadcast_to(flat_index(mem, idx), fr.lanes)[who]
+    flat = in_threads(fr, flat_index(mem, idx), who)
     units = (flat[:, None] + np.arange(count)).reshape(-1)
     actors = np.repeat(agent.gids[who], count)
     if values is not None and units.size > 1:

@@ -254,11 +254,11 @@ class Shadow:
         over |= self.clocks.known[actors, writer] >= self.wrote[units]
         if not over.all():
             self.fail(units, over, op, verb, "written")
-        if verb != "updates":
+        if verb != "updates" and self.updates.used:
             over = self.updates.over(units, actors)
             if not over.all():
                 self.fail(units, over, op, verb, "updated")
-        if verb != "reads":
+        if verb != "reads" and self.reads.used:
             over = self.reads.over(units, actors)
             if not over.all():
                 self.fail(units, over, op, verb, "read")

@@ -31,7 +31,7 @@ def _matmul(x: Array, y: Array) -> Array:
     """x @ y in row blocks that BLAS does on one thread: waking a pool costs more than a tile
     (22 ms against 0.1 ms for 128×32×128 on two busy cores)."""
     rows = max(1 << 18, 8 * y.size) // max(y.size, 1)
-    if x.shape[0] <= rows:
+    if x.ndim > 2 or x.shape[0] <= rows:
         return np.asarray(x @ y)
     return np.concatenate([x[k : k + rows] @ y for k in range(0, x.shape[0], rows)])
 
@@ -46,9 +46,9 @@ def product(op: Gemm, a: Array, b: Array, c: Array, types: tuple[DType, DType, D
 def multiplied(
     a: Array, b: Array, c: Array, types: tuple[DType, DType, DType], *, tf32: bool = False
 ) -> Array:
-    """c + a · b, accumulated in c's type."""
+    """c + a · b, accumulated in c's type; of matrices, or of rows of small ones."""
     acc = types[2]
-    if a.shape[1] != b.shape[0] or c.shape != (a.shape[0], b.shape[1]):
+    if a.shape[-1] != b.shape[-2] or c.shape != (*a.shape[:-1], b.shape[-1]):
         raise RunError(
             "the shapes of a gemm do not fit",
             expected="M×K · K×N -> M×N",
