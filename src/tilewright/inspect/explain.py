@@ -15,6 +15,7 @@ from tilewright.inspect.explain_ops import Entry, Told, entry_of
 from tilewright.inspect.timeline import drawing, timeline
 from tilewright.inspect.transactions import transactions
 from tilewright.ir import scope
+from tilewright.ir.analysis.lifetimes import Lifetimes, lifetimes
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import (
     Alloc,
@@ -34,8 +35,6 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.target import Target
-from tilewright.passes.memory.lifetimes import Lifetimes, lifetimes
-from tilewright.passes.memory.place_shared import shared_bytes
 from tilewright.passes.memory.reuse_shared import fragment_words
 from tilewright.support.errors import Loc
 
@@ -115,7 +114,7 @@ def _places(kernel: Kernel) -> dict[str, tuple[int, int]]:
     for op in walk_ops(kernel):
         if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
             start = int(op.detail[0])
-            found[op.buffer.name] = (start, start + shared_bytes(op.buffer))
+            found[op.buffer.name] = (start, start + op.buffer.shared_bytes)
     return found
 
 

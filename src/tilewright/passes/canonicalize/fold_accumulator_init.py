@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isnan
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     FALSE,
@@ -58,7 +59,6 @@ from tilewright.ir.op import (
     bodies,
     expressions,
     marked,
-    viewed_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_body, rebuild
@@ -69,7 +69,7 @@ from tilewright.passes.reasons import because
 
 def fold_accumulator_init(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` without clearing tiles for products that begin there."""
-    shown = viewed_buffers(kernel)
+    shown = aliases(kernel).viewed
     alone = _once_filled(kernel, shown)
 
     def body(ops: Body) -> Body:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Expr, Load, Var
 from tilewright.ir.op import (
@@ -19,7 +20,6 @@ from tilewright.ir.op import (
     Store,
     marked,
     op_loads,
-    viewed_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_ops, rebuild, substitute_vars
@@ -31,7 +31,7 @@ Places: TypeAlias = tuple[dict[str, set[Place]], dict[str, set[Place]]]  # read,
 
 def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
     """Fuse where every element that one nest writes is met by the other at the same point."""
-    viewed = viewed_buffers(kernel)
+    viewed = aliases(kernel).viewed
 
     def fuse(body: Body) -> Body:
         done: list[Op] = []

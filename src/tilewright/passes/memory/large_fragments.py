@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Space
-from tilewright.ir.op import Alloc, Kernel, Role, viewed_buffers, walk_ops
+from tilewright.ir.op import Alloc, Kernel, Role, walk_ops
 from tilewright.ir.rewrite import rebuild, replace_buffers
 from tilewright.ir.target import Target
 from tilewright.passes.memory.spill_fragments import movable
@@ -28,7 +29,7 @@ def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
     most = min(MOST, target.chip.registers // threads)
     allocs = [op for op in walk_ops(kernel) if isinstance(op, Alloc)]
     shared = sum(op.buffer.bytes for op in allocs if op.buffer.space is Space.SHARED)
-    viewed = viewed_buffers(kernel)
+    viewed = aliases(kernel).viewed
     for op in allocs:
         buffer, words = op.buffer, -(-op.buffer.bytes // (4 * threads))
         if buffer.space is not Space.FRAGMENT or words <= most or buffer.name in viewed:

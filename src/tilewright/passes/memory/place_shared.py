@@ -8,12 +8,11 @@ Swizzled tiles begin on 1024 bytes, so that address bits and offset bits agree; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from types import MappingProxyType
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.layout.layout import ComposedLayout, Layout
+from tilewright.ir.layout.layout import ComposedLayout
 from tilewright.ir.op import Alloc, Body, Hint, Kernel, Op, View, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
@@ -46,7 +45,7 @@ def place_shared(kernel: Kernel, target: Target) -> Kernel:
     places, offset = stacked(kernel)
     limit = target.chip.shared
     if offset > limit:
-        sizes = {op.buffer.name: shared_bytes(op.buffer) for op in (*tiles, *barriers)}
+        sizes = {op.buffer.name: op.buffer.shared_bytes for op in (*tiles, *barriers)}
         raise too_much(
             f"kernel {kernel.name} needs more shared memory than a block has",
             sizes,
@@ -75,14 +74,14 @@ def stacked(kernel: Kernel) -> tuple[dict[str, int], int]:
     for hint in walk_ops(kernel):
         if isinstance(hint, Hint) and hint.name == "place" and hint.buffer is not None:
             given.add(hint.buffer.name)
-            offset = max(offset, int(hint.detail[0]) + shared_bytes(hint.buffer))
+            offset = max(offset, int(hint.detail[0]) + hint.buffer.shared_bytes)
     for op in (*tiles, *barriers):
         if op.buffer.name in given:
             continue
         align = aligned[op.buffer.name]
         offset = -(-offset // align) * align
         places[op.buffer.name] = offset
-        offset += shared_bytes(op.buffer)
+        offset += op.buffer.shared_bytes
     return places, offset
 
 
@@ -108,23 +107,6 @@ def with_places(kernel: Kernel, places: Mapping[str, int]) -> Kernel:
     return rebuild(kernel, body=tuple(new for op in kernel.body for new in placed(op)))
 
 
-def sharing(kernel: Kernel) -> dict[str, str]:
-    """Of placed buffers that share bytes with others: by name, one that stands for all of them."""
-    spans: list[tuple[int, int, str]] = []
-    for op in walk_ops(kernel):
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-            start = int(op.detail[0])
-            spans.append((start, start + shared_bytes(op.buffer), op.buffer.name))
-    groups: list[tuple[int, list[str]]] = []
-    for start, end, name in sorted(spans):
-        if groups and start < groups[-1][0]:
-            groups[-1][1].append(name)
-            groups[-1] = (max(end, groups[-1][0]), groups[-1][1])
-        else:
-            groups.append((end, [name]))
-    return {name: names[0] for _, names in groups if len(names) > 1 for name in names}
-
-
 def alignments(kernel: Kernel) -> dict[str, int]:
     """By buffer: what its own layout and those of its views need."""
     found: dict[str, int] = {}
@@ -146,13 +128,3 @@ def _alignment(buffer: Buffer) -> int:
         return BARRIER_BYTES
     swizzled = isinstance(buffer.layout, ComposedLayout)
     return SWIZZLE_ALIGNMENT if swizzled else BULK_ALIGNMENT
-
-
-def shared_bytes(buffer: Buffer) -> int:
-    """What a shared buffer, or the barriers of one, takes."""
-    if buffer.space is Space.BARRIER:
-        return BARRIER_BYTES * prod(buffer.static_shape)
-    layout = buffer.layout
-    if isinstance(layout, (Layout, ComposedLayout)):
-        return buffer.dtype.storage_bytes(layout.cosize())
-    return buffer.bytes

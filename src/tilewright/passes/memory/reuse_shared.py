@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from math import prod
 
+from tilewright.ir.analysis.lifetimes import Lifetimes, lifetimes
 from tilewright.ir.buffer import Space
 from tilewright.ir.chips import Chip
 from tilewright.ir.layout.fragment import Fragment
@@ -38,11 +39,9 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.memory.lifetimes import Lifetimes, lifetimes
 from tilewright.passes.memory.place_shared import (
     alignments,
     shared_allocs,
-    shared_bytes,
     stacked,
     too_much,
     with_places,
@@ -130,7 +129,7 @@ def packed(kernel: Kernel, lives: Lifetimes) -> tuple[dict[str, int], int]:
     and how many bytes that takes."""
     tiles, barriers = shared_allocs(kernel)
     aligned = alignments(kernel)
-    sizes = {op.buffer.name: shared_bytes(op.buffer) for op in (*tiles, *barriers)}
+    sizes = {op.buffer.name: op.buffer.shared_bytes for op in (*tiles, *barriers)}
     order = sorted(tiles, key=lambda op: (-aligned[op.buffer.name], -sizes[op.buffer.name]))
     places: dict[str, int] = {}
     end = 0
@@ -186,7 +185,7 @@ def fragment_words(kernel: Kernel) -> dict[str, int]:
 def _too_much(
     kernel: Kernel, target: Target, lives: Lifetimes, allocs: list[Alloc], total: int
 ) -> CompileError:
-    sizes = {op.buffer.name: shared_bytes(op.buffer) for op in allocs}
+    sizes = {op.buffer.name: op.buffer.shared_bytes for op in allocs}
     position, live = lives.peak(sizes)
     kept = [n for n in sizes if n in live or n not in lives.together]
     return too_much(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.buffer import Buffer, Space, long_dims, whole
 from tilewright.ir.expr import Expr, Load, loads, transform
@@ -34,7 +35,6 @@ from tilewright.ir.op import (
     op_loads,
     outside_nests,
     regions,
-    viewed_buffers,
     walk_ops,
     written_buffers,
 )
@@ -54,7 +54,7 @@ SMALL = 4096  # bytes of a fragment that is copied for single elements of it
 
 def spill_fragments(kernel: Kernel, target: Target) -> Kernel:
     """`kernel`, its control asking for elements of memory only, as far as they can be there."""
-    viewed = viewed_buffers(kernel)
+    viewed = aliases(kernel).viewed
     asked = {
         load.buffer.name: load.buffer
         for op in outside_nests(kernel.body)

@@ -27,6 +27,7 @@ from functools import partial
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, bounds, prove
+from tilewright.ir.analysis.hazards import SLOTS
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space, element, whole
 from tilewright.ir.dtype import BARRIER, INT32
@@ -76,7 +77,6 @@ from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
-    SLOTS,
     Fill,
     Groups,
     Place,

@@ -19,7 +19,7 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
-from tilewright.ir.gather import as_gather, gather_of
+from tilewright.ir.gather import as_gather, filled_by, gather_of
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
@@ -51,7 +51,6 @@ from tilewright.passes.overlap.rings import (
     Fill,
     Plan,
     copy_at,
-    filled_by,
     leaves_early,
     mentioned,
     part_of,

@@ -16,7 +16,7 @@ from tilewright.ir.expr import (
     substitute,
     transform,
 )
-from tilewright.ir.gather import gather_of
+from tilewright.ir.gather import filled_by
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import ComposedLayout, Layout
 from tilewright.ir.op import (
@@ -25,7 +25,6 @@ from tilewright.ir.op import (
     Continue,
     Copy,
     For,
-    Hint,
     Kernel,
     Map,
     Op,
@@ -166,15 +165,6 @@ def ring_key(fills: list[Fill], stages: int) -> RingKey:
     return tuple(f.tile.name for f in fills), stages, fills[0].how
 
 
-def filled_by(op: Copy | Map) -> Buffer:
-    """The tile of a copy, or of a nest that gathers."""
-    if isinstance(op, Copy):
-        return op.dst.buffer
-    found = gather_of(op)
-    assert found is not None
-    return found.store.buffer
-
-
 def is_async_fill(op: Op) -> bool:
     """Whether shared memory is written behind the threads' back."""
     return isinstance(op, (Copy, Map)) and op.atom in (BULK, CP_ASYNC)
@@ -261,19 +251,6 @@ def slots_of(buffer: Buffer, name: str, stages: int) -> Buffer:
     """A ring of `stages` slots, each like `buffer`."""
     layout = None if buffer.layout is None else staged(buffer.layout, stages)
     return replace(buffer, name=name, shape=(const(stages), *buffer.shape), layout=layout)
-
-
-SLOTS = "slots"  # the hint for buffers whose slots are free wherever they are written
-
-
-def multibuffer(kernel: Kernel) -> set[str]:
-    """Buffers whose slots take turns (`multibuffer`): no product reads one while it is written,
-    whatever the code between the two says."""
-    return {
-        op.buffer.name
-        for op in walk_ops(kernel)
-        if isinstance(op, Hint) and op.name == SLOTS and op.buffer is not None
-    }
 
 
 def staged(layout: AnyLayout, stages: int) -> AnyLayout:

@@ -46,7 +46,6 @@ from tilewright.passes.lower.lowering import WARP, Exchange, meets
 from tilewright.passes.memory.place_shared import (
     BULK_ALIGNMENT,
     TooMuchShared,
-    shared_bytes,
     too_much,
 )
 
@@ -105,7 +104,7 @@ def _end(kernel: Kernel) -> int:
     end = 0
     for op in walk_ops(kernel):
         if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-            end = max(end, int(op.detail[0]) + shared_bytes(op.buffer))
+            end = max(end, int(op.detail[0]) + op.buffer.shared_bytes)
     return _aligned(end, BULK_ALIGNMENT)
 
 
@@ -166,7 +165,7 @@ def _too_much(kernel: Kernel, target: Target, end: int, buffer: Buffer) -> TooMu
     tiles = [op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)]
     error = too_much(
         f"kernel {kernel.name} exchanges more between warps than a block has room for",
-        {b.name: shared_bytes(b) for b in (*tiles, buffer) if b.space is Space.SHARED},
+        {b.name: b.shared_bytes for b in (*tiles, buffer) if b.space is Space.SHARED},
         kernel.loc,
         expected=f"at most {target.chip.shared} bytes of shared memory on {target.arch}",
         got=f"{end} bytes and {buffer.bytes} of scratch",

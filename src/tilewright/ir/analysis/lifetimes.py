@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from tilewright.ir.analysis.uniform import PerThread, per_thread
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import TRUE
+from tilewright.ir.gather import filled_by
 from tilewright.ir.op import (
     Alloc,
     BarrierInit,
@@ -45,7 +46,6 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.passes.overlap.rings import filled_by
 
 Span = tuple[int, int]
 Chain = tuple[tuple[int, str], ...]  # the ops around, outermost first, and which body of theirs
