@@ -55,16 +55,23 @@ class Flow(Generic[S]):
         state = self.visit(op, state, out)
         if isinstance(op, (Break, Continue)) and self.jumps:
             self.jumps[-1].append(state)
-        elif isinstance(op, (For, While)):
-            op, state = self.loop(op, state)
-        elif isinstance(op, If):
-            then, one = self.body(op.then, state)
-            orelse, other = self.body(op.orelse, state)
-            op, state = rebuild(op, then=then, orelse=orelse), self.join(one, other)
+        elif isinstance(op, (For, If, While)):
+            op, state = self.inside(op, state, out)
         out.append(op)
         return state
 
-    def loop(self, loop: Loop, state: S) -> tuple[Loop, S]:
+    def inside(self, op: Loop | If, state: S, out: list[Op]) -> tuple[Op, S]:
+        """`op` and what holds after its bodies; `out` is in front of it."""
+        if not isinstance(op, If):
+            return self.loop(op, state)
+        then, one = self.arm(op, op.then, state)
+        orelse, other = self.arm(op, op.orelse, state)
+        return rebuild(op, then=then, orelse=orelse), self.join(one, other)
+
+    def arm(self, op: If, body: Body, state: S) -> tuple[Body, S]:
+        return self.body(body, state)
+
+    def loop(self, loop: Loop, state: S) -> tuple[Op, S]:
         while True:
             self.loops.append(loop)
             self.jumps.append([])
