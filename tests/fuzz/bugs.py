@@ -263,9 +263,7 @@ BUGS = (
         "cond is not TRUE and not all(_inside(x, op) for x in loads(value))", "False",
         "threads-drawn", "chains"),
     Bug("a counter that is looked at under another name", "passes/overlap/fetched_scalars.py",
-        "    touched |= {b.name for op in ops if isinstance(op, View) "
-        "for b in (op.buffer, op.source)}\n",
-        "", "threads-roles", "tickets"),
+        "    touched |= aliases(kernel).viewed\n", "", "threads-roles", "tickets"),
     Bug("scalars that a producer's atomics ask for", "passes/overlap/roles.py",
         "elif isinstance(op, Atomic):  # it may be a producer's",
         "elif False and isinstance(op, Atomic):  # it may be a producer's", "threads-roles",

@@ -15,14 +15,14 @@ from tilewright.inspect.explain_ops import Entry, Told, entry_of
 from tilewright.inspect.timeline import drawing, timeline
 from tilewright.inspect.transactions import transactions
 from tilewright.ir import scope
-from tilewright.ir.analysis.lifetimes import Lifetimes, lifetimes
+from tilewright.ir.analysis.aliases import places
+from tilewright.ir.analysis.lifetimes import Lifetimes, fragment_words, lifetimes
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import (
     Alloc,
     Copy,
     For,
     Gemm,
-    Hint,
     Intrinsic,
     Kernel,
     Map,
@@ -35,7 +35,6 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.target import Target
-from tilewright.passes.memory.reuse_shared import fragment_words
 from tilewright.support.errors import Loc
 
 Figures = Sequence[Mapping[str, Any]]
@@ -110,12 +109,7 @@ def _laid_out(trace: Trace) -> Program:
 
 def _places(kernel: Kernel) -> dict[str, tuple[int, int]]:
     """Where shared buffers begin and end, in bytes, as thread code has them."""
-    found = {}
-    for op in walk_ops(kernel):
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-            start = int(op.detail[0])
-            found[op.buffer.name] = (start, start + op.buffer.shared_bytes)
-    return found
+    return {b.name: (at, at + b.shared_bytes) for b, at in places(kernel).items()}
 
 
 def _pipelined_loops(trace: Trace) -> dict[Loc, For]:

@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from math import isnan
 
 from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.effects import leaves_early, mentioned, written_in
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     FALSE,
@@ -63,7 +64,6 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.rings import leaves_early, mentioned, written_in
 from tilewright.passes.reasons import because
 
 

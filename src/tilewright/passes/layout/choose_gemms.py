@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space, along, whole
 from tilewright.ir.dtype import DType, dtype
@@ -70,8 +71,7 @@ def choose_gemms(program: Program, target: Target) -> Program:
         chained = any(op.a.buffer.space is Space.FRAGMENT for op in products)
         # tiles whose layout is not free: descriptors may not say it
         views = [op for op in walk_ops(kernel) if isinstance(op, View)]
-        fixed = {b.name for op in views for b in (op.buffer, op.source)}
-        fixed |= {
+        fixed = aliases(kernel).viewed | {
             op.buffer.name
             for op in walk_ops(kernel)
             if isinstance(op, Alloc) and isinstance(op.buffer.layout, Layout)

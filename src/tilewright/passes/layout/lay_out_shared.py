@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import const
 from tilewright.ir.layout.fragment import Fragment
@@ -88,8 +89,7 @@ def lay_out_shared(kernel: Kernel, target: Target) -> Kernel:
         if shared.buffer.rank > 1 and shared.buffer.static_shape[-2] >= MATRIX_ROWS
     }
     matrices |= {pair[0].name for op in ops if (pair := turned(op)) is not None}
-    viewed = {op.source.name for op in ops if isinstance(op, View)}
-    viewed |= {op.buffer.name for op in ops if isinstance(op, View)}
+    viewed = aliases(kernel).viewed
     changes: dict[Buffer, Buffer] = {}
     for op in ops:
         if not isinstance(op, Alloc | View) or op.buffer.space is not Space.SHARED:

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from tilewright.ir.analysis.lifetimes import lifetimes
+from tilewright.ir.analysis.lifetimes import fragment_words, lifetimes
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Alloc, Body, Gemm, Kernel, Role, walk_ops
 from tilewright.ir.target import Target
-from tilewright.passes.memory.reuse_shared import fragment_words
 from tilewright.passes.overlap.register_shares import UNIT, WARP
 from tilewright.passes.reasons import because, costs
 from tilewright.support.errors import CompileError

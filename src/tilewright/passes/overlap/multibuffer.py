@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilewright.ir.analysis.effects import leaves_early, mentioned, written_in
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Var
 from tilewright.ir.op import (
@@ -35,7 +36,6 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.passes.overlap.rings import leaves_early, mentioned, written_in
 from tilewright.passes.sync.matrix_groups import NumberedGemm
 
 THREADS = "threads"  # how such a ring is filled

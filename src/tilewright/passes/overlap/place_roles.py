@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.flow import Flow, Loop, goes_into
+from tilewright.ir.analysis.uniform import TILE_OPS
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import const
 from tilewright.ir.op import (
@@ -29,20 +30,13 @@ from tilewright.ir.op import (
     Atomic,
     Body,
     Continue,
-    Copy,
-    Fill,
     For,
-    Gemm,
     Hint,
     If,
     Intrinsic,
     Kernel,
-    Map,
     Op,
-    Reduce,
-    Relayout,
     Role,
-    Scan,
     Store,
     Sync,
     View,
@@ -59,7 +53,6 @@ from tilewright.passes.overlap.warp_partitions import GROUP, WARP, Warps, warps_
 from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError
 
-_TILE_OPS = (Copy, Fill, Gemm, Reduce, Scan, Relayout, Map)
 Owners: TypeAlias = dict[str, set[Warps]]  # by name of a fragment: the warps that touch it
 
 
@@ -114,7 +107,7 @@ def _placed(body: Body, whole: Warps) -> Body:
 def _is_collective(op: Op) -> bool:
     if isinstance(op, (Atomic, Intrinsic)):
         return op.result is None
-    return isinstance(op, (*_TILE_OPS, Arrive))
+    return isinstance(op, (*TILE_OPS, Arrive))
 
 
 def _touched(op: Op) -> list[Buffer]:

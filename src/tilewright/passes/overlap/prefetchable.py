@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilewright.ir import scope
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges, bounds
+from tilewright.ir.analysis.effects import leaves_early, mentioned, written_by, written_in
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import (
@@ -51,11 +53,7 @@ from tilewright.passes.overlap.rings import (
     Fill,
     Plan,
     copy_at,
-    leaves_early,
-    mentioned,
     part_of,
-    written_by,
-    written_in,
 )
 
 
@@ -76,7 +74,7 @@ class Ahead:
         self.target = target
         self.tensors = {t.name for t in program.tensors}
         views = [op for op in walk_ops(kernel) if isinstance(op, View)]
-        self.viewed = {b.name for op in views for b in (op.buffer, op.source)}
+        self.viewed = aliases(kernel).viewed
         self.mapped = _mapped(program, views)
         self.written = written_by(kernel)
         self.copies: set[int] = set()

@@ -3,11 +3,11 @@ that they turn buffers into."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space, long_dims
+from tilewright.ir.analysis.effects import mentioned
+from tilewright.ir.buffer import AnyLayout, Buffer, Region, long_dims
 from tilewright.ir.expr import (
     Const,
     Expr,
@@ -20,21 +20,12 @@ from tilewright.ir.gather import filled_by
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import ComposedLayout, Layout
 from tilewright.ir.op import (
-    Body,
-    Break,
-    Continue,
     Copy,
     For,
-    Kernel,
     Map,
     Op,
     Store,
-    View,
-    While,
-    bodies,
     marked,
-    touched_within,
-    walk_ops,
 )
 from tilewright.ir.rewrite import map_ops, rebuild, rename_unique, substitute_vars
 
@@ -42,37 +33,6 @@ if TYPE_CHECKING:
     from tilewright.passes.overlap.skew import Skew
 
 BULK, CP_ASYNC = "bulk_load", "cp_async"
-
-
-# ── what a kernel does with its buffers ──────────────────────────────────────────────────────
-
-
-def written_in(body: Iterable[Op]) -> set[str]:
-    return {buffer.name for op in body for buffer, writes in touched_within(op) if writes}
-
-
-def written_by(kernel: Kernel) -> set[str]:
-    """Buffers that the kernel writes, tensors also under the names of their views."""
-    found = written_in(kernel.body)
-    shows: dict[str, str] = {}  # views of tensors, and the tensors
-    for op in walk_ops(kernel):
-        if isinstance(op, View) and op.source.space is Space.GLOBAL:
-            shows[op.buffer.name] = shows.get(op.source.name, op.source.name)
-    changed = {shows.get(name, name) for name in found}
-    return found | changed | {view for view, tensor in shows.items() if tensor in changed}
-
-
-def mentioned(op: Op) -> set[str]:
-    return {buffer.name for buffer, _ in touched_within(op)}
-
-
-def leaves_early(body: Body) -> bool:
-    """Control may leave an iteration of the loop around `body` early."""
-    return any(
-        isinstance(op, (Break, Continue))
-        or (not isinstance(op, (For, While)) and any(leaves_early(b) for b in bodies(op)))
-        for op in body
-    )
 
 
 # ── plans ────────────────────────────────────────────────────────────────────────────────────

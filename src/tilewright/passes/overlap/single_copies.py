@@ -13,6 +13,7 @@ from functools import cached_property
 from math import prod
 
 from tilewright.ir.analysis.bounds import Ranges
+from tilewright.ir.analysis.effects import leaves_early, mentioned
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space, element
 from tilewright.ir.expr import Load, const, variables
@@ -42,7 +43,7 @@ from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.layout.bulk_rules import bulk_eligible
 from tilewright.passes.overlap.prefetchable import Ahead
-from tilewright.passes.overlap.rings import BULK, leaves_early, mentioned
+from tilewright.passes.overlap.rings import BULK
 
 
 def _stores(op: Op, tensor: Buffer) -> bool:

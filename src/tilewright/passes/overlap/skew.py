@@ -38,6 +38,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from tilewright.ir.analysis.aliases import Aliases, aliases
+from tilewright.ir.analysis.effects import conflict, leaves_early, touched
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import TRUE, loads
 from tilewright.ir.op import (
@@ -53,13 +55,11 @@ from tilewright.ir.op import (
     Let,
     Op,
     View,
-    touched_within,
     walk_ops,
 )
 from tilewright.passes.overlap.multibuffer import used_outside
 from tilewright.passes.overlap.register_shares import handed_over
 from tilewright.passes.overlap.rings import Fill as RingFill
-from tilewright.passes.overlap.rings import leaves_early
 from tilewright.passes.overlap.roles import warpgroups
 from tilewright.passes.overlap.unit_times import TENSOR, cycles, load_cycles, unit_of
 from tilewright.passes.reasons import at_line
@@ -97,7 +97,7 @@ def find_skew(
     if any(isinstance(op, (Alloc, View)) for op in loop.body):
         return "the loop has tiles of its own"
     names = [k for k, op in enumerate(loop.body) if isinstance(op, Let)]
-    views = {op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)}
+    views = aliases(kernel)
     others = {fill.at for fill in fills} | set(names)
     body = _Statements(loop.body, set(range(len(loop.body))) - others, views)
     if loop.stages > 1:  # a product reads its slot while the next one's is filled
@@ -150,18 +150,16 @@ def _best(
     return min(found, key=lambda skew: (skew.interval, skew.order), default=None)
 
 
-def _renewed(
-    kernel: Kernel, loop: For, statements: Sequence[int], views: Mapping[str, str]
-) -> list[Buffer]:
+def _renewed(kernel: Kernel, loop: For, statements: Sequence[int], views: Aliases) -> list[Buffer]:
     """Results of products that every iteration of `loop` begins anew, and nobody uses elsewhere:
     iterations may have one each."""
-    outside = used_outside(kernel.body, loop.var) | set(views) | set(views.values())
+    outside = used_outside(kernel.body, loop.var) | views.viewed
     results = {op.c.buffer for k in statements if isinstance(op := loop.body[k], Gemm)}
     found = []
     for tile in sorted(results, key=lambda b: b.name):
         if tile.space is not Space.FRAGMENT or not tile.is_static or tile.name in outside:
             continue
-        first = next(op for op in loop.body if tile.name in {b.name for b, _ in touched_within(op)})
+        first = next(op for op in loop.body if tile.name in touched(op))
         if _begins(first, tile):
             found.append(tile)
     return found
@@ -243,7 +241,7 @@ class _Statements:
     """The statements `all` of a loop's body: `conflicts` are those that touch the same, `waits`
     the products whose end a statement waits for."""
 
-    def __init__(self, body: Body, which: Iterable[int], views: Mapping[str, str]) -> None:
+    def __init__(self, body: Body, which: Iterable[int], views: Aliases) -> None:
         self.all = sorted(which)
         self.rings: Sequence[Held] = ()
         self.renewed: Mapping[str, Buffer] = {}
@@ -251,7 +249,7 @@ class _Statements:
         self.cycles = {k: cycles(body[k]) for k in self.all}
         self.touched = touched = {k: _touched(body[k], views) for k in self.all}
         self.conflicts = {
-            a: {b for b in self.all if a != b and _conflict(touched[a], touched[b])}
+            a: {b for b in self.all if a != b and conflict(touched[a], touched[b])}
             for a in self.all
         }
         self.waits = {
@@ -273,7 +271,7 @@ class _Statements:
     def apart(self, a: int, b: int, copies: Collection[str]) -> bool:
         """Whether two statements touch nothing in common where iterations have `copies`."""
         one, other = ({n: w for n, w in self.touched[k].items() if n not in copies} for k in (a, b))
-        return not _conflict(one, other)
+        return not conflict(one, other)
 
     def before(self, late: frozenset[int], copies: bool = False) -> dict[int, set[int]]:
         """What each statement has to follow in an iteration that runs the `late` ones of the
@@ -358,13 +356,10 @@ class _Statements:
 Touched = dict[str, bool]  # names, and whether they are written
 
 
-def _touched(op: Op, views: Mapping[str, str]) -> Touched:
+def _touched(op: Op, views: Aliases) -> Touched:
     found: Touched = {}
-    for buffer, writes in touched_within(op):
-        name = buffer.name
-        while name in views:
-            name = views[name]
-        found[name] = found.get(name, False) or writes
+    for name, writes in touched(op).items():
+        found[views[name]] = writes or found.get(views[name], False)
     for inner in walk_ops(op):
         if isinstance(inner, (Atomic, Intrinsic)) or _says(inner):
             found[" effects"] = True  # they keep their order
@@ -382,7 +377,3 @@ def _accumulate(a: Op, b: Op) -> bool:
     results = {a.c.buffer.name, b.c.buffer.name}
     operands = {r.buffer.name for op in (a, b) for r in (op.a, op.b)}
     return not results & operands
-
-
-def _conflict(a: Touched, b: Touched) -> bool:
-    return any(name in b and (writes or b[name]) for name, writes in a.items())

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import takewhile
 
+from tilewright.ir.analysis.effects import written_in
 from tilewright.ir.analysis.flow import Path, body_at, chain, same
 from tilewright.ir.analysis.hazards import Hazard, Hazards, distinct, multibuffer
 from tilewright.ir.analysis.uniform import PerThread
@@ -39,7 +40,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.rings import is_async_fill, written_in
+from tilewright.passes.overlap.rings import is_async_fill
 from tilewright.passes.overlap.roles import by_hand
 from tilewright.passes.sync.matrix_groups import number_gemms, settle_matrix_groups, unnumber
 from tilewright.support.errors import CompileError, Loc
