@@ -21,7 +21,6 @@ from tilewright.ir.op import (
     Op,
     Store,
     bound_within,
-    expressions,
     op_loads,
     regions,
     walk_ops,
@@ -76,9 +75,7 @@ class Accesses:
 
     def find(self, op: Op, loops: tuple[Var, ...], differs: PerThread) -> tuple[Access, ...]:
         """Of `op` itself, or of all that stands in a map, inside `loops`."""
-        general = "threads"
-        if id(op) in differs.controls or differs.source(expressions(op)) is not None:
-            general = "lanes"
+        general = "lanes" if differs.runs_apart(op) else "threads"
         found: dict[Access, None] = {}
         for buffer, *what in _map_accesses(op) if isinstance(op, Map) else _accesses(op, general):
             kind, writes, box, pattern, block = what

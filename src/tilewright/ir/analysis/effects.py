@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView
+from collections.abc import Iterable
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Space
@@ -31,8 +31,8 @@ def touched(op: Op) -> dict[str, bool]:
     return found
 
 
-def mentioned(op: Op) -> KeysView[str]:
-    return touched(op).keys()
+def mentioned(op: Op) -> set[str]:
+    return {*touched(op)}
 
 
 def written_in(body: Iterable[Op]) -> set[str]:
@@ -53,10 +53,11 @@ def conflict(a: dict[str, bool], b: dict[str, bool]) -> bool:
     return any(name in b and (writes or b[name]) for name, writes in a.items())
 
 
-def leaves_early(body: Body) -> bool:
-    """Control may leave an iteration of the loop around `body` early."""
+def leaves_early(body: Body, *ways: type[Op]) -> bool:
+    """Control may leave an iteration of the loop around `body` early, by `break` or `continue`, or
+    by one of these `ways`."""
     return any(
-        isinstance(op, (Break, Continue))
-        or (not isinstance(op, (For, While)) and any(leaves_early(b) for b in bodies(op)))
+        isinstance(op, ways or (Break, Continue))
+        or (not isinstance(op, (For, While)) and any(leaves_early(b, *ways) for b in bodies(op)))
         for op in body
     )

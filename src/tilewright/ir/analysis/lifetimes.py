@@ -40,7 +40,6 @@ from tilewright.ir.op import (
     Wait,
     WaitGroup,
     While,
-    expressions,
     marked,
     op_loads,
     operands,
@@ -167,7 +166,8 @@ class _Walk:
         ring = barrier is not None and barrier.buffer.name in self.rings
         if ring and barrier is not None:
             unit = barrier.buffer.name
-        by_some = self.is_by_some(op)
+        differs = None if isinstance(op, tuple(TILE_OPS)) else self.differs
+        apart = differs is not None and differs.runs_apart(op)
         for inner in walk_ops(op) if isinstance(op, Map) else (op,):
             given = [x for x in operands(inner) if isinstance(x, Region)]
             strange = {r.buffer for r in given if r.cta is not None or isinstance(inner, Intrinsic)}
@@ -179,15 +179,8 @@ class _Walk:
                 name = self.roots[buffer.name]
                 touch = _Touch(position, chain, op, unit if buffer in used else "", ring)
                 self.touches.setdefault(name, []).append(touch)
-                if buffer in strange or by_some:
+                if buffer in strange or apart:
                     self.alone.add(name)
-
-    def is_by_some(self, op: Op) -> bool:
-        """Whether threads run `op` each for itself."""
-        found = self.differs
-        if found is None or isinstance(op, tuple(TILE_OPS)):
-            return False
-        return id(op) in found.controls or found.source(expressions(op)) is not None
 
     # ── what follows ─────────────────────────────────────────────────────────────────────────
 
@@ -239,9 +232,10 @@ def _engine(op: Op) -> tuple[str, list[Buffer]]:
         return "", []
     if isinstance(op, Gemm):
         return unit, [op.a.buffer, op.b.buffer, op.c.buffer]
+    if isinstance(op, Copy) and unit == "bulk":
+        return unit, [op.src.buffer]
     assert isinstance(op, (Copy, Map))
-    stores = isinstance(op, Copy) and unit == "bulk"
-    return unit, [op.src.buffer if stores else filled_by(op)]
+    return unit, [filled_by(op)]
 
 
 def _made_anew(touches: list[_Touch], loop: int, name: str) -> bool:

@@ -97,11 +97,14 @@ def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
         kernel = _insert(kernel, where, missing)
         inserted += missing
     for op in inserted:
-        without = map_body(kernel.body, lambda o, op=op: () if o is op else None)
-        less = rebuild(kernel, body=without)
+        less = _without(kernel, op)
         if hazards.first(less) is None:
             kernel = less
     return kernel
+
+
+def _without(kernel: Kernel, op: Op) -> Kernel:
+    return rebuild(kernel, body=map_body(kernel.body, lambda each: () if each is op else None))
 
 
 def _commit_stores(body: Body) -> Body:

@@ -137,8 +137,8 @@ def _close_groups(body: Body) -> Body:
         product = op if isinstance(op, Gemm) and is_matrix(op) else None
         if last is not None and own is None and not isinstance(op, (Let, Wait)):
             result = last.c.buffer
-            own_tile = product is not None and product.c.buffer == result
-            if not own_tile or result in (product.a.buffer, product.b.buffer):
+            operands = () if product is None else (product.a.buffer, product.b.buffer)
+            if product is None or product.c.buffer != result or result in operands:
                 close(Commit(UNIT, loc=last.loc))
                 last = None
         if own is not None:
