@@ -77,7 +77,7 @@ class Accesses:
         """Of `op` itself, or of all that stands in a map, inside `loops`."""
         general = "lanes" if differs.runs_apart(op) else "threads"
         found: dict[Access, None] = {}
-        for buffer, *what in _map_accesses(op) if isinstance(op, Map) else _accesses(op, general):
+        for buffer, *what in accesses_of(op, general):
             kind, writes, box, pattern, block = what
             root = self.roots[buffer.name]
             shared = buffer.space is Space.SHARED
@@ -98,7 +98,11 @@ class Accesses:
 _Found: TypeAlias = tuple[Buffer, str, bool, Box | None, Any, Expr | None]
 
 
-def _accesses(op: Op, general: str) -> Iterator[_Found]:
+def accesses_of(op: Op, general: str = "threads") -> Iterator[_Found]:
+    """What an op touches in whatever space; of one with bodies, its head, but of a map all."""
+    if isinstance(op, Map):
+        yield from _map_accesses(op)
+        return
     kinds = KINDS.get(getattr(op, "atom", None) or "", {})
     for writes in (False, True):
         for region in regions(op, reads=not writes, writes=writes):
@@ -190,7 +194,7 @@ def meet(old: Access, new: Access, again: bool, defined: Mapping[Var, frozenset[
         return False
     if old.buffer != new.buffer or old.box is None or new.box is None:
         return True
-    if _apart(old.box, new.box, old.fresh and new.fresh):
+    if apart(old.box, new.box, old.fresh and new.fresh):
         return False
     if again and old.writes and new.writes and _walk_apart(old, new, defined):
         return False
@@ -204,7 +208,7 @@ def asks(box: Box | None, scalar: Buffer) -> bool:
     return any(load.buffer == scalar for start, _ in parts for load in loads(start))
 
 
-def _apart(a: Box, b: Box, fresh: bool) -> bool:
+def apart(a: Box, b: Box, fresh: bool = False) -> bool:
     """Some dimension's ranges do not meet: their distance is a constant, and `fresh` says that
     names in both stand for the same."""
     for x, y in zip(a, b, strict=True):

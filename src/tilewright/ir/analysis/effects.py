@@ -48,11 +48,6 @@ def written_by(kernel: Kernel) -> set[str]:
     return changed | {view for view in tensors if roots[view] in changed}
 
 
-def conflict(a: dict[str, bool], b: dict[str, bool]) -> bool:
-    """Whether two that touch these buffers have to keep their order."""
-    return any(name in b and (writes or b[name]) for name, writes in a.items())
-
-
 def leaves_early(body: Body, *ways: type[Op]) -> bool:
     """Control may leave an iteration of the loop around `body` early, by `break` or `continue`, or
     by one of these `ways`."""

@@ -39,18 +39,17 @@ from math import prod
 from typing import NamedTuple
 
 from tilewright.ir.analysis.aliases import Aliases, aliases
-from tilewright.ir.analysis.effects import conflict, leaves_early, touched
+from tilewright.ir.analysis.dependences import Graph
+from tilewright.ir.analysis.effects import leaves_early, touched
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import TRUE, loads
 from tilewright.ir.op import (
     Alloc,
-    Atomic,
     Body,
     Fill,
     For,
     Gemm,
     Hint,
-    Intrinsic,
     Kernel,
     Let,
     Op,
@@ -247,10 +246,10 @@ class _Statements:
         self.renewed: Mapping[str, Buffer] = {}
         self.units = {k: unit_of(body[k]) for k in self.all}
         self.cycles = {k: cycles(body[k]) for k in self.all}
-        self.touched = touched = {k: _touched(body[k], views) for k in self.all}
+        graph = Graph(body, views, loops=True)
+        self.touched, self.names = graph.touched, graph.names
         self.conflicts = {
-            a: {b for b in self.all if a != b and conflict(touched[a], touched[b])}
-            for a in self.all
+            a: {b for b in self.all if a != b and (a, b) in graph.names} for a in self.all
         }
         self.waits = {
             k: {p for p in found if not _accumulate(body[k], body[p])}
@@ -270,8 +269,7 @@ class _Statements:
 
     def apart(self, a: int, b: int, copies: Collection[str]) -> bool:
         """Whether two statements touch nothing in common where iterations have `copies`."""
-        one, other = ({n: w for n, w in self.touched[k].items() if n not in copies} for k in (a, b))
-        return not conflict(one, other)
+        return self.names.get((a, b), set()) <= set(copies)
 
     def before(self, late: frozenset[int], copies: bool = False) -> dict[int, set[int]]:
         """What each statement has to follow in an iteration that runs the `late` ones of the
@@ -351,23 +349,6 @@ class _Statements:
             held = max(ended[k, some] for k in uses) - first
             found = max(found, (load + held) / slots)
         return found
-
-
-Touched = dict[str, bool]  # names, and whether they are written
-
-
-def _touched(op: Op, views: Aliases) -> Touched:
-    found: Touched = {}
-    for name, writes in touched(op).items():
-        found[views[name]] = writes or found.get(views[name], False)
-    for inner in walk_ops(op):
-        if isinstance(inner, (Atomic, Intrinsic)) or _says(inner):
-            found[" effects"] = True  # they keep their order
-    return found
-
-
-def _says(op: Op) -> bool:
-    return isinstance(op, Hint) and op.name != "assume"
 
 
 def _accumulate(a: Op, b: Op) -> bool:
