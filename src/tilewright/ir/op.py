@@ -27,7 +27,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, overload
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
 from tilewright.ir.expr import FALSE, Expr, Load, Var, const, loads
@@ -513,6 +513,7 @@ def _marked(cls: Any, mark: str) -> tuple[dataclasses.Field[Any], ...]:
 
 _Found = TypeVar("_Found")
 _O = TypeVar("_O", bound=Op)
+_P = TypeVar("_P", bound=Op)
 
 
 def kept(derive: Callable[[_O], _Found]) -> Callable[[_O], _Found]:
@@ -583,11 +584,17 @@ def _inside(op: Op) -> tuple[Op, ...]:
     return tuple([x for body in bodies(op) for each in body for x in (each, *_inside(each))])
 
 
-def walk_ops(op: Op | Body) -> Iterator[Op]:
-    """Every op, itself included, in text order."""
-    if isinstance(op, tuple):
-        return chain.from_iterable((each, *_inside(each)) for each in op)
-    return iter((op, *_inside(op)))
+@overload
+def walk_ops(op: Op | Body) -> Iterator[Op]: ...
+@overload
+def walk_ops(op: Op | Body, one: type[_O], /) -> Iterator[_O]: ...
+@overload
+def walk_ops(op: Op | Body, one: type[_O], other: type[_P], /) -> Iterator[_O | _P]: ...
+def walk_ops(op: Op | Body, *kinds: type[Op]) -> Iterator[Op]:
+    """Every op, itself included, in text order; or those of some kinds."""
+    parts = op if isinstance(op, tuple) else (op,)
+    found = chain.from_iterable((each, *_inside(each)) for each in parts)
+    return (each for each in found if isinstance(each, kinds)) if kinds else found
 
 
 def outside_nests(body: Body) -> Iterator[Op]:

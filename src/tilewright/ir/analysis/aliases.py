@@ -40,15 +40,15 @@ def _of_op(op: Op) -> Aliases:
 
 
 def _sources(body: Body) -> dict[str, str]:
-    return {op.buffer.name: op.source.name for op in walk_ops(body) if isinstance(op, View)}
+    return {op.buffer.name: op.source.name for op in walk_ops(body, View)}
 
 
 def places(kernel: Kernel) -> dict[Buffer, int]:
     """Where buffers begin in shared memory, as far as that is decided."""
     return {
         op.buffer: int(op.detail[0])
-        for op in walk_ops(kernel)
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None
+        for op in walk_ops(kernel, Hint)
+        if op.name == "place" and op.buffer is not None
     }
 
 

@@ -42,7 +42,7 @@ def written_in(body: Iterable[Op]) -> set[str]:
 def written_by(kernel: Kernel) -> set[str]:
     """Buffers that the kernel writes, tensors also under the names of their views."""
     found, roots = written_in(kernel.body), aliases(kernel)
-    views = [op for op in walk_ops(kernel) if isinstance(op, View)]
+    views = list(walk_ops(kernel, View))
     tensors = {op.buffer.name for op in views if op.source.space is Space.GLOBAL}
     changed = found | {roots[name] for name in found & tensors}
     return changed | {view for view in tensors if roots[view] in changed}

@@ -62,8 +62,8 @@ def multibuffer(kernel: Kernel) -> set[str]:
     whatever the code between the two says."""
     return {
         op.buffer.name
-        for op in walk_ops(kernel)
-        if isinstance(op, Hint) and op.name == SLOTS and op.buffer is not None
+        for op in walk_ops(kernel, Hint)
+        if op.name == SLOTS and op.buffer is not None
     }
 
 

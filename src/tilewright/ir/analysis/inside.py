@@ -115,7 +115,7 @@ class _Place:
 
 def _walk_kernel(kernel: Kernel) -> None:
     threads = {v: range(n) for v, n in zip(kernel.thread_vars, kernel.threads, strict=True)}
-    if any(isinstance(op, Role) for op in walk_ops(kernel)):
+    if any(walk_ops(kernel, Role)):
         threads = {}  # who of them comes to an op is not worked out
     place = _Place(threads).over(_constant(zip(kernel.blocks, kernel.grid, strict=True)))
     _walk(kernel.body, place)

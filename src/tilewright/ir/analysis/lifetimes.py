@@ -57,8 +57,8 @@ def fragment_words(kernel: Kernel) -> dict[str, int]:
     """Registers of a thread by fragment."""
     return {
         op.buffer.name: -(-op.buffer.layout.values * op.buffer.dtype.bits // 32)
-        for op in walk_ops(kernel)
-        if isinstance(op, Alloc) and isinstance(op.buffer.layout, Fragment)
+        for op in walk_ops(kernel, Alloc)
+        if isinstance(op.buffer.layout, Fragment)
     }
 
 
@@ -132,8 +132,8 @@ class _Walk:
             # them is waited for; what authors do with theirs is not known
             self.rings = {
                 op.barrier.buffer.name
-                for op in walk_ops(code)
-                if isinstance(op, BarrierInit) and op.loc is not None and op.loc == code.loc
+                for op in walk_ops(code, BarrierInit)
+                if op.loc is not None and op.loc == code.loc
             }
             code = code.body
         self.body(code, ())

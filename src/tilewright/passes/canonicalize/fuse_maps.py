@@ -50,7 +50,7 @@ def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
                     continue
             done.append(op)
             if isinstance(op, Map):
-                if any(isinstance(inner, Intrinsic) for inner in walk_ops(op)):
+                if any(walk_ops(op, Intrinsic)):
                     last = None
                 else:
                     last, places = len(done) - 1, _accesses(op.body)
@@ -71,7 +71,7 @@ def _join(first: Map, second: Map, places: Places, viewed: set[str]) -> Map | No
     """Both as one nest; `places`, what `first` touches, grows with it."""
     if first.extents != second.extents:
         return None
-    if any(isinstance(op, Intrinsic) for op in walk_ops(second)):
+    if any(walk_ops(second, Intrinsic)):
         return None
     names: dict[Var, Expr] = dict(zip(second.vars, first.vars, strict=True))
     moved = substitute_vars(second.body, names)

@@ -81,7 +81,7 @@ class Facts:
         self.kernel = kernel
         self.dims = tuple(dims)
         # names of values: most lead back to the block's indices, which all threads share
-        self.lets = {op.var: op.value for op in walk_ops(kernel) if isinstance(op, Let)}
+        self.lets = {op.var: op.value for op in walk_ops(kernel, Let)}
         self.shared = {*kernel.blocks, *(dim.var for dim in self.dims)}
 
     @cached_property

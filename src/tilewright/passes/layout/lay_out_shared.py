@@ -32,7 +32,7 @@ CORE_BYTES = 16  # rows of the smallest block that a matrix descriptor knows
 def pin_shared(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with the layouts that its author gives shared tiles, by hints."""
     changes: dict[Buffer, Buffer] = {}
-    views = [op for op in walk_ops(kernel) if isinstance(op, View)]
+    views = list(walk_ops(kernel, View))
     for op in walk_ops(kernel):
         if not isinstance(op, Hint) or op.buffer is None or op.buffer.space is not Space.SHARED:
             continue

@@ -71,7 +71,7 @@ def fit_registers(kernel: Kernel, target: Target) -> Kernel:
 def _parts(kernel: Kernel, target: Target) -> Iterator[tuple[str, Body, int, int]]:
     """Code, who runs it, how many threads together, and the registers that each of them has."""
     born = min(255, target.chip.registers // prod(kernel.threads) // UNIT * UNIT)
-    roles = [op for op in walk_ops(kernel) if isinstance(op, Role)]
+    roles = list(walk_ops(kernel, Role))
     for op in roles:
         threads = op.warps // op.instances * WARP
         yield f" in role {op.name}", op.body, threads, op.registers or born

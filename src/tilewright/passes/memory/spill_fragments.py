@@ -190,11 +190,11 @@ def _movable(kernel: Kernel, buffer: Buffer) -> bool:
 
 def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` without fragments that no thread has registers for, as far as they can move."""
-    if any(isinstance(op, Role) for op in walk_ops(kernel)):
+    if any(walk_ops(kernel, Role)):
         return kernel
     threads = prod(kernel.threads)
     most = min(MOST, target.chip.registers // threads)
-    allocs = [op for op in walk_ops(kernel) if isinstance(op, Alloc)]
+    allocs = list(walk_ops(kernel, Alloc))
     shared = sum(op.buffer.bytes for op in allocs if op.buffer.space is Space.SHARED)
     viewed = aliases(kernel).viewed
     for op in allocs:

@@ -87,7 +87,7 @@ class _Work:
 
 
 def _kernel(kernel: Kernel, names: set[str]) -> Kernel:
-    if prod(kernel.cluster or (1,)) == 1 or any(isinstance(op, Role) for op in walk_ops(kernel)):
+    if prod(kernel.cluster or (1,)) == 1 or any(walk_ops(kernel, Role)):
         return kernel
     remote = [op for op in walk_ops(kernel) if _is_remote(op)]
     loops = [op for op in kernel.body if isinstance(op, (For, While))]

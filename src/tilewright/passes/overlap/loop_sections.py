@@ -65,7 +65,7 @@ class Copies:
 def copies_of(tiles: Iterable[Buffer], kernel: Kernel, names: set[str]) -> Copies:
     """A second tile for each of `tiles`, and numbers for the products into it."""
     found = Copies({t: dataclasses.replace(t, name=fresh_name(t.name, names)) for t in tiles})
-    products = [op for op in walk_ops(kernel) if isinstance(op, NumberedGemm)]
+    products = list(walk_ops(kernel, NumberedGemm))
     most = max((op.number for op in products), default=0)
     copied = [op.number for op in products if op.c.buffer in found.tiles]
     found.numbers.update((number, number + most) for number in copied)

@@ -62,7 +62,7 @@ def place_roles(kernel: Kernel, target: Target) -> Kernel:
         return kernel
     whole = Warps(0, -(-prod(kernel.threads) // WARP))
     body = _placed(kernel.body, whole)
-    if not any(isinstance(op, Role) for op in walk_ops(body)):
+    if not any(walk_ops(body, Role)):
         return rebuild(kernel, body=body)  # everything on all warps
     _check_scalars(body)
     work = _Placer(kernel, whole)
@@ -146,7 +146,7 @@ class _Placer:
     def note(self, body: Body) -> None:
         """Whose fragments are, as far as roles say."""
         self.owners = {}
-        for role in (op for op in walk_ops(body) if isinstance(op, Role)):
+        for role in walk_ops(body, Role):
             for name in self.fragments((role,)):
                 self.owners.setdefault(name, set()).add(warps_of(role))
 
@@ -167,7 +167,7 @@ class _Placer:
             if isinstance(op, Role) or not any(_is_collective(o) for o in walk_ops(op)):
                 found.append(op)
                 continue
-            placed = [warps_of(o) for o in walk_ops(op) if isinstance(o, Role)]
+            placed = [warps_of(o) for o in walk_ops(op, Role)]
             if placed:
                 inner = {
                     f.name: self.near(getattr(op, f.name), homes, inside or placed[0])
@@ -252,9 +252,9 @@ def _role(warps: Warps, body: Body) -> Role:
 
 def _check_scalars(body: Body) -> None:
     """A variable that is set on some warps alone is theirs: others would read what was before."""
-    roles = [op for op in walk_ops(body) if isinstance(op, Role)]
+    roles = list(walk_ops(body, Role))
     inside = {id(op): warps_of(r) for r in roles for op in walk_ops(r.body)}
-    own = {op.buffer.name for r in roles for op in walk_ops(r.body) if isinstance(op, Alloc)}
+    own = {op.buffer.name for r in roles for op in walk_ops(r.body, Alloc)}
     for op in walk_ops(body):
         if not isinstance(op, Store) or op.buffer.space is not Space.LOCAL:
             continue
@@ -356,7 +356,7 @@ def _conflict(old: Access, new: Access) -> bool:
 def _say(kernel: Kernel, body: Body, crossing: list[str]) -> None:
     syncs = sum(isinstance(op, Sync) and op.scope == "block" for op in walk_ops(body))
     syncs -= sum(isinstance(op, Sync) and op.scope == "block" for op in walk_ops(kernel))
-    places = sorted({warps_of(op) for op in walk_ops(body) if isinstance(op, Role)})
+    places = sorted({warps_of(op) for op in walk_ops(body, Role)})
     said = "; ".join(w.words() for w in places)
     said += f": all warps meet at {syncs} place{'s' * (syncs != 1)}"
     if crossing:

@@ -59,7 +59,7 @@ def released(
     found = per_thread(kernel)
     body = number_gemms(kernel.body)
     numbers = tuple(_own_products(body))
-    several = warps.count > GROUP and any(isinstance(op, NumberedGemm) for op in walk_ops(body))
+    several = warps.count > GROUP and any(walk_ops(body, NumberedGemm))
     engaged = Feature.WGMMA in target.features or Feature.BULK_COPY in target.features
 
     def writes(op: Op) -> bool:

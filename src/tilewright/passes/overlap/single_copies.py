@@ -99,7 +99,7 @@ class SingleCopies:
 
     @cached_property
     def of_peers(self) -> set[Buffer]:
-        copies = [op for op in walk_ops(self.kernel.body) if isinstance(op, Copy)]
+        copies = list(walk_ops(self.kernel.body, Copy))
         return {op.dst.buffer for op in copies if op.dst.cta is not None}
 
     def is_stored_only(self, tensor: Buffer, store: Copy) -> bool:

@@ -211,8 +211,8 @@ def registers(kernel: Kernel) -> int:
     """Of a thread, for all fragments of `kernel` at once, were they spread evenly."""
     return sum(
         registers_of(op.buffer, kernel)
-        for op in walk_ops(kernel)
-        if isinstance(op, Alloc) and op.buffer.space is Space.FRAGMENT and op.buffer.is_static
+        for op in walk_ops(kernel, Alloc)
+        if op.buffer.space is Space.FRAGMENT and op.buffer.is_static
     )
 
 

@@ -200,7 +200,7 @@ class _Dealer:
     def named_apart(self, body: Body) -> Body:
         """`body` with a name of its own for whatever several roles define."""
         taken = self.names | defined_names(body)
-        for role in (op for op in walk_ops(body) if isinstance(op, Role)):
+        for role in walk_ops(body, Role):
             taken -= defined_names(role)
 
         def rule(op: Op) -> Op | None:
@@ -249,7 +249,7 @@ class _Dealer:
         """Memory and barriers, which every warp knows of first, and then what they do. Passes may
         have asked for more memory in roles, and for registers that several roles use."""
         inside: list[Op] = []
-        roles = [op for op in walk_ops(tuple(merged)) if isinstance(op, Role)]
+        roles = list(walk_ops(tuple(merged), Role))
         used = Counter(
             name
             for role in roles

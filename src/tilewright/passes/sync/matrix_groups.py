@@ -181,9 +181,7 @@ class _Scan(Flow[_State]):
         self.is_ring_fill = is_ring_fill
         self.by_iteration = waits in ("iteration", "each")
         self.each = waits == "each"
-        self.gemms = {
-            op.number: self.product(op) for op in walk_ops(body) if isinstance(op, NumberedGemm)
-        }
+        self.gemms = {op.number: self.product(op) for op in walk_ops(body, NumberedGemm)}
         self.waited = {id(op) for op in _before_waits(body)}
 
     def product(self, op: Gemm) -> _Product:
