@@ -29,6 +29,12 @@ def test_ir_of_a_file_parses_back():
     assert program.name == "matmul_relu_kernel"
 
 
+def test_ir_graph():
+    done = run("-m", "tilewright", "ir", "examples/matmul.py", "--graph")
+    assert done.returncode == 0, done.stderr
+    assert "2 -> 0 (next iteration) A_shared: write after read" in done.stdout
+
+
 def test_ir_after_a_pass():
     done = tilewright("ir", "examples/matmul.py", "--stage", "fuse_maps")
     assert done.returncode == 0, done.stderr

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tilewright.ir import verify as verifier
+from tilewright.ir.analysis import accesses
 from tilewright.ir.expr import const
 from tilewright.ir.op import For, Intrinsic, Program, Store, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.sync import hazards
 from tilewright.support.errors import VerifyError
 from tilewright.targets.cuda import backend
 from tilewright.targets.cuda.emit_products import MOST_PRODUCTS, adjacent, together
@@ -56,14 +56,14 @@ def test_ops_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hazards are mended one by one; what ops access is found once for all of these walks."""
     found: Counter[Any] = Counter()
     kept: list[Any] = []
-    find = hazards.Walk.find_accesses
+    find = accesses.Accesses.find
 
-    def counted(self: Any, op: Any, path: Any, loops: Any) -> Any:
-        found[id(self.looked), id(op), loops] += 1
-        kept.append((self.looked, op))  # ids stay theirs
-        return find(self, op, path, loops)
+    def counted(self: Any, op: Any, loops: Any, differs: Any) -> Any:
+        found[id(self), id(op), loops] += 1
+        kept.append((self, op))  # ids stay theirs
+        return find(self, op, loops, differs)
 
-    monkeypatch.setattr(hazards.Walk, "find_accesses", counted)
+    monkeypatch.setattr(accesses.Accesses, "find", counted)
     backend.lower(attention(1024), ROLES)
     assert len(found) > 100 and max(found.values()) == 1
 

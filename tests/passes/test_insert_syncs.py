@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from tests.passes.overlap import HOPPER, numbers, program, run
-from tilewright.ir.expr import const
 from tilewright.ir.op import Fence, Sync, WaitGroup, walk_ops
 from tilewright.ir.rewrite import map_kernels
 from tilewright.ir.text import parse_program, print_op
-from tilewright.passes.sync.hazards import Access
 from tilewright.passes.sync.insert_syncs import insert_syncs
 from tilewright.support.errors import RunError
 
@@ -179,15 +175,6 @@ def test_tiles_of_a_persistent_loop_do_not_wait_for_each_others_tensors():
     }"""
     assert "wait_group bulk pending 0" not in lines(body)
     assert "wait_group bulk pending 0" in lines(body.replace("kind=persistent", ""))
-
-
-def test_a_changed_access_is_as_if_made_anew() -> None:
-    old = Access("a", "a", "threads", True, ((0, ""),), ((const(0), 4),), fresh=True, age=1)
-    hash(old), old.first, old.anywhere  # what these keep must not be taken over
-    for changes in ({"fresh": False}, {"age": 2}, {"kind": "matrix"}, {"block": const(1)}):
-        new, expected = old.but(**changes), dataclasses.replace(old, **changes)
-        assert new == expected and hash(new) == hash(expected)
-        assert new.anywhere == expected.anywhere and new.first == expected.first
 
 
 ROUNDS = """alloc n: int32 local init=0

@@ -10,6 +10,7 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tilewright import machine
+from tilewright.ir.analysis.lifetimes import lifetimes
 from tilewright.ir.buffer import Space
 from tilewright.ir.chips import CHIPS
 from tilewright.ir.op import Copy, Fence, Hint, Map, Role, Sync, walk_ops
@@ -17,7 +18,6 @@ from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.passes.memory import reuse_shared as module
-from tilewright.passes.memory.lifetimes import lifetimes
 from tilewright.passes.memory.reuse_shared import reuse_shared
 from tilewright.support.errors import CompileError, TilewrightError
 from tilewright.targets.cuda.backend import SCHEDULE, lower

@@ -19,6 +19,7 @@ from tests.passes.overlap import (
     unnoticed,
     with_atom,
 )
+from tilewright.ir.analysis.aliases import Aliases
 from tilewright.ir.op import For, Gemm, walk_ops
 from tilewright.ir.rewrite import map_kernels, map_ops
 from tilewright.ir.text import print_op
@@ -203,7 +204,7 @@ statements = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(statements, st.integers(0, 6))
 def test_every_order_keeps_every_dependence(chosen, which):
-    body = _Statements(body_of(chosen), range(len(chosen)), {})
+    body = _Statements(body_of(chosen), range(len(chosen)), Aliases())
     product_at = which % len(chosen)
     late = body.following(product_at)
     order = body.ordered(late)

@@ -14,6 +14,7 @@ from tests.passes.overlap import ROLES, overlapped
 from tests.passes.scaled_products import WAYS, arguments, results, said, scaled_product, stage
 from tests.passes.test_skew import body_of, statements
 from tests.schedules.harness import mutants
+from tilewright.ir.analysis.aliases import Aliases
 from tilewright.ir.op import Alloc, For, Gemm, Map, WaitGroup, walk_ops
 from tilewright.ir.text import print_op
 from tilewright.ir.verify import Stage, verify
@@ -174,7 +175,7 @@ def test_what_is_used_behind_the_loop_has_no_copy():
 def test_every_order_keeps_every_dependence(first, then):
     """With a tile for each of two iterations, only those of the same one are in the way."""
     body = body_of([*first, ("fill", "a", "d"), ("gemm", "a", "d"), *then])
-    work = _Statements(body, range(len(body)), {})
+    work = _Statements(body, range(len(body)), Aliases())
     at = len(first) + 1
     tile = body[at].c.buffer
     if any("d" in work.touched[k] for k in range(len(first))):

@@ -15,13 +15,14 @@ from tilewright.inspect.explain_ops import Entry, Told, entry_of
 from tilewright.inspect.timeline import drawing, timeline
 from tilewright.inspect.transactions import transactions
 from tilewright.ir import scope
+from tilewright.ir.analysis.aliases import places
+from tilewright.ir.analysis.lifetimes import Lifetimes, fragment_words, lifetimes
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import (
     Alloc,
     Copy,
     For,
     Gemm,
-    Hint,
     Intrinsic,
     Kernel,
     Map,
@@ -34,9 +35,6 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.target import Target
-from tilewright.passes.memory.lifetimes import Lifetimes, lifetimes
-from tilewright.passes.memory.place_shared import shared_bytes
-from tilewright.passes.memory.reuse_shared import fragment_words
 from tilewright.support.errors import Loc
 
 Figures = Sequence[Mapping[str, Any]]
@@ -111,12 +109,7 @@ def _laid_out(trace: Trace) -> Program:
 
 def _places(kernel: Kernel) -> dict[str, tuple[int, int]]:
     """Where shared buffers begin and end, in bytes, as thread code has them."""
-    found = {}
-    for op in walk_ops(kernel):
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-            start = int(op.detail[0])
-            found[op.buffer.name] = (start, start + shared_bytes(op.buffer))
-    return found
+    return {b.name: (at, at + b.shared_bytes) for b, at in places(kernel).items()}
 
 
 def _pipelined_loops(trace: Trace) -> dict[Loc, For]:

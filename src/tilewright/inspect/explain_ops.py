@@ -91,7 +91,7 @@ class Told:
         locs = {inner.loc for inner in walk_ops(op)}
         read = {b.name for i in walk_ops(op) for b in read_buffers(i)}
         written = {b.name for i in walk_ops(op) for b in written_buffers(i)}
-        own = {o.buffer.name for o in walk_ops(self.kernel) if isinstance(o, (Alloc, View))}
+        own = {o.buffer.name for o in walk_ops(self.kernel, Alloc, View)}
         found: dict[str, list[str]] = {}
         for access in self.accesses:
             scratch = access.space is Space.SHARED and access.buffer not in own

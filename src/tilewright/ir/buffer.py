@@ -75,6 +75,14 @@ class Buffer:
     def bytes(self) -> int:
         return self.dtype.storage_bytes(prod(self.static_shape))
 
+    @property
+    def shared_bytes(self) -> int:
+        """What it takes in shared memory as it is laid out there; barriers take 8 each."""
+        if self.space is Space.BARRIER:
+            return 8 * prod(self.static_shape)
+        cosize = getattr(self.layout, "cosize", None)
+        return self.bytes if cosize is None else self.dtype.storage_bytes(cosize())
+
     def with_layout(self, layout: AnyLayout | None) -> Buffer:
         return replace(self, layout=layout)
 

@@ -31,6 +31,15 @@ class Chip:
     dram_bytes: int = 13
     l2_bytes: int = 40
 
+    def resident(self, threads: int, shared: int, registers: int = 0) -> int:
+        """Blocks that share a multiprocessor, each with so many threads, bytes of shared memory
+        and registers of a thread; 0 registers: not known."""
+        by_shared = self.shared_per_sm // (-(-shared // 128) * 128 + self.reserved)
+        found = min(by_shared, self.threads_per_sm // threads, self.blocks_per_sm)
+        if not registers:
+            return found
+        return min(found, max(1, self.registers // (-(-registers // 8) * 8 * threads)))
+
 
 @dataclass(frozen=True)
 class Architecture:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import copysign
 
-from tilewright.ir.buffer import Space
+from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     TRUE,
     Const,
@@ -21,7 +21,7 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
-from tilewright.ir.op import If, Let, Map, Store
+from tilewright.ir.op import Copy, If, Let, Map, Store
 
 WIDTHS = (8, 16, 32, 64)  # bits of elements that are moved as they are
 
@@ -62,6 +62,15 @@ def gather_of(op: Map) -> Gather | None:
     if value.buffer.dtype != store.buffer.dtype:
         return None
     return Gather(store, value, cond)
+
+
+def filled_by(op: Copy | Map) -> Buffer:
+    """The tile of a copy, or of a nest that gathers."""
+    if isinstance(op, Copy):
+        return op.dst.buffer
+    found = gather_of(op)
+    assert found is not None
+    return found.store.buffer
 
 
 def as_gather(op: Map, values: Mapping[Var, Expr]) -> Map | None:

@@ -27,7 +27,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, overload
 
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
 from tilewright.ir.expr import FALSE, Expr, Load, Var, const, loads
@@ -513,20 +513,21 @@ def _marked(cls: Any, mark: str) -> tuple[dataclasses.Field[Any], ...]:
 
 _Found = TypeVar("_Found")
 _O = TypeVar("_O", bound=Op)
+_P = TypeVar("_P", bound=Op)
 
 
-def _kept(derive: Callable[[Op], tuple[_Found, ...]]) -> Callable[[Op], tuple[_Found, ...]]:
+def kept(derive: Callable[[_O], _Found]) -> Callable[[_O], _Found]:
     """`derive`, asked once of each op: ops never change, and the answer goes with the op."""
-    name = f"_{derive.__name__}"
+    name = f"_{derive.__module__}.{derive.__name__}"
 
     @functools.wraps(derive)
-    def kept(op: Op) -> tuple[_Found, ...]:
-        found: tuple[_Found, ...] | None = op.__dict__.get(name)
+    def once(op: _O) -> _Found:
+        found: _Found | None = op.__dict__.get(name)
         if found is None:
             found = op.__dict__[name] = derive(op)
         return found
 
-    return kept
+    return once
 
 
 def with_loc(op: _O, loc: Loc | None) -> _O:
@@ -536,7 +537,7 @@ def with_loc(op: _O, loc: Loc | None) -> _O:
     return found
 
 
-@_kept
+@kept
 def operands(op: Op) -> tuple[Expr | Region | Buffer, ...]:
     """The op's operands, tuples flattened, None left out."""
     found: list[Expr | Region | Buffer] = []
@@ -560,7 +561,7 @@ def bodies(op: Op) -> tuple[Body, ...]:
     return tuple([getattr(op, name) for name in names]) if names else ()
 
 
-@_kept
+@kept
 def bound(op: Op) -> tuple[Var, ...]:
     """The variables the op defines."""
     found: list[Var] = []
@@ -570,24 +571,30 @@ def bound(op: Op) -> tuple[Var, ...]:
     return tuple(found)
 
 
-@_kept
+@kept
 def bound_within(op: Op) -> tuple[Var, ...]:
     """The variables that the op, and what stands in it, define."""
     inner = [var for body in bodies(op) for each in body for var in bound_within(each)]
     return (*bound(op), *inner)
 
 
-@_kept
+@kept
 def _inside(op: Op) -> tuple[Op, ...]:
     """Every op in the op's bodies, in text order."""
     return tuple([x for body in bodies(op) for each in body for x in (each, *_inside(each))])
 
 
-def walk_ops(op: Op | Body) -> Iterator[Op]:
-    """Every op, itself included, in text order."""
-    if isinstance(op, tuple):
-        return chain.from_iterable((each, *_inside(each)) for each in op)
-    return iter((op, *_inside(op)))
+@overload
+def walk_ops(op: Op | Body) -> Iterator[Op]: ...
+@overload
+def walk_ops(op: Op | Body, one: type[_O], /) -> Iterator[_O]: ...
+@overload
+def walk_ops(op: Op | Body, one: type[_O], other: type[_P], /) -> Iterator[_O | _P]: ...
+def walk_ops(op: Op | Body, *kinds: type[Op]) -> Iterator[Op]:
+    """Every op, itself included, in text order; or those of some kinds."""
+    parts = op if isinstance(op, tuple) else (op,)
+    found = chain.from_iterable((each, *_inside(each)) for each in parts)
+    return (each for each in found if isinstance(each, kinds)) if kinds else found
 
 
 def outside_nests(body: Body) -> Iterator[Op]:
@@ -604,17 +611,7 @@ def is_rare(body: Body) -> bool:
     return any(isinstance(op, Hint) and op.name == "rare" for op in body)
 
 
-def viewed_buffers(kernel: Kernel) -> set[str]:
-    """Buffers whose memory has more than one name."""
-    return {
-        name
-        for op in walk_ops(kernel)
-        if isinstance(op, View)
-        for name in (op.buffer.name, op.source.name)
-    }
-
-
-@_kept
+@kept
 def expressions(op: Op) -> tuple[Expr, ...]:
     """The expressions among the op's operands, starts and ranks of regions included."""
     found: list[Expr] = []
@@ -634,7 +631,7 @@ def op_loads(op: Op) -> list[Load]:
     return list(_op_loads(op))
 
 
-@_kept
+@kept
 def _op_loads(op: Op) -> tuple[Load, ...]:
     return tuple(load for expr in expressions(op) for load in loads(expr))
 
@@ -644,7 +641,7 @@ def regions(op: Op, *, reads: bool = False, writes: bool = False) -> list[Region
     return [r for r, read, written in _regions(op) if (reads and read) or (writes and written)]
 
 
-@_kept
+@kept
 def _regions(op: Op) -> tuple[tuple[Region, bool, bool], ...]:
     """Regions, and whether the op reads and writes them."""
     found: list[tuple[Region, bool, bool]] = []
@@ -662,7 +659,7 @@ def read_buffers(op: Op) -> list[Buffer]:
     return list(_read_buffers(op))
 
 
-@_kept
+@kept
 def _read_buffers(op: Op) -> tuple[Buffer, ...]:
     named = [r.buffer for r in regions(op, reads=True)] + [x.buffer for x in _op_loads(op)]
     if isinstance(op, Intrinsic):
@@ -670,7 +667,7 @@ def _read_buffers(op: Op) -> tuple[Buffer, ...]:
     return tuple(dict.fromkeys(named))
 
 
-@_kept
+@kept
 def named_buffers(op: Op) -> tuple[Buffer, ...]:
     """Buffers that the op names, not counting its bodies."""
     found = [x.buffer if isinstance(x, Region) else x for x in operands(op)
@@ -678,7 +675,7 @@ def named_buffers(op: Op) -> tuple[Buffer, ...]:
     return tuple(dict.fromkeys([*found, *(load.buffer for load in _op_loads(op))]))
 
 
-@_kept
+@kept
 def touched_within(op: Op) -> tuple[tuple[Buffer, bool], ...]:
     """Buffers that the op, and what stands in it, read (False) and write (True). Intrinsics may
     write what they are given."""
@@ -693,7 +690,7 @@ def written_buffers(op: Op) -> list[Buffer]:
     return list(_written_buffers(op))
 
 
-@_kept
+@kept
 def _written_buffers(op: Op) -> tuple[Buffer, ...]:
     named = [r.buffer for r in regions(op, writes=True)]
     if isinstance(op, Store):

@@ -32,8 +32,8 @@ Written = dict[Buffer, Loc | None]  # by whom a local was changed in a nest that
 
 def check_carried(kernel: Kernel) -> None:
     """Nothing reads a local that an iteration of `T.Parallel`, but not this one, wrote."""
-    if any(isinstance(op, Map) for op in walk_ops(kernel)):
-        seen = {op.source for op in walk_ops(kernel) if isinstance(op, View)}
+    if any(walk_ops(kernel, Map)):
+        seen = {op.source for op in walk_ops(kernel, View)}
         _Check(seen).body(kernel.body, {}, frozenset(), frozenset())
 
 
@@ -56,7 +56,7 @@ class _Check:
     ) -> tuple[Written, frozenset[Buffer]]:
         self.reads(op, lost, shared - fresh)
         if isinstance(op, Map):
-            own = {x.buffer for x in walk_ops(op.body) if isinstance(x, (Alloc, View))}
+            own = {x.buffer for x in walk_ops(op.body, Alloc, View)}
             changed = {
                 b: x.loc
                 for x in walk_ops(op.body)

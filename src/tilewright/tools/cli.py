@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tilewright.ir.analysis.dependences import print_graphs
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.runtime.race import Settings
@@ -62,6 +63,7 @@ _kernel = click.option(
 @click.option("--stages", is_flag=True, help="List the stages there are, and which change what.")
 @click.option("--diff", nargs=2, default=None, metavar="A B", help="What changed from A to B.")
 @click.option("--changed", is_flag=True, help="What each pass changed.")
+@click.option("--graph", is_flag=True, help="Of each loop, which statements wait for which.")
 @click.option("--target", default="auto", show_default=True)
 @_kernel
 @_args
@@ -71,6 +73,7 @@ def ir(
     stages: bool,
     diff: tuple[str, str] | None,
     changed: bool,
+    graph: bool,
     target: str,
     name: str | None,
     arguments: str,
@@ -84,9 +87,10 @@ def ir(
     if sum((stage is not None, stages, diff is not None, changed)) > 1:
         raise click.UsageError("choose one of --stage, --stages, --diff and --changed")
     status = 0
+    shown = print_graphs if graph else print_program
     for found in _programs(file, name, arguments):
         if stage in (None, "tile") and not (stages or diff or changed):
-            click.echo(print_program(found.program).rstrip("\n"))
+            click.echo(shown(found.program).rstrip("\n"))
             continue
         passed = tool.passed(found.program, target)
         try:
@@ -97,7 +101,7 @@ def ir(
             elif diff:
                 click.echo(tool.difference(passed, *diff))
             else:
-                click.echo(passed.text(stage or "tile"), nl=False)
+                click.echo(shown(passed.program(stage or "tile")), nl=False)
         except tool.UnknownStage as error:
             raise click.ClickException(str(error)) from None
         if passed.error is not None:

@@ -26,6 +26,9 @@ class Passed:
     error: TilewrightError | None = None
 
     def text(self, stage: str) -> str:
+        return print_program(self.program(stage))
+
+    def program(self, stage: str) -> Program:
         if stage not in self.stages:
             close = difflib.get_close_matches(stage, self.stages, 1)
             text = f"no stage {stage!r} for {self.target}"
@@ -34,7 +37,7 @@ class Passed:
             if self.error is not None:
                 text += f"\nthen a pass failed: {self.error.message}"
             raise UnknownStage(text)
-        return print_program(self.stages[stage])
+        return self.stages[stage]
 
 
 def passed(program: Program, target: str) -> Passed:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, bounds
+from tilewright.ir.analysis.effects import leaves_early
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import (
     Bin,
@@ -32,7 +33,6 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.op import (
     Break,
-    Continue,
     For,
     If,
     Kernel,
@@ -115,7 +115,7 @@ class _Place:
 
 def _walk_kernel(kernel: Kernel) -> None:
     threads = {v: range(n) for v, n in zip(kernel.thread_vars, kernel.threads, strict=True)}
-    if any(isinstance(op, Role) for op in walk_ops(kernel)):
+    if any(walk_ops(kernel, Role)):
         threads = {}  # who of them comes to an op is not worked out
     place = _Place(threads).over(_constant(zip(kernel.blocks, kernel.grid, strict=True)))
     _walk(kernel.body, place)
@@ -136,12 +136,13 @@ def _walk(body: tuple[Op, ...], place: _Place) -> None:
                 for side, holds in ((op.then, True), (op.orelse, False)):
                     if not isinstance(op.cond, Const) or bool(op.cond.value) is holds:
                         _walk(side, place.given(op.cond, holds))
-                if any(_leaves(side) for side in (op.then, op.orelse)):
+                if leaves_early((op,)):
                     return  # whether what follows runs is not known
             case For():
                 ends = [int(e.value) for e in (op.start, op.stop, op.step) if isinstance(e, Const)]
                 values = range(*ends) if len(ends) == 3 and ends[2] != 0 else None
-                if values is None or _breaks(op.body):  # which iterations there are is not known
+                if values is None or leaves_early(op.body, Break):
+                    # which iterations there are is not known
                     _walk(op.body, place)
                 elif values:
                     _walk(op.body, place.over({op.var: values}))
@@ -154,19 +155,6 @@ def _walk(body: tuple[Op, ...], place: _Place) -> None:
             case _:
                 for inner_body in bodies(op):
                     _walk(inner_body, place)
-
-
-def _leaves(body: tuple[Op, ...], ways: tuple[type[Op], ...] = (Break, Continue)) -> bool:
-    """Whether a `break` or `continue` of a loop around `body` is in it."""
-    return any(
-        isinstance(op, ways)
-        or (not isinstance(op, (For, While)) and any(_leaves(b, ways) for b in bodies(op)))
-        for op in body
-    )
-
-
-def _breaks(body: tuple[Op, ...]) -> bool:
-    return _leaves(body, (Break,))
 
 
 def _check(op: Op, place: _Place) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from tilewright.ir.analysis.effects import leaves_early
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Const, Expr, Load, Var, walk
 from tilewright.ir.intrinsics import INTRINSICS
@@ -43,6 +44,7 @@ from tilewright.ir.op import (
     While,
     bodies,
     expressions,
+    kept,
     operands,
     regions,
     walk_ops,
@@ -77,6 +79,10 @@ class PerThread:
         """The first per-thread variable or buffer that the expressions read; None if uniform."""
         return _source((exprs,) if isinstance(exprs, Expr) else exprs, self.causes)
 
+    def runs_apart(self, op: Op) -> bool:
+        """Whether threads run `op` each for itself."""
+        return id(op) in self.controls or self.source(expressions(op)) is not None
+
     def why(self, what: Name | Expr) -> tuple[Cause, ...]:
         """From `what` to where the difference between threads comes from; empty if uniform."""
         name = self.source(what) if isinstance(what, Expr) else what
@@ -95,13 +101,10 @@ class PerThread:
         return f"{links}, {chain[-1].what}" if chain[-1].what else links
 
 
+@kept
 def per_thread(kernel: Kernel) -> PerThread:
-    """Finds the per-thread scalars and local buffers by iterating to a fixed point; once for each
-    kernel, which never changes."""
-    found: PerThread | None = kernel.__dict__.get("_per_thread")
-    if found is None:
-        found = kernel.__dict__["_per_thread"] = _Analysis(kernel).run()
-    return found
+    """Finds the per-thread scalars and local buffers by iterating to a fixed point."""
+    return _Analysis(kernel).run()
 
 
 class _Analysis:
@@ -166,7 +169,7 @@ class _Analysis:
             case If():
                 inner = _first(own, control)
                 left = [self.body(side, inner, loop) for side in (op.then, op.orelse)]
-                if any(_may_continue(side) for side in (op.then, op.orelse)):
+                if leaves_early((op,), Continue):
                     return _first(*left)
                 return None
             case Let():
@@ -206,15 +209,6 @@ def _first(*names: Name | None) -> Name | None:
     return next((name for name in names if name is not None), None)
 
 
-def _may_continue(body: Body) -> bool:
-    """A `Continue` of the loop around stands in `body`."""
-    return any(
-        isinstance(op, Continue)
-        or (not isinstance(op, (For, While)) and any(_may_continue(b) for b in bodies(op)))
-        for op in body
-    )
-
-
 # ── checking ─────────────────────────────────────────────────────────────────────────────────
 
 TILE_OPS: dict[type[Op], str] = {
@@ -231,10 +225,9 @@ TILE_OPS: dict[type[Op], str] = {
 def check_uniform(kernel: Kernel) -> PerThread:
     """Raises a `CompileError` where a tile op or a block-wide barrier is not collective; returns
     the analysis otherwise."""
-    analysis = _Analysis(kernel)
-    found = analysis.run()
+    found = per_thread(kernel)
     for op in walk_ops(kernel.body):
-        control = analysis.controls.get(id(op))
+        control = found.controls.get(id(op))
         meets = isinstance(op, Sync) and op.scope in ("block", "cluster")
         if control is not None and (meets or isinstance(op, Turn)):
             noun = f"barrier of the {op.scope}" if isinstance(op, Sync) else "turn of a role"

@@ -78,7 +78,7 @@ def _verify(program: Program, stage: Stage) -> None:
             context.fail(kernel, f"two kernels are called {kernel.name}", fix="rename one")
         kernel_names.add(kernel.name)
         context.kernel = kernel
-        context.has_roles = any(isinstance(op, Role) and not op.derived for op in walk_ops(kernel))
+        context.has_roles = any(not op.derived for op in walk_ops(kernel, Role))
         _check_op(kernel, context)
         check_sync(kernel, context)
         check_turns(kernel, context)

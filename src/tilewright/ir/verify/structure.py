@@ -80,7 +80,7 @@ def _kernel(op: Kernel, context: Context) -> None:
 
 def _registers(op: Kernel, context: Context) -> None:
     """Registers moved between roles must have been there at entry, or the kernel hangs."""
-    roles = [r for r in walk_ops(op) if isinstance(r, Role) and r.registers is not None]
+    roles = [r for r in walk_ops(op, Role) if r.registers is not None]
     groups = block_warps(op) // WARPGROUP
     if not roles or not groups:
         return

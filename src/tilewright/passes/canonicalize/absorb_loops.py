@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import stride_of
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const, Expr, Var, is_pure, substitute, variables
@@ -18,7 +19,6 @@ from tilewright.ir.op import (
     Op,
     Store,
     op_loads,
-    viewed_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_ops, substitute_vars
@@ -27,7 +27,7 @@ from tilewright.ir.target import Target
 
 def absorb_loops(kernel: Kernel, target: Target) -> Kernel:
     """`map i { for k { … } }` becomes `map (i, k) { … }`."""
-    viewed = viewed_buffers(kernel)
+    viewed = aliases(kernel).viewed
 
     def visit(op: Op) -> Op | None:
         while isinstance(op, Map) and (wider := _absorb(op, viewed)) is not None:

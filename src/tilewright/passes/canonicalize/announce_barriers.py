@@ -15,7 +15,7 @@ from tilewright.ir.target import Target
 
 def announce_barriers(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with a meeting between the initialisation of its barriers and what follows."""
-    if any(isinstance(op, Role) for op in walk_ops(kernel)):
+    if any(walk_ops(kernel, Role)):
         return kernel
     scope = "cluster" if prod(kernel.cluster) > 1 else "block"
     found: list[Op] = []

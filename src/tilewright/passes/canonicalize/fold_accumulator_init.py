@@ -30,6 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isnan
 
+from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.effects import leaves_early, mentioned, written_in
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     FALSE,
@@ -58,18 +60,16 @@ from tilewright.ir.op import (
     bodies,
     expressions,
     marked,
-    viewed_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.rings import leaves_early, mentioned, written_in
 from tilewright.passes.reasons import because
 
 
 def fold_accumulator_init(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` without clearing tiles for products that begin there."""
-    shown = viewed_buffers(kernel)
+    shown = aliases(kernel).viewed
     alone = _once_filled(kernel, shown)
 
     def body(ops: Body) -> Body:

@@ -10,6 +10,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges, prove
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Const, compare, is_pure
@@ -21,7 +22,6 @@ from tilewright.ir.op import (
     Kernel,
     Op,
     Program,
-    View,
     marked,
     op_loads,
     operands,
@@ -49,7 +49,7 @@ class _Forward:
         ops = list(walk_ops(kernel))
         self.uses = _uses(ops)
         self.written = {buffer.name for op in ops for buffer in written_buffers(op)}
-        self.viewed = {b.name for op in ops if isinstance(op, View) for b in (op.buffer, op.source)}
+        self.viewed = aliases(kernel).viewed
         self.gone: set[str] = set()
 
     def run(self, ranges: Ranges) -> Kernel:

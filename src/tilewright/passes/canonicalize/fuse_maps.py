@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Expr, Load, Var
 from tilewright.ir.op import (
@@ -19,7 +20,6 @@ from tilewright.ir.op import (
     Store,
     marked,
     op_loads,
-    viewed_buffers,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_ops, rebuild, substitute_vars
@@ -31,7 +31,7 @@ Places: TypeAlias = tuple[dict[str, set[Place]], dict[str, set[Place]]]  # read,
 
 def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
     """Fuse where every element that one nest writes is met by the other at the same point."""
-    viewed = viewed_buffers(kernel)
+    viewed = aliases(kernel).viewed
 
     def fuse(body: Body) -> Body:
         done: list[Op] = []
@@ -50,7 +50,7 @@ def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
                     continue
             done.append(op)
             if isinstance(op, Map):
-                if any(isinstance(inner, Intrinsic) for inner in walk_ops(op)):
+                if any(walk_ops(op, Intrinsic)):
                     last = None
                 else:
                     last, places = len(done) - 1, _accesses(op.body)
@@ -71,7 +71,7 @@ def _join(first: Map, second: Map, places: Places, viewed: set[str]) -> Map | No
     """Both as one nest; `places`, what `first` touches, grows with it."""
     if first.extents != second.extents:
         return None
-    if any(isinstance(op, Intrinsic) for op in walk_ops(second)):
+    if any(walk_ops(second, Intrinsic)):
         return None
     names: dict[Var, Expr] = dict(zip(second.vars, first.vars, strict=True))
     moved = substitute_vars(second.body, names)

@@ -19,6 +19,7 @@ their last: a thread has few rows of a nest, but many columns.
 
 from __future__ import annotations
 
+from tilewright.ir.analysis.effects import leaves_early, written_by
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Const, Expr, Load, Var, loads, substitute, transform, variables
 from tilewright.ir.op import (
@@ -48,7 +49,7 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.prefetchable import Ahead
-from tilewright.passes.overlap.rings import BULK, leaves_early, written_by
+from tilewright.passes.overlap.rings import BULK
 from tilewright.passes.reasons import at_line, because
 
 MOST = 4  # loads of a number

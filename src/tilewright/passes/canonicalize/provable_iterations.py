@@ -11,7 +11,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import NEGATED, Ranges, limits
+from tilewright.ir.analysis.effects import written_in
 from tilewright.ir.analysis.uniform import PerThread, per_thread
 from tilewright.ir.buffer import Space
 from tilewright.ir.dtype import INT64, DType
@@ -40,14 +42,12 @@ from tilewright.ir.op import (
     If,
     Kernel,
     Let,
-    View,
     bodies,
     bound_within,
     walk_ops,
     written_buffers,
 )
 from tilewright.ir.simplify import simplify
-from tilewright.passes.overlap.rings import written_in
 
 WIDEST = 1 << 62  # sums beyond this are not divided
 CONNECTIVES = {"and": "and", "or": "or", "&": "and", "|": "or"}  # of conditions
@@ -81,7 +81,7 @@ class Facts:
         self.kernel = kernel
         self.dims = tuple(dims)
         # names of values: most lead back to the block's indices, which all threads share
-        self.lets = {op.var: op.value for op in walk_ops(kernel) if isinstance(op, Let)}
+        self.lets = {op.var: op.value for op in walk_ops(kernel, Let)}
         self.shared = {*kernel.blocks, *(dim.var for dim in self.dims)}
 
     @cached_property
@@ -95,12 +95,7 @@ class Facts:
     @cached_property
     def viewed(self) -> set[str]:
         """Buffers whose memory has more than one name."""
-        return {
-            name
-            for op in walk_ops(self.kernel)
-            if isinstance(op, View)
-            for name in (op.buffer.name, op.source.name)
-        }
+        return aliases(self.kernel).viewed
 
     def uniform(self, *exprs: Expr) -> bool:
         """Whether all threads of the block have the same values."""

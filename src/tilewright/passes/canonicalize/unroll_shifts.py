@@ -55,7 +55,7 @@ def unroll_shifts(program: Program, target: Target) -> Program:
     names = program_names(program)
 
     def one(kernel: Kernel) -> Kernel:
-        if any(isinstance(op, Role) for op in walk_ops(kernel)):
+        if any(walk_ops(kernel, Role)):
             return kernel
         body = _written_out(kernel.body, kernel.name, names)
         return rebuild(kernel, body=map_body(body, lambda op: _nest(op, names)))

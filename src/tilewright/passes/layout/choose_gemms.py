@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space, along, whole
 from tilewright.ir.dtype import DType, dtype
@@ -62,31 +63,25 @@ def choose_gemms(program: Program, target: Target) -> Program:
     names = program_names(program)
 
     def one(kernel: Kernel) -> Kernel:
-        if any(isinstance(op, Role) for op in walk_ops(kernel)):
+        if any(walk_ops(kernel, Role)):
             return kernel
         threads = prod(kernel.threads)
-        products = [op for op in walk_ops(kernel) if isinstance(op, Gemm)]
+        products = list(walk_ops(kernel, Gemm))
         # a product of a product: warps that own whole rows have what they need for the next
         chained = any(op.a.buffer.space is Space.FRAGMENT for op in products)
         # tiles whose layout is not free: descriptors may not say it
-        views = [op for op in walk_ops(kernel) if isinstance(op, View)]
-        fixed = {b.name for op in views for b in (op.buffer, op.source)}
-        fixed |= {
-            op.buffer.name
-            for op in walk_ops(kernel)
-            if isinstance(op, Alloc) and isinstance(op.buffer.layout, Layout)
+        views = list(walk_ops(kernel, View))
+        fixed = aliases(kernel).viewed | {
+            op.buffer.name for op in walk_ops(kernel, Alloc) if isinstance(op.buffer.layout, Layout)
         }
         # fragments that say where their elements are: a part of one may be what instructions need
         pinned = {
             op.buffer.name
-            for op in walk_ops(kernel)
-            if isinstance(op, (Alloc, Hint))
-            and op.buffer is not None
+            for op in walk_ops(kernel, Alloc, Hint)
+            if op.buffer is not None
             and isinstance(op.layout if isinstance(op, Hint) else op.buffer.layout, Fragment)
         }
-        constant = {
-            op.var.name for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "unroll"
-        }
+        constant = {op.var.name for op in walk_ops(kernel, For) if op.kind == "unroll"}
 
         def rule(op: Op) -> Op | Body | None:
             if isinstance(op, Gemm) and op.atom is None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import const
 from tilewright.ir.layout.fragment import Fragment
@@ -31,7 +32,7 @@ CORE_BYTES = 16  # rows of the smallest block that a matrix descriptor knows
 def pin_shared(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with the layouts that its author gives shared tiles, by hints."""
     changes: dict[Buffer, Buffer] = {}
-    views = [op for op in walk_ops(kernel) if isinstance(op, View)]
+    views = list(walk_ops(kernel, View))
     for op in walk_ops(kernel):
         if not isinstance(op, Hint) or op.buffer is None or op.buffer.space is not Space.SHARED:
             continue
@@ -88,8 +89,7 @@ def lay_out_shared(kernel: Kernel, target: Target) -> Kernel:
         if shared.buffer.rank > 1 and shared.buffer.static_shape[-2] >= MATRIX_ROWS
     }
     matrices |= {pair[0].name for op in ops if (pair := turned(op)) is not None}
-    viewed = {op.source.name for op in ops if isinstance(op, View)}
-    viewed |= {op.buffer.name for op in ops if isinstance(op, View)}
+    viewed = aliases(kernel).viewed
     changes: dict[Buffer, Buffer] = {}
     for op in ops:
         if not isinstance(op, Alloc | View) or op.buffer.space is not Space.SHARED:

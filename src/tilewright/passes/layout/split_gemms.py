@@ -19,6 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.effects import leaves_early
+from tilewright.ir.analysis.effects import touched as touches
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import TRUE, Expr, Load, Var, const, transform
 from tilewright.ir.op import (
@@ -33,9 +36,7 @@ from tilewright.ir.op import (
     Program,
     Role,
     Store,
-    View,
     op_loads,
-    touched_within,
     walk_ops,
 )
 from tilewright.ir.rewrite import (
@@ -50,7 +51,6 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.multibuffer import used_outside
-from tilewright.passes.overlap.rings import leaves_early
 from tilewright.passes.overlap.skew import fragment_room, registers, registers_of
 from tilewright.passes.reasons import because
 
@@ -206,13 +206,11 @@ def _users(kernel: Kernel, loop: For, at: int) -> list[int]:
     product = loop.body[at]
     assert isinstance(product, Gemm)
     tile = product.c.buffer
-    views = {
-        b.name for op in walk_ops(kernel) if isinstance(op, View) for b in (op.buffer, op.source)
-    }
+    views = aliases(kernel).viewed
     hints = {op.buffer.name for op in walk_ops(kernel) if isinstance(op, Hint) and op.buffer}
     if tile.name in used_outside(kernel.body, loop.var) | views | hints:
         return []
-    touched = [dict(_written(op)) for op in loop.body]
+    touched = [touches(op) for op in loop.body]
     users = [k for k in range(len(loop.body)) if k != at and tile.name in touched[k]]
     if not users or users[0] < at:
         return []
@@ -231,13 +229,6 @@ def _users(kernel: Kernel, loop: For, at: int) -> list[int]:
     return users
 
 
-def _written(op: Op) -> Iterator[tuple[str, bool]]:
-    found: dict[str, bool] = {}
-    for buffer, writes in touched_within(op):
-        found[buffer.name] = found.get(buffer.name, False) or writes
-    return iter(found.items())
-
-
 def _by_element(op: Op, tile: Buffer, name: str | None = None) -> bool:
     """Whether a nest over the tile's box touches a buffer (by default the tile) only at its own
     point."""
@@ -248,8 +239,6 @@ def _by_element(op: Op, tile: Buffer, name: str | None = None) -> bool:
     name = tile.name if name is None else name
     places = [x.indices for i in walk_ops(op) for x in op_loads(i) if x.buffer.name == name]
     places += [i.indices for i in walk_ops(op) if isinstance(i, Store) and i.buffer.name == name]
-    others = [
-        i for i in walk_ops(op.body) if not isinstance(i, Store) and name in dict(_written(i))
-    ]
+    others = [i for i in walk_ops(op.body) if not isinstance(i, Store) and name in touches(i)]
     others = [i for i in others if name not in {x.buffer.name for x in op_loads(i)}]
     return not others and all(place == op.vars for place in places)

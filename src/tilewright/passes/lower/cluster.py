@@ -44,7 +44,7 @@ def crossing_barriers(kernel: Kernel) -> frozenset[str]:
     """Names of the barriers that order ordinary accesses of different blocks: those that count
     remote stores, and those on which a role announces to a peer that it has read, by its threads,
     what peers write."""
-    copies = [op for op in walk_ops(kernel) if isinstance(op, Copy)]
+    copies = list(walk_ops(kernel, Copy))
     stores = [op for op in copies if op.atom == "remote_store"]
     shared = {op.dst.buffer for op in copies if op in stores or op.multicast is not None}
     found = {op.barrier.buffer.name for op in stores if op.barrier is not None}
@@ -52,8 +52,8 @@ def crossing_barriers(kernel: Kernel) -> frozenset[str]:
         if isinstance(role, Role) and shared & _read_by_threads(role):
             found |= {
                 op.barrier.buffer.name
-                for op in walk_ops(role)
-                if isinstance(op, Arrive) and op.barrier.cta is not None
+                for op in walk_ops(role, Arrive)
+                if op.barrier.cta is not None
             }
     return frozenset(found)
 

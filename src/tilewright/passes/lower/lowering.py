@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -343,11 +342,6 @@ class Lowering:
                 where = self.span(buffer, const(0), count)
                 yield Intrinsic("settle", (where,), text=f"count={count}", loc=loc)
         self.fresh.clear()
-
-    @cached_property
-    def sources(self) -> Mapping[str, str]:
-        """By the name of each view, whose elements it shows."""
-        return {v.buffer.name: v.source.name for v in walk_ops(self.kernel) if isinstance(v, View)}
 
     @property
     def in_flight(self) -> frozenset[Buffer]:

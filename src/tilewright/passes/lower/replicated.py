@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Expr, Load, Var, const, substitute, variables
 from tilewright.ir.layout.fragment import Fragment
@@ -30,14 +31,7 @@ from tilewright.support.errors import CompileError
 
 def runs_once(low: Lowering, op: Map) -> bool:
     """Whether an iteration must not be run by several threads."""
-    roots = low.sources
-
-    def root(buffer: Buffer) -> str:
-        name = buffer.name
-        while name in roots:
-            name = roots[name]
-        return name
-
+    roots = aliases(low.kernel)
     read: set[str] = set()
     written: set[str] = set()
     for inner in walk_ops(op.body):
@@ -47,11 +41,11 @@ def runs_once(low: Lowering, op: Map) -> bool:
             and any(r.buffer.space in MEMORY for r in regions(inner, reads=True, writes=True))
         ):
             return True
-        read |= {root(x.buffer) for x in op_loads(inner) if x.buffer.space in MEMORY}
+        read |= {roots[x.buffer.name] for x in op_loads(inner) if x.buffer.space in MEMORY}
         if isinstance(inner, Store) and inner.buffer.space in MEMORY:
-            written.add(root(inner.buffer))
+            written.add(roots[inner.buffer.name])
         if isinstance(inner, Atomic):
-            written.add(root(inner.dst.buffer))
+            written.add(roots[inner.dst.buffer.name])
     return bool(read & written)
 
 

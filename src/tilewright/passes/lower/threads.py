@@ -23,6 +23,7 @@ from math import gcd, prod
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import bounds, multiple_of
+from tilewright.ir.analysis.effects import written_by
 from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space
@@ -98,7 +99,6 @@ from tilewright.passes.lower.maps import lower_fill
 from tilewright.passes.lower.reduce import lower_reduce
 from tilewright.passes.lower.relayout import lower_relayout
 from tilewright.passes.lower.scan import lower_scan
-from tilewright.passes.overlap.rings import written_by
 from tilewright.passes.sync.scratch import settle_scratch
 from tilewright.support.errors import CompileError
 

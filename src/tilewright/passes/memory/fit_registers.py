@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from tilewright.ir.analysis.lifetimes import fragment_words, lifetimes
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Alloc, Body, Gemm, Kernel, Role, walk_ops
 from tilewright.ir.target import Target
-from tilewright.passes.memory.lifetimes import lifetimes
-from tilewright.passes.memory.reuse_shared import fragment_words
 from tilewright.passes.overlap.register_shares import UNIT, WARP
 from tilewright.passes.reasons import because, costs
 from tilewright.support.errors import CompileError
@@ -72,7 +71,7 @@ def fit_registers(kernel: Kernel, target: Target) -> Kernel:
 def _parts(kernel: Kernel, target: Target) -> Iterator[tuple[str, Body, int, int]]:
     """Code, who runs it, how many threads together, and the registers that each of them has."""
     born = min(255, target.chip.registers // prod(kernel.threads) // UNIT * UNIT)
-    roles = [op for op in walk_ops(kernel) if isinstance(op, Role)]
+    roles = list(walk_ops(kernel, Role))
     for op in roles:
         threads = op.warps // op.instances * WARP
         yield f" in role {op.name}", op.body, threads, op.registers or born

@@ -8,13 +8,13 @@ Swizzled tiles begin on 1024 bytes, so that address bits and offset bits agree; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.layout.layout import ComposedLayout, Layout
-from tilewright.ir.op import Alloc, Body, Hint, Kernel, Op, View, walk_ops
+from tilewright.ir.analysis.aliases import aliases, places
+from tilewright.ir.buffer import Space
+from tilewright.ir.layout.layout import ComposedLayout
+from tilewright.ir.op import Alloc, Hint, Kernel, Op, View, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError, Loc
@@ -42,16 +42,14 @@ def too_much(what: str, tiles: Mapping[str, int], loc: Loc | None, **said: Any) 
 def place_shared(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with a `hint place` for each of its shared buffers that has none (`reuse_shared`
     gives some), one behind the other."""
-    tiles, barriers = shared_allocs(kernel)
     places, offset = stacked(kernel)
-    limit = target.chip.shared
-    if offset > limit:
-        sizes = {op.buffer.name: shared_bytes(op.buffer) for op in (*tiles, *barriers)}
+    if offset > target.chip.shared:
+        tiles, barriers = shared_allocs(kernel)
         raise too_much(
             f"kernel {kernel.name} needs more shared memory than a block has",
-            sizes,
+            {op.buffer.name: op.buffer.shared_bytes for op in (*tiles, *barriers)},
             kernel.loc,
-            expected=f"at most {limit} bytes on {target.arch}",
+            expected=f"at most {target.chip.shared} bytes on {target.arch}",
             got=f"{offset} bytes",
         )
     return with_places(kernel, places)
@@ -70,89 +68,42 @@ def stacked(kernel: Kernel) -> tuple[dict[str, int], int]:
     """Places of shared buffers one behind the other, behind those that have one, and how many
     bytes all of them take."""
     tiles, barriers = shared_allocs(kernel)
-    aligned = alignments(kernel)
-    offset, places, given = 0, dict[str, int](), set[str]()
-    for hint in walk_ops(kernel):
-        if isinstance(hint, Hint) and hint.name == "place" and hint.buffer is not None:
-            given.add(hint.buffer.name)
-            offset = max(offset, int(hint.detail[0]) + shared_bytes(hint.buffer))
+    aligned, given, found = alignments(kernel), places(kernel), dict[str, int]()
+    offset = max((at + buffer.shared_bytes for buffer, at in given.items()), default=0)
     for op in (*tiles, *barriers):
-        if op.buffer.name in given:
-            continue
-        align = aligned[op.buffer.name]
-        offset = -(-offset // align) * align
-        places[op.buffer.name] = offset
-        offset += shared_bytes(op.buffer)
-    return places, offset
+        if op.buffer not in given:
+            align = aligned[op.buffer.name]
+            offset = found[op.buffer.name] = -(-offset // align) * align
+            offset += op.buffer.shared_bytes
+    return found, offset
 
 
 def with_places(kernel: Kernel, places: Mapping[str, int]) -> Kernel:
     """`kernel` with its shared buffers at these places. What is allocated inside loops and branches
     comes to the front: it is one per block however often the op runs."""
-    allocs = [op for op in walk_ops(kernel) if isinstance(op, Alloc)]
-
-    def placed(op: Op) -> Body:
-        if not isinstance(op, Alloc) or op.buffer.name not in places:
-            return (op,)
-        return op, Hint("place", op.buffer, detail=(places[op.buffer.name],), loc=op.loc)
-
-    top = {op.buffer.name for op in kernel.body if isinstance(op, Alloc)}
-    inner = {name for name in places if name not in top}
-    if inner:
-        front = tuple(op for op in allocs if op.buffer.name in inner)
-        rest = map_body(
-            kernel.body,
-            lambda op: () if isinstance(op, Alloc) and op.buffer.name in inner else op,
-        )
-        kernel = rebuild(kernel, body=(*front, *rest))
-    return rebuild(kernel, body=tuple(new for op in kernel.body for new in placed(op)))
-
-
-def sharing(kernel: Kernel) -> dict[str, str]:
-    """Of placed buffers that share bytes with others: by name, one that stands for all of them."""
-    spans: list[tuple[int, int, str]] = []
-    for op in walk_ops(kernel):
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-            start = int(op.detail[0])
-            spans.append((start, start + shared_bytes(op.buffer), op.buffer.name))
-    groups: list[tuple[int, list[str]]] = []
-    for start, end, name in sorted(spans):
-        if groups and start < groups[-1][0]:
-            groups[-1][1].append(name)
-            groups[-1] = (max(end, groups[-1][0]), groups[-1][1])
-        else:
-            groups.append((end, [name]))
-    return {name: names[0] for _, names in groups if len(names) > 1 for name in names}
+    allocs = [op for op in walk_ops(kernel) if isinstance(op, Alloc) and op.buffer.name in places]
+    top = {id(op) for op in kernel.body}
+    front = [op for op in allocs if id(op) not in top]
+    inner = {id(op) for op in front}
+    rest = map_body(kernel.body, lambda op: () if id(op) in inner else None)
+    body: list[Op] = []
+    for op in (*front, *rest):
+        body.append(op)
+        if isinstance(op, Alloc) and op.buffer.name in places:
+            body.append(Hint("place", op.buffer, detail=(places[op.buffer.name],), loc=op.loc))
+    return rebuild(kernel, body=tuple(body))
 
 
 def alignments(kernel: Kernel) -> dict[str, int]:
     """By buffer: what its own layout and those of its views need."""
     found: dict[str, int] = {}
-    source: dict[str, str] = {}
+    roots = aliases(kernel)
     for op in walk_ops(kernel):
         if isinstance(op, (Alloc, View)):
-            name, align = op.buffer.name, _alignment(op.buffer)
-            found[name] = align
-            if isinstance(op, View):
-                source[name] = op.source.name
-                while name in source:
-                    name = source[name]
-                    found[name] = max(found.get(name, 1), align)
+            swizzled = isinstance(op.buffer.layout, ComposedLayout)
+            align = SWIZZLE_ALIGNMENT if swizzled else BULK_ALIGNMENT
+            if op.buffer.space is Space.BARRIER:
+                align = BARRIER_BYTES
+            root = roots[op.buffer.name]
+            found[root] = max(found.get(root, 1), align)
     return found
-
-
-def _alignment(buffer: Buffer) -> int:
-    if buffer.space is Space.BARRIER:
-        return BARRIER_BYTES
-    swizzled = isinstance(buffer.layout, ComposedLayout)
-    return SWIZZLE_ALIGNMENT if swizzled else BULK_ALIGNMENT
-
-
-def shared_bytes(buffer: Buffer) -> int:
-    """What a shared buffer, or the barriers of one, takes."""
-    if buffer.space is Space.BARRIER:
-        return BARRIER_BYTES * prod(buffer.static_shape)
-    layout = buffer.layout
-    if isinstance(layout, (Layout, ComposedLayout)):
-        return buffer.dtype.storage_bytes(layout.cosize())
-    return buffer.bytes

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from math import prod
 
+from tilewright.ir.analysis.effects import mentioned
+from tilewright.ir.analysis.lifetimes import Lifetimes, fragment_words, lifetimes
 from tilewright.ir.buffer import Space
 from tilewright.ir.chips import Chip
-from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
     Copy,
@@ -38,23 +39,19 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.memory.lifetimes import Lifetimes, lifetimes
 from tilewright.passes.memory.place_shared import (
     alignments,
     shared_allocs,
-    shared_bytes,
     stacked,
     too_much,
     with_places,
 )
-from tilewright.passes.overlap.rings import mentioned
 from tilewright.passes.reasons import because
 from tilewright.passes.sync.insert_syncs import mended
 from tilewright.support.errors import CompileError
 
 SCRATCH = 4096  # bytes that exchanges between warps may take behind everything else
 PLAIN_REGISTERS = 24  # of a thread, besides fragments: addresses, counters
-UNIT = 128  # bytes in which blocks are given shared memory
 
 
 def reuse_shared(kernel: Kernel, target: Target) -> Kernel:
@@ -130,7 +127,7 @@ def packed(kernel: Kernel, lives: Lifetimes) -> tuple[dict[str, int], int]:
     and how many bytes that takes."""
     tiles, barriers = shared_allocs(kernel)
     aligned = alignments(kernel)
-    sizes = {op.buffer.name: shared_bytes(op.buffer) for op in (*tiles, *barriers)}
+    sizes = {op.buffer.name: op.buffer.shared_bytes for op in (*tiles, *barriers)}
     order = sorted(tiles, key=lambda op: (-aligned[op.buffer.name], -sizes[op.buffer.name]))
     places: dict[str, int] = {}
     end = 0
@@ -155,38 +152,16 @@ def packed(kernel: Kernel, lives: Lifetimes) -> tuple[dict[str, int], int]:
 def _blocks(kernel: Kernel, chip: Chip, shared: int) -> int:
     """Blocks that share a multiprocessor, as far as that is known before registers are: fragments
     that live at the same time need theirs."""
-    threads = prod(kernel.threads)
-    taken = -(-shared // UNIT) * UNIT + chip.reserved
-    registers = register_words(kernel) + PLAIN_REGISTERS
-    by_registers = chip.registers // (-(-registers // 8) * 8 * threads)
-    return min(
-        chip.shared_per_sm // taken,
-        chip.threads_per_sm // threads,
-        chip.blocks_per_sm,
-        max(1, by_registers),
-    )
-
-
-def register_words(kernel: Kernel) -> int:
-    """Registers of a thread that fragments take where most of them live at once."""
     sizes = fragment_words(kernel)
     _, live = lifetimes(kernel, (Space.FRAGMENT,)).peak(sizes)
-    return sum(sizes[name] for name in live)
-
-
-def fragment_words(kernel: Kernel) -> dict[str, int]:
-    """Registers of a thread by fragment."""
-    return {
-        op.buffer.name: -(-op.buffer.layout.values * op.buffer.dtype.bits // 32)
-        for op in walk_ops(kernel)
-        if isinstance(op, Alloc) and isinstance(op.buffer.layout, Fragment)
-    }
+    registers = sum(sizes[name] for name in live) + PLAIN_REGISTERS
+    return chip.resident(prod(kernel.threads), shared, registers)
 
 
 def _too_much(
     kernel: Kernel, target: Target, lives: Lifetimes, allocs: list[Alloc], total: int
 ) -> CompileError:
-    sizes = {op.buffer.name: shared_bytes(op.buffer) for op in allocs}
+    sizes = {op.buffer.name: op.buffer.shared_bytes for op in allocs}
     position, live = lives.peak(sizes)
     kept = [n for n in sizes if n in live or n not in lives.together]
     return too_much(
@@ -198,4 +173,4 @@ def _too_much(
     )
 
 
-__all__ = ["fragment_words", "packed", "register_words", "reuse_shared"]
+__all__ = ["packed", "reuse_shared"]

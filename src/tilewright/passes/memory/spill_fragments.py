@@ -10,12 +10,19 @@ there, and any other fragment that nests and copies fill is a shared tile instea
 
 A small one that other ops need in registers, such as a sum, is copied to shared memory where
 it is asked for.
+
+Nor can a fragment of more than 255 registers in each thread be one. Where copies, fills and maps
+alone use it and the block has room, it is a shared tile; else the assembler keeps what does not fit
+in local memory (`fit_registers` says so). Both are slow, and a warning names the fragment.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
+from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.effects import mentioned, written_by
 from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.buffer import Buffer, Space, long_dims, whole
 from tilewright.ir.expr import Expr, Load, loads, transform
@@ -28,13 +35,13 @@ from tilewright.ir.op import (
     Kernel,
     Map,
     Op,
+    Role,
     While,
     marked,
     named_buffers,
     op_loads,
     outside_nests,
     regions,
-    viewed_buffers,
     walk_ops,
     written_buffers,
 )
@@ -46,15 +53,15 @@ from tilewright.ir.rewrite import (
     replace_buffers,
 )
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.rings import mentioned, written_by
-from tilewright.passes.reasons import because
+from tilewright.passes.reasons import because, costs
 
+MOST = 255  # registers of a thread
 SMALL = 4096  # bytes of a fragment that is copied for single elements of it
 
 
 def spill_fragments(kernel: Kernel, target: Target) -> Kernel:
     """`kernel`, its control asking for elements of memory only, as far as they can be there."""
-    viewed = viewed_buffers(kernel)
+    viewed = aliases(kernel).viewed
     asked = {
         load.buffer.name: load.buffer
         for op in outside_nests(kernel.body)
@@ -68,7 +75,7 @@ def spill_fragments(kernel: Kernel, target: Target) -> Kernel:
         source = _source(kernel, buffer, written)
         if source is not None:
             kernel = _asked_there(kernel, buffer, source)
-        elif movable(kernel, buffer):
+        elif _movable(kernel, buffer):
             because(kernel.name, buffer.name, "control asks for its elements")
             shared = replace(buffer, space=Space.SHARED)
             kernel = rebuild(kernel, body=replace_buffers(kernel.body, {buffer: shared}))
@@ -167,7 +174,7 @@ def _is_about(op: Op, buffer: Buffer) -> bool:
     return isinstance(op, (Alloc, Hint)) and op.buffer == buffer
 
 
-def movable(kernel: Kernel, buffer: Buffer) -> bool:
+def _movable(kernel: Kernel, buffer: Buffer) -> bool:
     """Whether all that use a fragment as a tile could use shared memory as well."""
     for op in outside_nests(kernel.body):
         if isinstance(op, (Alloc, Copy, Fill, Map)):
@@ -181,4 +188,32 @@ def movable(kernel: Kernel, buffer: Buffer) -> bool:
     return True
 
 
-__all__ = ["movable", "spill_fragments"]
+def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel` without fragments that no thread has registers for, as far as they can move."""
+    if any(walk_ops(kernel, Role)):
+        return kernel
+    threads = prod(kernel.threads)
+    most = min(MOST, target.chip.registers // threads)
+    allocs = list(walk_ops(kernel, Alloc))
+    shared = sum(op.buffer.bytes for op in allocs if op.buffer.space is Space.SHARED)
+    viewed = aliases(kernel).viewed
+    for op in allocs:
+        buffer, words = op.buffer, -(-op.buffer.bytes // (4 * threads))
+        if buffer.space is not Space.FRAGMENT or words <= most or buffer.name in viewed:
+            continue
+        if shared + buffer.bytes > target.chip.shared or not _movable(kernel, buffer):
+            continue
+        shared += buffer.bytes
+        because(kernel.name, buffer.name, f"{words} registers of a thread, which has {most}")
+        costs(
+            kernel.name,
+            op.loc,
+            f"{buffer.name} takes {words} registers of a thread, which has {most}: it lies in "
+            "shared memory",
+        )
+        new = replace(buffer, space=Space.SHARED)
+        kernel = rebuild(kernel, body=replace_buffers(kernel.body, {buffer: new}))
+    return kernel
+
+
+__all__ = ["move_large_fragments", "spill_fragments"]

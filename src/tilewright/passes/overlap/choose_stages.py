@@ -19,7 +19,7 @@ from math import ceil, prod
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Const
-from tilewright.ir.gather import as_gather
+from tilewright.ir.gather import as_gather, filled_by
 from tilewright.ir.op import Alloc, Copy, For, Gemm, Kernel, Map, Op, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.simplify import simplify
@@ -27,7 +27,6 @@ from tilewright.ir.target import Target
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import split_of
 from tilewright.passes.overlap.multibuffer import MOST as TURNING
-from tilewright.passes.overlap.rings import filled_by
 from tilewright.passes.overlap.roles import dealt_to, warpgroups, why_not, why_not_worth
 from tilewright.passes.overlap.stage_stores import PIECE, ROOM, planned_bytes
 from tilewright.passes.overlap.unit_times import BYTES_PER_CYCLE, LATENCY, cycles

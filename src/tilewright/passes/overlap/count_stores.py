@@ -26,6 +26,7 @@ from itertools import combinations, pairwise
 from math import prod
 from typing import TypeGuard
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import linear
 from tilewright.ir.buffer import Buffer, Region, Space, element, whole
 from tilewright.ir.dtype import BARRIER, INT32
@@ -86,7 +87,7 @@ class _Work:
 
 
 def _kernel(kernel: Kernel, names: set[str]) -> Kernel:
-    if prod(kernel.cluster or (1,)) == 1 or any(isinstance(op, Role) for op in walk_ops(kernel)):
+    if prod(kernel.cluster or (1,)) == 1 or any(walk_ops(kernel, Role)):
         return kernel
     remote = [op for op in walk_ops(kernel) if _is_remote(op)]
     loops = [op for op in kernel.body if isinstance(op, (For, While))]
@@ -257,10 +258,7 @@ def _is_countable(op: Op, kernel: Kernel) -> TypeGuard[Copy]:
 
 def _is_read_behind(kernel: Kernel, stores: Iterable[Copy], behind: Body) -> bool:
     """The tiles that are stored to are read, and only read, `behind` the meeting."""
-    roots: dict[str, str] = {}
-    for op in walk_ops(kernel):
-        if isinstance(op, View):
-            roots[op.buffer.name] = roots.get(op.source.name, op.source.name)
+    roots = aliases(kernel)
     tiles = {store.dst.buffer.name for store in stores}
     if tiles & set(roots):
         return False
@@ -269,8 +267,8 @@ def _is_read_behind(kernel: Kernel, stores: Iterable[Copy], behind: Body) -> boo
     for op in walk_ops(kernel):
         if id(op) in own or isinstance(op, (Alloc, Hint, View)):
             continue
-        written = {roots.get(b.name, b.name) for b in written_buffers(op)}
-        touched = written | {roots.get(b.name, b.name) for b in read_buffers(op)}
+        written = {roots[b.name] for b in written_buffers(op)}
+        touched = written | {roots[b.name] for b in read_buffers(op)}
         if tiles & (written if later[id(op)] == everywhere[id(op)] else touched):
             return False
     return True

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Buffer, Space, element
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr, Load, Var, const, walk
@@ -29,7 +30,6 @@ from tilewright.ir.op import (
     Map,
     Op,
     Store,
-    View,
     Wait,
     bound,
     read_buffers,
@@ -64,7 +64,7 @@ def find_fetches(kernel: Kernel) -> list[Atomic]:
         for b in (*read_buffers(op), *written_buffers(op))
     }
     # memory under several names may be touched under another
-    touched |= {b.name for op in ops if isinstance(op, View) for b in (op.buffer, op.source)}
+    touched |= aliases(kernel).viewed
     kinds = {op.dst.dtype for op in found}
     if len(kinds) > 1 or any(op.dst.buffer.name in touched for op in found):
         return []

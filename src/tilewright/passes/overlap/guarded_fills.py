@@ -12,11 +12,11 @@ that get one.
 
 from __future__ import annotations
 
+from tilewright.ir.analysis.effects import leaves_early
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Select, Var, const
 from tilewright.ir.op import Body, Copy, For, If, Op
 from tilewright.ir.rewrite import fresh_name, map_body, rebuild
-from tilewright.passes.overlap.rings import leaves_early
 
 
 def loops_of_guards(body: Body, names: set[str]) -> Body:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from tilewright.ir.analysis.effects import mentioned
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Load, loads
@@ -37,7 +38,6 @@ from tilewright.ir.rewrite import rebuild, replace_buffers
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.placed import is_placed
 from tilewright.passes.overlap.register_shares import MOST, WARPGROUP
-from tilewright.passes.overlap.rings import mentioned
 from tilewright.passes.reasons import because
 
 ROWS = 64  # of a matrix instruction

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from tilewright.ir.analysis.effects import mentioned
 from tilewright.ir.buffer import Buffer, element
 from tilewright.ir.expr import Const, Expr, Load, Var, compare, const, substitute
 from tilewright.ir.op import Arrive, Body, For, If, Kernel, Let, Op, Store, Wait, walk_ops
@@ -29,7 +30,7 @@ from tilewright.ir.rewrite import (
     replace_buffers,
     substitute_vars,
 )
-from tilewright.passes.overlap.rings import Place, Ring, mentioned, slotted
+from tilewright.passes.overlap.rings import Place, Ring, slotted
 from tilewright.passes.overlap.skew import Skew
 from tilewright.passes.sync.matrix_groups import NumberedGemm, Release
 
@@ -64,7 +65,7 @@ class Copies:
 def copies_of(tiles: Iterable[Buffer], kernel: Kernel, names: set[str]) -> Copies:
     """A second tile for each of `tiles`, and numbers for the products into it."""
     found = Copies({t: dataclasses.replace(t, name=fresh_name(t.name, names)) for t in tiles})
-    products = [op for op in walk_ops(kernel) if isinstance(op, NumberedGemm)]
+    products = list(walk_ops(kernel, NumberedGemm))
     most = max((op.number for op in products), default=0)
     copied = [op.number for op in products if op.c.buffer in found.tiles]
     found.numbers.update((number, number + most) for number in copied)

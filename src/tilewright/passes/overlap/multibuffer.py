@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilewright.ir.analysis.effects import leaves_early, mentioned, written_in
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Var
 from tilewright.ir.op import (
@@ -35,7 +36,6 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.passes.overlap.rings import leaves_early, mentioned, written_in
 from tilewright.passes.sync.matrix_groups import NumberedGemm
 
 THREADS = "threads"  # how such a ring is filled
@@ -60,7 +60,7 @@ def find_turning(kernel: Kernel, loop: For, others: set[str], room: int) -> list
     if loop.kind != "pipelined" or loop.stages < 2 or leaves_early(loop.body):
         return found
     outside = used_outside(kernel.body, loop.var)
-    allocated = {op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)}
+    allocated = {op.buffer for op in walk_ops(kernel, Alloc)}
     for buffer in sorted(allocated, key=lambda b: b.name):
         if buffer.space is not Space.SHARED or not buffer.is_static:
             continue
@@ -99,10 +99,7 @@ def used_outside(body: Body, var: Var) -> set[str]:
 
 def _multiplies(op: Op, buffer: Buffer) -> bool:
     """Whether a product within a statement reads the tile."""
-    return any(
-        isinstance(inner, NumberedGemm) and buffer in (inner.a.buffer, inner.b.buffer)
-        for inner in walk_ops(op)
-    )
+    return any(buffer in (inner.a.buffer, inner.b.buffer) for inner in walk_ops(op, NumberedGemm))
 
 
 def _fills(op: Op, buffer: Buffer) -> bool:

@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
+from tilewright.ir.analysis.effects import mentioned, written_by
+from tilewright.ir.analysis.lifetimes import overwrites
 from tilewright.ir.buffer import Buffer, Region, Space, element, whole
 from tilewright.ir.dtype import BARRIER, INT32
 from tilewright.ir.expr import (
@@ -76,11 +78,10 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import split_of
-from tilewright.passes.memory.lifetimes import overwrites
 from tilewright.passes.memory.place_shared import stacked
 from tilewright.passes.overlap.placed import why_placed
 from tilewright.passes.overlap.register_shares import handed_over
-from tilewright.passes.overlap.rings import mentioned, slots_of, slotted, written_by
+from tilewright.passes.overlap.rings import slots_of, slotted
 from tilewright.passes.overlap.roles import (
     CONSUMER,
     DEALT,

@@ -27,6 +27,8 @@ from functools import partial
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, bounds, prove
+from tilewright.ir.analysis.effects import mentioned, written_in
+from tilewright.ir.analysis.hazards import SLOTS
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space, element, whole
 from tilewright.ir.dtype import BARRIER, INT32
@@ -76,7 +78,6 @@ from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
-    SLOTS,
     Fill,
     Groups,
     Place,
@@ -87,14 +88,12 @@ from tilewright.passes.overlap.rings import (
     copy_at,
     fill_groups,
     is_async_fill,
-    mentioned,
     nest_at,
     ring_key,
     slot_region,
     slots_of,
     slotted,
     staged,
-    written_in,
 )
 from tilewright.passes.overlap.roles import (
     GROUP,

@@ -15,10 +15,13 @@ this pass says where everything runs, and where warps must meet so that nobody s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
+from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.flow import Flow, Loop, goes_into
+from tilewright.ir.analysis.uniform import TILE_OPS
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import const
 from tilewright.ir.op import (
@@ -26,22 +29,14 @@ from tilewright.ir.op import (
     Arrive,
     Atomic,
     Body,
-    Break,
     Continue,
-    Copy,
-    Fill,
     For,
-    Gemm,
     Hint,
     If,
     Intrinsic,
     Kernel,
-    Map,
     Op,
-    Reduce,
-    Relayout,
     Role,
-    Scan,
     Store,
     Sync,
     View,
@@ -58,7 +53,6 @@ from tilewright.passes.overlap.warp_partitions import GROUP, WARP, Warps, warps_
 from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError
 
-_TILE_OPS = (Copy, Fill, Gemm, Reduce, Scan, Relayout, Map)
 Owners: TypeAlias = dict[str, set[Warps]]  # by name of a fragment: the warps that touch it
 
 
@@ -68,15 +62,13 @@ def place_roles(kernel: Kernel, target: Target) -> Kernel:
         return kernel
     whole = Warps(0, -(-prod(kernel.threads) // WARP))
     body = _placed(kernel.body, whole)
-    roots = {op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)}
-    if not any(isinstance(op, Role) for op in walk_ops(body)):
+    if not any(walk_ops(body, Role)):
         return rebuild(kernel, body=body)  # everything on all warps
     _check_scalars(body)
-    work = _Placer(kernel, whole, roots)
+    work = _Placer(kernel, whole)
     body = work.own_syncs(work.settle(body))
     kernel = work.shared_fragments(rebuild(kernel, body=body))
-    written = {work.root(b.name) for op in walk_ops(kernel) for b in written_buffers(op)}
-    body = _Order(work, written).body(kernel.body, set())
+    body, _ = _Order(kernel, whole).body(kernel.body, frozenset())
     _say(kernel, body, work.crossing)
     return rebuild(kernel, body=work.merged(body))
 
@@ -115,7 +107,7 @@ def _placed(body: Body, whole: Warps) -> Body:
 def _is_collective(op: Op) -> bool:
     if isinstance(op, (Atomic, Intrinsic)):
         return op.result is None
-    return isinstance(op, (*_TILE_OPS, Arrive))
+    return isinstance(op, (*TILE_OPS, Arrive))
 
 
 def _touched(op: Op) -> list[Buffer]:
@@ -132,17 +124,12 @@ class _Homes:
 
 
 class _Placer:
-    def __init__(self, kernel: Kernel, whole: Warps, roots: dict[str, str]) -> None:
+    def __init__(self, kernel: Kernel, whole: Warps) -> None:
         self.kernel = kernel
         self.whole = whole
-        self.roots = roots
+        self.roots = aliases(kernel)
         self.owners: Owners = {}
         self.crossing: list[str] = []  # fragments that have become shared
-
-    def root(self, name: str) -> str:
-        while name in self.roots:
-            name = self.roots[name]
-        return name
 
     # ── where what is not placed runs ────────────────────────────────────────────────────────
 
@@ -159,13 +146,13 @@ class _Placer:
     def note(self, body: Body) -> None:
         """Whose fragments are, as far as roles say."""
         self.owners = {}
-        for role in (op for op in walk_ops(body) if isinstance(op, Role)):
+        for role in walk_ops(body, Role):
             for name in self.fragments((role,)):
                 self.owners.setdefault(name, set()).add(warps_of(role))
 
     def fragments(self, body: Body) -> set[str]:
         return {
-            self.root(b.name)
+            self.roots[b.name]
             for op in walk_ops(body)
             if not isinstance(op, (Alloc, Hint))
             for b in _touched(op)
@@ -180,7 +167,7 @@ class _Placer:
             if isinstance(op, Role) or not any(_is_collective(o) for o in walk_ops(op)):
                 found.append(op)
                 continue
-            placed = [warps_of(o) for o in walk_ops(op) if isinstance(o, Role)]
+            placed = [warps_of(o) for o in walk_ops(op, Role)]
             if placed:
                 inner = {
                     f.name: self.near(getattr(op, f.name), homes, inside or placed[0])
@@ -243,11 +230,11 @@ class _Placer:
             return kernel
         changes: dict[Buffer, Buffer] = {}
         for op in walk_ops(kernel):
-            if isinstance(op, (Alloc, View)) and self.root(op.buffer.name) in crossing:
+            if isinstance(op, (Alloc, View)) and self.roots[op.buffer.name] in crossing:
                 changes[op.buffer] = replace(op.buffer, space=Space.SHARED, layout=None)
             if not isinstance(op, Hint) or op.name != "layout" or op.buffer is None:
                 continue
-            if self.root(op.buffer.name) in crossing:
+            if self.roots[op.buffer.name] in crossing:
                 raise CompileError(
                     f"{op.buffer.name} has a layout over threads, but statements on different "
                     "warpgroups touch it",
@@ -265,9 +252,9 @@ def _role(warps: Warps, body: Body) -> Role:
 
 def _check_scalars(body: Body) -> None:
     """A variable that is set on some warps alone is theirs: others would read what was before."""
-    roles = [op for op in walk_ops(body) if isinstance(op, Role)]
+    roles = list(walk_ops(body, Role))
     inside = {id(op): warps_of(r) for r in roles for op in walk_ops(r.body)}
-    own = {op.buffer.name for r in roles for op in walk_ops(r.body) if isinstance(op, Alloc)}
+    own = {op.buffer.name for r in roles for op in walk_ops(r.body, Alloc)}
     for op in walk_ops(body):
         if not isinstance(op, Store) or op.buffer.space is not Space.LOCAL:
             continue
@@ -298,103 +285,68 @@ class Access:
     at: int = -1
 
 
-Pending: TypeAlias = set[Access]
+Pending: TypeAlias = frozenset[Access]
 
 
-@dataclass
-class _Order:
+def _moved(pending: Iterable[Access], at: int = -1) -> Pending:
+    return frozenset(replace(access, at=at) for access in pending)
+
+
+class _Order(Flow[Pending]):
     """Puts barriers of the block where the text's order needs them, right behind what the later
     statement has to wait for: what stands between the two need not wait."""
 
-    work: _Placer
-    written: set[str]
-    # the loops around, innermost last, and what is pending where they are left or begin again
-    loops: list[For | While] = field(default_factory=list)
-    jumps: list[Pending] = field(default_factory=list)
+    def __init__(self, kernel: Kernel, whole: Warps) -> None:
+        super().__init__()
+        self.whole = whole
+        self.roots = aliases(kernel)
+        self.written = {self.roots[b.name] for op in walk_ops(kernel) for b in written_buffers(op)}
 
-    def body(self, body: Body, pending: Pending) -> Body:
-        """`body` with barriers; `pending` becomes what is so behind it."""
-        found: list[Op] = []
-        for op in body:
-            found += self.statement(op, pending, found)
-        outside = {replace(access, at=-1) for access in pending}
-        pending.clear()
-        pending |= outside
-        return tuple(found)
+    def join(self, a: Pending, b: Pending) -> Pending:
+        return a | b
 
-    def statement(self, op: Op, pending: Pending, found: list[Op]) -> Body:
-        """`op` with barriers inside; those before it go into `found`."""
-        if isinstance(op, Sync) and op.scope in ("block", "cluster") and not op.arrive:
-            pending.clear()
-            return (op,)
-        if isinstance(op, Role) and warps_of(op) == self.work.whole:
-            pending.clear()  # its threads meet before it and behind it
-            return (op,)
-        if isinstance(op, (Break, Continue)) and self.jumps:
-            loop = self.loops[-1]
-            if isinstance(op, Continue) and isinstance(loop, While):
-                self.touch(loop, (loop,), None, pending, found)  # its condition is next
-            self.jumps[-1] |= {replace(access, at=-1) for access in pending}
-            return (op,)
-        if isinstance(op, Role):
-            self.touch(op, walk_ops(op.body), warps_of(op), pending, found)
-            return (op,)
-        if not isinstance(op, (For, While, If)):
-            self.touch(op, walk_ops(op), None, pending, found)
-            return (op,)
-        self.touch(op, (op,), None, pending, found)
-        outer = set(pending)
-        inside = {replace(access, at=-1) for access in pending}
-        if isinstance(op, If):
-            other = set(inside)
-            then, orelse = self.body(op.then, inside), self.body(op.orelse, other)
-            inside |= other
-            op = rebuild(op, then=then, orelse=orelse)
-        else:
-            op = self.loop(op, inside)
+    def body(self, body: Body, pending: Pending) -> tuple[Body, Pending]:
+        new, end = super().body(body, _moved(pending))
+        return new, _moved(end)
+
+    def inside(self, op: Loop | If, pending: Pending, out: list[Op]) -> tuple[Op, Pending]:
+        new, end = super().inside(op, pending, out)
         # what was pending before stays so, from where it was: some path may not have met
-        pending.clear()
-        left = {(a.buffer, a.who, a.writes) for a in inside}
-        pending |= {a for a in outer if (a.buffer, a.who, a.writes) in left}
-        pending |= {replace(access, at=len(found)) for access in inside}
-        return (op,)
+        left = _moved(end)
+        return new, _moved(end, len(out)) | {a for a in pending if replace(a, at=-1) in left}
 
-    def loop(self, op: For | While, pending: Pending) -> For | While:
-        while True:
-            inner = set(pending)
-            self.jumps.append(set())
-            self.loops.append(op)
-            body = [*self.body(op.body, inner)]
-            self.loops.pop()
-            if isinstance(op, While):
-                self.touch(op, (op,), None, inner, body)
-                inner = {replace(access, at=-1) for access in inner}
-            inner |= self.jumps.pop()
-            if inner <= pending:
-                return rebuild(op, body=tuple(body))
-            pending |= inner
+    def again(self, loop: Loop, pending: Pending, out: list[Op]) -> Pending:
+        return _moved(super().again(loop, _moved(pending), out))
+
+    def visit(self, op: Op, pending: Pending, out: list[Op]) -> Pending:
+        if isinstance(op, Sync) and op.scope in ("block", "cluster") and not op.arrive:
+            return frozenset()
+        if isinstance(op, Role) and warps_of(op) == self.whole:
+            return frozenset()  # its threads meet before it and behind it
+        if isinstance(op, Role):
+            return self.touch(op, walk_ops(op.body), warps_of(op), pending, out)
+        if isinstance(op, Continue) and self.loops and isinstance(self.loops[-1], While):
+            op = self.loops[-1]  # its condition is next
+        return self.touch(op, (op,) if goes_into(op) else walk_ops(op), None, pending, out)
 
     def touch(
-        self, op: Op, inner: Iterable[Op], who: Warps | None, pending: Pending, found: list[Op]
-    ) -> None:
-        """Note what `op`, the next statement behind `found`, touches; all meet before that where
+        self, op: Op, inner: Iterable[Op], who: Warps | None, pending: Pending, out: list[Op]
+    ) -> Pending:
+        """Note what `op`, the next statement behind `out`, touches; all meet before that where
         somebody else's access conflicts with it."""
-        new: Pending = set()
+        new: set[Access] = set()
         for each in inner:
             for buffers, writes in ((read_buffers(each), False), (written_buffers(each), True)):
                 for buffer in buffers:
-                    name = self.work.root(buffer.name)
+                    name = self.roots[buffer.name]
                     if buffer.space in (Space.SHARED, Space.GLOBAL) and name in self.written:
-                        new.add(Access(name, who, writes, len(found)))
+                        new.add(Access(name, who, writes))
         last = max((old.at for old in pending if any(_conflict(old, n) for n in new)), default=None)
         if last is not None:
-            place = last + 1 if last >= 0 else len(found)
-            found.insert(place, Sync("block", loc=op.loc))
-            kept = {replace(a, at=a.at + 1) for a in pending if a.at >= place}
-            pending.clear()
-            pending |= kept
-            new = {replace(access, at=len(found)) for access in new}
-        pending |= new
+            place = last + 1 if last >= 0 else len(out)
+            out.insert(place, Sync("block", loc=op.loc))
+            pending = frozenset(replace(a, at=a.at + 1) for a in pending if a.at >= place)
+        return pending | _moved(new, len(out))
 
 
 def _conflict(old: Access, new: Access) -> bool:
@@ -404,7 +356,7 @@ def _conflict(old: Access, new: Access) -> bool:
 def _say(kernel: Kernel, body: Body, crossing: list[str]) -> None:
     syncs = sum(isinstance(op, Sync) and op.scope == "block" for op in walk_ops(body))
     syncs -= sum(isinstance(op, Sync) and op.scope == "block" for op in walk_ops(kernel))
-    places = sorted({warps_of(op) for op in walk_ops(body) if isinstance(op, Role)})
+    places = sorted({warps_of(op) for op in walk_ops(body, Role)})
     said = "; ".join(w.words() for w in places)
     said += f": all warps meet at {syncs} place{'s' * (syncs != 1)}"
     if crossing:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.ir.analysis.bounds import Ranges
+from tilewright.ir.analysis.effects import leaves_early, written_by
 from tilewright.ir.buffer import Buffer, Space, whole
 from tilewright.ir.expr import Const, Expr, Load, Select, Var, loads, substitute, variables
 from tilewright.ir.op import (
@@ -48,7 +49,6 @@ from tilewright.ir.scope import counted
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.prefetchable import Ahead
-from tilewright.passes.overlap.rings import leaves_early, written_by
 from tilewright.passes.reasons import at_line, because
 
 MOST = 20  # registers of a thread for what a nest loads early

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilewright.ir import scope
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges, bounds
+from tilewright.ir.analysis.effects import leaves_early, mentioned, written_by, written_in
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import (
@@ -19,7 +21,7 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
-from tilewright.ir.gather import as_gather, gather_of
+from tilewright.ir.gather import as_gather, filled_by, gather_of
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
@@ -51,12 +53,7 @@ from tilewright.passes.overlap.rings import (
     Fill,
     Plan,
     copy_at,
-    filled_by,
-    leaves_early,
-    mentioned,
     part_of,
-    written_by,
-    written_in,
 )
 
 
@@ -77,7 +74,7 @@ class Ahead:
         self.target = target
         self.tensors = {t.name for t in program.tensors}
         views = [op for op in walk_ops(kernel) if isinstance(op, View)]
-        self.viewed = {b.name for op in views for b in (op.buffer, op.source)}
+        self.viewed = aliases(kernel).viewed
         self.mapped = _mapped(program, views)
         self.written = written_by(kernel)
         self.copies: set[int] = set()

@@ -3,11 +3,11 @@ that they turn buffers into."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space, long_dims
+from tilewright.ir.analysis.effects import mentioned
+from tilewright.ir.buffer import AnyLayout, Buffer, Region, long_dims
 from tilewright.ir.expr import (
     Const,
     Expr,
@@ -16,26 +16,16 @@ from tilewright.ir.expr import (
     substitute,
     transform,
 )
-from tilewright.ir.gather import gather_of
+from tilewright.ir.gather import filled_by
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import ComposedLayout, Layout
 from tilewright.ir.op import (
-    Body,
-    Break,
-    Continue,
     Copy,
     For,
-    Hint,
-    Kernel,
     Map,
     Op,
     Store,
-    View,
-    While,
-    bodies,
     marked,
-    touched_within,
-    walk_ops,
 )
 from tilewright.ir.rewrite import map_ops, rebuild, rename_unique, substitute_vars
 
@@ -43,37 +33,6 @@ if TYPE_CHECKING:
     from tilewright.passes.overlap.skew import Skew
 
 BULK, CP_ASYNC = "bulk_load", "cp_async"
-
-
-# ── what a kernel does with its buffers ──────────────────────────────────────────────────────
-
-
-def written_in(body: Iterable[Op]) -> set[str]:
-    return {buffer.name for op in body for buffer, writes in touched_within(op) if writes}
-
-
-def written_by(kernel: Kernel) -> set[str]:
-    """Buffers that the kernel writes, tensors also under the names of their views."""
-    found = written_in(kernel.body)
-    shows: dict[str, str] = {}  # views of tensors, and the tensors
-    for op in walk_ops(kernel):
-        if isinstance(op, View) and op.source.space is Space.GLOBAL:
-            shows[op.buffer.name] = shows.get(op.source.name, op.source.name)
-    changed = {shows.get(name, name) for name in found}
-    return found | changed | {view for view, tensor in shows.items() if tensor in changed}
-
-
-def mentioned(op: Op) -> set[str]:
-    return {buffer.name for buffer, _ in touched_within(op)}
-
-
-def leaves_early(body: Body) -> bool:
-    """Control may leave an iteration of the loop around `body` early."""
-    return any(
-        isinstance(op, (Break, Continue))
-        or (not isinstance(op, (For, While)) and any(leaves_early(b) for b in bodies(op)))
-        for op in body
-    )
 
 
 # ── plans ────────────────────────────────────────────────────────────────────────────────────
@@ -166,15 +125,6 @@ def ring_key(fills: list[Fill], stages: int) -> RingKey:
     return tuple(f.tile.name for f in fills), stages, fills[0].how
 
 
-def filled_by(op: Copy | Map) -> Buffer:
-    """The tile of a copy, or of a nest that gathers."""
-    if isinstance(op, Copy):
-        return op.dst.buffer
-    found = gather_of(op)
-    assert found is not None
-    return found.store.buffer
-
-
 def is_async_fill(op: Op) -> bool:
     """Whether shared memory is written behind the threads' back."""
     return isinstance(op, (Copy, Map)) and op.atom in (BULK, CP_ASYNC)
@@ -261,19 +211,6 @@ def slots_of(buffer: Buffer, name: str, stages: int) -> Buffer:
     """A ring of `stages` slots, each like `buffer`."""
     layout = None if buffer.layout is None else staged(buffer.layout, stages)
     return replace(buffer, name=name, shape=(const(stages), *buffer.shape), layout=layout)
-
-
-SLOTS = "slots"  # the hint for buffers whose slots are free wherever they are written
-
-
-def multibuffer(kernel: Kernel) -> set[str]:
-    """Buffers whose slots take turns (`multibuffer`): no product reads one while it is written,
-    whatever the code between the two says."""
-    return {
-        op.buffer.name
-        for op in walk_ops(kernel)
-        if isinstance(op, Hint) and op.name == SLOTS and op.buffer is not None
-    }
 
 
 def staged(layout: AnyLayout, stages: int) -> AnyLayout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Space
@@ -20,7 +21,6 @@ from tilewright.ir.op import (
     Kernel,
     Op,
     Sync,
-    View,
     While,
     bodies,
     marked,
@@ -39,20 +39,14 @@ _BULK = ("bulk_load", "bulk_store")
 def seen_by_engines(kernels: Iterable[Kernel]) -> set[str]:
     """Shared tiles that matrix instructions or bulk copies touch, under all their names."""
     ops = [op for kernel in kernels for op in walk_ops(kernel)]
-    sources = {op.buffer.name: op.source.name for op in ops if isinstance(op, View)}
-
-    def root(name: str) -> str:
-        while name in sources:
-            name = sources[name]
-        return name
-
+    roots = aliases(tuple(kernels))
     found = {
-        root(b.name)
+        roots[b.name]
         for op in ops
         if isinstance(op, (Gemm, Copy)) and op.atom in ("wgmma", *_BULK)
         for b in (*read_buffers(op), *written_buffers(op))
     }
-    return found | {name for name in sources if root(name) in found}
+    return found | {name for name, root in roots.items() if root in found}
 
 
 def released(
@@ -65,7 +59,7 @@ def released(
     found = per_thread(kernel)
     body = number_gemms(kernel.body)
     numbers = tuple(_own_products(body))
-    several = warps.count > GROUP and any(isinstance(op, NumberedGemm) for op in walk_ops(body))
+    several = warps.count > GROUP and any(walk_ops(body, NumberedGemm))
     engaged = Feature.WGMMA in target.features or Feature.BULK_COPY in target.features
 
     def writes(op: Op) -> bool:

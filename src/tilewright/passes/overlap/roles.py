@@ -18,6 +18,7 @@ from dataclasses import replace
 from math import prod
 from typing import TypeAlias
 
+from tilewright.ir.analysis.hazards import SLOTS
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space, element
 from tilewright.ir.expr import (
@@ -82,7 +83,6 @@ from tilewright.passes.overlap.register_shares import gathering, handed_over
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
-    SLOTS,
     Groups,
     Ring,
     copy_at,

@@ -114,7 +114,7 @@ class Simulation:
         self.costs: dict[int, tuple[float, float]] = {}
         self.quiet: dict[int, bool] = {}
         self.partners: dict[int, bool] = {}
-        self.roles = [op for op in walk_ops(kernel.body) if isinstance(op, Role)]
+        self.roles = list(walk_ops(kernel.body, Role))
         self.touches: dict[int, frozenset[str]] = {}
         self.sharing: dict[int, float] = {}
         for dim in program.dims:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Const, Load, Select
+from tilewright.ir.gather import filled_by
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
@@ -44,7 +45,6 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.passes.overlap import unit_times as rates
-from tilewright.passes.overlap.rings import filled_by
 from tilewright.passes.overlap.simulated_units import Steps
 from tilewright.passes.overlap.steady_loop import Env, is_quiet, trips, value
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS

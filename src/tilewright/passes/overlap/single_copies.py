@@ -13,6 +13,7 @@ from functools import cached_property
 from math import prod
 
 from tilewright.ir.analysis.bounds import Ranges
+from tilewright.ir.analysis.effects import leaves_early, mentioned
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space, element
 from tilewright.ir.expr import Load, const, variables
@@ -42,7 +43,7 @@ from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.layout.bulk_rules import bulk_eligible
 from tilewright.passes.overlap.prefetchable import Ahead
-from tilewright.passes.overlap.rings import BULK, leaves_early, mentioned
+from tilewright.passes.overlap.rings import BULK
 
 
 def _stores(op: Op, tensor: Buffer) -> bool:
@@ -98,7 +99,7 @@ class SingleCopies:
 
     @cached_property
     def of_peers(self) -> set[Buffer]:
-        copies = [op for op in walk_ops(self.kernel.body) if isinstance(op, Copy)]
+        copies = list(walk_ops(self.kernel.body, Copy))
         return {op.dst.buffer for op in copies if op.dst.cta is not None}
 
     def is_stored_only(self, tensor: Buffer, store: Copy) -> bool:

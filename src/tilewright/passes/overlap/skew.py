@@ -38,28 +38,27 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+from tilewright.ir.analysis.aliases import Aliases, aliases
+from tilewright.ir.analysis.dependences import Graph
+from tilewright.ir.analysis.effects import leaves_early, touched
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import TRUE, loads
 from tilewright.ir.op import (
     Alloc,
-    Atomic,
     Body,
     Fill,
     For,
     Gemm,
     Hint,
-    Intrinsic,
     Kernel,
     Let,
     Op,
     View,
-    touched_within,
     walk_ops,
 )
 from tilewright.passes.overlap.multibuffer import used_outside
 from tilewright.passes.overlap.register_shares import handed_over
 from tilewright.passes.overlap.rings import Fill as RingFill
-from tilewright.passes.overlap.rings import leaves_early
 from tilewright.passes.overlap.roles import warpgroups
 from tilewright.passes.overlap.unit_times import TENSOR, cycles, load_cycles, unit_of
 from tilewright.passes.reasons import at_line
@@ -97,7 +96,7 @@ def find_skew(
     if any(isinstance(op, (Alloc, View)) for op in loop.body):
         return "the loop has tiles of its own"
     names = [k for k, op in enumerate(loop.body) if isinstance(op, Let)]
-    views = {op.buffer.name: op.source.name for op in walk_ops(kernel) if isinstance(op, View)}
+    views = aliases(kernel)
     others = {fill.at for fill in fills} | set(names)
     body = _Statements(loop.body, set(range(len(loop.body))) - others, views)
     if loop.stages > 1:  # a product reads its slot while the next one's is filled
@@ -150,18 +149,16 @@ def _best(
     return min(found, key=lambda skew: (skew.interval, skew.order), default=None)
 
 
-def _renewed(
-    kernel: Kernel, loop: For, statements: Sequence[int], views: Mapping[str, str]
-) -> list[Buffer]:
+def _renewed(kernel: Kernel, loop: For, statements: Sequence[int], views: Aliases) -> list[Buffer]:
     """Results of products that every iteration of `loop` begins anew, and nobody uses elsewhere:
     iterations may have one each."""
-    outside = used_outside(kernel.body, loop.var) | set(views) | set(views.values())
+    outside = used_outside(kernel.body, loop.var) | views.viewed
     results = {op.c.buffer for k in statements if isinstance(op := loop.body[k], Gemm)}
     found = []
     for tile in sorted(results, key=lambda b: b.name):
         if tile.space is not Space.FRAGMENT or not tile.is_static or tile.name in outside:
             continue
-        first = next(op for op in loop.body if tile.name in {b.name for b, _ in touched_within(op)})
+        first = next(op for op in loop.body if tile.name in touched(op))
         if _begins(first, tile):
             found.append(tile)
     return found
@@ -214,8 +211,8 @@ def registers(kernel: Kernel) -> int:
     """Of a thread, for all fragments of `kernel` at once, were they spread evenly."""
     return sum(
         registers_of(op.buffer, kernel)
-        for op in walk_ops(kernel)
-        if isinstance(op, Alloc) and op.buffer.space is Space.FRAGMENT and op.buffer.is_static
+        for op in walk_ops(kernel, Alloc)
+        if op.buffer.space is Space.FRAGMENT and op.buffer.is_static
     )
 
 
@@ -243,16 +240,16 @@ class _Statements:
     """The statements `all` of a loop's body: `conflicts` are those that touch the same, `waits`
     the products whose end a statement waits for."""
 
-    def __init__(self, body: Body, which: Iterable[int], views: Mapping[str, str]) -> None:
+    def __init__(self, body: Body, which: Iterable[int], views: Aliases) -> None:
         self.all = sorted(which)
         self.rings: Sequence[Held] = ()
         self.renewed: Mapping[str, Buffer] = {}
         self.units = {k: unit_of(body[k]) for k in self.all}
         self.cycles = {k: cycles(body[k]) for k in self.all}
-        self.touched = touched = {k: _touched(body[k], views) for k in self.all}
+        graph = Graph(body, views, loops=True)
+        self.touched, self.names = graph.touched, graph.names
         self.conflicts = {
-            a: {b for b in self.all if a != b and _conflict(touched[a], touched[b])}
-            for a in self.all
+            a: {b for b in self.all if a != b and (a, b) in graph.names} for a in self.all
         }
         self.waits = {
             k: {p for p in found if not _accumulate(body[k], body[p])}
@@ -272,8 +269,7 @@ class _Statements:
 
     def apart(self, a: int, b: int, copies: Collection[str]) -> bool:
         """Whether two statements touch nothing in common where iterations have `copies`."""
-        one, other = ({n: w for n, w in self.touched[k].items() if n not in copies} for k in (a, b))
-        return not _conflict(one, other)
+        return self.names.get((a, b), set()) <= set(copies)
 
     def before(self, late: frozenset[int], copies: bool = False) -> dict[int, set[int]]:
         """What each statement has to follow in an iteration that runs the `late` ones of the
@@ -355,26 +351,6 @@ class _Statements:
         return found
 
 
-Touched = dict[str, bool]  # names, and whether they are written
-
-
-def _touched(op: Op, views: Mapping[str, str]) -> Touched:
-    found: Touched = {}
-    for buffer, writes in touched_within(op):
-        name = buffer.name
-        while name in views:
-            name = views[name]
-        found[name] = found.get(name, False) or writes
-    for inner in walk_ops(op):
-        if isinstance(inner, (Atomic, Intrinsic)) or _says(inner):
-            found[" effects"] = True  # they keep their order
-    return found
-
-
-def _says(op: Op) -> bool:
-    return isinstance(op, Hint) and op.name != "assume"
-
-
 def _accumulate(a: Op, b: Op) -> bool:
     """Two products into one tile: the unit runs them in order by itself."""
     if not (isinstance(a, Gemm) and isinstance(b, Gemm)) or unit_of(a) != unit_of(b):
@@ -382,7 +358,3 @@ def _accumulate(a: Op, b: Op) -> bool:
     results = {a.c.buffer.name, b.c.buffer.name}
     operands = {r.buffer.name for op in (a, b) for r in (op.a, op.b)}
     return not results & operands
-
-
-def _conflict(a: Touched, b: Touched) -> bool:
-    return any(name in b and (writes or b[name]) for name, writes in a.items())

@@ -20,12 +20,13 @@ one role among themselves are derived here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Expr, Var, const, loads, variables
 from tilewright.ir.op import (
     Alloc,
@@ -149,10 +150,11 @@ class _Dealer:
             if any(acts(op) for op in walk_ops(body)):
                 views[warps] = self.own_threads(body, warps)
         owners = self.owners(views)
-        held = [op for op in common if _is_fragment(op)]
+        roots = aliases(self.kernel)
+        held = [op for op in common if isinstance(op, (Alloc, View)) and _is_fragment(op)]
         common = [op for op in common if not _is_fragment(op)]
         views = {
-            warps: (*(op for op in held if owners.get(_root(op, held)) == warps), *body)
+            warps: (*(op for op in held if owners.get(roots[op.buffer.name]) == warps), *body)
             for warps, body in views.items()
         }
         copies = RoleCopies(self.kernel, self.program, self.target, self.names, releases)
@@ -198,7 +200,7 @@ class _Dealer:
     def named_apart(self, body: Body) -> Body:
         """`body` with a name of its own for whatever several roles define."""
         taken = self.names | defined_names(body)
-        for role in (op for op in walk_ops(body) if isinstance(op, Role)):
+        for role in walk_ops(body, Role):
             taken -= defined_names(role)
 
         def rule(op: Op) -> Op | None:
@@ -247,7 +249,7 @@ class _Dealer:
         """Memory and barriers, which every warp knows of first, and then what they do. Passes may
         have asked for more memory in roles, and for registers that several roles use."""
         inside: list[Op] = []
-        roles = [op for op in walk_ops(tuple(merged)) if isinstance(op, Role)]
+        roles = list(walk_ops(tuple(merged), Role))
         used = Counter(
             name
             for role in roles
@@ -424,7 +426,7 @@ class _Dealer:
     def owners(self, views: dict[Warps, Body]) -> dict[str, Warps]:
         """Whose each fragment is: it belongs to the threads of one range of warps."""
         owner: dict[str, tuple[Warps, Op]] = {}
-        held = [op for op in walk_ops(self.kernel) if _is_fragment(op)]
+        roots = aliases(self.kernel)
         for warps, body in views.items():
             for op in walk_ops(body):
                 if isinstance(op, (Alloc, Hint)):
@@ -432,7 +434,7 @@ class _Dealer:
                 for buffer in (*read_buffers(op), *written_buffers(op)):
                     if buffer.space is not Space.FRAGMENT:
                         continue
-                    name = _root(buffer, held)
+                    name = roots[buffer.name]
                     before, _ = owner.setdefault(name, (warps, op))
                     if before != warps:
                         raise CompileError(
@@ -458,16 +460,6 @@ def _one_by_one(body: Body) -> Body:
 
 def _is_fragment(op: Op) -> bool:
     return isinstance(op, (Alloc, View)) and op.buffer.space is Space.FRAGMENT
-
-
-def _root(what: Op | Buffer, held: Iterable[Op]) -> str:
-    """The name of the fragment that `what` is or shows."""
-    assert isinstance(what, (Alloc, View, Buffer))
-    name = what.name if isinstance(what, Buffer) else what.buffer.name
-    sources = {op.buffer.name: op.source.name for op in held if isinstance(op, View)}
-    while name in sources:
-        name = sources[name]
-    return name
 
 
 def _begins(role: Role) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
-from tilewright.ir.gather import as_gather
+from tilewright.ir.gather import as_gather, filled_by
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -47,7 +47,6 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.layout.bulk_rules import bulk_eligible
-from tilewright.passes.overlap.rings import filled_by
 from tilewright.passes.overlap.roles import dealt_to
 
 LEAST = 64 * 64  # elements of a tile that is worth the trip

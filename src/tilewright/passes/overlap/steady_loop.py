@@ -115,7 +115,7 @@ def _works(op: Op) -> bool:
 
 def _only_moves(op: Map) -> bool:
     """A nest that copies, or loads what copies ask for: who fills rings has such ones."""
-    stored = [i.value for i in walk_ops(op.body) if isinstance(i, Store)]
+    stored = [i.value for i in walk_ops(op.body, Store)]
     return op.atom is not None or all(
         isinstance(e, Load) and e.buffer.space is Space.GLOBAL for e in stored
     )
@@ -188,7 +188,7 @@ def sharing(kernel: Kernel, env: Env, running: int, sizes: set[str]) -> dict[int
     finds it in memory, the others in the L2 cache. All of them, where the grid is not known; it
     may depend on `sizes`."""
     if any(v.name not in sizes for g in kernel.grid for v in variables(g)):
-        return {id(op): float(running) for op in walk_ops(kernel) if isinstance(op, Copy)}
+        return {id(op): float(running) for op in walk_ops(kernel, Copy)}
     counts = [max(1, int(value(g, env))) for g in kernel.grid]
     running = min(running, prod(counts))
     values: dict[Var, Any] = {v: np.int64(n) for v, n in env.items() if isinstance(n, int)}

@@ -104,7 +104,7 @@ class Crews:
 
     def __init__(self, kernel: Kernel) -> None:
         self.total = Warps(0, -(-prod(kernel.threads) // WARP))
-        self.roles = [op for op in walk_ops(kernel) if isinstance(op, Role)]
+        self.roles = list(walk_ops(kernel, Role))
         edges = {0, self.total.count}
         for role in self.roles:
             edges |= {role.first, role.first + role.warps}
@@ -119,7 +119,7 @@ class Crews:
                 self.numbers += 1
                 found.append(Joint(self.numbers, op))
                 continue
-            inner = [o for o in walk_ops(op) if isinstance(o, Role)]
+            inner = list(walk_ops(op, Role))
             named = isinstance(op, Let) and self.joint  # roles that follow may ask for it
             if named or any(warps_of(o) not in self.each for o in inner):
                 self.numbers += 1

@@ -1,6 +1,6 @@
 """Barriers, fences and waits between the threads of a block, in kernels without roles.
 
-Every hazard that a walk (`hazards.Walk`) finds gets what is missing: `sync block` before the later
+Every hazard that a walk (`Hazards`) finds gets what is missing: `sync block` before the later
 op, `fence proxy_async` before that sync where ordinary writes meet the asynchronous proxy, a wait
 for bulk stores before their staging is overwritten. Where the two ops stand in different loops the
 sync goes before the loop that only the later one is in. At the end, each op that was inserted and
@@ -13,11 +13,13 @@ Commits, waits and fences of matrix instructions are completed too (`matrix_grou
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, TypeAlias
+from itertools import takewhile
 
-from tilewright.ir.analysis.uniform import PerThread, per_thread
+from tilewright.ir.analysis.effects import written_in
+from tilewright.ir.analysis.flow import Path, body_at, chain, same
+from tilewright.ir.analysis.hazards import Hazard, Hazards, distinct, multibuffer
+from tilewright.ir.analysis.uniform import PerThread
 from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Var
 from tilewright.ir.op import (
     Arrive,
     Body,
@@ -36,23 +38,20 @@ from tilewright.ir.op import (
     op_loads,
     walk_ops,
 )
-from tilewright.ir.rewrite import OpRule, map_body, rebuild
+from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.rings import is_async_fill, multibuffer, written_in
+from tilewright.passes.overlap.rings import is_async_fill
 from tilewright.passes.overlap.roles import by_hand
-from tilewright.passes.sync.hazards import Found, Hazard, OpT, Path, State, Walk, goes_into
 from tilewright.passes.sync.matrix_groups import number_gemms, settle_matrix_groups, unnumber
 from tilewright.support.errors import CompileError, Loc
 
 MOST_INSERTED = 500  # and some for each op
-# by id of an op: where it is, the loops around, the state in front of it
-Before: TypeAlias = dict[int, tuple[Path, tuple[Var, ...], State]]
 
 
 def insert_syncs(kernel: Kernel, target: Target, single: Collection[str] = ()) -> Kernel:
     """`kernel` with its threads in order; kernels with roles are left as they are. `single`: the
     barriers of copies that products may still be under way for; others know that slots are free."""
-    if by_hand(kernel) or any(_is_placement(op) for op in walk_ops(kernel)):
+    if by_hand(kernel) or any(isinstance(op, Hint) and op.name == "ws" for op in walk_ops(kernel)):
         return kernel
     turning = multibuffer(kernel)
 
@@ -73,13 +72,8 @@ def settle_stores(kernel: Kernel) -> Kernel:
     last = [op for op in walk_ops(kernel) if isinstance(op, Copy) and op.atom == "bulk_store"]
     if not last:
         return kernel
-    walk = _Mending(rebuild(kernel, body=_commit_stores(kernel.body)), ("bulk", "done"))
-    left = walk.run().bulk
-    kernel = walk.kernel
-    if walk.inserted:
-        kernel = _Superfluous(walk).removed()
-        left = Walk(kernel, walk.found, ("nothing",), walk.looked).run().bulk
-    if left:
+    kernel = mended(rebuild(kernel, body=_commit_stores(kernel.body)), ("bulk", "done"))
+    if Hazards(kernel, ("nothing",)).run(kernel).bulk:
         done = WaitGroup("bulk", 0, read=True, loc=last[-1].loc)
         kernel = rebuild(kernel, body=(*kernel.body, done))
     return kernel
@@ -87,161 +81,30 @@ def settle_stores(kernel: Kernel) -> Kernel:
 
 def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
     """`kernel` with what is missing, and nothing that another insertion makes superfluous."""
-    walk = _Mending(kernel, only)
-    walk.run()
-    return _Superfluous(walk).removed() if walk.inserted else walk.kernel
-
-
-class _Mending(Walk):
-    """A walk that inserts what is missing and goes on from there.
-
-    While the loops around are in their first round, nothing behind a place has been seen yet: to
-    go on from the state that was kept there is to begin anew, for less. A hazard of a later round
-    sends the walk back to the loop's beginning. States are kept before ops with bodies, and before
-    barriers, where fences may have to go.
-    """
-
-    def __init__(self, kernel: Kernel, only: tuple[str, ...]) -> None:
-        super().__init__(kernel, per_thread(kernel), only)
-        self.inserted: list[Op] = []
-        self.again: set[tuple[str, int, int]] = set()  # what was missing, between which ops
-        self.most = MOST_INSERTED + 4 * sum(1 for _ in walk_ops(kernel))
-
-    def current(self, op: OpT, path: Path) -> OpT:
-        found: Any = _chain(self.kernel, path)[-1]
-        return found  # type: ignore[no-any-return]
-
-    def body(self, body: Body, at: Path, loops: tuple[Var, ...], state: State) -> None:
-        if self.later:
-            super().body(body, at, loops, state)
-            return
-        kept: dict[int, tuple[State, State | None]] = {}
-        if not at:
-            kept[0] = (state.copy(), None)
-        k = 0
-        while k < len(body):
-            op = body[k]
-            if goes_into(op) or isinstance(op, Sync):
-                kept[k] = self.snapshot(state)
-            try:
-                self.op(op, (*at, (k, "")), loops, state)
-            except Found as found:
-                if found.where is None:
-                    found.where, found.new = self.place(found.hazard)
-                index = found.where[len(at)][0] if found.where[: len(at)] == at else -1
-                if index < 0 or (index not in kept and index != k and at):
-                    raise  # to go on from a place around
-                if index in kept or index != k:
-                    # of an op without bodies, nothing has been noted when it is found to be one
-                    k = index if index in kept else 0
-                    self.restore(state, kept[k])
-                kept = {i: known for i, known in kept.items() if i < k or (i == k == 0 and not at)}
-                self.insert(found.where, found.new)
-                body = _body_at(self.kernel, at)
-            else:
-                k += 1
-
-    def place(self, hazard: Hazard) -> tuple[Path, list[Op]]:
+    kernel = distinct(kernel)
+    hazards = Hazards(kernel, only)
+    most = MOST_INSERTED + 4 * sum(1 for _ in walk_ops(kernel))
+    inserted: list[Op] = []
+    seen: set[tuple[str, int, int]] = set()
+    while (hazard := hazards.first(kernel)) is not None:
+        if len(inserted) > most:
+            raise CompileError("the order of threads did not settle", loc=kernel.loc)
         # a fence in a loop makes of what stands before the loop something to meet behind the fence
-        new, old = (id(_chain(self.kernel, p)[-1]) for p in (hazard.path, hazard.old.path))
-        key = hazard.missing, new, old
-        close = key in self.again
-        self.again.add(key)
-        return _mend(self.kernel, hazard, self.found, close=close)
-
-    def snapshot(self, state: State) -> tuple[State, State | None]:
-        return state.copy(), self.jumps[-1].copy() if self.jumps else None
-
-    def restore(self, state: State, kept: tuple[State, State | None]) -> None:
-        before, jumped = kept
-        state.become(before)
-        if jumped is not None:
-            self.jumps[-1].become(jumped)
-
-    def insert(self, where: Path, new: list[Op]) -> None:
-        if len(self.inserted) > self.most:
-            raise CompileError("the order of threads did not settle", loc=self.kernel.loc)
-        self.kernel = _insert(self.kernel, where, new)
-        self.inserted += new
-        if self.found.controls:
-            # it names ops by identity, which insertions around them change
-            self.found = per_thread(self.kernel)
-            self.looked.clear()
-            self.accesses.clear()
+        new, old = (id(chain(kernel, p)[-1]) for p in (hazard.path, hazard.before))
+        close = (hazard.missing, new, old) in seen
+        seen.add((hazard.missing, new, old))
+        where, missing = _mend(kernel, hazard, hazards.differs, close=close)
+        kernel = _insert(kernel, where, missing)
+        inserted += missing
+    for op in inserted:
+        less = _without(kernel, op)
+        if hazards.first(less) is None:
+            kernel = less
+    return kernel
 
 
-class _Superfluous(Walk):
-    """Takes out each of the insertions, in turn, without which there is no hazard either.
-
-    `before` is the state before each of them, in the first round of the loops around. Whether one
-    is missed is looked for in the ops behind it: there a hazard mostly is, and where none is, both
-    ways often come to the same.
-    """
-
-    def __init__(self, mending: _Mending) -> None:
-        super().__init__(mending.kernel, mending.found, mending.only, mending.looked)
-        self.inserted = mending.inserted
-        self.asked = {id(op) for op in mending.inserted}
-        self.before: Before = {}
-        self.recording = False
-
-    def op(self, op: Op, path: Path, loops: tuple[Var, ...], state: State) -> None:
-        if self.recording and id(op) in self.asked and not self.later:
-            self.before[id(op)] = path, loops, state.copy()
-        super().op(op, path, loops, state)
-
-    def look_again(self) -> None:
-        self.recording = True
-        self.run()
-        self.recording = False
-
-    def removed(self) -> Kernel:
-        self.look_again()
-        for op in self.inserted:
-            self.gone.add(id(op))
-            try:
-                changed = self.go_without(op)
-            except Found:
-                self.gone.remove(id(op))
-                continue
-            self.asked.remove(id(op))
-            if changed is None:
-                self.look_again()
-            else:
-                self.before.update(changed)
-        rule: OpRule = lambda op: () if id(op) in self.gone else None  # noqa: E731
-        return rebuild(self.kernel, body=map_body(self.kernel.body, rule))
-
-    def go_without(self, op: Op) -> Before | None:
-        """What that changes of `before`, None: who knows."""
-        path, loops, state = self.before[id(op)]
-        *around, (index, _) = path
-        at = tuple(around)
-        body = _body_at(self.kernel, at)
-        state, reference = state.copy(), state.copy()
-        self.touch(op, path, loops, reference)
-        changed: Before | None = {}
-        for k in range(index + 1, len(body)):
-            each, here = body[k], (*at, (k, ""))
-            if id(each) in self.gone:
-                continue
-            if not at and state == reference:
-                return changed
-            if goes_into(each):
-                changed = None
-            elif changed is not None and id(each) in self.asked:
-                changed[id(each)] = here, loops, state.copy()
-            self.op(each, here, loops, state)
-            if not at:
-                self.op(each, here, loops, reference)
-        if not at:
-            return changed
-        self.run()
-        return None
-
-
-def _is_placement(op: Op) -> bool:
-    return isinstance(op, Hint) and op.name == "ws"
+def _without(kernel: Kernel, op: Op) -> Kernel:
+    return rebuild(kernel, body=map_body(kernel.body, lambda each: () if each is op else None))
 
 
 def _commit_stores(body: Body) -> Body:
@@ -256,61 +119,55 @@ def _commit_stores(body: Body) -> Body:
             closed = isinstance(after, Commit) and after.unit == "bulk"
             if not joined and not closed:
                 found.append(Commit("bulk", loc=op.loc))
-    same = len(found) == len(body) and all(a is b for a, b in zip(found, body, strict=True))
-    return body if same else tuple(found)
+    return same(found, body)
 
 
 # ── mending ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _mend(
-    kernel: Kernel, hazard: Hazard, found: PerThread, *, close: bool
+    kernel: Kernel, hazard: Hazard, differs: PerThread, *, close: bool
 ) -> tuple[Path, list[Op]]:
     """Where something goes, and what. `close`: right before the later op; a place before the loop
     around it was not enough."""
-    chain = _chain(kernel, hazard.path)
-    loc = chain[-1].loc
+    path, before = hazard.path, hazard.before
+    ops = chain(kernel, path)
+    last = ops[-1]
     met = _meeting_between(kernel, hazard)
     if hazard.missing == "fence" and met is not None:
-        fence: list[Op] = [Fence("proxy_async", loc=loc)]
-        return met, fence
-    last = chain[-1]
-    inside = hazard.old.path[: len(hazard.path)]
-    if isinstance(last, While) and inside == (*hazard.path[:-1], (hazard.path[-1][0], "body")):
+        return met, [Fence("proxy_async", loc=last.loc)]
+    missing = _missing(hazard, last.loc)
+    inside = before[: len(path)]
+    if isinstance(last, While) and inside == (*path[:-1], (path[-1][0], "body")):
         # its condition is read again behind the body
-        return (*inside, (len(last.body), "")), _missing(hazard, loc)
-    common = 0
-    for mine, other in zip(hazard.path[:-1], hazard.old.path[:-1], strict=False):
-        if mine != other:
-            break
-        common += 1
+        return (*inside, (len(last.body), "")), missing
+    pairs = zip(path[:-1], before[:-1], strict=False)
+    common = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
     # read by the condition of a loop around: that comes between the turns
-    common += hazard.old.path == (*hazard.path[:common], (hazard.path[common][0], ""))
-    depth = len(chain) - 1
-    for d in range(common, 0 if close else len(chain) - 1):
-        if isinstance(chain[d], (For, While)):
-            depth = d
-            break
-    while depth and id(chain[depth]) in found.controls:
+    common += before == (*path[:common], (path[common][0], ""))
+    apart = () if close else range(common, len(ops) - 1)
+    depth = next((d for d in apart if isinstance(ops[d], (For, While))), len(ops) - 1)
+    while depth and id(ops[depth]) in differs.controls:
         depth -= 1
-    where = hazard.path[: depth + 1]
-    where = (*where[:-1], (where[-1][0], ""))
-    if depth == len(chain) - 1:
-        where = _before_issue(kernel, where, chain)
-    return where, _missing(hazard, loc)
+    at, index = path[:depth], path[depth][0]
+    body = body_at(kernel, at)
+    if ops[depth] is last and isinstance(last, Copy) and _issues(last):
+        # before the arrival that goes with a bulk copy, not between the two
+        while index and _issues(body[index - 1]):
+            index -= 1
+    return (*at, (index, "")), missing
 
 
 def _meeting_between(kernel: Kernel, hazard: Hazard) -> Path | None:
     """Where threads meet already behind the older access, in its body, before the other one."""
-    *around, (old, _) = hazard.old.path
-    depth = len(around)
-    if tuple(around) != hazard.path[:depth]:
+    at, (old, _) = hazard.before[:-1], hazard.before[-1]
+    if at != hazard.path[: len(at)]:
         return None
-    body = getattr(_chain(kernel, hazard.path)[depth - 1], around[-1][1]) if around else kernel.body
-    for k in range(old + 1, hazard.path[depth][0]):
+    body = body_at(kernel, at)
+    for k in range(old + 1, hazard.path[len(at)][0]):
         op = body[k]
         if isinstance(op, Sync) and op.scope in ("block", "cluster") and not op.arrive:
-            return (*around, (k, ""))
+            return (*at, (k, ""))
     return None
 
 
@@ -323,32 +180,6 @@ def _missing(hazard: Hazard, loc: Loc | None) -> list[Op]:
         case "fence":
             return [Fence("proxy_async", loc=loc), Sync("block", loc=loc)]
     return [Sync("block", loc=loc)]
-
-
-def _chain(kernel: Kernel, path: Path) -> list[Op]:
-    """The ops that `path` goes through, outermost first."""
-    found: list[Op] = []
-    body = kernel.body
-    for index, name in path:
-        found.append(body[index])
-        if name:
-            body = getattr(body[index], name)
-    return found
-
-
-def _body_at(kernel: Kernel, at: Path) -> Body:
-    found: Body = getattr(_chain(kernel, at)[-1], at[-1][1]) if at else kernel.body
-    return found
-
-
-def _before_issue(kernel: Kernel, path: Path, chain: list[Op]) -> Path:
-    """Before the arrival that goes with a bulk copy, not between the two."""
-    body = kernel.body if len(chain) == 1 else getattr(chain[-2], path[-2][1])
-    index = path[-1][0]
-    if isinstance(body[index], Copy) and _issues(body[index]):
-        while index and _issues(body[index - 1]):
-            index -= 1
-    return (*path[:-1], (index, ""))
 
 
 def _issues(op: Op) -> bool:

@@ -25,11 +25,14 @@ assembler wants a wait even where all is over, and adds one otherwise (C7517).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.flow import Flow, Loop, same
+from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const, compare
 from tilewright.ir.op import (
     Alloc,
@@ -44,11 +47,11 @@ from tilewright.ir.op import (
     Let,
     Map,
     Op,
-    View,
     Wait,
     WaitGroup,
-    While,
     attr,
+    bodies,
+    marked,
     read_buffers,
     walk_ops,
     written_buffers,
@@ -114,248 +117,191 @@ def settle_matrix_groups(
     `is_ring_fill`: copies whose slots are known to be free where they stand. `waits`: what the
     target was told.
     """
-    roots = {op.buffer.name: op.source.name for op in walk_ops(body) if isinstance(op, View)}
-    scan = _Scan(_close_groups(body), roots, is_ring_fill, waits)
-    return scan.run()
+    return _Scan(_close_groups(body), is_ring_fill, waits).run()
 
 
 def _close_groups(body: Body) -> Body:
     """A `commit` behind each run of products into one tile: results are waited for one by one."""
     found: list[Op] = []
-    run: list[Gemm] = []
+    last: Gemm | None = None  # of a run that is not closed
 
-    def close(loc: Loc | None) -> None:
-        if run:
-            found.append(Commit(UNIT, loc=loc))
-            run.clear()
+    def close(commit: Commit) -> None:
+        """Behind the last product, not behind the waits that follow it."""
+        at = len(found)
+        while at and isinstance(found[at - 1], (Let, Wait)):
+            at -= 1
+        found.insert(at, commit)
 
     for op in body:
-        if isinstance(op, Gemm) and is_matrix(op):
-            if run and (run[-1].c.buffer != op.c.buffer or _reads(op, run[-1].c.buffer)):
-                close(run[-1].loc)
-            run.append(op)
-        elif isinstance(op, Commit) and op.unit == UNIT:
-            run.clear()
-        elif not isinstance(op, (Let, Wait)):
-            close(run[-1].loc if run else None)
-        changes = {
-            f: _close_groups(getattr(op, f)) for f in ("body", "then", "orelse") if hasattr(op, f)
-        }
-        found.append(rebuild(op, **changes) if changes and not isinstance(op, Map) else op)
-    close(run[-1].loc if run else None)
-    found = _early_commits(found)
-    return tuple(found) if len(found) != len(body) or _differ(found, body) else body
-
-
-def _early_commits(found: list[Op]) -> list[Op]:
-    """A group is closed behind its last product, not behind the waits that follow it."""
-    result: list[Op] = []
-    for op in found:
-        at = len(result)
-        if isinstance(op, Commit) and op.unit == UNIT:
-            while at and isinstance(result[at - 1], (Let, Wait)):
-                at -= 1
-        result.insert(at, op)
-    return result
-
-
-def _reads(op: Gemm, result: Buffer) -> bool:
-    return result.name in (op.a.buffer.name, op.b.buffer.name)
-
-
-def _differ(found: list[Op], body: Body) -> bool:
-    return any(a is not b for a, b in zip(found, body, strict=True))
+        own = op if isinstance(op, Commit) and op.unit == UNIT else None
+        product = op if isinstance(op, Gemm) and is_matrix(op) else None
+        if last is not None and own is None and not isinstance(op, (Let, Wait)):
+            result = last.c.buffer
+            operands = () if product is None else (product.a.buffer, product.b.buffer)
+            if product is None or product.c.buffer != result or result in operands:
+                close(Commit(UNIT, loc=last.loc))
+                last = None
+        if own is not None:
+            close(own)
+            last = None
+            continue
+        last = product or last
+        inner = () if isinstance(op, Map) else marked(op, "body")
+        found.append(rebuild(op, **{f.name: _close_groups(getattr(op, f.name)) for f in inner}))
+    if last is not None:
+        close(Commit(UNIT, loc=last.loc))
+    return same(found, body)
 
 
 Key = tuple[int, int]  # a product's number; 0 its latest run, 1 the one before
 
 
-@dataclass
-class _State:
+class _State(NamedTuple):
     """`ages`: groups closed since each product in flight was; `dirty`: registers that ordinary
     code has touched since the last fence."""
 
-    ages: dict[Key, int] = field(default_factory=dict)
+    ages: Mapping[Key, int]
     dirty: frozenset[str] = frozenset()
 
-    def copy(self) -> _State:
-        return _State(dict(self.ages), self.dirty)
 
-    def joined(self, others: Iterable[_State]) -> _State:
-        ages, dirty = dict(self.ages), self.dirty
-        for other in others:
-            for key, age in other.ages.items():
-                ages[key] = min(age, ages.get(key, age))
-            dirty |= other.dirty
-        return _State(ages, dirty)
+class _Product(NamedTuple):
+    """Where a product's result goes, and the operands that it reads from registers and memory."""
+
+    op: Gemm
+    result: str
+    registers: set[str]
+    shared: set[str]
 
 
-class _Scan:
-    def __init__(
-        self, body: Body, roots: dict[str, str], is_ring_fill: Callable[[Op], bool], waits: str
-    ) -> None:
+class _Scan(Flow[_State]):
+    def __init__(self, body: Body, is_ring_fill: Callable[[Op], bool], waits: str) -> None:
+        super().__init__()
         self.source = body
-        self.roots = roots
+        self.roots = aliases(body)
         self.is_ring_fill = is_ring_fill
         self.by_iteration = waits in ("iteration", "each")
         self.each = waits == "each"
-        self.gemms = {
-            op.number: op for op in walk_ops(body) if isinstance(op, NumberedGemm)
-        }  # fmt: skip
-        self.jumps: list[list[_State]] = []
+        self.gemms = {op.number: self.product(op) for op in walk_ops(body, NumberedGemm)}
+        self.waited = {id(op) for op in _before_waits(body)}
+
+    def product(self, op: Gemm) -> _Product:
+        parts: dict[bool, set[str]] = {True: set(), False: set()}
+        for r in (op.a, op.b):
+            parts[r.buffer.space is Space.FRAGMENT].add(self.roots[r.buffer.name])
+        return _Product(op, self.roots[op.c.buffer.name], parts[True], parts[False])
 
     def run(self) -> Body:
-        state = _State()
-        body = self.body(self.source, state)
+        body, state = self.body(self.source, _State({}))
         end: list[Op] = []
         if state.ages:
-            self.wait(state, state.ages, end, self.gemms[max(state.ages)[0]].loc)
+            self.wait(state, state.ages, end, self.gemms[max(state.ages)[0]].op.loc)
         return (*body, *end)
 
-    def root(self, name: str) -> str:
-        while name in self.roots:
-            name = self.roots[name]
-        return name
+    # ── control ──────────────────────────────────────────────────────────────────────────────
 
-    # ── bodies ───────────────────────────────────────────────────────────────────────────────
+    def join(self, a: _State, b: _State) -> _State:
+        both = {key: min(age, a.ages.get(key, age)) for key, age in b.ages.items()}
+        return _State({**a.ages, **both}, a.dirty | b.dirty)
 
-    def body(self, body: Body, state: _State) -> Body:
-        found: list[Op] = []
-        for k, op in enumerate(body):
-            self.op(op, state, found, waited=_waits_for_all(body[k + 1 : k + 2]))
-        return tuple(found)
+    def op(self, op: Op, state: _State, out: list[Op]) -> _State:
+        if isinstance(op, Release):
+            keys = [(n, op.lag) for n in op.numbers if (n, op.lag) in state.ages]
+            return self.wait(state, keys, out, op.loc)
+        if isinstance(op, WaitGroup) and op.unit == UNIT and self.each:
+            # two waits, the first of which leaves something open, are misread (C7514)
+            op = rebuild(op, pending=0)
+        return super().op(op, state, out)
 
-    def op(self, op: Op, state: _State, found: list[Op], waited: bool) -> None:
-        """`waited`: the program waits for everything right behind `op`."""
-        match op:
-            case Release():
-                keys = [(n, op.lag) for n in op.numbers if (n, op.lag) in state.ages]
-                self.wait(state, keys, found, op.loc)
-                return
-            case NumberedGemm():
-                self.gemm(op, state, found)
-                return
-            case Commit(unit="wgmma"):
-                state.ages = {k: min(age + 1, MOST_OPEN) for k, age in state.ages.items()}
-            case WaitGroup(unit="wgmma"):
-                if self.each and op.pending:
-                    # two waits, the first of which leaves something open, are misread (C7514)
-                    op = rebuild(op, pending=0)
-                state.ages = {k: age for k, age in state.ages.items() if age < op.pending}
-            case Fence(kind="wgmma"):
-                state.dirty = frozenset()
-            case Break() | Continue():
-                self.wait(state, state.ages, found, op.loc)
-                if self.jumps:
-                    self.jumps[-1].append(state.copy())
-            case If():
-                self.touch(op, state, found)
-                other = state.copy()
-                open_before = set(state.ages)
-                then = self.closed(self.body(op.then, state), state, open_before, op.loc)
-                orelse = self.closed(self.body(op.orelse, other), other, open_before, op.loc)
-                both = state.joined((other,))
-                state.ages, state.dirty = both.ages, both.dirty
-                op = rebuild(op, then=_same(then, op.then), orelse=_same(orelse, op.orelse))
-            case For() | While():
-                self.touch(op, state, found)
-                before = dict(state.ages)
-                body = self.loop(op.body, state)
-                op = rebuild(op, body=_same(body, op.body))
-                opened = state.ages.keys() - before.keys()
-                if isinstance(op, For) and opened and not waited and _may_skip(op):
-                    # a path around the loop must not meet instructions in flight: the assembler
-                    # would see their registers defined by others (C7515)
-                    inside: list[Op] = [op]
-                    self.wait(state, list(state.ages), inside, op.loc)
-                    state.ages = before
-                    op = If(compare("<", op.start, op.stop), tuple(inside), loc=op.loc)
-            case _:
-                self.touch(op, state, found)
-        found.append(op)
+    def arm(self, op: If, body: Body, state: _State) -> tuple[Body, _State]:
+        """A branch leaves no product in flight that was not before it: the assembler would see
+        registers defined by one path while they are another's (C7515)."""
+        found, end = super().arm(op, body, state)
+        out = list(found)
+        end = self.wait(end, [key for key in end.ages if key not in state.ages], out, op.loc)
+        return same(out, found), end
 
-    def closed(self, body: Body, state: _State, before: set[Key], loc: Loc | None) -> Body:
-        """A branch that leaves no product in flight that was not before it: the assembler would
-        see registers defined by one path while they are another's (C7515)."""
-        found = list(body)
-        self.wait(state, [key for key in state.ages if key not in before], found, loc)
-        return tuple(found)
+    def again(self, loop: Loop, state: _State, out: list[Op]) -> _State:
+        if not self.by_iteration:
+            return state
+        return self.wait(state, state.ages, out, loop.body[-1].loc if loop.body else None)
 
-    def loop(self, body: Body, state: _State) -> Body:
-        while True:
-            self.jumps.append([])
-            inner = state.copy()
-            found = self.body(body, inner)
-            if self.by_iteration:
-                found = self.closed(found, inner, set(), body[-1].loc if body else None)
-            around = state.joined((inner, *self.jumps.pop()))
-            if around == state:
-                return found
-            state.ages, state.dirty = around.ages, around.dirty
+    def loop(self, loop: Loop, state: _State) -> tuple[Op, _State]:
+        op, end = super().loop(loop, state)
+        opened = end.ages.keys() - state.ages.keys()
+        if not isinstance(op, For) or not opened or id(loop) in self.waited or not _may_skip(op):
+            return op, end
+        # a path around the loop must not meet instructions in flight: the assembler would see
+        # their registers defined by others (C7515)
+        inside: list[Op] = [op]
+        end = self.wait(end, end.ages, inside, op.loc)
+        skipped = If(compare("<", op.start, op.stop), tuple(inside), loc=op.loc)
+        return skipped, end._replace(ages=state.ages)
 
     # ── ops ──────────────────────────────────────────────────────────────────────────────────
 
-    def gemm(self, op: NumberedGemm, state: _State, found: list[Op]) -> None:
-        own = {self.root(op.c.buffer.name)}
-        inputs = {self.root(r.buffer.name) for r in (op.a, op.b)}
+    def visit(self, op: Op, state: _State, out: list[Op]) -> _State:
+        match op:
+            case NumberedGemm():
+                return self.gemm(op, state, out)
+            case Commit(unit="wgmma"):
+                older = {k: min(age + 1, MOST_OPEN) for k, age in state.ages.items()}
+                return state._replace(ages=older)
+            case WaitGroup(unit="wgmma"):
+                return _open(state, op.pending)
+            case Fence(kind="wgmma"):
+                return state._replace(dirty=frozenset())
+            case Break() | Continue():
+                return self.wait(state, state.ages, out, op.loc)
+        return self.touch(op, state, out)
+
+    def gemm(self, op: NumberedGemm, state: _State, out: list[Op]) -> _State:
+        _, result, registers, shared = self.gemms[op.number]
         keys = []
         for key in state.ages:
             other = self.gemms[key[0]]
-            result, registers = self.registers(other)
-            if result in inputs or own & registers:
+            if other.result in registers | shared or result in other.registers:
                 keys.append(key)
-        self.wait(state, keys, found, op.loc)
-        result, registers = self.registers(op)
+        state = self.wait(state, keys, out, op.loc)
         if (registers | {result}) & state.dirty:
-            found.append(Fence(UNIT, loc=op.loc))
-            state.dirty = frozenset()
-        latest = state.ages.pop((op.number, 0), None)
-        if latest is not None:
-            state.ages[op.number, 1] = latest
-        state.ages[op.number, 0] = OPEN
-        found.append(op)
+            out.append(Fence(UNIT, loc=op.loc))
+            state = state._replace(dirty=frozenset())
+        ages = dict(state.ages)
+        if (op.number, 0) in ages:
+            ages[op.number, 1] = ages.pop((op.number, 0))
+        return state._replace(ages={**ages, (op.number, 0): OPEN})
 
-    def registers(self, op: Gemm) -> tuple[str, set[str]]:
-        """Where the result goes, and the operands that are read from registers."""
-        operands = {
-            self.root(r.buffer.name) for r in (op.a, op.b) if r.buffer.space is Space.FRAGMENT
-        }
-        return self.root(op.c.buffer.name), operands
-
-    def touch(self, op: Op, state: _State, found: list[Op]) -> None:
+    def touch(self, op: Op, state: _State, out: list[Op]) -> _State:
         """An ordinary op, or the head of one with bodies."""
         inner = list(walk_ops(op)) if isinstance(op, Map) else [op]
-        read = {self.root(b.name) for o in inner for b in read_buffers(o)}
-        written = {self.root(b.name) for o in inner for b in written_buffers(o)}
-        if isinstance(op, Alloc):
-            written.add(op.buffer.name)
-        keys = []
-        for key in state.ages:
-            gemm = self.gemms[key[0]]
-            result, registers = self.registers(gemm)
-            held = registers | {result}
-            shared = {self.root(r.buffer.name) for r in (gemm.a, gemm.b)} - held
-            overwrites = written & shared and not self.is_ring_fill(op)
-            if held & (read | written) or overwrites:
-                keys.append(key)
-        names = {
-            self.root(b.name)
-            for o in inner
-            for b in (*read_buffers(o), *written_buffers(o), *_allocated(o))
-            if b.space is Space.FRAGMENT
-        }
-        self.wait(state, state.ages if self.each and names else keys, found, op.loc)
-        state.dirty |= names
+        changed = [b for o in inner for b in written_buffers(o)]
+        changed += [o.buffer for o in inner if isinstance(o, Alloc)]
+        buffers = [b for o in inner for b in read_buffers(o)] + changed
+        touched = {self.roots[b.name] for b in buffers}
+        written = set() if self.is_ring_fill(op) else {self.roots[b.name] for b in changed}
+        keys: Iterable[Key] = [
+            key
+            for key in state.ages
+            for _, result, registers, shared in (self.gemms[key[0]],)
+            if (registers | {result}) & touched or shared & written
+        ]
+        names = {self.roots[b.name] for b in buffers if b.space is Space.FRAGMENT}
+        state = self.wait(state, state.ages if self.each and names else keys, out, op.loc)
+        return state._replace(dirty=state.dirty | names)
 
-    def wait(self, state: _State, keys: Iterable[Key], found: list[Op], loc: Loc | None) -> None:
+    def wait(self, state: _State, keys: Iterable[Key], out: list[Op], loc: Loc | None) -> _State:
         ages = [state.ages[key] for key in keys]
         if not ages:
-            return
+            return state
         pending = max(min(ages), 0)
-        if found and isinstance(found[-1], WaitGroup) and found[-1].unit == UNIT:
-            found.pop()  # this one waits for more
-        found.append(WaitGroup(UNIT, pending, loc=loc))
-        state.ages = {k: age for k, age in state.ages.items() if age < pending}
+        if out and isinstance(out[-1], WaitGroup) and out[-1].unit == UNIT:
+            out.pop()  # this one waits for more
+        out.append(WaitGroup(UNIT, pending, loc=loc))
+        return _open(state, pending)
+
+
+def _open(state: _State, pending: int) -> _State:
+    """Behind a wait that leaves so many groups open."""
+    return state._replace(ages={k: age for k, age in state.ages.items() if age < pending})
 
 
 def _may_skip(op: For) -> bool:
@@ -364,17 +310,12 @@ def _may_skip(op: For) -> bool:
     return not (known and int(op.start) < int(op.stop))
 
 
-def _waits_for_all(following: Body) -> bool:
-    return any(isinstance(op, WaitGroup) and op.unit == UNIT and not op.pending for op in following)
-
-
-def _same(new: Body, old: Body) -> Body:
-    same = len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
-    return old if same else new
-
-
-def _allocated(op: Op) -> list[Buffer]:
-    return [op.buffer] if isinstance(op, Alloc) else []
+def _before_waits(body: Body) -> Iterator[Op]:
+    """Ops right behind which the program waits for everything."""
+    for inner in (body, *(b for op in walk_ops(body) for b in bodies(op))):
+        for op, after in pairwise(inner):
+            if isinstance(after, WaitGroup) and after.unit == UNIT and not after.pending:
+                yield op
 
 
 __all__ = [

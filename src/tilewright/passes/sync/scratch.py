@@ -13,13 +13,14 @@ turns over a few places: the meeting inside one exchange then serves the other a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import cycle
 from math import prod
-from typing import TypeAlias
 
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.chips import Chip
-from tilewright.ir.expr import loads
+from tilewright.ir.analysis.aliases import places as places_of
+from tilewright.ir.analysis.flow import Flow
+from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -27,32 +28,23 @@ from tilewright.ir.op import (
     Continue,
     For,
     Hint,
-    If,
-    Intrinsic,
     Kernel,
     Op,
     Role,
-    Store,
     Sync,
     While,
     bodies,
-    expressions,
-    regions,
+    read_buffers,
     walk_ops,
+    written_buffers,
 )
 from tilewright.ir.rewrite import map_body
 from tilewright.ir.target import Target
 from tilewright.passes.lower.lowering import WARP, Exchange, meets
-from tilewright.passes.memory.place_shared import (
-    BULK_ALIGNMENT,
-    TooMuchShared,
-    shared_bytes,
-    too_much,
-)
+from tilewright.passes.memory.place_shared import BULK_ALIGNMENT, TooMuchShared, too_much
 
 MOST_PLACES = 3  # of a role
 SMALL = 2048  # bytes of an exchange that takes turns
-UNIT = 128  # bytes in which blocks are given shared memory
 OFTEN = 16  # a barrier in a loop counts as so many outside
 
 
@@ -63,110 +55,45 @@ def settle_scratch(
     the barriers that they make superfluous."""
     if not exchanges:
         return [], body
-    end = _end(kernel)
-    trees = list(_trees(body, prod(kernel.threads), exchanges))
     # those of each role, and outside roles, have places of their own
-    groups = {k: sorted(_users(tree)) for k, tree in enumerate(trees) if _users(tree)}
-    chosen = {role: _turns(exchanges, mine, 1) for role, mine in groups.items()}
-    kept = {role: _needed(trees[role], chosen[role]) for role in groups}
-    depths = {e.number: d for tree in trees for e, d in _barriers(tree, 0)}
-    for role, mine in groups.items():
-        least = end + sum(_size(exchanges, groups[r], chosen[r]) for r in groups)
+    groups = [g for g in _groups(body, prod(kernel.threads), exchanges) if g.places]
+    end = _aligned(max((at + b.shared_bytes for b, at in places_of(kernel).items()), default=0))
+    chip, threads = target.chip, prod(kernel.threads)
+    for k in range(len(groups)):
         for count in range(2, MOST_PLACES + 1):
-            places = _turns(exchanges, mine, count)
-            more = least + _size(exchanges, mine, places) - _size(exchanges, mine, chosen[role])
-            if not _is_free(kernel, target.chip, least, more):
+            other = replace(groups[k], count=count)
+            least = end + sum(group.size for group in groups)
+            more = least + other.size - groups[k].size
+            if more > chip.shared or chip.resident(threads, more) < chip.resident(threads, least):
                 break
-            needed = _needed(trees[role], places)
-            if _cost(needed, depths) < _cost(kept[role], depths):
-                chosen[role], kept[role], least = places, needed, more
+            if other.cost < groups[k].cost:
+                groups[k] = other
     made: list[Op] = []
-    for role, mine in groups.items():
-        starts = _starts(exchanges, mine, chosen[role], end)
-        end += _size(exchanges, mine, chosen[role])
-        for number in mine:
-            buffer, at = exchanges[number].buffer, starts[chosen[role][number]]
-            if at + buffer.bytes > target.chip.shared:
-                raise _too_much(kernel, target, _end(kernel), buffer)
-            made += [
-                Alloc(buffer, loc=kernel.loc),
-                Hint("place", buffer, detail=(at,), loc=kernel.loc),
-            ]
-    stay = set().union(*kept.values())
+    at = end
+    for group in groups:
+        starts = {}
+        for place, size in sorted(group.sizes.items()):
+            starts[place], at = at, at + size
+        for number, place in group.places.items():
+            buffer = exchanges[number].buffer
+            if starts[place] + buffer.bytes > chip.shared:
+                raise _too_much(kernel, target, end, buffer)
+            hint = Hint("place", buffer, detail=(starts[place],), loc=kernel.loc)
+            made += [Alloc(buffer, loc=kernel.loc), hint]
+    stay = set().union(*(group.needed for group in groups))
     dropped = {id(e.before) for n, e in enumerate(exchanges) if e.before and n not in stay}
     return made, map_body(body, lambda op: () if id(op) in dropped else None)
 
 
-# ── places ───────────────────────────────────────────────────────────────────────────────────
-
-
-def _end(kernel: Kernel) -> int:
-    """Where other shared memory ends."""
-    end = 0
-    for op in walk_ops(kernel):
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-            end = max(end, int(op.detail[0]) + shared_bytes(op.buffer))
-    return _aligned(end, BULK_ALIGNMENT)
-
-
-def _aligned(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
-
-
-def _turns(exchanges: Sequence[Exchange], mine: Sequence[int], count: int) -> dict[int, int]:
-    """The place of each exchange, one of `count` in turn; large ones have the first for
-    themselves. Instances of a role do not meet: nothing takes turns with what another of them may
-    be using."""
-    if any(exchanges[n].instances > 1 for n in mine):
-        return {n: k for k, n in enumerate(mine)}
-    large = {n for n in mine if exchanges[n].buffer.bytes > SMALL}
-    first = 1 if large and count > 1 else 0
-    small = [n for n in mine if n not in large]
-    turns = {n: first + k % (count - first) for k, n in enumerate(small)}
-    return turns | dict.fromkeys(large, 0)
-
-
-def _sizes(
-    exchanges: Sequence[Exchange], mine: Sequence[int], places: Mapping[int, int]
-) -> dict[int, int]:
-    sizes: dict[int, int] = {}
-    for number in mine:
-        size = _aligned(exchanges[number].buffer.bytes, BULK_ALIGNMENT)
-        sizes[places[number]] = max(sizes.get(places[number], 0), size)
-    return sizes
-
-
-def _size(exchanges: Sequence[Exchange], mine: Sequence[int], places: Mapping[int, int]) -> int:
-    return sum(_sizes(exchanges, mine, places).values())
-
-
-def _starts(
-    exchanges: Sequence[Exchange], mine: Sequence[int], places: Mapping[int, int], at: int
-) -> dict[int, int]:
-    starts: dict[int, int] = {}
-    for place, size in sorted(_sizes(exchanges, mine, places).items()):
-        starts[place], at = at, at + size
-    return starts
-
-
-def _is_free(kernel: Kernel, chip: Chip, before: int, after: int) -> bool:
-    """Whether a block may have `after` bytes for `before`, and as many blocks share a
-    multiprocessor."""
-    if after > chip.shared:
-        return False
-
-    def blocks(size: int) -> int:
-        by_size = chip.shared_per_sm // (_aligned(size, UNIT) + chip.reserved)
-        return min(by_size, chip.threads_per_sm // prod(kernel.threads), chip.blocks_per_sm)
-
-    return blocks(after) >= blocks(before)
+def _aligned(size: int) -> int:
+    return -(-size // BULK_ALIGNMENT) * BULK_ALIGNMENT
 
 
 def _too_much(kernel: Kernel, target: Target, end: int, buffer: Buffer) -> TooMuchShared:
     tiles = [op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)]
     error = too_much(
         f"kernel {kernel.name} exchanges more between warps than a block has room for",
-        {b.name: shared_bytes(b) for b in (*tiles, buffer) if b.space is Space.SHARED},
+        {b.name: b.shared_bytes for b in (*tiles, buffer) if b.space is Space.SHARED},
         kernel.loc,
         expected=f"at most {target.chip.shared} bytes of shared memory on {target.arch}",
         got=f"{end} bytes and {buffer.bytes} of scratch",
@@ -174,146 +101,89 @@ def _too_much(kernel: Kernel, target: Target, end: int, buffer: Buffer) -> TooMu
     return error
 
 
-# ── barriers ─────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
-class _Use:
-    """Scratch of exchange `number` is written or read."""
+class _Group:
+    """Exchanges of one role, or of what stands outside roles, that take turns over `count` places.
+    `body`: what touches scratch there, or makes its threads meet; `uses`: by id of an op, the
+    exchanges whose scratch it touches."""
 
-    number: int
-
-
-@dataclass(frozen=True)
-class _Before:
-    """The barrier in front of exchange `number`, if it is needed."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class _Meet:
-    """All threads of the role meet."""
-
-
-@dataclass(frozen=True)
-class _Jump:
-    """On to the end of the loop's body, or behind the loop."""
-
-
-@dataclass
-class _Branch:
-    arms: list[list[_Event]]
-
-
-@dataclass
-class _Loop:
-    body: list[_Event]
-
-
-_Event: TypeAlias = "_Use | _Before | _Meet | _Jump | _Branch | _Loop"
-
-
-@dataclass
-class _Reader:
-    """What happens to scratch in lowered code; roles inside are read apart, into `others`."""
-
+    exchanges: Sequence[Exchange]
+    uses: Mapping[int, list[int]]
     threads: int
-    buffers: Mapping[str, int]
-    barriers: Mapping[int, int]
-    others: list[list[_Event]] = field(default_factory=list)
+    body: Body
+    count: int = 1
 
-    def body(self, body: Body) -> list[_Event]:
-        return [event for op in body for event in self.op(op)]
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """The place of each exchange; large ones have the first for themselves. Instances of a
+        role do not meet: nothing takes turns with what another of them may be using."""
+        mine = sorted({n for op in walk_ops(self.body) for n in self.uses.get(id(op), ())})
+        if any(self.exchanges[n].instances > 1 for n in mine):
+            return {n: k for k, n in enumerate(mine)}
+        large = {n for n in mine if self.exchanges[n].buffer.bytes > SMALL}
+        first = 1 if large and self.count > 1 else 0
+        turns = cycle(range(first, self.count))
+        return {n: 0 if n in large else next(turns) for n in mine}
 
-    def op(self, op: Op) -> Iterator[_Event]:
+    @cached_property
+    def sizes(self) -> dict[int, int]:
+        """Bytes of each place."""
+        found: dict[int, int] = {}
+        for number, place in self.places.items():
+            size = _aligned(self.exchanges[number].buffer.bytes)
+            found[place] = max(found.get(place, 0), size)
+        return found
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes.values())
+
+    @cached_property
+    def needed(self) -> set[int]:
+        """The exchanges that threads have to meet before. Each is added where one is missing, and
+        left out again where others serve."""
+        kept: set[int] = set()
+        while (number := _Walk(self, kept).first()) is not None:
+            kept.add(number)
+        for number in sorted(kept):
+            if _Walk(self, kept - {number}).first() is None:
+                kept.discard(number)
+        return kept
+
+    @property
+    def cost(self) -> int:
+        depths = dict(_depths(self.body, 0))
+        barriers = {n: id(self.exchanges[n].before) for n in self.needed}
+        return sum(OFTEN ** depths.get(barriers[n], 0) for n in self.needed)
+
+
+def _depths(body: Body, depth: int) -> Iterator[tuple[int, int]]:
+    """How many loops are around each op, by its id."""
+    for op in body:
+        yield id(op), depth
+        for inner in bodies(op):
+            yield from _depths(inner, depth + isinstance(op, (For, While)))
+
+
+def _groups(body: Body, threads: int, exchanges: Sequence[Exchange]) -> list[_Group]:
+    """The exchanges outside roles, and those of each role."""
+    numbers = {e.buffer.name: n for n, e in enumerate(exchanges)}
+    uses: dict[int, list[int]] = {}
+    roles: list[_Group] = []
+
+    def rule(op: Op) -> Body | None:
         if isinstance(op, Role):
-            threads = op.warps // op.instances * WARP
-            inner = _Reader(threads, self.buffers, self.barriers, self.others)
-            self.others.append(inner.body(op.body))
-            return
-        for name in sorted(_mentioned(op) & self.buffers.keys()):
-            yield _Use(self.buffers[name])
-        if isinstance(op, Sync):
-            if id(op) in self.barriers:
-                yield _Before(self.barriers[id(op)])
-            elif meets(op, self.threads):
-                yield _Meet()
-        elif isinstance(op, (Break, Continue)):
-            yield _Jump()
-        elif isinstance(op, If):
-            arms = [self.body(op.then), self.body(op.orelse)]
-            if any(arms):
-                yield _Branch(arms)
-        elif isinstance(op, (For, While)):
-            inside = self.body(op.body)
-            if isinstance(op, While):  # its condition is read again behind the body
-                inside += [_Use(self.buffers[n]) for n in _mentioned(op) & self.buffers.keys()]
-            if inside:
-                yield _Loop(inside)
-        else:
-            for inner_body in bodies(op):
-                yield from self.body(inner_body)
+            warps = op.warps // op.instances
+            roles.append(_Group(exchanges, uses, warps * WARP, op.body))
+            return ()
+        names = {b.name for b in (*read_buffers(op), *written_buffers(op))} & numbers.keys()
+        if names:
+            uses[id(op)] = [numbers[name] for name in names]
+        matters = names or isinstance(op, (Break, Continue, Sync)) or any(bodies(op))
+        return None if matters else ()
 
-
-def _mentioned(op: Op) -> set[str]:
-    """Buffers that `op` itself touches, those of ops inside it left out."""
-    found = {x.buffer.name for e in expressions(op) for x in loads(e)}
-    found |= {r.buffer.name for r in regions(op, reads=True, writes=True)}
-    if isinstance(op, Store):
-        found.add(op.buffer.name)
-    if isinstance(op, Intrinsic):
-        found |= {a.buffer.name for a in op.args if isinstance(a, Region)}
-    return found
-
-
-def _trees(body: Body, threads: int, exchanges: Sequence[Exchange]) -> Iterator[list[_Event]]:
-    """What happens to scratch outside roles, and in each role."""
-    buffers = {e.buffer.name: n for n, e in enumerate(exchanges)}
-    barriers = {id(e.before): n for n, e in enumerate(exchanges) if e.before is not None}
-    reader = _Reader(threads, buffers, barriers)
-    yield reader.body(body)
-    yield from reader.others
-
-
-def _users(events: list[_Event]) -> set[int]:
-    """The exchanges that happen in `events`."""
-    found: set[int] = set()
-    for event in events:
-        if isinstance(event, _Use):
-            found.add(event.number)
-        elif isinstance(event, _Branch):
-            found.update(*map(_users, event.arms))
-        elif isinstance(event, _Loop):
-            found |= _users(event.body)
-    return found
-
-
-def _barriers(events: list[_Event], depth: int) -> Iterator[tuple[_Before, int]]:
-    for event in events:
-        if isinstance(event, _Before):
-            yield event, depth
-        elif isinstance(event, _Branch):
-            for arm in event.arms:
-                yield from _barriers(arm, depth)
-        elif isinstance(event, _Loop):
-            yield from _barriers(event.body, depth + 1)
-
-
-def _cost(needed: set[int], depths: Mapping[int, int]) -> int:
-    return sum(OFTEN ** depths.get(number, 0) for number in needed)
-
-
-def _needed(events: list[_Event], places: Mapping[int, int]) -> set[int]:
-    """The exchanges that threads have to meet before. Each is added where one is missing, and
-    left out again where others serve."""
-    kept: set[int] = set()
-    while (number := _Walk(places, kept).first(events)) is not None:
-        kept.add(number)
-    for number in sorted(kept):
-        if _Walk(places, kept - {number}).first(events) is None:
-            kept.discard(number)
-    return kept
+    outside = map_body(body, rule)
+    return [_Group(exchanges, uses, threads, outside), *roles]
 
 
 class _Missing(Exception):
@@ -321,57 +191,36 @@ class _Missing(Exception):
         self.number = number
 
 
-@dataclass
-class _Walk:
+class _Walk(Flow[frozenset[int]]):
     """Which places have been used since threads last met, with the barriers of `kept` alone."""
 
-    places: Mapping[int, int]
-    kept: set[int]
-    jumps: list[set[int]] = field(default_factory=list)
+    def __init__(self, group: _Group, kept: set[int]) -> None:
+        super().__init__()
+        self.group, self.kept = group, kept
+        self.barriers = {id(e.before): n for n, e in enumerate(group.exchanges) if e.before}
 
-    def first(self, events: list[_Event]) -> int | None:
+    def first(self) -> int | None:
         """The first exchange that misses its barrier."""
         try:
-            self.body(events, set())
+            self.body(self.group.body, frozenset())
         except _Missing as found:
             return found.number
         return None
 
-    def body(self, events: list[_Event], used: set[int]) -> None:
-        for event in events:
-            match event:
-                case _Use():
-                    used.add(self.places[event.number])
-                case _Meet():
-                    used.clear()
-                case _Before():
-                    if event.number in self.kept:
-                        used.clear()
-                    elif self.places[event.number] in used:
-                        raise _Missing(event.number)
-                case _Jump():
-                    if self.jumps:
-                        self.jumps[-1] |= used
-                case _Branch():
-                    before, after = set(used), set[int]()
-                    for arm in event.arms:
-                        here = set(before)
-                        self.body(arm, here)
-                        after |= here
-                    used.clear()
-                    used |= after
-                case _Loop():
-                    self.loop(event, used)
+    def join(self, a: frozenset[int], b: frozenset[int]) -> frozenset[int]:
+        return a | b
 
-    def loop(self, loop: _Loop, used: set[int]) -> None:
-        while True:
-            inner = set(used)
-            self.jumps.append(set())
-            self.body(loop.body, inner)
-            inner |= self.jumps.pop()
-            if inner <= used:
-                return
-            used |= inner
+    def visit(self, op: Op, used: frozenset[int], out: list[Op]) -> frozenset[int]:
+        places = self.group.places
+        used |= {places[n] for n in self.group.uses.get(id(op), ())}
+        if not isinstance(op, Sync):
+            return used
+        number = self.barriers.get(id(op))
+        if number in self.kept or (number is None and meets(op, self.group.threads)):
+            return frozenset()
+        if number is not None and places[number] in used:
+            raise _Missing(number)
+        return used
 
 
 __all__ = ["settle_scratch"]

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir import scope
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import BOOL
@@ -37,7 +38,6 @@ from tilewright.ir.op import (
     View,
     WaitGroup,
     While,
-    viewed_buffers,
     walk_ops,
 )
 from tilewright.support.errors import CompileError, at
@@ -99,7 +99,7 @@ class KernelEmitter(TileEmitter):
         self.arena: dict[str, int] = {}
         self.arena_bytes = 0
         self.tiles = self._tiles()
-        self.viewed = viewed_buffers(kernel)
+        self.viewed = aliases(kernel).viewed
         self.handlers: dict[type[Op], Callable[[Any], object]] = {
             For: self._for, While: self._while, If: self._if, Break: self._break,
             Continue: self._continue, Let: self._let, Alloc: self._alloc, View: self._view,

@@ -81,12 +81,12 @@ def _writes_rows(nest: Map, reduce: Reduce) -> bool:
     src, dst, tile = reduce.src, reduce.dst, reduce.src.buffer
     if tile.space not in (Space.SHARED, Space.FRAGMENT) or not (src.is_whole and dst.is_whole):
         return False
-    if any(isinstance(op, (Intrinsic, Atomic)) for op in walk_ops(nest)):
+    if any(walk_ops(nest, Intrinsic, Atomic)):
         return False
     shape = nest.extents
     if shape != tile.shape or not all(isinstance(n, Const) and n.value > 1 for n in shape):
         return False
     if reduce.dim != len(shape) - 1 or dst.tile != shape[:-1]:
         return False
-    stores = [op for op in walk_ops(nest.body) if isinstance(op, Store) and op.buffer == tile]
+    stores = [op for op in walk_ops(nest.body, Store) if op.buffer == tile]
     return len(stores) == 1 and stores[0] in nest.body and stores[0].indices == nest.vars

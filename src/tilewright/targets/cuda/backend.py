@@ -60,10 +60,9 @@ from tilewright.passes.layout.lay_out_shared import pin_shared
 from tilewright.passes.layout.split_gemms import split_gemms
 from tilewright.passes.lower.threads import lower_threads
 from tilewright.passes.memory.fit_registers import TooManyRegisters, fit_registers
-from tilewright.passes.memory.large_fragments import move_large_fragments
 from tilewright.passes.memory.place_shared import TooMuchShared, place_shared
 from tilewright.passes.memory.reuse_shared import reuse_shared
-from tilewright.passes.memory.spill_fragments import spill_fragments
+from tilewright.passes.memory.spill_fragments import move_large_fragments, spill_fragments
 from tilewright.passes.overlap.choose_stages import choose_stages
 from tilewright.passes.overlap.count_stores import count_stores
 from tilewright.passes.overlap.keep_operands import keep_operands

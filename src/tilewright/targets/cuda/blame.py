@@ -56,8 +56,8 @@ def with_tiles(error: TooMuchShared, program: Program) -> TooMuchShared:
     allocs = {
         op.buffer.name: op
         for kernel in program.kernels
-        for op in walk_ops(kernel)
-        if isinstance(op, Alloc) and op.buffer.space is Space.SHARED
+        for op in walk_ops(kernel, Alloc)
+        if op.buffer.space is Space.SHARED
     }
     found, words, deep, first = error.diagnostic, [], False, None
     for name, size in sorted(error.tiles.items(), key=lambda tile: (-tile[1], tile[0])):

@@ -8,12 +8,17 @@ no order yet: who lays one over the other has to see to it that threads meet in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from tilewright.ir.analysis.uniform import PerThread, per_thread
+from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.uniform import TILE_OPS, PerThread, per_thread
+from tilewright.ir.atoms import ATOMS
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import TRUE
+from tilewright.ir.gather import filled_by
+from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
     BarrierInit,
@@ -32,11 +37,9 @@ from tilewright.ir.op import (
     Relayout,
     Scan,
     Store,
-    View,
     Wait,
     WaitGroup,
     While,
-    expressions,
     marked,
     op_loads,
     operands,
@@ -45,10 +48,18 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.passes.overlap.rings import filled_by
 
 Span = tuple[int, int]
 Chain = tuple[tuple[int, str], ...]  # the ops around, outermost first, and which body of theirs
+
+
+def fragment_words(kernel: Kernel) -> dict[str, int]:
+    """Registers of a thread by fragment."""
+    return {
+        op.buffer.name: -(-op.buffer.layout.values * op.buffer.dtype.bits // 32)
+        for op in walk_ops(kernel, Alloc)
+        if isinstance(op.buffer.layout, Fragment)
+    }
 
 
 @dataclass
@@ -89,127 +100,98 @@ class Lifetimes:
 
 def lifetimes(code: Kernel | Body, spaces: Iterable[Space] = (Space.SHARED,)) -> Lifetimes:
     """The lives of the buffers in `spaces`; those of the kernel, or of a part of one."""
-    if not isinstance(code, Kernel):
-        found = _Walk(frozenset(spaces), None)
-        found.body(code, ())
-        return found.settled()
-    found = _Walk(frozenset(spaces), per_thread(code), _rings(code))
-    found.body(code.body, ())
-    return found.settled()
+    found = _Walk(code, frozenset(spaces))
+    spans = {name: found.span(name) for name in found.touches}
+    return Lifetimes(found.ops, spans, set(spans) - found.alone)
 
 
-def _rings(kernel: Kernel) -> frozenset[str]:
-    """Barriers that `pipeline_loops` made: they begin where the kernel does. Each load on one of
-    them is waited for; what authors do with theirs is not known."""
-    return frozenset(
-        op.barrier.buffer.name
-        for op in walk_ops(kernel)
-        if isinstance(op, BarrierInit) and op.loc is not None and op.loc == kernel.loc
-    )
-
-
-@dataclass(frozen=True)
-class _Touch:
+class _Touch(NamedTuple):
     position: int
     chain: Chain
     op: Op
-    unit: str = ""  # of an asynchronous op: whose groups to wait for
+    unit: str  # of an asynchronous op: whose groups, or which barrier, to wait for
+    ring: bool  # that barrier is a ring's
 
 
-@dataclass
 class _Walk:
-    spaces: frozenset[Space]
-    differs: PerThread | None
-    rings: frozenset[str] = frozenset()
-    ops: list[Op] = field(default_factory=list)
-    touches: dict[str, list[_Touch]] = field(default_factory=dict)
-    loops: dict[int, Span] = field(default_factory=dict)
-    homes: dict[str, Chain] = field(default_factory=dict)  # where a buffer is allocated
-    views: dict[str, str] = field(default_factory=dict)
-    waits: list[tuple[int, Chain, str]] = field(default_factory=list)  # for an engine or barrier
-    breaks: list[Chain] = field(default_factory=list)
-    alone: set[str] = field(default_factory=set)  # buffers that some threads touch for themselves
-
-    def root(self, name: str) -> str:
-        while name in self.views:
-            name = self.views[name]
-        return name
+    def __init__(self, code: Kernel | Body, spaces: frozenset[Space]) -> None:
+        self.spaces = spaces
+        self.roots = aliases(code)
+        self.differs: PerThread | None = None
+        self.rings: set[str] = set()
+        self.ops: list[Op] = []
+        self.touches: dict[str, list[_Touch]] = {}
+        self.loops: dict[int, Span] = {}
+        self.homes: dict[str, Chain] = {}  # where a buffer is allocated
+        self.waits: list[tuple[int, Chain, str]] = []  # for an engine or barrier
+        self.breaks: list[Chain] = []
+        self.alone: set[str] = set()  # buffers that some threads touch for themselves
+        if isinstance(code, Kernel):
+            self.differs = per_thread(code)
+            # barriers that `pipeline_loops` made begin where the kernel does. Each load on one of
+            # them is waited for; what authors do with theirs is not known
+            self.rings = {
+                op.barrier.buffer.name
+                for op in walk_ops(code, BarrierInit)
+                if op.loc is not None and op.loc == code.loc
+            }
+            code = code.body
+        self.body(code, ())
 
     # ── walking ──────────────────────────────────────────────────────────────────────────────
 
     def body(self, body: Body, chain: Chain) -> None:
         for op in body:
-            self.op(op, chain)
-
-    def op(self, op: Op, chain: Chain) -> None:
-        position = len(self.ops)
-        self.ops.append(op)
-        if isinstance(op, View):
-            self.views[op.buffer.name] = op.source.name
-            return
-        if isinstance(op, Alloc):
-            self.homes.setdefault(op.buffer.name, chain)
-        elif isinstance(op, WaitGroup) and op.pending == 0:
-            self.waits.append((position, chain, op.unit))
-        elif isinstance(op, Wait):
-            self.waits.append((position, chain, op.barrier.buffer.name))
-        elif isinstance(op, Break):
-            self.breaks.append(chain)
-        self.touch(op, position, chain)
-        if isinstance(op, Map):
-            return
-        for f in marked(op, "body"):
-            self.body(getattr(op, f.name), (*chain, (position, f.name)))
-        if isinstance(op, (For, While)):
-            self.loops[position] = (position, len(self.ops) - 1)
+            position = len(self.ops)
+            self.ops.append(op)
+            if isinstance(op, Alloc):
+                self.homes.setdefault(op.buffer.name, chain)
+            elif isinstance(op, WaitGroup) and op.pending == 0:
+                self.waits.append((position, chain, op.unit))
+            elif isinstance(op, Wait):
+                self.waits.append((position, chain, op.barrier.buffer.name))
+            elif isinstance(op, Break):
+                self.breaks.append(chain)
+            self.touch(op, position, chain)
+            if isinstance(op, Map):
+                continue
+            for f in marked(op, "body"):
+                self.body(getattr(op, f.name), (*chain, (position, f.name)))
+            if isinstance(op, (For, While)):
+                self.loops[position] = (position, len(self.ops) - 1)
 
     def touch(self, op: Op, position: int, chain: Chain) -> None:
-        units = {b.name: unit for b, unit in _engines(op)}
-        if isinstance(op, Copy) and op.barrier is not None:
-            ring = op.barrier.buffer.name in self.rings
-            units[op.dst.buffer.name] = "ring" if ring else "barrier"
+        unit, used = _engine(op)
+        barrier = op.barrier if isinstance(op, Copy) else None
+        ring = barrier is not None and barrier.buffer.name in self.rings
+        if ring and barrier is not None:
+            unit = barrier.buffer.name
+        differs = None if isinstance(op, tuple(TILE_OPS)) else self.differs
+        apart = differs is not None and differs.runs_apart(op)
         for inner in walk_ops(op) if isinstance(op, Map) else (op,):
-            strange = {
-                r.buffer.name
-                for r in operands(inner)
-                if isinstance(r, Region) and r.cta is not None
-            }
-            if isinstance(inner, Intrinsic):
-                strange |= {a.buffer.name for a in inner.args if isinstance(a, Region)}
+            given = [x for x in operands(inner) if isinstance(x, Region)]
+            strange = {r.buffer for r in given if r.cta is not None or isinstance(inner, Intrinsic)}
             if isinstance(inner, Copy) and inner.multicast is not None:
-                strange.add(inner.dst.buffer.name)
+                strange.add(inner.dst.buffer)
             for buffer in dict.fromkeys((*read_buffers(inner), *written_buffers(inner))):
                 if buffer.space not in self.spaces:
                     continue
-                name = self.root(buffer.name)
-                self.touches.setdefault(name, []).append(
-                    _Touch(position, chain, op, units.get(buffer.name, ""))
-                )
-                if buffer.name in strange or self.by_some(op):
+                name = self.roots[buffer.name]
+                touch = _Touch(position, chain, op, unit if buffer in used else "", ring)
+                self.touches.setdefault(name, []).append(touch)
+                if buffer in strange or apart:
                     self.alone.add(name)
 
-    def by_some(self, op: Op) -> bool:
-        """Whether threads run `op` each for itself."""
-        if self.differs is None or isinstance(op, (Copy, Gemm, Map, Reduce, Scan, Fill, Relayout)):
-            return False
-        found = self.differs
-        return id(op) in found.controls or found.source(expressions(op)) is not None
-
     # ── what follows ─────────────────────────────────────────────────────────────────────────
-
-    def settled(self) -> Lifetimes:
-        spans = {name: self.span(name) for name in self.touches}
-        return Lifetimes(self.ops, spans, set(spans) - self.alone)
 
     def span(self, name: str) -> Span:
         touches = self.touches[name]
         first = min(t.position for t in touches)
-        last = max([t.position for t in touches] + [self.over(t, touches) for t in touches])
+        last = max(max(t.position, self.over(t, touches)) for t in touches)
         home = self.homes.get(name, ())
-        around = {at for t in touches for at, _ in t.chain if at in self.loops}
         # conditions are read again behind every turn
         asked = {t.position for t in touches if isinstance(self.ops[t.position], While)}
-        around |= asked
+        around = {at for t in touches for at, _ in t.chain if at in self.loops} | asked
         # the innermost first: what a loop inside makes longer may reach out of the one around
         for loop in sorted(around, reverse=True):
             start, end = self.loops[loop]
@@ -226,42 +208,34 @@ class _Walk:
         if not touch.unit:
             return touch.position
         never = len(self.ops)
-        if touch.unit == "ring":
+        if touch.ring:
             # every load is waited for by its readers, unless they leave before
-            read = any(not t.unit or t.unit == "wgmma" for t in touches)
+            read = any(t.unit in ("", "wgmma") for t in touches)
             loops = {at for at, _ in touch.chain if at in self.loops}
             left = any(at in loops for chain in self.breaks for at, _ in chain)
             if left or not read:
                 return never
         for position, chain, unit in self.waits:
             after = position > touch.position and touch.chain[: len(chain)] == chain
-            if unit == _waited_for(touch) and after:
+            if unit == touch.unit and after:
                 return position
-        return never if touch.unit != "ring" else touch.position  # waited for in the next turn
+        return touch.position if touch.ring else never  # a ring's is waited for in the next turn
 
 
-def _waited_for(touch: _Touch) -> str:
-    """What a wait names that ends an asynchronous access: its engine, or its barrier."""
-    if touch.unit != "ring":
-        return touch.unit
-    assert isinstance(touch.op, Copy) and touch.op.barrier is not None
-    return touch.op.barrier.buffer.name
-
-
-def _engines(op: Op) -> Iterator[tuple[Buffer, str]]:
-    """Buffers that `op` goes on using when the next op begins, and what ends that."""
-    if isinstance(op, Copy):
-        if op.atom == "bulk_load":
-            yield op.dst.buffer, "barrier"  # which may be the author's: never known to have ended
-        elif op.atom == "bulk_store":
-            yield op.src.buffer, "bulk"
-        elif op.atom == "cp_async":
-            yield op.dst.buffer, "cp_async"
-    elif isinstance(op, Map) and op.atom == "cp_async":
-        yield filled_by(op), "cp_async"
-    elif isinstance(op, Gemm) and op.atom == "wgmma":
-        for region in (op.a, op.b, op.c):
-            yield region.buffer, "wgmma"
+def _engine(op: Op) -> tuple[str, list[Buffer]]:
+    """What ends an asynchronous op, and the buffers that it goes on using when the next begins."""
+    if isinstance(op, Copy) and op.barrier is not None:
+        return "barrier", [op.dst.buffer]  # which may be the author's: never known to have ended
+    atom = op.atom if isinstance(op, (Copy, Gemm, Map)) else None
+    unit = ATOMS[atom].completion if atom is not None else ""
+    if not unit:
+        return "", []
+    if isinstance(op, Gemm):
+        return unit, [op.a.buffer, op.b.buffer, op.c.buffer]
+    if isinstance(op, Copy) and unit == "bulk":
+        return unit, [op.src.buffer]
+    assert isinstance(op, (Copy, Map))
+    return unit, [filled_by(op)]
 
 
 def _made_anew(touches: list[_Touch], loop: int, name: str) -> bool:
@@ -274,7 +248,7 @@ def overwrites(op: Op, name: str) -> bool:
     """Whether `op` gives all of a buffer new contents and does not read the old ones."""
     if isinstance(op, Map):
         return _map_overwrites(op, name)
-    if any(b.name == name for b in (x.buffer for x in op_loads(op))):
+    if any(x.buffer.name == name for x in op_loads(op)):
         return False
     if isinstance(op, (Copy, Fill, Scan, Relayout)):
         region = op.dst
@@ -304,4 +278,4 @@ def _map_overwrites(op: Map, name: str) -> bool:
     )
 
 
-__all__ = ["Lifetimes", "lifetimes", "overwrites"]
+__all__ = ["Lifetimes", "fragment_words", "lifetimes", "overwrites"]

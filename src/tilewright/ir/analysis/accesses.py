@@ -1,0 +1,263 @@
+"""Accesses of memory by ops, as boxes of elements, and whether two of them meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tilewright.ir.analysis.aliases import aliases, sharing
+from tilewright.ir.analysis.bounds import Ranges, stride_of
+from tilewright.ir.analysis.uniform import PerThread
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.expr import Const, Expr, Var, const, loads, substitute, variables
+from tilewright.ir.layout.fragment import Fragment
+from tilewright.ir.op import (
+    Atomic,
+    Copy,
+    Intrinsic,
+    Kernel,
+    Map,
+    Op,
+    Store,
+    bound_within,
+    op_loads,
+    regions,
+    walk_ops,
+    written_buffers,
+)
+from tilewright.ir.simplify import simplify
+
+NOWHERE: frozenset[Var] = frozenset()
+# of a dimension, a first index and a number of them; None: anywhere
+Part: TypeAlias = tuple[Expr, int] | None
+Box: TypeAlias = tuple[Part, ...]
+ASYNC = ("matrix", "bulk_read", "bulk_write")
+KINDS: Mapping[str, Mapping[bool, str]] = {  # by atom: of its reads (False) and its writes
+    "bulk_load": {True: "bulk_write"},
+    "bulk_store": {False: "bulk_read", True: "bulk_put"},
+    "wgmma": {False: "matrix"},
+    "cp_async": {True: "cp_async"},
+    "remote_store": {True: "bulk_write"},
+}
+
+
+@dataclass(frozen=True)
+class Access:
+    """Some elements of a buffer touched by one op. `threads`: equal for accesses that take each
+    of the same elements to the same thread; `block`: of the cluster, whose memory it is, where that
+    is said; `loops`: the variables of the loops around; `fresh`: the names and scalars in its box
+    still have the values that they had; `turned`: the loops around of which another iteration has
+    begun since, for tensors; `age`: groups closed since that of a bulk store."""
+
+    buffer: str
+    root: str
+    kind: str
+    writes: bool
+    box: Box | None = None
+    threads: Any = None
+    block: Expr | None = None
+    loops: tuple[Var, ...] = ()
+    shared: bool = True
+    fresh: bool = False
+    turned: frozenset[Var] = frozenset()
+    age: int = -1
+
+
+class Accesses:
+    """What ops of a kernel access, with more or fewer barriers, fences and waits in it too."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.roots = aliases(kernel)
+        self.aliased = set(self.roots.values())
+        self.sharing = sharing(kernel)
+        self.changed = {self.roots[b.name] for op in walk_ops(kernel) for b in written_buffers(op)}
+
+    def find(self, op: Op, loops: tuple[Var, ...], differs: PerThread) -> tuple[Access, ...]:
+        """Of `op` itself, or of all that stands in a map, inside `loops`."""
+        general = "lanes" if differs.runs_apart(op) else "threads"
+        found: dict[Access, None] = {}
+        for buffer, *what in accesses_of(op, general):
+            kind, writes, box, pattern, block = what
+            root = self.roots[buffer.name]
+            shared = buffer.space is Space.SHARED
+            tensor = buffer.space is Space.GLOBAL and kind not in ASYNC and root in self.changed
+            if not shared and not tensor:
+                continue
+            if root in self.aliased:
+                box = pattern = None
+            root = self.sharing.get(root, root)
+            new = Access(
+                buffer.name, root, kind, writes, box, pattern, block, loops, shared, not shared
+            )
+            found[new] = None
+        return tuple(found)
+
+
+# a buffer; how; whether it is written; where; which thread touches which element; whose block's
+_Found: TypeAlias = tuple[Buffer, str, bool, Box | None, Any, Expr | None]
+
+
+def accesses_of(op: Op, general: str = "threads") -> Iterator[_Found]:
+    """What an op touches in whatever space; of one with bodies, its head, but of a map all."""
+    if isinstance(op, Map):
+        yield from _map_accesses(op)
+        return
+    kinds = KINDS.get(getattr(op, "atom", None) or "", {})
+    for writes in (False, True):
+        for region in regions(op, reads=not writes, writes=writes):
+            kind = kinds.get(writes, general)
+            if isinstance(op, Atomic) and region is op.dst:
+                kind = "atomic"
+            pattern = _copy_pattern(op) if region.buffer.space is Space.SHARED else None
+            box = tuple(
+                (s, int(e.value)) if isinstance(e, Const) else None
+                for s, e in zip(region.starts, region.extents, strict=True)
+            )
+            yield region.buffer, kind, writes, box, pattern, region.cta
+    for load in op_loads(op):
+        yield load.buffer, general, False, tuple((i, 1) for i in load.indices), None, None
+    if isinstance(op, Store):
+        yield op.buffer, general, True, tuple((i, 1) for i in op.indices), None, None
+    if isinstance(op, Intrinsic):
+        for arg in op.args:
+            if isinstance(arg, Region):
+                yield arg.buffer, general, True, None, None, None
+
+
+def _map_accesses(op: Map) -> Iterator[_Found]:
+    extents = {
+        v: int(e.value) if isinstance(e, Const) else None
+        for v, e in zip(op.vars, op.extents, strict=True)
+    }
+    inner = {v for each in op.body for v in bound_within(each)}
+    stores = KINDS.get(op.atom or "", {}).get(True, "threads")
+    for each in walk_ops(op.body):
+        found = [(x.buffer, x.indices, "threads", False) for x in op_loads(each)]
+        if isinstance(each, Store):
+            found.append((each.buffer, each.indices, stores, True))
+        for region in regions(each, reads=True, writes=True):
+            atomic = isinstance(each, Atomic) and region is each.dst
+            yield region.buffer, "atomic" if atomic else "threads", True, None, None, None
+        for buffer, indices, kind, writes in found:
+            box = tuple(_span(i, extents, inner) for i in indices)
+            pattern = None
+            plain = kind == "threads" and all(i in extents for i in indices)
+            if _is_one_to_one(op.layout) and plain:
+                axes = tuple(op.vars.index(i) for i in indices if isinstance(i, Var))
+                pattern = ("nest", op.layout, axes, tuple(extents.values()))
+            yield buffer, kind, writes, box, pattern, None
+
+
+def _is_one_to_one(layout: Any) -> bool:
+    return isinstance(layout, Fragment) and layout.is_bijective
+
+
+def _copy_pattern(op: Op) -> Any:
+    """Which thread touches which element of the shared side of a copy by threads."""
+    if isinstance(op, Copy) and op.atom == "threads":
+        for side in (op.src, op.dst):
+            layout = side.buffer.layout
+            if side.is_whole and _is_one_to_one(layout):
+                return ("copy", layout)
+    return None
+
+
+def _span(
+    index: Expr, extents: Mapping[Var, int | None], inner: set[Var]
+) -> tuple[Expr, int] | None:
+    """The indices that an expression takes over a nest: the first, and how many."""
+    if variables(index) & inner or loads(index):
+        return None
+    size = 1
+    zeros: dict[Var, Expr] = {}
+    for var in variables(index) & set(extents):
+        stride, extent = stride_of(index, var), extents[var]
+        if stride is None or stride < 0 or extent is None:
+            return None
+        size += stride * (extent - 1)
+        zeros[var] = const(0, var.dtype)
+    return substitute(index, zeros), size
+
+
+# ── whether two meet ─────────────────────────────────────────────────────────────────────────
+
+
+def meet(old: Access, new: Access, again: bool, defined: Mapping[Var, frozenset[Var]]) -> bool:
+    """Whether they may touch the same element, not in the same thread, and one writes it. `again`:
+    one op makes both; `defined`: the loops that variables are defined in."""
+    if old.root != new.root or not (old.writes or new.writes):
+        return False
+    if old.kind == new.kind == "atomic" or old.kind == new.kind == "lanes":
+        return False
+    if isinstance(old.block, Const) and isinstance(new.block, Const) and old.block != new.block:
+        return False
+    if old.buffer != new.buffer or old.box is None or new.box is None:
+        return True
+    if apart(old.box, new.box, old.fresh and new.fresh):
+        return False
+    if again and old.writes and new.writes and _walk_apart(old, new, defined):
+        return False
+    same = old.threads is not None and old.threads == new.threads
+    return not (same and old.box == new.box and _is_fixed(old.box))
+
+
+def asks(box: Box | None, scalar: Buffer) -> bool:
+    """Whether it needs the value of a scalar to say where a box lies."""
+    parts = [part for part in box or () if part is not None]
+    return any(load.buffer == scalar for start, _ in parts for load in loads(start))
+
+
+def apart(a: Box, b: Box, fresh: bool = False) -> bool:
+    """Some dimension's ranges do not meet: their distance is a constant, and `fresh` says that
+    names in both stand for the same."""
+    for x, y in zip(a, b, strict=True):
+        if x is None or y is None:
+            continue
+        (start, size), (other, extent) = x, y
+        if isinstance(start, Const) and isinstance(other, Const):
+            distance = int(other.value) - int(start.value)
+        elif fresh and isinstance(gap := simplify(other - start, Ranges()), Const):
+            distance = int(gap.value)
+        else:
+            continue
+        if not -extent < distance < size:
+            return True
+    return False
+
+
+def _is_fixed(box: Box) -> bool:
+    return all(x is not None and isinstance(x[0], Const) for x in box)
+
+
+def _walk_apart(old: Access, new: Access, defined: Mapping[Var, frozenset[Var]]) -> bool:
+    """Iterations of the loops around never come to elements that another one was at: every loop
+    moves one dimension that no other loop moves, nor a variable `defined` in one, far enough. Of a
+    tensor's accesses it is known which loops have `turned` between two of them; in the others it
+    is still the same iteration."""
+    assert old.box is not None and new.box is not None
+    moving = new.loops if new.shared else tuple(v for v in new.loops if v in old.turned)
+    loops, parts = frozenset(moving), tuple(zip(old.box, new.box, strict=True))
+    return bool(moving) and all(
+        any(_moves_apart(var, was, now, loops, defined) for was, now in parts) for var in moving
+    )
+
+
+def _moves_apart(
+    var: Var, old: Part, new: Part, loops: frozenset[Var], defined: Mapping[Var, frozenset[Var]]
+) -> bool:
+    """One iteration's `new` indices and any other's `old` ones do not meet: both move alike, by no
+    less than the two reach over each other."""
+    if old is None or new is None:
+        return False
+    (before, size), (start, extent) = old, new
+    for each in (before, start):
+        if variables(each) & loops != {var} or loads(each):
+            return False
+        if any(loops & defined.get(other, NOWHERE) for other in variables(each) - {var}):
+            return False
+    stride = stride_of(start, var)
+    distance = simplify(start - before, Ranges())  # in one iteration
+    if stride is None or not isinstance(distance, Const):
+        return False
+    return abs(stride) >= max(size - int(distance.value), extent + int(distance.value))
