@@ -1,0 +1,3 @@
+"""The IR. Its text form is loaded with it: expressions print themselves by it."""
+
+from tilewright.ir import text as text

@@ -1,4 +1,4 @@
-"""Buffers (tensors and tiles), regions of them, and where they live."""
+"""Buffers (tensors and tiles), where they live, their elements and regions of them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
+from tilewright.ir import arith
+from tilewright.ir.arith import Const, Expr, const, wrap
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Const, Expr, const, wrap
+from tilewright.ir.layout.fragment import Fragment
+from tilewright.ir.layout.layout import ComposedLayout, Layout
 from tilewright.support.errors import CompileError, Loc
 
-if TYPE_CHECKING:
-    from tilewright.ir.layout.fragment import Fragment
-    from tilewright.ir.layout.layout import ComposedLayout, Layout
-
-AnyLayout: TypeAlias = "Layout | ComposedLayout | Fragment"
+AnyLayout: TypeAlias = Layout | ComposedLayout | Fragment
 
 
 class Space(str, Enum):
@@ -88,6 +87,41 @@ class Buffer:
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+
+@dataclass(frozen=True, repr=False)
+class Load(Expr):
+    """One element of a buffer, read when the op that holds it runs.
+
+    Outside a global tensor it reads zero; outside a shared, fragment or local tile it is an
+    error. Equal buffer and indices make loads equal, but not the same: a store may lie between.
+    """
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    loc: Loc | None = field(default=None, compare=False)
+
+    def __eq__(self, other: object) -> Any:
+        found = arith.asked("==", self, other) if arith is not None else None
+        if found is not None:
+            return found
+        if not isinstance(other, type(self)):
+            return False
+        return self.buffer == other.buffer and self.indices == other.indices
+
+    def __hash__(self) -> int:
+        return hash((self.buffer, self.indices))
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        return self.buffer.dtype
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        return self.indices
+
+    def rebuild(self, children: tuple[Expr, ...]) -> Expr:
+        return Load(self.buffer, children, self.loc)
 
 
 @dataclass(frozen=True)

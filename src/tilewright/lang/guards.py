@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from threading import Lock
 from typing import Any
 
-from tilewright.ir import expr as _expr
+from tilewright.ir import arith
 from tilewright.ir.expr import Const, Expr, Load, compare, wrap
 from tilewright.lang.reads import Read
 from tilewright.lang.scalar import Scalar
@@ -123,5 +123,5 @@ def guarded() -> Iterator[None]:
         TRACING.reset(token)
 
 
-_expr.asked, _expr.said = _asked, _said
+arith.asked, arith.said = _asked, _said
 setattr(Scalar, "__hash__", _hash(object.__hash__))  # noqa: B010

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tilewright.ir import expr as _expr
+from tilewright.ir import arith
 from tilewright.ir.expr import Bin, Expr, Load, Select, loads
 from tilewright.ir.op import Op
 
@@ -38,7 +38,7 @@ class Read(Load):
     moment: Moment = field(default=Moment(0, 0, 0, 0, True))
 
     def __eq__(self, other: object) -> Any:
-        found = _expr.asked("==", self, other)
+        found = arith.asked("==", self, other)
         if found is not None:
             return found
         return (

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tilewright.ir import expr
+from tilewright.ir import arith
 from tilewright.ir.dtype import dtype
 from tilewright.ir.expr import Const, Expr, cast
 from tilewright.support.errors import CompileError
@@ -28,17 +28,17 @@ class Scalar:
         return cast(self.as_expr(), dtype(to))
 
     def __eq__(self, other: object) -> Any:
-        found = expr.asked("==", self, other)
+        found = arith.asked("==", self, other)
         return self is other if found is None else found
 
     def __ne__(self, other: object) -> Any:
-        found = expr.asked("!=", self, other)
+        found = arith.asked("!=", self, other)
         return self is not other if found is None else found
 
     __hash__ = object.__hash__
 
     def __str__(self) -> str:
-        expr.said(self)
+        arith.said(self)
         return repr(self)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.ir import arith
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import BARRIER, BOOL, DTYPES, FLOAT32, INT32, INT64, DType
 from tilewright.ir.expr import (
@@ -442,6 +443,9 @@ def _tuple(parts: list[str]) -> str:
 def print_expr(expr: Expr) -> str:
     """The text of an expression."""
     return _Printer().expr(expr)
+
+
+arith.shown = print_expr
 
 
 def print_region(region: Region) -> str:

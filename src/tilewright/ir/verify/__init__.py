@@ -54,28 +54,25 @@ def verify(program: Program, stage: Stage) -> None:
 
 def _verify(program: Program, stage: Stage) -> None:
     context = Context(program, stage)
-    for dim in program.dims:
-        define(dim.var, None, context)
-    for scalar in program.scalars:
-        define(scalar, None, context)
+    for var in (*(dim.var for dim in program.dims), *program.scalars):
+        define(var, context)
     for tensor in (*program.tensors, *program.scratch):
         if tensor.space is not Space.GLOBAL:
             context.fail(
-                None,
                 f"{tensor.name} is a parameter or scratch tensor, which live in global memory",
                 expected="global",
                 got=tensor.space.value,
             )
         for size in (*tensor.shape, *(tensor.strides or ())):
-            check_expr(size, None, context)
-        check_buffer(tensor, None, context)
-        define(tensor, None, context)
+            check_expr(size, context)
+        check_buffer(tensor, context)
+        define(tensor, context)
     if not program.kernels:
-        context.fail(None, f"program {program.name} has no kernel")
+        context.fail(f"program {program.name} has no kernel")
     kernel_names: set[str] = set()
     for kernel in program.kernels:
         if kernel.name in kernel_names:
-            context.fail(kernel, f"two kernels are called {kernel.name}", fix="rename one")
+            context.fail(f"two kernels are called {kernel.name}", op=kernel, fix="rename one")
         kernel_names.add(kernel.name)
         context.kernel = kernel
         context.has_roles = any(not op.derived for op in walk_ops(kernel, Role))
@@ -85,32 +82,32 @@ def _verify(program: Program, stage: Stage) -> None:
 
 
 def _check_op(op: Op, context: Context) -> None:
+    context.op = op
     if type(op) not in _STAGE_OPS[context.stage]:
         context.fail(
-            op,
             f"{type(op).__name__} may not stand in a program at stage {context.stage.name}",
             fix="lower it before" if type(op) in OPS.values() else "use an op of ir/op.py",
         )
     for operand in operands(op):
         if isinstance(operand, Region):
-            check_region(operand, op, context)
+            check_region(operand, context)
         elif isinstance(operand, Buffer):
             if not (isinstance(op, (Alloc, View)) and operand is op.buffer):
-                use_buffer(operand, op, context)
+                use_buffer(operand, context)
         else:
-            check_expr(operand, op, context)
+            check_expr(operand, context)
     for check in CHECKS[type(op)]:
         check(op, context)
     nested = tuple(bodies(op))
     if not nested:
         for var in bound(op):
-            define(var, op, context)
+            define(var, context)
         if isinstance(op, (Alloc, View)):
-            define(op.buffer, op, context)
+            define(op.buffer, context)
         return
     before_vars, before_buffers = dict(context.vars), dict(context.buffers)
     for var in bound(op):
-        define(var, op, context)
+        define(var, context)
     context.enclosing.append(op)
     inner_vars, inner_buffers = context.vars, context.buffers
     for body in nested:

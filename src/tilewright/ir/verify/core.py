@@ -31,10 +31,11 @@ class Stage(Enum):
 
 @dataclass
 class Context:
-    """Where the verifier is: what is in scope and what encloses the op."""
+    """Where the verifier is: the op, what is in scope and what encloses it."""
 
     program: Program
     stage: Stage
+    op: Op | None = None
     kernel: Kernel | None = None
     has_roles: bool = False
     enclosing: list[Op] = field(default_factory=list)
@@ -50,14 +51,52 @@ class Context:
         """The innermost enclosing op of one of `classes`."""
         return next((op for op in reversed(self.enclosing) if isinstance(op, classes)), None)
 
-    def fail(self, op: Op | None, message: str, **details: Any) -> NoReturn:
-        """Raise for `op`, at its position or the nearest one around it."""
+    def fail(self, message: str, **details: Any) -> NoReturn:
+        """Raise for the op, or another as `op`, at its position or the nearest one around it."""
+        op: Op | None = details.pop("op", self.op)
         loc = occurrence(details.pop("loc", None), op.loc if op is not None else None)
         for outer in reversed(self.enclosing):
             loc = loc or outer.loc
         if op is not None and op.loc is None and type(op) in FORMS:
             details["notes"] = (f"in: {print_op(op).splitlines()[0]}",)
         raise VerifyError(message, loc=loc or self.program.loc, **details)
+
+    # ── what the op's operands must be ───────────────────────────────────────────────────────
+
+    def integer(self, expr: Expr | None, what: str) -> None:
+        if expr is not None and not expr.dtype.is_int:
+            self.fail(f"{what} must be an integer", expected="an integer", got=str(expr.dtype))
+
+    def boolean(self, expr: Expr, what: str) -> None:
+        if not expr.dtype.is_bool:
+            self.fail(
+                f"{what} must be a bool",
+                expected="bool",
+                got=str(expr.dtype),
+                fix=f"compare: {expr} != 0",
+            )
+
+    def dtype(self, got: DType, expected: DType, what: str) -> None:
+        if got != expected:
+            self.fail(
+                f"{what} has another type than what it goes to",
+                expected=str(expected),
+                got=str(got),
+                fix=f"convert it: {expected}(…)",
+            )
+
+    def one_of(self, value: Any, known: tuple[Any, ...] | dict[str, Any], what: str) -> None:
+        if value not in known:
+            self.fail(
+                f"unknown {what} {value!r}",
+                expected="one of " + ", ".join(map(str, known)),
+                fix=_closest(str(value), map(str, known)),
+            )
+
+
+def _closest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {close[0]}?" if close else ""
 
 
 Check = Callable[[Any, Context], None]
@@ -66,31 +105,29 @@ Check = Callable[[Any, Context], None]
 # ── names ────────────────────────────────────────────────────────────────────────────────────
 
 
-def define(what: Var | Buffer, op: Op | None, context: Context) -> None:
+def define(what: Var | Buffer, context: Context) -> None:
     """Bring a variable or buffer into scope; its name must be new in the whole program."""
     if what.name in context.names:
         before = context.names[what.name]
         where = f" at {before.loc}" if before is not None and before.loc else ""
         context.fail(
-            op,
             f"{what.name} is defined twice{where}",
             expected="names that are unique within the program",
             fix="rename one (rewrite.rename_unique gives a copied body fresh names)",
         )
-    context.names[what.name] = op
+    context.names[what.name] = context.op
     if isinstance(what, Var):
         context.vars[what.name] = what
     else:
         context.buffers[what.name] = what
 
 
-def use_var(var: Var, op: Op | None, context: Context, loc: Loc | None = None) -> None:
+def use_var(var: Var, context: Context, loc: Loc | None = None) -> None:
     found = context.vars.get(var.name)
     if found is var:
         return
     if found is not None:
         context.fail(
-            op,
             f"{var.name} is used as {var.dtype} but defined as {found.dtype}",
             loc=loc,
             expected=str(found.dtype),
@@ -102,24 +139,23 @@ def use_var(var: Var, op: Op | None, context: Context, loc: Loc | None = None) -
     fix = _closest(var.name, context.vars) or (
         f"make {var.name} a parameter, or a size of one: sizes are known from the shapes of tensors"
     )
-    context.fail(op, f"variable {var.name} {where}", loc=loc, fix=fix)
+    context.fail(f"variable {var.name} {where}", loc=loc, fix=fix)
 
 
-def use_buffer(buffer: Buffer, op: Op | None, context: Context, loc: Loc | None = None) -> None:
+def use_buffer(buffer: Buffer, context: Context, loc: Loc | None = None) -> None:
     found = context.buffers.get(buffer.name)
     if found is buffer or found == buffer:
         return
     if found is None:
         where = "is not in scope here" if buffer.name in context.names else "is never allocated"
         fix = _closest(buffer.name, context.buffers)
-        context.fail(op, f"buffer {buffer.name} {where}", loc=loc, fix=fix)
+        context.fail(f"buffer {buffer.name} {where}", loc=loc, fix=fix)
     different = [
         name
         for name in ("shape", "dtype", "space", "strides", "layout")
         if getattr(found, name) != getattr(buffer, name)
     ]
     context.fail(
-        op,
         f"{buffer.name} here is not the buffer that was allocated: {', '.join(different)} differ",
         loc=loc,
         expected=", ".join(_shown(getattr(found, name)) for name in different),
@@ -132,56 +168,9 @@ def _shown(value: Any) -> str:
     return f"({', '.join(map(str, value))})" if isinstance(value, tuple) else str(value)
 
 
-def _closest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"did you mean {close[0]}?" if close else ""
-
-
-# ── helpers for the rules ────────────────────────────────────────────────────────────────────
-
-
 def block_threads(kernel: Kernel) -> int:
     return prod(kernel.threads)
 
 
 def block_warps(kernel: Kernel) -> int:
     return -(-block_threads(kernel) // WARP)
-
-
-def require_integer(expr: Expr | None, what: str, op: Op, context: Context) -> None:
-    if expr is not None and not expr.dtype.is_int:
-        context.fail(op, f"{what} must be an integer", expected="an integer", got=str(expr.dtype))
-
-
-def require_bool(expr: Expr, what: str, op: Op, context: Context) -> None:
-    if not expr.dtype.is_bool:
-        context.fail(
-            op,
-            f"{what} must be a bool",
-            expected="bool",
-            got=str(expr.dtype),
-            fix=f"compare: {expr} != 0",
-        )
-
-
-def require_dtype(got: DType, expected: DType, what: str, op: Op, context: Context) -> None:
-    if got != expected:
-        context.fail(
-            op,
-            f"{what} has another type than what it goes to",
-            expected=str(expected),
-            got=str(got),
-            fix=f"convert it: {expected}(…)",
-        )
-
-
-def require_one_of(
-    value: Any, known: tuple[Any, ...] | dict[str, Any], what: str, op: Op, context: Context
-) -> None:
-    if value not in known:
-        context.fail(
-            op,
-            f"unknown {what} {value!r}",
-            expected="one of " + ", ".join(map(str, known)),
-            fix=_closest(str(value), [str(k) for k in known]),
-        )

@@ -30,10 +30,6 @@ from tilewright.ir.verify.core import (
     Context,
     block_threads,
     block_warps,
-    require_bool,
-    require_dtype,
-    require_integer,
-    require_one_of,
 )
 
 MAX_THREADS = 1024
@@ -43,33 +39,30 @@ WARPGROUP = 4
 
 def _kernel(op: Kernel, context: Context) -> None:
     if context.enclosing:
-        context.fail(op, "a kernel inside another op", fix="kernels stand side by side")
+        context.fail("a kernel inside another op", fix="kernels stand side by side")
     for names, extents, what in (
         (op.blocks, op.grid, "grid"),
         (op.thread_vars, op.threads, "threads"),
     ):
         if len(names) != len(extents) or len(names) > 3:
             context.fail(
-                op,
                 f"{what}: one variable for each of at most 3 axes",
                 got=f"{len(names)} variables, {len(extents)} extents",
             )
     for extent in op.grid:
-        require_integer(extent, "a grid extent", op, context)
+        context.integer(extent, "a grid extent")
     if min(op.threads, default=1) < 1 or block_threads(op) > MAX_THREADS:
         context.fail(
-            op,
             "the number of threads is out of range",
             expected=f"1 … {MAX_THREADS}",
             got=str(block_threads(op)),
         )
     if op.rank is not None and not op.cluster:
-        context.fail(op, "rank= in a kernel without a cluster", fix="give cluster=(…)")
+        context.fail("rank= in a kernel without a cluster", fix="give cluster=(…)")
     if op.cluster and (
         len(op.cluster) > max(1, len(op.grid)) or min(op.cluster) < 1 or prod(op.cluster) > 16
     ):
         context.fail(
-            op,
             "the cluster does not fit",
             expected="positive, at most one extent per grid axis, at most 16 blocks",
             got=str(op.cluster),
@@ -91,8 +84,8 @@ def _registers(op: Kernel, context: Context) -> None:
         held[group] = max(moved, default=entry)
     if sum(held) > entry * groups:
         context.fail(
-            roles[-1],
             "the roles take more registers than the block has",
+            op=roles[-1],
             expected=f"at most {entry * groups} over {groups} warpgroups ({entry} each at entry)",
             got=" + ".join(map(str, held)) + f" = {sum(held)}",
         )
@@ -100,24 +93,22 @@ def _registers(op: Kernel, context: Context) -> None:
 
 def _for(op: For, context: Context) -> None:
     kinds = ("serial", "unroll", "vectorized", "pipelined", "persistent", "cluster")
-    require_one_of(op.kind, kinds, "loop kind", op, context)
-    require_integer(op.var, "a loop variable", op, context)
+    context.one_of(op.kind, kinds, "loop kind")
+    context.integer(op.var, "a loop variable")
     for name, bound in (("start", op.start), ("stop", op.stop), ("step", op.step)):
         if bound.dtype != op.var.dtype and not (name == "step" and isinstance(bound, Const)):
             context.fail(
-                op,
                 f"the loop's {name} has another type than {op.var.name}",
                 expected=str(op.var.dtype),
                 got=str(bound.dtype),
             )
     if isinstance(op.step, Const) and op.step.value < 1:
-        context.fail(op, "a loop's step must be positive", got=str(op.step.value))
+        context.fail("a loop's step must be positive", got=str(op.step.value))
     unsaid = op.kind == "pipelined" and op.stages == -1
     if op.stages < 0 and not unsaid:
-        context.fail(op, "stages must not be negative", got=str(op.stages))
+        context.fail("stages must not be negative", got=str(op.stages))
     if op.order is not None and op.stage is not None and len(op.order) != len(op.stage):
         context.fail(
-            op,
             "order and stage pin the same statements",
             expected=f"{len(op.order)} stages",
             got=str(len(op.stage)),
@@ -125,7 +116,7 @@ def _for(op: For, context: Context) -> None:
 
 
 def _condition(op: If | While, context: Context) -> None:
-    require_bool(op.cond, "the condition", op, context)
+    context.boolean(op.cond, "the condition")
 
 
 def _in_loop(op: Break | Continue, context: Context) -> None:
@@ -133,29 +124,27 @@ def _in_loop(op: Break | Continue, context: Context) -> None:
     inner = context.inside(For, While, Map, Role)
     if not isinstance(inner, (For, While)):
         why = f" (a {type(inner).__name__.lower()} lies between)" if inner else ""
-        context.fail(op, f"{word} outside a loop{why}", expected="a for or while around it")
+        context.fail(f"{word} outside a loop{why}", expected="a for or while around it")
 
 
 def _let(op: Let, context: Context) -> None:
-    require_dtype(op.value.dtype, op.var.dtype, f"the value of {op.var.name}", op, context)
+    context.dtype(op.value.dtype, op.var.dtype, f"the value of {op.var.name}")
 
 
 def _role(op: Role, context: Context) -> None:
     outer = context.inside(Role, Map)
     if outer is not None:
-        context.fail(op, f"a role inside a {type(outer).__name__.lower()}")
+        context.fail(f"a role inside a {type(outer).__name__.lower()}")
     assert context.kernel is not None
     warps = block_warps(context.kernel) + (op.warps if op.derived else 0)
     if op.first < 0 or op.warps < 1 or op.first + op.warps > warps:
         context.fail(
-            op,
             f"role {op.name} wants warps the block does not have",
             expected=f"warps within 0 … {warps - 1}",
             got=f"{op.first} … {op.first + op.warps - 1}",
         )
     if op.instances < 1 or op.warps % op.instances:
         context.fail(
-            op,
             f"role {op.name}: its warps do not divide among its instances",
             got=f"{op.warps} warps, {op.instances} instances",
         )
@@ -163,14 +152,12 @@ def _role(op: Role, context: Context) -> None:
         return
     if op.registers % 8 or not 24 <= op.registers <= 256:
         context.fail(
-            op,
             f"role {op.name}: registers cannot be moved in this amount",
             expected="a multiple of 8 in 24 … 256",
             got=str(op.registers),
         )
     if op.first % WARPGROUP or op.warps % WARPGROUP:
         context.fail(
-            op,
             f"role {op.name}: registers are moved by whole warpgroups",
             expected="first and warps multiples of 4",
             got=f"warps {op.first} + {op.warps}",
@@ -180,7 +167,6 @@ def _role(op: Role, context: Context) -> None:
 def tile_op(op: Op, context: Context) -> None:
     if context.has_roles and context.inside(Role) is None:
         context.fail(
-            op,
             f"{type(op).__name__.lower()} outside the roles of a kernel that has them",
             fix="put it into a role",
         )
@@ -192,33 +178,31 @@ _IN_MAP = (Let, Store, For, While, If, Break, Continue, Alloc, Atomic, Intrinsic
 def _map(op: Map, context: Context) -> None:
     if len(op.vars) != len(op.extents) or not op.vars:
         context.fail(
-            op,
             "a map needs one variable per extent",
             got=f"{len(op.vars)} variables, {len(op.extents)} extents",
         )
     for extent in op.extents:
-        require_integer(extent, "an extent of a map", op, context)
+        context.integer(extent, "an extent of a map")
         if isinstance(extent, Const) and extent.value < 0:
-            context.fail(op, "an extent of a map is negative", got=str(extent.value))
+            context.fail("an extent of a map is negative", got=str(extent.value))
     if op.atom is not None and (op.atom != "cp_async" or gather_of(op) is None):
         context.fail(
-            op,
             f"atom {op.atom} does not serve this map",
             expected="cp_async, for one store of a tensor's elements, or zeros, to a shared tile",
         )
     for inner in walk_ops(op.body):
         if isinstance(inner, Map):
-            context.fail(inner, "a map inside a map", fix="make it one map over all the extents")
+            context.fail("a map inside a map", op=inner, fix="make it one map over all the extents")
         if not isinstance(inner, _IN_MAP):
             context.fail(
-                inner,
                 f"{type(inner).__name__} inside a map: it needs all threads together",
+                op=inner,
                 fix="move it out of the map",
             )
         if isinstance(inner, Alloc) and inner.buffer.space is not Space.LOCAL:
             context.fail(
-                inner,
                 f"{inner.buffer.name} is allocated inside a map",
+                op=inner,
                 expected="local: private to an iteration",
                 got=inner.buffer.space.value,
             )

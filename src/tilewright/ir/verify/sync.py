@@ -127,8 +127,8 @@ def check_sync(kernel: Kernel, context: Context) -> None:
 def _check_barrier(name: str, barrier: _Barrier, context: Context) -> None:
     if barrier.users and not barrier.inits:
         context.fail(
-            min(barrier.users, key=_position),
             f"barrier {name} is never initialised",
+            op=min(barrier.users, key=_position),
             fix=f"add `barrier_init {name} count …` before the roles",
         )
     # a fresh barrier lets parity 1 pass, so only other waits depend on somebody arriving
@@ -136,28 +136,28 @@ def _check_barrier(name: str, barrier: _Barrier, context: Context) -> None:
     arriving = [a for a in barrier.arrivals if not _is_zero(a.count)]
     if blocking and not arriving:
         context.fail(
-            blocking[0],
             f"nobody arrives at barrier {name}, so this wait never ends",
+            op=blocking[0],
             fix=f"arrive at it where what is waited for is done: T.barrier_arrive({name}), or "
             f"`arrive {name}[…]`",
         )
     expecting = [a for a in barrier.arrivals if a.bytes is not None and not _is_zero(a.bytes)]
     if barrier.copies and not expecting:
         context.fail(
-            barrier.copies[0],
             f"this copy counts its bytes on {name}, but nobody there expects bytes",
+            op=barrier.copies[0],
             fix=f"add `arrive {name}[…] bytes=…` before the copy",
         )
     if barrier.copies and not barrier.waits:
         context.fail(
-            barrier.copies[0],
             f"nobody waits on {name}, so nothing may use what this copy brings",
+            op=barrier.copies[0],
             fix=f"add `wait {name}[…] phase …` before the first use",
         )
     if expecting and barrier.waits and not barrier.copies:
         context.fail(
-            expecting[0],
             f"this arrival expects bytes on {name}, but no copy completes there",
+            op=expecting[0],
             fix=f"give the copy barrier={name}[…], or drop bytes=",
         )
 
@@ -175,8 +175,8 @@ def _check_groups(unit: str, groups: _Groups, context: Context) -> None:
                 where = f" in role {role.name}" if role is not None else ""
                 pending = " pending 0" if word == "wait_group" else ""
                 context.fail(
-                    op,
                     f"this op is asynchronous on {unit}, but {why}{where}",
+                    op=op,
                     expected=f"`{word} {unit}` after it",
                     fix=f"add `{word} {unit}{pending}`",
                 )
@@ -189,8 +189,8 @@ def check_turns(kernel: Kernel, context: Context) -> None:
             left = _turns(role.body, None, None, context)
             if left is not None:
                 context.fail(
-                    left,
                     f"this turn may still last at the end of role {role.name}",
+                    op=left,
                     fix="add `turn end` behind the last op of the section",
                 )
 
@@ -204,7 +204,10 @@ def _turns(body: Body, began: Turn | None, around: Turn | None, context: Context
                 word = "begins inside another" if began is not None else "ends that has not begun"
                 last = f"the last one began {_where(began)}" if began is not None else ""
                 context.fail(
-                    op, f"a turn {word}", got=last, fix="let `turn begin` and `turn end` alternate"
+                    f"a turn {word}",
+                    op=op,
+                    got=last,
+                    fix="let `turn begin` and `turn end` alternate",
                 )
             began = op if op.edge == "begin" else None
         elif isinstance(op, If):
@@ -215,8 +218,8 @@ def _turns(body: Body, began: Turn | None, around: Turn | None, context: Context
             sides = [turn for turn, jumps in left if not jumps]  # those that go on behind it
             if len({turn is None for turn in sides}) > 1:
                 context.fail(
-                    op,
                     "a turn begins or ends on one side of this branch only",
+                    op=op,
                     fix="do the same on both sides, or move it out of the branch",
                 )
             began = sides[0] if sides else began
@@ -227,14 +230,14 @@ def _turns(body: Body, began: Turn | None, around: Turn | None, context: Context
                 if behind is None:
                     word = "ends a turn and does not begin the next one"
                 context.fail(
-                    op,
                     f"an iteration of this loop {word}",
+                    op=op,
                     fix="let an iteration leave turns as it finds them",
                 )
         elif isinstance(op, JUMPS) and (began is None) != (around is None):
             context.fail(
-                op,
                 f"{type(op).__name__.lower()} in the middle of a turn",
+                op=op,
                 fix="begin and end turns on every path through the loop",
             )
     return began

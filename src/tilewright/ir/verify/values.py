@@ -25,13 +25,13 @@ from tilewright.ir.expr import (
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Op
-from tilewright.ir.verify.core import Context, require_integer, use_buffer, use_var
+from tilewright.ir.verify.core import Context, use_buffer, use_var
 from tilewright.support.errors import Loc
 
 # ── expressions ──────────────────────────────────────────────────────────────────────────────
 
 
-def check_expr(expr: Expr, op: Op | None, context: Context) -> None:
+def check_expr(expr: Expr, context: Context) -> None:
     """Every node of `expr`: names in scope, types right. Types are looked at once: an expression
     never changes, and what is right about it stays so wherever it stands."""
     if isinstance(expr, Const):
@@ -39,31 +39,31 @@ def check_expr(expr: Expr, op: Op | None, context: Context) -> None:
     named: tuple[Var | Load, ...] | None = expr.__dict__.get("_named")
     if named is not None:
         if isinstance(expr, (Var, Load)):
-            _check_named(expr, op, context)
+            _check_named(expr, context)
         for node in named:
-            _check_named(node, op, context)
+            _check_named(node, context)
         return
     for each in walk(expr):
         if isinstance(each, (Var, Load)):
-            _check_named(each, op, context)
+            _check_named(each, context)
         elif not isinstance(each, Const):
-            _NODE_CHECKS[type(each)](each, op, context)
+            _NODE_CHECKS[type(each)](each, context)
     expr.__dict__["_named"] = tuple(
         each for each in walk(expr) if isinstance(each, (Var, Load)) and each is not expr
     )
 
 
-def _check_named(node: Var | Load, op: Op | None, context: Context) -> None:
+def _check_named(node: Var | Load, context: Context) -> None:
     if isinstance(node, Var):
-        use_var(node, op, context)
+        use_var(node, context)
     else:
-        _check_load(node, op, context)
+        _check_load(node, context)
 
 
-def _check_bin(e: Bin, op: Op | None, context: Context) -> None:
+def _check_bin(e: Bin, context: Context) -> None:
     if e.op not in BIN_OPS:
-        context.fail(op, f"unknown operator {e.op!r}", expected=" ".join(BIN_OPS))
-    kind = _same_type(e, e.a, e.b, op, context)
+        context.fail(f"unknown operator {e.op!r}", expected=" ".join(BIN_OPS))
+    kind = _same_type(e, e.a, e.b, context)
     if e.op in ("and", "or"):
         wrong, needs = not kind.is_bool, "bools"
     elif e.op in ("&", "|", "^"):
@@ -75,19 +75,18 @@ def _check_bin(e: Bin, op: Op | None, context: Context) -> None:
     else:
         wrong, needs = not (kind.is_int or kind.is_float), "numbers"
     if wrong:
-        context.fail(op, f"'{e.op}' needs {needs}", expected=needs, got=f"{kind} in {e}")
+        context.fail(f"'{e.op}' needs {needs}", expected=needs, got=f"{kind} in {e}")
 
 
-def _check_cmp(e: Cmp, op: Op | None, context: Context) -> None:
+def _check_cmp(e: Cmp, context: Context) -> None:
     if e.op not in CMP_OPS:
-        context.fail(op, f"unknown comparison {e.op!r}", expected=" ".join(CMP_OPS))
-    _same_type(e, e.a, e.b, op, context)
+        context.fail(f"unknown comparison {e.op!r}", expected=" ".join(CMP_OPS))
+    _same_type(e, e.a, e.b, context)
 
 
-def _same_type(e: Expr, a: Expr, b: Expr, op: Op | None, context: Context) -> DType:
+def _same_type(e: Expr, a: Expr, b: Expr, context: Context) -> DType:
     if a.dtype != b.dtype:
         context.fail(
-            op,
             f"the sides of {e} have different types",
             expected="one type on both sides",
             got=f"{a.dtype} and {b.dtype}",
@@ -96,15 +95,15 @@ def _same_type(e: Expr, a: Expr, b: Expr, op: Op | None, context: Context) -> DT
     return a.dtype
 
 
-def _check_select(e: Select, op: Op | None, context: Context) -> None:
+def _check_select(e: Select, context: Context) -> None:
     if not e.cond.dtype.is_bool:
-        context.fail(op, f"the condition of {e} must be a bool", got=str(e.cond.dtype))
-    _same_type(e, e.a, e.b, op, context)
+        context.fail(f"the condition of {e} must be a bool", got=str(e.cond.dtype))
+    _same_type(e, e.a, e.b, context)
 
 
-def _check_cast(e: Cast, op: Op | None, context: Context) -> None:
+def _check_cast(e: Cast, context: Context) -> None:
     if "barrier" in (e.dtype.kind, e.a.dtype.kind):
-        context.fail(op, "barriers do not convert", got=str(e))
+        context.fail("barriers do not convert", got=str(e))
 
 
 _DOMAINS: dict[str, Callable[[DType], bool]] = {
@@ -115,17 +114,14 @@ _DOMAINS: dict[str, Callable[[DType], bool]] = {
 }
 
 
-def _check_call(e: Call, op: Op | None, context: Context) -> None:
+def _check_call(e: Call, context: Context) -> None:
     function = FUNCTIONS.get(e.name)
     if function is None:
-        context.fail(op, f"unknown function {e.name}", expected="one of intrinsics.FUNCTIONS")
+        context.fail(f"unknown function {e.name}", expected="one of intrinsics.FUNCTIONS")
     if len(e.args) != function.arity:
-        context.fail(
-            op, f"{e.name} takes {function.arity} arguments", got=f"{len(e.args)} arguments"
-        )
+        context.fail(f"{e.name} takes {function.arity} arguments", got=f"{len(e.args)} arguments")
     if not all(_DOMAINS[function.domain](a.dtype) for a in e.args):
         context.fail(
-            op,
             f"{e.name} takes {function.domain} arguments",
             expected=function.domain,
             got=", ".join(str(a.dtype) for a in e.args),
@@ -133,7 +129,6 @@ def _check_call(e: Call, op: Op | None, context: Context) -> None:
     first = e.args[0].dtype
     if function.result != "free" and any(a.dtype != first for a in e.args):
         context.fail(
-            op,
             f"the arguments of {e.name} have different types",
             got=", ".join(str(a.dtype) for a in e.args),
         )
@@ -144,14 +139,14 @@ def _check_call(e: Call, op: Op | None, context: Context) -> None:
     else:
         result = INT32 if e.name == "neg" and first.is_bool else first
     if e.dtype != result:
-        context.fail(op, f"{e.name} has another type", expected=str(result), got=str(e.dtype))
+        context.fail(f"{e.name} has another type", expected=str(result), got=str(e.dtype))
 
 
-def _check_load(e: Load, op: Op | None, context: Context) -> None:
-    use_buffer(e.buffer, op, context, e.loc)
+def _check_load(e: Load, context: Context) -> None:
+    use_buffer(e.buffer, context, e.loc)
     if e.buffer.space is Space.BARRIER:
-        context.fail(op, f"{e.buffer.name} is a barrier and has no value", loc=e.loc)
-    check_indices(e.buffer, e.indices, op, context, e)
+        context.fail(f"{e.buffer.name} is a barrier and has no value", loc=e.loc)
+    check_indices(e.buffer, e.indices, context, e)
 
 
 _NODE_CHECKS: dict[type[Expr], Callable[[Any, Op | None, Context], None]] = {
@@ -166,7 +161,6 @@ _NODE_CHECKS: dict[type[Expr], Callable[[Any, Op | None, Context], None]] = {
 def check_indices(
     buffer: Buffer,
     indices: tuple[Expr, ...],
-    op: Op | None,
     context: Context,
     load: Load | None = None,
 ) -> None:
@@ -174,7 +168,6 @@ def check_indices(
     loc = load.loc if load is not None else None
     if len(indices) != buffer.rank:
         context.fail(
-            op,
             f"{buffer.name} has {buffer.rank} dimensions",
             loc=loc,
             expected=f"{buffer.rank} indices",
@@ -183,12 +176,11 @@ def check_indices(
     for axis, (index, size) in enumerate(zip(indices, buffer.shape, strict=True)):
         if not index.dtype.is_int:
             context.fail(
-                op,
                 f"index {axis} of {buffer.name} must be an integer",
                 loc=loc,
                 got=f"{index} of type {index.dtype}",
             )
-        _check_inside(buffer, axis, index, 1, size, op, context, loc)
+        _check_inside(buffer, axis, index, 1, size, context, loc)
 
 
 def _check_inside(
@@ -197,7 +189,6 @@ def _check_inside(
     start: Expr,
     extent: int,
     size: Expr,
-    op: Op | None,
     context: Context,
     loc: Loc | None = None,
 ) -> None:
@@ -206,7 +197,6 @@ def _check_inside(
         return
     if not 0 <= start.value <= size.value - extent:
         context.fail(
-            op,
             f"index {axis} of {buffer.name} is out of range",
             loc=loc,
             expected=f"0 … {size.value - extent}",
@@ -217,21 +207,19 @@ def _check_inside(
 # ── buffers and regions ──────────────────────────────────────────────────────────────────────
 
 
-def check_buffer(buffer: Buffer, op: Op | None, context: Context) -> None:
+def check_buffer(buffer: Buffer, context: Context) -> None:
     """What a declaration must keep, whatever it is for."""
     name = buffer.name
     if (buffer.dtype.kind == "barrier") != (buffer.space is Space.BARRIER):
         context.fail(
-            op,
             f"{name}: barriers, and only they, live in barrier space",
             got=f"{buffer.dtype} in {buffer.space.value}",
         )
     for size in buffer.shape:
         if not size.dtype.is_int or (isinstance(size, Const) and size.value < 1):
-            context.fail(op, f"{name}: sizes must be positive integers", got=str(size))
+            context.fail(f"{name}: sizes must be positive integers", got=str(size))
     if buffer.space is not Space.GLOBAL and not buffer.is_static:
         context.fail(
-            op,
             f"{name}: tiles have constant sizes",
             got=f"({', '.join(map(str, buffer.shape))})",
             fix="use the largest size as a constant and guard the rest",
@@ -241,7 +229,6 @@ def check_buffer(buffer: Buffer, op: Op | None, context: Context) -> None:
         per_byte = 8 // buffer.dtype.bits if 8 % buffer.dtype.bits == 0 else 4
         if inner.value % per_byte:
             context.fail(
-                op,
                 f"{name}: the innermost extent of a packed type fills whole bytes",
                 expected=f"a multiple of {per_byte}",
                 got=str(inner.value),
@@ -250,119 +237,106 @@ def check_buffer(buffer: Buffer, op: Op | None, context: Context) -> None:
         buffer.space is not Space.GLOBAL or len(buffer.strides) != buffer.rank
     ):
         context.fail(
-            op,
             f"{name}: strides are for global tensors, one per dimension",
             got=f"{len(buffer.strides)} strides of rank {buffer.rank} in {buffer.space.value}",
         )
     if buffer.layout is not None or context.laid_out:
-        _check_layout(buffer, op, context)
+        _check_layout(buffer, context)
 
 
-def _check_layout(buffer: Buffer, op: Op | None, context: Context) -> None:
+def _check_layout(buffer: Buffer, context: Context) -> None:
     layout = buffer.layout
     if buffer.space not in (Space.SHARED, Space.FRAGMENT):
         if layout is not None:
             context.fail(
-                op,
                 f"{buffer.name}: only shared and fragment buffers have layouts",
                 got=f"{layout} in {buffer.space.value}",
             )
         return
     if layout is None:
         context.fail(
-            op,
             f"{buffer.name} has no layout at stage {context.stage.name}",
             fix='run layout inference, or give layout="…"',
         )
     if buffer.space is Space.FRAGMENT:
         if not isinstance(layout, Fragment):
             context.fail(
-                op,
                 f"{buffer.name}: a fragment's layout says which thread holds what",
                 expected="frag{tile=… tv=…}",
                 got=repr(layout),
             )
         if prod(layout.tile) != prod(buffer.static_shape):
-            _layout_misfit(buffer, str(layout.tile), op, context)
+            _layout_misfit(buffer, str(layout.tile), context)
         return
     if isinstance(layout, Fragment):
-        context.fail(op, f"{buffer.name}: a fragment layout on shared memory", got=repr(layout))
+        context.fail(f"{buffer.name}: a fragment layout on shared memory", got=repr(layout))
     if layout.size() != prod(buffer.static_shape):
-        _layout_misfit(buffer, f"{layout} of size {layout.size()}", op, context)
+        _layout_misfit(buffer, f"{layout} of size {layout.size()}", context)
 
 
-def _layout_misfit(buffer: Buffer, got: str, op: Op | None, context: Context) -> None:
+def _layout_misfit(buffer: Buffer, got: str, context: Context) -> None:
     context.fail(
-        op,
         f"{buffer.name}: the layout does not fit the buffer's shape",
         expected=f"{buffer.static_shape}, {prod(buffer.static_shape)} elements",
         got=got,
     )
 
 
-def check_region(region: Region, op: Op, context: Context) -> None:
+def check_region(region: Region, context: Context) -> None:
     """Buffer in scope, integer starts and extents, inside a tile where they are constant."""
     buffer = region.buffer
-    use_buffer(buffer, op, context)
+    use_buffer(buffer, context)
     for axis, (start, extent, size) in enumerate(
         zip(region.starts, region.extents, buffer.shape, strict=True)
     ):
-        check_expr(start, op, context)
-        check_expr(extent, op, context)
+        check_expr(start, context)
+        check_expr(extent, context)
         if not (start.dtype.is_int and extent.dtype.is_int):
             context.fail(
-                op,
                 f"index {axis} of {buffer.name} must be an integer",
                 got=f"{start}:+{extent} of types {start.dtype}, {extent.dtype}",
             )
         if isinstance(extent, Const):
             if extent.value < 1:
                 context.fail(
-                    op,
                     f"extent {axis} of {buffer.name} must be positive",
                     got=str(extent.value),
                 )
-            _check_inside(buffer, axis, start, int(extent.value), size, op, context)
+            _check_inside(buffer, axis, start, int(extent.value), size, context)
     if region.cta is None:
         return
-    check_expr(region.cta, op, context)
-    require_integer(region.cta, "the rank after '@'", op, context)
-    need_cluster(f"{buffer.name}@{region.cta}", op, context)
+    check_expr(region.cta, context)
+    context.integer(region.cta, "the rank after '@'")
+    need_cluster(f"{buffer.name}@{region.cta}", context)
     if buffer.space not in (Space.SHARED, Space.BARRIER):
         context.fail(
-            op,
             f"{buffer.name} cannot be reached in another block",
             expected="shared memory or a barrier",
             got=buffer.space.value,
         )
 
 
-def need_cluster(what: str, op: Op, context: Context) -> None:
+def need_cluster(what: str, context: Context) -> None:
     if context.kernel is None or not context.kernel.cluster:
         context.fail(
-            op,
             f"{what} in a kernel without a cluster",
             fix="give the kernel cluster=(…) and rank=r",
         )
 
 
-def one_barrier(region: Region, op: Op, context: Context) -> None:
-    in_space(region, "the barrier", (Space.BARRIER,), op, context)
+def one_barrier(region: Region, context: Context) -> None:
+    in_space(region, "the barrier", (Space.BARRIER,), context)
     if region.tile:
         context.fail(
-            op,
             "one barrier is needed",
             got=f"{' × '.join(map(str, region.tile))} of {region.buffer.name}",
             fix=f"say which: {region.buffer.name}[i]",
         )
 
 
-def in_space(
-    region: Region, what: str, spaces: tuple[Space, ...], op: Op, context: Context
-) -> None:
+def in_space(region: Region, what: str, spaces: tuple[Space, ...], context: Context) -> None:
     if region.buffer.space not in spaces:
         context.fail(
-            op,
             f"{what} {region.buffer.name} is in the wrong memory",
             expected=" or ".join(s.value for s in spaces),
             got=region.buffer.space.value,
@@ -385,10 +359,9 @@ def fits(a: Extents, b: Extents) -> bool:
     return True
 
 
-def same_tile(a: Region, b: Region, op: Op, context: Context) -> None:
+def same_tile(a: Region, b: Region, context: Context) -> None:
     if not fits(a.tile, b.tile):
         context.fail(
-            op,
             f"{a.buffer.name} and {b.buffer.name} have different shapes",
             expected=shape_text(a.tile),
             got=shape_text(b.tile),

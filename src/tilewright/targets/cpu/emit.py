@@ -339,7 +339,7 @@ class KernelEmitter(TileEmitter):
     def _masked(self, op: If, cond: Val) -> None:
         assert self.lanes is not None
         cond = self.splat(cond, self.lanes.count)
-        opposite = self.instruction("xor", cond, self.constant(True, BOOL, cond.lanes))
+        opposite = self.instruction("xor", cond, True)
         for body, part, holds in ((op.then, cond, True), (op.orelse, opposite, False)):
             if not body:
                 continue

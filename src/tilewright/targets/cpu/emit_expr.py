@@ -455,7 +455,7 @@ class ExprEmitter(Math):
         if dtype.is_bool:
             ref = self.fn.value(f"zext {type_of(BOOL, value.lanes)} {ref} to {type_}")
         elif dtype.kind == "int" and dtype.packed:
-            ref = self._and(value, (1 << dtype.bits) - 1).ref
+            ref = self.instruction("and", value, (1 << dtype.bits) - 1).ref
         self.fn.line(f"store {type_} {ref}, ptr {pointer}, align {item_bytes(dtype)}")
 
     def _private_access(self, mem: Mem, indices: tuple[Expr, ...]) -> Access:

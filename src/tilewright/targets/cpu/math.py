@@ -10,14 +10,13 @@ in float32.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import log, log2, log10
 
-from tilewright.ir.dtype import BOOL, FLOAT32, INT32, DType
+from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, INT32, DType
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.llvm_text import Function
-from tilewright.targets.cpu.numbers import FLOAT64, UINT32, Numbers, Val, type_of
+from tilewright.targets.cpu.numbers import FLOAT64, Numbers, Operand, Val, mangle, type_of
 
 # 1.5·2^23: adding it rounds a small float to an integer, which then sits in the low bits
 _MAGIC = 12582912.0
@@ -44,53 +43,47 @@ _HALF_PI_HIGH, _HALF_PI_LOW = 1.5707963267341256, 6.077100506506192e-11
 class Math(Numbers):
     """`Numbers` with the functions of `ir.intrinsics.FUNCTIONS`."""
 
-    def f32(self, value: float) -> Val:
-        return self.constant(value, FLOAT32)
-
     def polynomial(self, x: Val, coefficients: tuple[float, ...]) -> Val:
         """Highest power first. Pairs of terms, joined by powers of x²: half the steps wait for each
         other, and half the constants must be moved to where a multiply-add wants its sum."""
-        low = [self.f32(c) for c in reversed(coefficients)]
-        pairs = [
-            self.fma(self.splat(b, x.lanes), x, a)
-            for a, b in zip(low[::2], low[1::2], strict=False)
-        ]
+        low = coefficients[::-1]
+        pairs = [self.fma(b, x, a) for a, b in zip(low[::2], low[1::2], strict=False)]
         if len(low) % 2:
-            pairs.append(self.splat(low[-1], x.lanes))
+            pairs.append(self.constant(low[-1], FLOAT32, x.lanes))
         square = self.mul(x, x)
         total = pairs[-1]
         for pair in reversed(pairs[:-1]):
             total = self.fma(total, square, pair)
         return total
 
-    def mul(self, a: Val, b: Val) -> Val:
+    def mul(self, a: Operand, b: Operand) -> Val:
         return self.instruction("fmul", a, b)
 
-    def add(self, a: Val, b: Val) -> Val:
+    def add(self, a: Operand, b: Operand) -> Val:
         return self.instruction("fadd", a, b)
 
-    def sub(self, a: Val, b: Val) -> Val:
+    def sub(self, a: Operand, b: Operand) -> Val:
         return self.instruction("fsub", a, b)
 
     def clamp_ordered(self, x: Val, low: float, high: float) -> Val:
         """Into [low, high], NaN kept."""
         if host().keeps_nan:
-            x = self.overloaded("minimum", x, self.f32(high))
-            return self.overloaded("maximum", x, self.f32(low))
-        above = self.instruction("fcmp ogt", x, self.f32(high), BOOL)
-        x = self.choose_lanes(above, self.f32(high), x)
-        below = self.instruction("fcmp olt", x, self.f32(low), BOOL)
-        return self.choose_lanes(below, self.f32(low), x)
+            x = self.overloaded("minimum", x, high)
+            return self.overloaded("maximum", x, low)
+        above = self.instruction("fcmp ogt", x, high)
+        x = self.choose_lanes(above, high, x)
+        below = self.instruction("fcmp olt", x, low)
+        return self.choose_lanes(below, low, x)
 
     def _nearest(self, x: Val, factor: float, bias: int) -> tuple[Val, Val]:
         """n = rint(x · factor) as a float, and a word whose lowest nine bits are n + bias."""
-        magic = self.f32(_MAGIC + bias)
-        shifted = self.fma(x, self.f32(factor), magic)
+        magic = _MAGIC + bias
+        shifted = self.fma(x, factor, magic)
         return self.sub(shifted, magic), self.bits_of(shifted, INT32)
 
     def _power(self, biased: Val) -> Val:
         """2^n, from n + 127 in the lowest bits."""
-        return self.bits_of(self._shift("shl", biased, 23), FLOAT32)
+        return self.bits_of(self.instruction("shl", biased, 23), FLOAT32)
 
     def _exp_reduced(self, r: Val, word: Val, fast: bool) -> Val:
         """e^r · 2^n. In two steps the result may be subnormal; in one, as `fast` has it, n from
@@ -98,8 +91,8 @@ class Math(Numbers):
         y = self.fma(self.polynomial(r, _FAST_EXP if fast else _EXP), self.mul(r, r), r)
         if fast:
             # not y · 2^n + 2^n, which is NaN where the power is infinite
-            return self.mul(self.add(y, self.f32(1.0)), self._power(word))
-        half = self._shift("ashr", word, 1)
+            return self.mul(self.add(y, 1.0), self._power(word))
+        half = self.instruction("ashr", word, 1)
         power = self._power(half)
         y = self.fma(y, power, power)
         return self.mul(y, self._power(self.instruction("sub", word, half)))
@@ -107,83 +100,75 @@ class Math(Numbers):
     def exp(self, x: Val, fast: bool = False) -> Val:
         x = self.clamp_ordered(x, *((-88.0, 89.0) if fast else (-104.0, 89.0)))
         n, word = self._nearest(x, 1 / log(2), _BIAS[fast])
-        r = self.fma(n, self.f32(-_LN2_HIGH), x)
-        return self._exp_reduced(self.fma(n, self.f32(-_LN2_LOW), r), word, fast)
+        r = self.fma(n, -_LN2_HIGH, x)
+        return self._exp_reduced(self.fma(n, -_LN2_LOW, r), word, fast)
 
     def exp2(self, x: Val, fast: bool = False) -> Val:
         x = self.clamp_ordered(x, *((-127.0, 128.0) if fast else (-150.0, 129.0)))
         n, word = self._nearest(x, 1.0, _BIAS[fast])
-        return self._exp_reduced(self.mul(self.sub(x, n), self.f32(log(2))), word, fast)
+        return self._exp_reduced(self.mul(self.sub(x, n), log(2)), word, fast)
 
     def exp10(self, x: Val) -> Val:
         x = self.clamp_ordered(x, -46.0, 39.0)
         n, word = self._nearest(x, log2(10), _BIAS[False])
-        r = self.fma(n, self.f32(-_LOG10_2_HIGH), x)
-        r = self.fma(n, self.f32(-_LOG10_2_LOW), r)
-        return self._exp_reduced(self.mul(r, self.f32(log(10))), word, False)
+        r = self.fma(n, -_LOG10_2_HIGH, x)
+        r = self.fma(n, -_LOG10_2_LOW, r)
+        return self._exp_reduced(self.mul(r, log(10)), word, False)
 
-    def _log_parts(self, x: Val) -> tuple[Val, Val, Callable[[Val], Val]]:
-        """(exponent, log of the mantissa, what to do for special operands)."""
-        tiny = self.instruction("fcmp olt", x, self.f32(2.0**-126), BOOL)
-        scaled = self.choose_lanes(tiny, self.mul(x, self.f32(2.0**24)), x)
+    def _log_parts(self, x: Val) -> tuple[Val, Val, Val, Callable[[Val], Val]]:
+        """(exponent, log of the mantissa in two parts, what to do for special operands)."""
+        tiny = self.instruction("fcmp olt", x, 2.0**-126)
+        scaled = self.choose_lanes(tiny, self.mul(x, 2.0**24), x)
         bits = self.bits_of(scaled, INT32)
         # mantissa into [√½, √2): the exponent changes where the bits of √½ are passed
-        moved = self.instruction("sub", bits, self.constant(0x3F3504F3, INT32))
-        exponent = self.instruction("ashr", moved, self.constant(23, INT32))
-        mantissa = self.instruction(
-            "sub", bits, self.instruction("shl", exponent, self.constant(23, INT32))
-        )
-        lift = self.choose_lanes(tiny, self.f32(-24.0), self.f32(0.0))
+        moved = self.instruction("sub", bits, 0x3F3504F3)
+        exponent = self.instruction("ashr", moved, 23)
+        mantissa = self.instruction("sub", bits, self.instruction("shl", exponent, 23))
+        lift = self.choose_lanes(tiny, self.constant(-24.0, FLOAT32), 0.0)
         e = self.add(self.convert("sitofp", exponent, FLOAT32), lift)
-        f = self.sub(self.bits_of(mantissa, FLOAT32), self.f32(1.0))
+        f = self.sub(self.bits_of(mantissa, FLOAT32), 1.0)
         square = self.mul(f, f)
-        tail = self.fma(
-            square, self.f32(-0.5), self.mul(self.mul(self.polynomial(f, _LOG), f), square)
-        )
-        value = Val(f.ref, f.dtype, f.lanes)
+        tail = self.fma(square, -0.5, self.mul(self.mul(self.polynomial(f, _LOG), f), square))
 
         def special(result: Val) -> Val:
-            infinity = self.f32(float("inf"))
-            big = self.instruction("fcmp uge", x, infinity, BOOL)
+            big = self.instruction("fcmp uge", x, float("inf"))
             result = self.choose_lanes(big, x, result)
-            negative = self.instruction("fcmp olt", x, self.f32(0.0), BOOL)
-            result = self.choose_lanes(negative, self.f32(float("nan")), result)
-            zero = self.instruction("fcmp oeq", x, self.f32(0.0), BOOL)
-            return self.choose_lanes(zero, self.f32(float("-inf")), result)
+            negative = self.instruction("fcmp olt", x, 0.0)
+            result = self.choose_lanes(negative, float("nan"), result)
+            zero = self.instruction("fcmp oeq", x, 0.0)
+            return self.choose_lanes(zero, float("-inf"), result)
 
-        self._log_tail = tail
-        return e, value, special
+        return e, f, tail, special
 
     def log(self, x: Val) -> Val:
-        e, f, special = self._log_parts(x)
-        low = self.fma(e, self.f32(_LN2_LOW), self._log_tail)
-        return special(self.fma(e, self.f32(_LN2_HIGH), self.add(f, low)))
+        e, f, tail, special = self._log_parts(x)
+        low = self.fma(e, _LN2_LOW, tail)
+        return special(self.fma(e, _LN2_HIGH, self.add(f, low)))
 
     def log2(self, x: Val) -> Val:
-        e, f, special = self._log_parts(x)
+        e, f, tail, special = self._log_parts(x)
         # log2(e) = 1.4375 + rest, so that the large part of the product is exact enough
-        rest = self.f32(1 / log(2) - 1.4375)
-        low = self.fma(self._log_tail, rest, self.mul(f, rest))
-        low = self.fma(self._log_tail, self.f32(1.4375), low)
-        return special(self.add(self.fma(f, self.f32(1.4375), low), e))
+        rest = 1 / log(2) - 1.4375
+        low = self.fma(tail, rest, self.mul(f, rest))
+        low = self.fma(tail, 1.4375, low)
+        return special(self.add(self.fma(f, 1.4375, low), e))
 
     def log10(self, x: Val) -> Val:
-        e, f, special = self._log_parts(x)
-        m = self.mul(self.add(f, self._log_tail), self.f32(1 / log(10)))
-        low = self.fma(e, self.f32(log10(2) - _LOG10_2_HIGH), m)
-        return special(self.fma(e, self.f32(_LOG10_2_HIGH), low))
+        e, f, tail, special = self._log_parts(x)
+        m = self.mul(self.add(f, tail), 1 / log(10))
+        low = self.fma(e, log10(2) - _LOG10_2_HIGH, m)
+        return special(self.fma(e, _LOG10_2_HIGH, low))
 
     def sigmoid(self, x: Val, fast: bool = False) -> Val:
-        one = self.f32(1.0)
         if fast:
             grown = self.exp(self.negate(x), fast)
-            return self.instruction("fdiv", one, self.add(one, grown))
+            return self.instruction("fdiv", 1.0, self.add(1.0, grown))
         # of the side where the exponential is small, so that nothing is lost on either
         small = self.exp(self.negate(self.overloaded("fabs", x)))
-        negative = self.instruction("fcmp olt", x, self.f32(0.0), BOOL)
-        below = self.add(one, small)
-        lost = self.sub(small, self.sub(below, one))
-        value = self.instruction("fdiv", self.choose_lanes(negative, small, one), below)
+        negative = self.instruction("fcmp olt", x, 0.0)
+        below = self.add(1.0, small)
+        lost = self.sub(small, self.sub(below, 1.0))
+        value = self.instruction("fdiv", self.choose_lanes(negative, small, 1.0), below)
         return self.fma(self.negate(value), lost, value)
 
     def tanh(self, x: Val) -> Val:
@@ -191,11 +176,8 @@ class Math(Numbers):
         z = self.mul(x, x)
         near = self.fma(self.mul(self.polynomial(z, _TANH), z), x, x)
         grown = self.exp(self.add(size, size))
-        far = self.sub(
-            self.f32(1.0),
-            self.instruction("fdiv", self.f32(2.0), self.add(grown, self.f32(1.0))),
-        )
-        small = self.instruction("fcmp olt", size, self.f32(0.625), BOOL)
+        far = self.sub(1.0, self.instruction("fdiv", 2.0, self.add(grown, 1.0)))
+        small = self.instruction("fcmp olt", size, 0.625)
         # the sign of -0.0, which the polynomial loses, too
         return self.overloaded("copysign", self.choose_lanes(small, near, far), x)
 
@@ -203,12 +185,12 @@ class Math(Numbers):
         size = self.overloaded("fabs", x)
         near = self.fma(self.polynomial(self.mul(x, x), _ERF), x, x)
         capped = self.clamp_ordered(size, 0.0, 4.0)
-        far = self.sub(self.f32(1.0), self.exp(self.mul(self.polynomial(capped, _ERFC), capped)))
-        small = self.instruction("fcmp olt", size, self.f32(1.0), BOOL)
+        far = self.sub(1.0, self.exp(self.mul(self.polynomial(capped, _ERFC), capped)))
+        small = self.instruction("fcmp olt", size, 1.0)
         return self.choose_lanes(small, near, self.overloaded("copysign", far, x))
 
     def sin(self, x: Val) -> Val:
-        zero = self.instruction("fcmp oeq", x, self.f32(0.0), BOOL)
+        zero = self.instruction("fcmp oeq", x, 0.0)
         return self.choose_lanes(zero, x, self._circular(x, 0))  # -0.0 keeps its sign
 
     def cos(self, x: Val) -> Val:
@@ -217,26 +199,26 @@ class Math(Numbers):
     def _circular(self, x: Val, quadrant: int) -> Val:
         """Reduction by π/2 in float64: right to float32 up to 2^30; the caller sees to the rest."""
         wide = self.convert("fpext", x, FLOAT64)
-        scaled = self.instruction("fmul", wide, self.constant(0.6366197723675814, FLOAT64))
+        scaled = self.instruction("fmul", wide, 0.6366197723675814)
         n = self.overloaded("rint", scaled)
-        r = self.fma(n, self.constant(-_HALF_PI_HIGH, FLOAT64), wide)
-        r = self.fma(n, self.constant(-_HALF_PI_LOW, FLOAT64), r)
+        r = self.fma(n, -_HALF_PI_HIGH, wide)
+        r = self.fma(n, -_HALF_PI_LOW, r)
         y = self.convert("fptrunc", r, FLOAT32)
         turn = self.to_int(self.convert("fptrunc", self._mod4(n), FLOAT32), INT32)
-        turn = self.instruction("add", turn, self.constant(quadrant, INT32))
+        turn = self.instruction("add", turn, quadrant)
         z = self.mul(y, y)
         sine = self.fma(self.mul(self.polynomial(z, _SIN), z), y, y)
-        half = self.fma(z, self.f32(-0.5), self.f32(1.0))
+        half = self.fma(z, -0.5, 1.0)
         cosine = self.fma(self.mul(self.polynomial(z, _COS), z), z, half)
-        odd = self.nonzero(self._and(turn, 1))
+        odd = self.nonzero(self.instruction("and", turn, 1))
         value = self.choose_lanes(odd, cosine, sine)
-        sign = self.instruction("shl", self._and(turn, 2), self.constant(30, INT32))
+        sign = self.instruction("shl", self.instruction("and", turn, 2), 30)
         bits = self.instruction("xor", self.bits_of(value, INT32), sign)
         return self.bits_of(bits, FLOAT32)
 
     def _mod4(self, n: Val) -> Val:
-        quarter = self.instruction("fmul", n, self.constant(0.25, FLOAT64))
-        return self.fma(self.overloaded("floor", quarter), self.constant(-4.0, FLOAT64), n)
+        quarter = self.instruction("fmul", n, 0.25)
+        return self.fma(self.overloaded("floor", quarter), -4.0, n)
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────
 
@@ -252,18 +234,17 @@ class Math(Numbers):
         if name in _INSTRUCTIONS:
             result = self.overloaded(_INSTRUCTIONS[name], *wide)
         elif name == "rsqrt":
-            one = self.constant(1.0, wide[0].dtype)
-            result = self.instruction("fdiv", one, self.overloaded("sqrt", wide[0]))
+            result = self.instruction("fdiv", 1.0, self.overloaded("sqrt", wide[0]))
         elif name in _POLYNOMIAL and wide[0].dtype.bits == 32:
             result = self._shared(name, wide[0], fast)
         elif name == "sigmoid":
-            one, x = self.constant(1.0, FLOAT64), wide[0]
+            x = wide[0]
             small = self.libm("exp", self.negate(self.overloaded("fabs", x)))
-            negative = self.instruction("fcmp olt", x, self.constant(0.0, FLOAT64), BOOL)
-            upper = self.choose_lanes(negative, small, one)
-            result = self.instruction("fdiv", upper, self.instruction("fadd", one, small))
+            negative = self.instruction("fcmp olt", x, 0.0)
+            upper = self.choose_lanes(negative, small, 1.0)
+            result = self.instruction("fdiv", upper, self.add(1.0, small))
         elif name == "exp10":
-            result = self.libm("pow", self.constant(10.0, FLOAT64, wide[0].lanes), wide[0])
+            result = self.libm("pow", 10.0, wide[0])
         elif name in _LIBM:
             result = self.libm(name, *wide)
         else:
@@ -286,8 +267,7 @@ class Math(Numbers):
             inner = Math()
             inner.fn = fn
             argument = Val("%x", FLOAT32, x.lanes)
-            made = _FAST[f"__{name}"] if fast else _POLYNOMIAL[name]
-            result = made(inner, argument)
+            result = getattr(inner, name)(argument, **{"fast": True} if fast else {})
             if circular:
                 result = inner._far_lanes(name, argument, result)
             fn.ret(f"{type_} {result.ref}")
@@ -297,7 +277,7 @@ class Math(Numbers):
     def _far_lanes(self, name: str, x: Val, near: Val) -> Val:
         """Where an angle is beyond 2^30 the C library reduces it."""
         size = self.overloaded("fabs", x)
-        far = self.instruction("fcmp oge", size, self.f32(2.0**30), BOOL)
+        far = self.instruction("fcmp oge", size, 2.0**30)
         slot = self.fn.alloca(type_of(FLOAT32, x.lanes))
         type_ = type_of(FLOAT32, x.lanes)
         self.fn.line(f"store {type_} {near.ref}, ptr {slot}")
@@ -317,14 +297,9 @@ class Math(Numbers):
         if name in ("floor", "ceil", "round", "trunc"):
             return a
         if name == "fmod":
+            name = "srem" if a.dtype.kind == "int" else "urem"
             a, b = self.even(*args)
-            zero, one = self.constant(0, a.dtype), self.constant(1, a.dtype)
-            signed = a.dtype.kind == "int"
-            bad = self.instruction("icmp eq", b, zero, BOOL)
-            if signed:
-                minus = self.instruction("icmp eq", b, self.constant(-1, a.dtype), BOOL)
-                bad = self.instruction("or", bad, minus)
-            return self.instruction("srem" if signed else "urem", a, self.choose_lanes(bad, one, b))
+            return self.instruction(name, a, self.nontrapping(b))
         if name == "pow":
             return self._integer_power(*self.even(*args))
         raise CompileError(f"{name} needs a float, got {a.dtype}", fix="cast the operand first")
@@ -332,65 +307,59 @@ class Math(Numbers):
     def _integer_power(self, a: Val, b: Val) -> Val:
         """By squaring, over every bit an exponent that does not overflow can have."""
         result = self.constant(1, a.dtype, a.lanes)
-        one, zero = self.constant(1, a.dtype), self.constant(0, a.dtype)
         for _ in range(a.dtype.bits.bit_length()):
-            odd = self.instruction("icmp ne", self.instruction("and", b, one), zero, BOOL)
+            odd = self.instruction("icmp ne", self.instruction("and", b, 1), 0)
             result = self.choose_lanes(odd, self.instruction("mul", result, a), result)
             a = self.instruction("mul", a, a)
-            b = self.instruction("lshr", b, one)
+            b = self.instruction("lshr", b, 1)
         return self.wrap(result)
 
 
-def _isinf(m: Math, args: list[Val], dtype: DType) -> Val:
-    size = m.overloaded("fabs", m.widen(args[0]))
-    return m.instruction("fcmp oeq", size, m.constant(float("inf"), size.dtype), BOOL)
-
-
-def _isfinite(m: Math, args: list[Val], dtype: DType) -> Val:
-    size = m.overloaded("fabs", m.widen(args[0]))
-    return m.instruction("fcmp olt", size, m.constant(float("inf"), size.dtype), BOOL)
+def _size_test(test: str) -> Callable[[Math, list[Val], DType], Val]:
+    """A function that compares an operand's size with infinity."""
+    return lambda m, args, _: m.instruction(
+        test, m.overloaded("fabs", m.widen(args[0])), float("inf")
+    )
 
 
 def _isnan(m: Math, args: list[Val], dtype: DType) -> Val:
     wide = m.widen(args[0])
-    return m.instruction("fcmp uno", wide, wide, BOOL)
+    return m.instruction("fcmp uno", wide, wide)
 
 
 def _not(m: Math, args: list[Val], dtype: DType) -> Val:
-    return m.instruction("xor", args[0], m.constant(True, BOOL, args[0].lanes))
+    return m.instruction("xor", args[0], True)
 
 
 def _invert(m: Math, args: list[Val], dtype: DType) -> Val:
-    return m.wrap(m.instruction("xor", args[0], m.constant(-1, args[0].dtype)))
+    return m.wrap(m.instruction("xor", args[0], -1))
+
+
+def _unsigned(m: Math, a: Val) -> Val:
+    """A sub-byte integer without the copies of its sign."""
+    return m.instruction("and", a, (1 << a.dtype.bits) - 1) if a.dtype.bits < 8 else a
 
 
 def _popcount(m: Math, args: list[Val], dtype: DType) -> Val:
-    a = args[0]
-    if a.dtype.bits < 8:
-        mask = m.constant((1 << a.dtype.bits) - 1, a.dtype)
-        a = m.instruction("and", a, mask)
-    return m.resize(m.overloaded("ctpop", a), dtype)
+    return m.resize(m.overloaded("ctpop", _unsigned(m, args[0])), dtype)
 
 
 def _clz(m: Math, args: list[Val], dtype: DType) -> Val:
-    a = args[0]
-    if a.dtype.bits < 8:
-        a = m.instruction("and", a, m.constant((1 << a.dtype.bits) - 1, a.dtype))
+    a = _unsigned(m, args[0])
     type_ = type_of(a.dtype, a.lanes)
-    name = f"llvm.ctlz.{type_of(a.dtype) if a.lanes == 1 else f'v{a.lanes}{type_of(a.dtype)}'}"
-    ref = m.fn.intrinsic(name, type_, (type_, a.ref), ("i1", "false"))
+    ref = m.fn.intrinsic(f"llvm.ctlz.{mangle(type_)}", type_, (type_, a.ref), ("i1", "false"))
     found = Val(ref, a.dtype, a.lanes)
     if a.dtype.bits < 8:
-        found = m.instruction("sub", found, m.constant(8 - a.dtype.bits, a.dtype))
+        found = m.instruction("sub", found, 8 - a.dtype.bits)
     return m.resize(found, dtype)
 
 
 def _reinterpret(m: Math, args: list[Val], dtype: DType) -> Val:
     a = args[0]
     if a.dtype.is_bool:
-        a = m.convert("zext", a, _UINT8)
+        a = m.convert("zext", a, DTYPES["uint8"])
     if dtype.is_bool:
-        return m.nonzero(Val(a.ref, _UINT8, a.lanes))
+        return m.nonzero(Val(a.ref, DTYPES["uint8"], a.lanes))
     return m.bits_of(a, dtype)
 
 
@@ -398,12 +367,10 @@ def _dp4a(m: Math, args: list[Val], dtype: DType) -> Val:
     a, b, c = m.even(*args)
     total = m.resize(c, dtype)
     for byte in range(4):
-        left = m.constant(24 - 8 * byte, a.dtype)
-        right = m.constant(24, a.dtype)
         parts = []
         for x in (a, b):
             down = "ashr" if x.dtype.kind == "int" else "lshr"
-            parts.append(m.instruction(down, m.instruction("shl", x, left), right))
+            parts.append(m.instruction(down, m.instruction("shl", x, 24 - 8 * byte), 24))
         p, q = (m.resize(part, dtype) for part in parts)
         total = m.instruction("add", total, m.instruction("mul", p, q))
     return total
@@ -415,7 +382,6 @@ def _fma(m: Math, args: list[Val], dtype: DType) -> Val:
     return m.narrow(m.overloaded("fma", *(m.widen(a) for a in m.even(*args))), dtype)
 
 
-_UINT8 = DType("uint8", "uint", 8)
 _DIRECT: dict[str, Callable[[Math, list[Val], DType], Val]] = {
     "neg": lambda m, args, dtype: m.negate(m.cast(args[0], dtype)),
     "abs": lambda m, args, dtype: m.absolute(args[0]),
@@ -424,40 +390,18 @@ _DIRECT: dict[str, Callable[[Math, list[Val], DType], Val]] = {
     "popcount": _popcount,
     "clz": _clz,
     "isnan": _isnan,
-    "isinf": _isinf,
-    "isfinite": _isfinite,
+    "isinf": _size_test("fcmp oeq"),
+    "isfinite": _size_test("fcmp olt"),
     "reinterpret": _reinterpret,
     "dp4a": _dp4a,
     "fma": _fma,
 }
-_INSTRUCTIONS = {
-    "sqrt": "sqrt",
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-    "round": "roundeven",
-    "copysign": "copysign",
-}
-_POLYNOMIAL: dict[str, Callable[[Math, Val], Val]] = {
-    "exp": Math.exp,
-    "exp2": Math.exp2,
-    "exp10": Math.exp10,
-    "log": Math.log,
-    "log2": Math.log2,
-    "log10": Math.log10,
-    "sigmoid": Math.sigmoid,
-    "tanh": Math.tanh,
-    "erf": Math.erf,
-    "sin": Math.sin,
-    "cos": Math.cos,
-}
-_FAST: dict[str, Callable[[Math, Val], Val]] = {
-    "__exp": partial(Math.exp, fast=True),
-    "__exp2": partial(Math.exp2, fast=True),
-    "__sigmoid": partial(Math.sigmoid, fast=True),
-}
+_INSTRUCTIONS = {name: name for name in ("sqrt", "floor", "ceil", "trunc", "copysign")}
+_INSTRUCTIONS["round"] = "roundeven"
+# methods of `Math`, and those that have a fast form
+_POLYNOMIAL = frozenset("exp exp2 exp10 log log2 log10 sigmoid tanh erf sin cos".split())
+_FAST = ("__exp", "__exp2", "__sigmoid")
 _LIBM = frozenset(
     "exp exp2 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf pow fmod "
     "atan2".split()
 )
-assert UINT32.bits == 32

@@ -31,6 +31,9 @@ class Val:
     lanes: int = 1
 
 
+Operand = Val | float  # a number is a constant of the type that it meets
+
+
 @dataclass(frozen=True)
 class Minifloat:
     """How a float of at most 8 bits is laid out. `nan`: its code's magnitude, None without NaN."""
@@ -56,6 +59,9 @@ MINIFLOATS = {
 _BOOL_OPS = {
     "and": "and", "or": "or", "&": "and", "|": "or", "^": "xor", "min": "and", "max": "or",
 }  # fmt: skip
+
+
+_COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 
 
 def element_type(dtype: DType) -> str:
@@ -127,10 +133,7 @@ class Numbers:
     # ── constants and lanes ──────────────────────────────────────────────────────────────────
 
     def constant(self, value: float | int | bool, dtype: DType, lanes: int = 1) -> Val:
-        text = literal(value, dtype)
-        if lanes > 1:
-            text = "<" + ", ".join([f"{element_type(dtype)} {text}"] * lanes) + ">"
-        return Val(text, dtype, lanes)
+        return self.splat(Val(literal(value, dtype), dtype), lanes)
 
     def splat(self, a: Val, lanes: int) -> Val:
         """`a` in every lane."""
@@ -145,7 +148,10 @@ class Numbers:
         ref = self.fn.value(f"shufflevector {type_} {one}, {type_} poison, {zeros}")
         return Val(ref, a.dtype, lanes)
 
-    def even(self, *values: Val) -> tuple[Val, ...]:
+    def even(self, *operands: Operand) -> tuple[Val, ...]:
+        """Operands of as many lanes each; numbers take the type of the first value."""
+        dtype = next(x.dtype for x in operands if isinstance(x, Val))
+        values = [x if isinstance(x, Val) else self.constant(x, dtype) for x in operands]
         lanes = max(v.lanes for v in values)
         return tuple(self.splat(v, lanes) for v in values)
 
@@ -174,14 +180,15 @@ class Numbers:
 
     # ── instructions ─────────────────────────────────────────────────────────────────────────
 
-    def instruction(self, name: str, a: Val, b: Val, dtype: DType | None = None) -> Val:
+    def instruction(self, name: str, a: Operand, b: Operand) -> Val:
+        """Comparisons give bools, others what they take."""
         a, b = self.even(a, b)
         ref = self.fn.value(f"{name} {type_of(a.dtype, a.lanes)} {a.ref}, {b.ref}")
-        return Val(ref, dtype or a.dtype, a.lanes)
+        return Val(ref, BOOL if name[1:4] == "cmp" else a.dtype, a.lanes)
 
-    def overloaded(self, name: str, *args: Val) -> Val:
+    def overloaded(self, name: str, *operands: Operand) -> Val:
         """An intrinsic whose operands and result share one type."""
-        args = self.even(*args)
+        args = self.even(*operands)
         type_ = type_of(args[0].dtype, args[0].lanes)
         ref = self.fn.intrinsic(
             f"llvm.{name}.{mangle(type_)}", type_, *((type_, a.ref) for a in args)
@@ -192,17 +199,16 @@ class Numbers:
         text = f"{name} {type_of(a.dtype, a.lanes)} {a.ref} to {type_of(dtype, a.lanes)}"
         return Val(self.fn.value(text), dtype, a.lanes)
 
-    def choose_lanes(self, cond: Val, a: Val, b: Val) -> Val:
+    def choose_lanes(self, cond: Val, a: Operand, b: Operand) -> Val:
         """`a` where `cond`, else `b`."""
         a, b = self.even(a, b)
         if cond.lanes > 1:
-            a = self.splat(a, cond.lanes)
-            b = self.splat(b, cond.lanes)
+            a, b = self.splat(a, cond.lanes), self.splat(b, cond.lanes)
         type_ = type_of(a.dtype, a.lanes)
         text = f"select {type_of(BOOL, cond.lanes)} {cond.ref}, {type_} {a.ref}, {type_} {b.ref}"
         return Val(self.fn.value(text), a.dtype, a.lanes)
 
-    def fma(self, a: Val, b: Val, c: Val) -> Val:
+    def fma(self, a: Operand, b: Operand, c: Operand) -> Val:
         return self.overloaded("fmuladd", a, b, c)
 
     # ── conversions ──────────────────────────────────────────────────────────────────────────
@@ -239,12 +245,12 @@ class Numbers:
         """A 64-bit integer that float64 holds and bfloat16 rounds as it does `a`: of a large one
         the last twelve bits only count as whether there are any."""
         signed = a.dtype.kind == "int"
-        top = self._shift("ashr" if signed else "lshr", a, 40)
-        sign = self._shift("ashr", a, 63) if signed else self.constant(0, a.dtype)
-        small = self.instruction("icmp eq", top, sign, BOOL)
-        some = self.instruction("icmp ne", self._and(a, 0xFFF), self.constant(0, a.dtype), BOOL)
-        bit = self._shift("shl", self.convert("zext", some, a.dtype), 11)
-        kept = self.instruction("or", self._and(a, -0x1000 % (1 << 64)), bit)
+        top = self.instruction("ashr" if signed else "lshr", a, 40)
+        sign = self.instruction("ashr", a, 63) if signed else 0
+        small = self.instruction("icmp eq", top, sign)
+        some = self.instruction("icmp ne", self.instruction("and", a, 0xFFF), 0)
+        bit = self.instruction("shl", self.convert("zext", some, a.dtype), 11)
+        kept = self.instruction("or", self.instruction("and", a, -0x1000 % (1 << 64)), bit)
         return self.choose_lanes(small, a, kept)
 
     def compute_type(self, dtype: DType) -> DType:
@@ -256,7 +262,7 @@ class Numbers:
             return a
         wide = self.widen(a)
         name = "fcmp une" if wide.dtype.is_float else "icmp ne"
-        return self.instruction(name, wide, self.constant(0, wide.dtype), BOOL)
+        return self.instruction(name, wide, 0)
 
     def resize(self, a: Val, dtype: DType) -> Val:
         have, want = max(8, a.dtype.bits), max(8, dtype.bits)
@@ -270,7 +276,7 @@ class Numbers:
         """A sub-byte integer brought back into its range."""
         if not a.dtype.is_int or a.dtype.bits >= 8:
             return a
-        shift = self.constant(8 - a.dtype.bits, a.dtype)
+        shift = 8 - a.dtype.bits
         right = "ashr" if a.dtype.kind == "int" else "lshr"
         return self.instruction(right, self.instruction("shl", a, shift), shift)
 
@@ -283,9 +289,9 @@ class Numbers:
         found = Val(self.fn.intrinsic(name, target, (source, a.ref)), wide, a.lanes)
         if dtype.bits < 32:
             sign = "s" if dtype.kind == "int" else "u"
-            found = self.overloaded(f"{sign}min", found, self.constant(dtype.max_value, wide))
+            found = self.overloaded(f"{sign}min", found, dtype.max_value)
             if sign == "s":
-                found = self.overloaded("smax", found, self.constant(dtype.min_value, wide))
+                found = self.overloaded("smax", found, dtype.min_value)
             found = self.convert("trunc", found, dtype)
         return found
 
@@ -297,7 +303,7 @@ class Numbers:
             return self.convert("fpext", a, FLOAT32)
         word = self.convert("zext", a, UINT32)
         if a.dtype.name == "bfloat16":
-            return self.bits_of(self._shift("shl", word, 16), FLOAT32)
+            return self.bits_of(self.instruction("shl", word, 16), FLOAT32)
         if a.dtype.name == "float8_e8m0fnu":
             return self._decode_scale(word)
         return self._decode(word, MINIFLOATS[a.dtype.name], a.dtype)
@@ -320,125 +326,105 @@ class Numbers:
             return self._encode_scale(a, dtype)
         return self._encode(a, MINIFLOATS[dtype.name], dtype)
 
-    def _shift(self, name: str, a: Val, by: int) -> Val:
-        return self.instruction(name, a, self.constant(by, a.dtype))
-
-    def _and(self, a: Val, mask: int) -> Val:
-        return self.instruction("and", a, self.constant(mask, a.dtype))
-
-    def _is_nan(self, a: Val) -> Val:
-        return self.instruction("fcmp uno", a, a, BOOL)
-
     def _round_to_odd(self, a: Val) -> Val:
         """float64 to float32 such that a second rounding gives what one rounding would."""
         near = self.convert("fptrunc", a, FLOAT32)
         back = self.convert("fpext", near, FLOAT64)
         bits = self.bits_of(near, UINT32)
         beyond = self.instruction(
-            "fcmp ogt", self.overloaded("fabs", back), self.overloaded("fabs", a), BOOL
+            "fcmp ogt", self.overloaded("fabs", back), self.overloaded("fabs", a)
         )
         down = self.instruction("sub", bits, self.convert("zext", beyond, UINT32))
-        odd = self.instruction("or", down, self.constant(1, UINT32))
-        inexact = self.instruction("fcmp one", back, a, BOOL)
+        odd = self.instruction("or", down, 1)
+        inexact = self.instruction("fcmp one", back, a)
         return self.bits_of(self.choose_lanes(inexact, odd, bits), FLOAT32)
 
     def _round_bits(self, bits: Val, drop: int) -> Val:
         """The upper bits of a word, `drop` lower ones rounded off to nearest even."""
-        odd = self._and(self._shift("lshr", bits, drop), 1)
-        half = self.constant((1 << (drop - 1)) - 1, UINT32)
+        odd = self.instruction("and", self.instruction("lshr", bits, drop), 1)
+        half = (1 << (drop - 1)) - 1
         total = self.instruction("add", self.instruction("add", bits, half), odd)
-        return self._shift("lshr", total, drop)
+        return self.instruction("lshr", total, drop)
 
     def _to_tfloat32(self, a: Val) -> Val:
         bits = self.bits_of(a, UINT32)
-        rounded = self._shift("shl", self._round_bits(bits, 13), 13)
+        rounded = self.instruction("shl", self._round_bits(bits, 13), 13)
         size = self.overloaded("fabs", a)
-        finite = self.instruction("fcmp olt", size, self.constant(float("inf"), FLOAT32), BOOL)
+        finite = self.instruction("fcmp olt", size, float("inf"))
         found = self.bits_of(self.choose_lanes(finite, rounded, bits), FLOAT32)
         return Val(found.ref, DTYPES["tfloat32"], a.lanes)
 
     def _to_bfloat16(self, a: Val, dtype: DType) -> Val:
         bits = self.bits_of(a, UINT32)
-        quiet = self._shift(
-            "lshr", self.instruction("or", bits, self.constant(1 << 22, UINT32)), 16
-        )
-        word = self.choose_lanes(self._is_nan(a), quiet, self._round_bits(bits, 16))
+        quiet = self.instruction("lshr", self.instruction("or", bits, 1 << 22), 16)
+        nan = self.instruction("fcmp uno", a, a)
+        word = self.choose_lanes(nan, quiet, self._round_bits(bits, 16))
         return self.convert("trunc", word, dtype)
 
     def _decode(self, code: Val, form: Minifloat, dtype: DType) -> Val:
-        magnitude = self._and(code, (1 << (form.exponent + form.mantissa)) - 1)
-        small = self.bits_of(self._shift("shl", magnitude, 23 - form.mantissa), FLOAT32)
-        scaled = self.instruction("fmul", small, self.constant(2.0 ** (127 - form.bias), FLOAT32))
+        magnitude = self.instruction("and", code, (1 << (form.exponent + form.mantissa)) - 1)
+        small = self.bits_of(self.instruction("shl", magnitude, 23 - form.mantissa), FLOAT32)
+        scaled = self.instruction("fmul", small, 2.0 ** (127 - form.bias))
         bits = self.bits_of(scaled, UINT32)
         if form.nan is not None:
-            nan = self.constant(0x7FC00000, UINT32)
+            nan: Operand = 0x7FC00000
             if dtype.name == "float8_e5m2":
-                top = self.constant(0x7C, UINT32)
-                infinite = self.instruction("icmp eq", magnitude, top, BOOL)
+                infinite = self.instruction("icmp eq", magnitude, 0x7C)
                 nan = self.choose_lanes(infinite, self.constant(0x7F800000, UINT32), nan)
-                special = self.instruction("icmp uge", magnitude, top, BOOL)
+                special = self.instruction("icmp uge", magnitude, 0x7C)
             else:
                 whole = magnitude if form.signed_zero else code
-                special = self.instruction("icmp eq", whole, self.constant(form.nan, UINT32), BOOL)
+                special = self.instruction("icmp eq", whole, form.nan)
             bits = self.choose_lanes(special, nan, bits)
         sign_bit = form.exponent + form.mantissa
-        sign = self._shift("shl", self._and(code, 1 << sign_bit), 31 - sign_bit)
+        sign = self.instruction("shl", self.instruction("and", code, 1 << sign_bit), 31 - sign_bit)
         return self.bits_of(self.instruction("or", bits, sign), FLOAT32)
 
     def _encode(self, a: Val, form: Minifloat, dtype: DType) -> Val:
         """Round to nearest even, saturate, keep NaN where the type has one."""
         bits = self.bits_of(a, UINT32)
-        size = self.overloaded(
-            "minnum", self.overloaded("fabs", a), self.constant(dtype.max_value, FLOAT32)
-        )
+        size = self.overloaded("minnum", self.overloaded("fabs", a), dtype.max_value)
         normal = self._round_bits(self.bits_of(size, UINT32), 23 - form.mantissa)
         rebias = (127 - form.bias) << form.mantissa
-        normal = self.instruction("sub", normal, self.constant(rebias, UINT32))
+        normal = self.instruction("sub", normal, rebias)
         # below the normals the quantum is fixed: adding a power of two whose last bit is that
         # quantum makes the adder round
         magic = 2.0 ** (23 + 1 - form.bias - form.mantissa)
-        shifted = self.instruction("fadd", size, self.constant(magic, FLOAT32))
+        shifted = self.instruction("fadd", size, magic)
         base = int(np.float32(magic).view(np.uint32))
-        tiny = self.instruction("sub", self.bits_of(shifted, UINT32), self.constant(base, UINT32))
-        is_tiny = self.instruction(
-            "fcmp olt", size, self.constant(2.0 ** (1 - form.bias), FLOAT32), BOOL
-        )
+        tiny = self.instruction("sub", self.bits_of(shifted, UINT32), base)
+        is_tiny = self.instruction("fcmp olt", size, 2.0 ** (1 - form.bias))
         code = self.choose_lanes(is_tiny, tiny, normal)
         sign_bit = form.exponent + form.mantissa
-        sign = self._and(self._shift("lshr", bits, 31 - sign_bit), 1 << sign_bit)
+        sign = self.instruction("and", self.instruction("lshr", bits, 31 - sign_bit), 1 << sign_bit)
         signed = self.instruction("or", code, sign)
         if not form.signed_zero:
-            zero = self.instruction("icmp eq", code, self.constant(0, UINT32), BOOL)
+            zero = self.instruction("icmp eq", code, 0)
             signed = self.choose_lanes(zero, code, signed)
-        if form.nan is not None:
-            nan = self.constant(form.nan, UINT32)
-            if form.signed_zero:
-                nan = self.instruction("or", sign, nan)
-            signed = self.choose_lanes(self._is_nan(a), nan, signed)
-        else:
-            # these types have no NaN; like ml_dtypes, it becomes negative zero
-            signed = self.choose_lanes(
-                self._is_nan(a), self.constant(1 << sign_bit, UINT32), signed
-            )
+        # types without NaN make it negative zero, like ml_dtypes
+        nan: Operand = 1 << sign_bit if form.nan is None else form.nan
+        if form.nan is not None and form.signed_zero:
+            nan = self.instruction("or", sign, form.nan)
+        signed = self.choose_lanes(self.instruction("fcmp uno", a, a), nan, signed)
         return self.convert("trunc", signed, dtype)
 
     def _decode_scale(self, code: Val) -> Val:
         """float8_e8m0fnu: a bare exponent."""
-        bits = self._shift("shl", code, 23)
-        zero = self.instruction("icmp eq", code, self.constant(0, UINT32), BOOL)
-        bits = self.choose_lanes(zero, self.constant(1 << 22, UINT32), bits)
-        nan = self.instruction("icmp eq", code, self.constant(255, UINT32), BOOL)
-        bits = self.choose_lanes(nan, self.constant(0x7FC00000, UINT32), bits)
+        bits = self.instruction("shl", code, 23)
+        zero = self.instruction("icmp eq", code, 0)
+        bits = self.choose_lanes(zero, 1 << 22, bits)
+        nan = self.instruction("icmp eq", code, 255)
+        bits = self.choose_lanes(nan, 0x7FC00000, bits)
         return self.bits_of(bits, FLOAT32)
 
     def _encode_scale(self, a: Val, dtype: DType) -> Val:
-        low = self.overloaded("maxnum", a, self.constant(dtype.min_value, FLOAT32))
-        size = self.overloaded("minnum", low, self.constant(dtype.max_value, FLOAT32))
+        low = self.overloaded("maxnum", a, dtype.min_value)
+        size = self.overloaded("minnum", low, dtype.max_value)
         bits = self.bits_of(size, UINT32)
         code = self._round_bits(bits, 23)
-        floor = self.instruction("fcmp ole", size, self.constant(2.0**-127, FLOAT32), BOOL)
-        code = self.choose_lanes(floor, self.constant(0, UINT32), code)
-        code = self.choose_lanes(self._is_nan(a), self.constant(255, UINT32), code)
+        floor = self.instruction("fcmp ole", size, 2.0**-127)
+        code = self.choose_lanes(floor, 0, code)
+        code = self.choose_lanes(self.instruction("fcmp uno", a, a), 255, code)
         return self.convert("trunc", code, dtype)
 
     # ── arithmetic ───────────────────────────────────────────────────────────────────────────
@@ -469,21 +455,20 @@ class Numbers:
             return self.overloaded("floor", self.instruction("fdiv", a, b))
         # C's remainder, moved to the divisor's sign
         rest = self.remainder(a, b)
-        zero = self.constant(0.0, a.dtype)
-        off = self.instruction("fcmp une", rest, zero, BOOL)
-        negative = self.instruction("fcmp olt", rest, zero, BOOL)
-        differs = self.instruction("xor", negative, self.instruction("fcmp olt", b, zero, BOOL))
+        off = self.instruction("fcmp une", rest, 0.0)
+        negative = self.instruction("fcmp olt", rest, 0.0)
+        differs = self.instruction("xor", negative, self.instruction("fcmp olt", b, 0.0))
         move = self.instruction("and", off, differs)
         moved = self.choose_lanes(move, self.instruction("fadd", rest, b), rest)
-        return self.choose_lanes(off, moved, self.overloaded("copysign", zero, b))
+        return self.choose_lanes(off, moved, self.overloaded("copysign", 0.0, b))
 
     def remainder(self, a: Val, b: Val) -> Val:
         """C's fmod, lane by lane: the machine has no instruction for it."""
         return self.libm("fmod", a, b)
 
-    def libm(self, name: str, *args: Val) -> Val:
+    def libm(self, name: str, *operands: Operand) -> Val:
         """A function of the C math library, called per lane."""
-        args = self.even(*args)
+        args = self.even(*operands)
         dtype = args[0].dtype
         symbol = name if dtype.bits == 64 else f"{name}f"
         type_ = element_type(dtype)
@@ -513,43 +498,39 @@ class Numbers:
         if count is not None and 0 <= count < bits:
             return self.instruction(name, a, b)
         if name == "ashr":
-            most = self.constant(bits - 1, a.dtype)
-            return self.instruction(name, a, self.overloaded("umin", b, most))
-        small = self.instruction("icmp ult", b, self.constant(bits, a.dtype), BOOL)
-        return self.choose_lanes(small, self.instruction(name, a, b), self.constant(0, a.dtype))
+            return self.instruction(name, a, self.overloaded("umin", b, bits - 1))
+        small = self.instruction("icmp ult", b, bits)
+        return self.choose_lanes(small, self.instruction(name, a, b), 0)
 
     def _divide(self, op: str, a: Val, b: Val, signed: bool) -> Val:
         constant = self._constant_of(b)
         if constant is not None and constant > 0 and constant & (constant - 1) == 0:
             if op == "%":
-                return self.instruction("and", a, self.constant(constant - 1, a.dtype))
-            shift = self.constant(constant.bit_length() - 1, a.dtype)
-            return self.instruction("ashr" if signed else "lshr", a, shift)
-        zero, one = self.constant(0, a.dtype), self.constant(1, a.dtype)
-        if constant is None:
-            # a division that a lazy side would not have run must not trap
-            bad = self.instruction("icmp eq", b, zero, BOOL)
-            if signed:
-                minus = self.instruction("icmp eq", b, self.constant(-1, a.dtype), BOOL)
-                safe = self.choose_lanes(self.instruction("or", bad, minus), one, b)
-            else:
-                safe = self.choose_lanes(bad, one, b)
-        else:
-            safe = b
+                return self.instruction("and", a, constant - 1)
+            return self.instruction("ashr" if signed else "lshr", a, constant.bit_length() - 1)
+        safe = b if constant is not None else self.nontrapping(b)
         if not signed:
             return self.instruction("udiv" if op == "//" else "urem", a, safe)
         quotient = self.instruction("sdiv", a, safe)
         rest = self.instruction("sub", a, self.instruction("mul", quotient, safe))
-        off = self.instruction("icmp ne", rest, zero, BOOL)
-        differs = self.instruction("icmp slt", self.instruction("xor", rest, safe), zero, BOOL)
+        off = self.instruction("icmp ne", rest, 0)
+        differs = self.instruction("icmp slt", self.instruction("xor", rest, safe), 0)
         move = self.instruction("and", off, differs)
         if op == "%":
             return self.choose_lanes(move, self.instruction("add", rest, safe), rest)
-        lower = self.instruction("sub", quotient, one)
+        lower = self.instruction("sub", quotient, 1)
         found = self.choose_lanes(move, lower, quotient)
         if constant is None:
-            found = self.choose_lanes(minus, self.instruction("sub", zero, a), found)
+            minus = self.instruction("icmp eq", b, -1)
+            found = self.choose_lanes(minus, self.instruction("sub", 0, a), found)
         return found
+
+    def nontrapping(self, b: Val) -> Val:
+        """A divisor for a division that a lazy side would not have run."""
+        bad = self.instruction("icmp eq", b, 0)
+        if b.dtype.kind == "int":
+            bad = self.instruction("or", bad, self.instruction("icmp eq", b, -1))
+        return self.choose_lanes(bad, 1, b)
 
     @staticmethod
     def _constant_of(a: Val) -> int | None:
@@ -563,12 +544,9 @@ class Numbers:
     def compare(self, op: str, a: Val, b: Val) -> Val:
         a, b = self.even(self.widen(a), self.widen(b))
         if a.dtype.is_float:
-            names = {"<": "olt", "<=": "ole", "==": "oeq", "!=": "une", ">": "ogt", ">=": "oge"}
-            return self.instruction(f"fcmp {names[op]}", a, b, BOOL)
-        sign = "s" if a.dtype.kind == "int" else "u"
-        names = {"<": f"{sign}lt", "<=": f"{sign}le", "==": "eq", "!=": "ne", ">": f"{sign}gt",
-                 ">=": f"{sign}ge"}  # fmt: skip
-        return self.instruction(f"icmp {names[op]}", a, b, BOOL)
+            return self.instruction(f"fcmp {'u' if op == '!=' else 'o'}{_COMPARE[op]}", a, b)
+        sign = "" if op in ("==", "!=") else "s" if a.dtype.kind == "int" else "u"
+        return self.instruction(f"icmp {sign}{_COMPARE[op]}", a, b)
 
     def negate(self, a: Val) -> Val:
         if a.dtype.is_float:
@@ -576,7 +554,7 @@ class Numbers:
             type_ = type_of(wide.dtype, wide.lanes)
             ref = self.fn.value(f"fneg {type_} {wide.ref}")
             return self.narrow(Val(ref, wide.dtype, wide.lanes), a.dtype)
-        return self.wrap(self.instruction("sub", self.constant(0, a.dtype), a))
+        return self.wrap(self.instruction("sub", 0, a))
 
     def absolute(self, a: Val) -> Val:
         if a.dtype.is_float:
