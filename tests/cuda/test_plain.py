@@ -12,23 +12,17 @@ from tests.cuda.plain_programs import FOREIGN, PROGRAMS
 from tests.cuda.tile_programs import TILES
 from tilewright import language as T
 from tilewright import machine
-from tilewright.ir.op import Alloc, Hint
+from tilewright.ir.op import Alloc
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
+from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.layout.coalesced import coalesced
-from tilewright.passes.lower.threads import lower_threads
-from tilewright.passes.memory.place_shared import place_shared
-from tilewright.passes.pipeline import Pass, run_pipeline
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import compile_program, headers, lower
 from tilewright.targets.cuda.emit import emit_program
 from tilewright.targets.cuda.nvrtc import compile_cuda
-
-PASSES = (
-    Pass("place_shared", place_shared, "", Stage.LAID_OUT),
-    Pass("lower_threads", lower_threads, "", Stage.THREAD, whole_program=True),
-)
 
 LOCAL_MEMORY = (
     "map_locals", "threads_loops", "threads_assert", "print", "functions_float64",
@@ -44,7 +38,7 @@ def parsed(name):
 
 
 def lowered(name):
-    return run_pipeline(parsed(name), Target.parse("cuda"), PASSES, stage=Stage.LAID_OUT).result
+    return run_pipeline(parsed(name), Target.parse("cuda"), LOWER, stage=Stage.LAID_OUT).result
 
 
 def compiled(name):
@@ -232,8 +226,8 @@ def test_a_fragment_is_viewed_at_a_constant_place():
 
 def test_shared_buffers_may_be_allocated_in_loops():
     program = lowered("map_in_loop")
-    (first, hint, *_) = program.kernels[0].body
-    assert isinstance(first, Alloc) and isinstance(hint, Hint) and hint.name == "place"
+    first = program.kernels[0].body[0]
+    assert isinstance(first, Alloc) and first.place == 0
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *FUZZED, *FOREIGN])
@@ -273,7 +267,7 @@ def test_sizes_known_at_launch(multiple, vectors):
     text = DYNAMIC.replace("MULTIPLE", str(multiple))
     text = text.replace("LAYOUT", repr(coalesced((16, 64), 128, 8)))
     program = parse_program(text, "p.tw")
-    after = run_pipeline(program, Target.parse("cuda"), PASSES, stage=Stage.LAID_OUT).result
+    after = run_pipeline(program, Target.parse("cuda"), LOWER, stage=Stage.LAID_OUT).result
     rng = np.random.default_rng(1)
     for m, n in ((1, 8), (40, 72), (16, 64)):
         a = rng.integers(-4, 5, (m, n)).astype(np.float32)

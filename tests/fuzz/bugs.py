@@ -313,7 +313,7 @@ BUGS = (
         "Swizzle(swizzle.bits, swizzle.base, swizzle.shift)", "threads", "ports"),
     Bug("a loop written out that stands still", "passes/canonicalize/unroll_shifts.py",
         "{var: const(value, var.dtype)}", "{var: const(0, var.dtype)}", "threads", "ports"),
-    Bug("threads of a branch that meet no loop beside them", "passes/sync/accesses.py",
+    Bug("threads of a branch that meet no loop beside them", "ir/analysis/accesses.py",
         'or old.kind == new.kind == "lanes":', 'or "lanes" in (old.kind, new.kind):',
         "threads", "ports"),
 )  # fmt: skip

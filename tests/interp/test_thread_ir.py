@@ -22,20 +22,15 @@ from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage
 from tilewright.machine import thread_ops, thread_races
 from tilewright.machine.thread_memory import operand_addresses, swizzled
-from tilewright.passes.lower.threads import lower_threads
-from tilewright.passes.memory.place_shared import place_shared
-from tilewright.passes.pipeline import Pass, run_pipeline
+from tilewright.passes.cuda_passes import LOWER
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import RunError, TilewrightError
 
-PASSES = (
-    Pass("place_shared", place_shared, "", Stage.LAID_OUT),
-    Pass("lower_threads", lower_threads, "", Stage.THREAD, whole_program=True),
-)
 bf16 = ml_dtypes.bfloat16
 
 
 def lowered(program):
-    return run_pipeline(program, Target.parse("cuda"), PASSES, stage=Stage.LAID_OUT).result
+    return run_pipeline(program, Target.parse("cuda"), LOWER, stage=Stage.LAID_OUT).result
 
 
 def same(program, args, seeds=range(2)):
@@ -334,10 +329,8 @@ kernel main grid bx in 1 threads tx in {count} {{
 
 def test_buffers_at_one_place_share_bits():
     found = threads(
-        """alloc a: float32[64] shared
-        hint place buffer=a detail=(0,)
-        alloc b: uint8[256] shared
-        hint place buffer=b detail=(0,)
+        """alloc a: float32[64] shared place=0
+        alloc b: uint8[256] shared place=0
         a[tx] = X[tx]
         sync block
         for i in 0 .. 4 { Y[tx * 4 + i] = b[tx * 4 + i] }""",
@@ -425,10 +418,8 @@ WRONG = {
         r"race on a\[63\]",
     ),
     "another view of the bytes": (
-        """alloc a: int32[64] shared
-        hint place buffer=a detail=(0,)
-        alloc b: uint8[256] shared
-        hint place buffer=b detail=(0,)
+        """alloc a: int32[64] shared place=0
+        alloc b: uint8[256] shared place=0
         a[tx] = tx
         X[tx] = int32(b[255 - tx])""",
         r"race on a\[63\]",

@@ -17,7 +17,6 @@ from tilewright.ir.expr import const
 from tilewright.ir.op import (
     Alloc,
     For,
-    Hint,
     Kernel,
     Op,
     Program,
@@ -25,15 +24,15 @@ from tilewright.ir.op import (
     Sync,
     While,
     bodies,
+    placed,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_body, map_kernels, program_names, rebuild, rename_unique
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
-from tilewright.passes.lower.threads import lower_threads
-from tilewright.passes.memory.place_shared import place_shared
-from tilewright.passes.pipeline import Pass, run_pipeline
+from tilewright.passes.cuda_passes import LOWER
+from tilewright.passes.run import run_pipeline
 from tilewright.passes.sync.insert_syncs import insert_syncs
 from tilewright.support.errors import CompileError, RunError
 from tilewright.targets.cuda.backend import lower
@@ -41,10 +40,6 @@ from zoo.mla.decode import mla_decode
 from zoo.norm.layer_norm import layer_norm_rows
 from zoo.softmax.softmax import softmax
 
-PASSES = (
-    Pass("place_shared", place_shared, "", Stage.LAID_OUT),
-    Pass("lower_threads", lower_threads, "", Stage.THREAD, whole_program=True),
-)
 # f: a column in each thread; g: a part of a row; their results m, n: all rows everywhere, or where
 # the row is. A reduction of f crosses warps, one of g does not.
 HEAD = """program p {
@@ -81,7 +76,7 @@ def ordered(body: str, extra: str = "") -> Program:
 
 
 def threads_of(given: Program) -> Program:
-    return run_pipeline(given, HOPPER, PASSES, stage=Stage.LAID_OUT).result
+    return run_pipeline(given, HOPPER, LOWER, stage=Stage.LAID_OUT).result
 
 
 def arguments(n: int) -> dict[str, object]:
@@ -124,12 +119,7 @@ def count(code: Program) -> tuple[int, int]:
 
 def places(code: Program) -> list[int]:
     kernel = code.kernels[0]
-    return [
-        int(op.detail[0])
-        for op in walk_ops(kernel)
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None
-        and op.buffer.name.startswith("scratch")
-    ]  # fmt: skip
+    return [place for buffer, place in placed(kernel).items() if buffer.name.startswith("scratch")]
 
 
 def repeated(body: str) -> str:

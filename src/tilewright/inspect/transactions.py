@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.ir.analysis.aliases import places
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Const, Expr, Load, Var, const, loads, transform
 from tilewright.ir.layout.banks import bank_conflicts
@@ -21,7 +22,6 @@ from tilewright.ir.op import (
     Alloc,
     Body,
     For,
-    Hint,
     If,
     Intrinsic,
     Kernel,
@@ -100,10 +100,7 @@ class _Walk:
             self.values[var], number = number % extent, number // extent
         self.values |= dict.fromkeys(kernel.blocks, np.int64(0))
         self.axes = 0
-        self.places: dict[str, int] = {}
-        for op in walk_ops(kernel):
-            if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-                self.places[op.buffer.name] = int(op.detail[0])
+        self.places = {buffer.name: place for buffer, place in places(kernel).items()}
 
     def run(self) -> Iterator[Access]:
         linear = np.arange(self.threads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.ir.buffer import Buffer
-from tilewright.ir.op import Body, Hint, Kernel, Op, View, kept, walk_ops
+from tilewright.ir.op import Alloc, Body, Kernel, Op, View, kept, walk_ops
 
 
 class Aliases(dict[str, str]):
@@ -45,11 +45,7 @@ def _sources(body: Body) -> dict[str, str]:
 
 def places(kernel: Kernel) -> dict[Buffer, int]:
     """Where buffers begin in shared memory, as far as that is decided."""
-    return {
-        op.buffer: int(op.detail[0])
-        for op in walk_ops(kernel, Hint)
-        if op.name == "place" and op.buffer is not None
-    }
+    return {op.buffer: op.place for op in walk_ops(kernel, Alloc) if op.place is not None}
 
 
 def sharing(kernel: Kernel) -> dict[str, str]:

@@ -35,10 +35,10 @@ from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import Var
 from tilewright.ir.op import (
+    Alloc,
     Commit,
     Fence,
     For,
-    Hint,
     Kernel,
     Op,
     Sync,
@@ -54,17 +54,12 @@ from tilewright.ir.rewrite import map_body, rebuild
 WARPGROUP = 128
 OLDEST = 3  # groups of bulk stores are told apart up to this age
 AGAIN = Var(" again")  # what a `while` counts, as far as accesses go
-SLOTS = "slots"  # the hint for buffers whose slots are free wherever they are written
 
 
 def multibuffer(kernel: Kernel) -> set[str]:
     """Buffers whose slots take turns (`multibuffer`): no product reads one while it is written,
     whatever the code between the two says."""
-    return {
-        op.buffer.name
-        for op in walk_ops(kernel, Hint)
-        if op.name == SLOTS and op.buffer is not None
-    }
+    return {op.buffer.name for op in walk_ops(kernel, Alloc) if op.multibuffer}
 
 
 @dataclass(frozen=True)

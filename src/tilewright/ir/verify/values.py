@@ -24,7 +24,6 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import Op
 from tilewright.ir.verify.core import Context, use_buffer, use_var
 from tilewright.support.errors import Loc
 
@@ -149,7 +148,7 @@ def _check_load(e: Load, context: Context) -> None:
     check_indices(e.buffer, e.indices, context, e)
 
 
-_NODE_CHECKS: dict[type[Expr], Callable[[Any, Op | None, Context], None]] = {
+_NODE_CHECKS: dict[type[Expr], Callable[[Any, Context], None]] = {
     Bin: _check_bin,
     Cmp: _check_cmp,
     Select: _check_select,

@@ -14,7 +14,7 @@ from typing import Any
 from tilewright.ir.analysis.aliases import aliases, places
 from tilewright.ir.buffer import Space
 from tilewright.ir.layout.layout import ComposedLayout
-from tilewright.ir.op import Alloc, Hint, Kernel, Op, View, walk_ops
+from tilewright.ir.op import Alloc, Kernel, View, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError, Loc
@@ -81,16 +81,23 @@ def stacked(kernel: Kernel) -> tuple[dict[str, int], int]:
 def with_places(kernel: Kernel, places: Mapping[str, int]) -> Kernel:
     """`kernel` with its shared buffers at these places. What is allocated inside loops and branches
     comes to the front: it is one per block however often the op runs."""
-    allocs = [op for op in walk_ops(kernel) if isinstance(op, Alloc) and op.buffer.name in places]
-    top = {id(op) for op in kernel.body}
-    front = [op for op in allocs if id(op) not in top]
-    inner = {id(op) for op in front}
-    rest = map_body(kernel.body, lambda op: () if id(op) in inner else None)
-    body: list[Op] = []
-    for op in (*front, *rest):
-        body.append(op)
-        if isinstance(op, Alloc) and op.buffer.name in places:
-            body.append(Hint("place", op.buffer, detail=(places[op.buffer.name],), loc=op.loc))
+    allocs = [op for op in walk_ops(kernel) if isinstance(op, Alloc)]
+
+    top = {op.buffer.name for op in kernel.body if isinstance(op, Alloc)}
+    inner = {name for name in places if name not in top}
+    if inner:
+        front = tuple(op for op in allocs if op.buffer.name in inner)
+        rest = map_body(
+            kernel.body,
+            lambda op: () if isinstance(op, Alloc) and op.buffer.name in inner else op,
+        )
+        kernel = rebuild(kernel, body=(*front, *rest))
+    body = (
+        rebuild(op, place=places[op.buffer.name])
+        if isinstance(op, Alloc) and op.buffer.name in places
+        else op
+        for op in kernel.body
+    )
     return rebuild(kernel, body=tuple(body))
 
 

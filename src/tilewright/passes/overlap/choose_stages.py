@@ -27,7 +27,7 @@ from tilewright.ir.target import Target
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import split_of
 from tilewright.passes.overlap.multibuffer import MOST as TURNING
-from tilewright.passes.overlap.roles import dealt_to, warpgroups, why_not, why_not_worth
+from tilewright.passes.overlap.roles import warpgroups, why_not, why_not_worth
 from tilewright.passes.overlap.stage_stores import PIECE, ROOM, planned_bytes
 from tilewright.passes.overlap.unit_times import BYTES_PER_CYCLE, LATENCY, cycles
 from tilewright.passes.reasons import because
@@ -43,6 +43,9 @@ def choose_stages(kernel: Kernel, target: Target) -> Kernel:
         work = _work(kernel, loop)
         choose = _stages if loop.stages == UNSAID else _deeper
         stages, why = choose(kernel, loop, work, target)
+        told = target.schedule.stages
+        if isinstance(told, int) and loop.order is None and work.slot:
+            stages, why = told, f"{told} stages, as asked for"
         if why:
             because(kernel.name, loop, why)
         kernel = _with(kernel, loop, stages)
@@ -108,10 +111,10 @@ def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
     alone = warpgroups(kernel) <= 1
     room = target.chip.shared // (2 if alone else 1) - ROOM - others
     if any(isinstance(op, Gemm) for op in walk_ops(loop)):
-        room -= STAGED * dealt_to(kernel)
+        room -= STAGED * kernel.ping_pong
     fits = max(room // work.slot, 1)
     wanted = min(max(work.hiding(BYTES_PER_CYCLE), 2), MOST)
-    if target.choice("depth") in ("least", "fewest"):
+    if target.schedule.stages in ("least", "fewest"):
         fits = min(fits, 2)
     stages = min(wanted, fits)
     load = work.load(BYTES_PER_CYCLE)
@@ -124,7 +127,7 @@ def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
 def _deeper(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int, str]:
     """As many as the text says, or as hide a load where those cannot even if all of it comes from
     the L2 cache; and why."""
-    if target.choice("depth") == "fewest" and loop.order is None and work.slot:
+    if target.schedule.stages == "fewest" and loop.order is None and work.slot:
         return _fewer(kernel, loop, target)
     said, rate = loop.stages, target.chip.l2_bytes
     fits, _ = _stages(kernel, loop, work, target)
@@ -133,13 +136,13 @@ def _deeper(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
     if said < 1 or loop.order is not None or not work.slot or not _fed(kernel, loop, target):
         return kept
     busy = max(work.busy, work.slot / rate)
-    if replace(work, busy=busy).hiding(rate) <= said or target.choice("depth") in ("text", "least"):
+    if replace(work, busy=busy).hiding(rate) <= said or target.schedule.stages in ("text", "least"):
         return kept
     most = min(work.hiding(BYTES_PER_CYCLE), MOST)
     trips = simplify(loop.stop - loop.start)
     if isinstance(trips, Const) and not worth_it(kernel, target)[0]:
         most = min(most, int(trips))  # no next tile whose first slots could be filled
-    spare = STAGED * dealt_to(kernel) + ROOM + _turning(kernel, loop, work)
+    spare = STAGED * kernel.ping_pong + ROOM + _turning(kernel, loop, work)
     for stages in range(most, said, -1):
         if planned_bytes(_with(kernel, loop, stages)) + spare <= target.chip.shared:
             load = work.load(BYTES_PER_CYCLE)
@@ -161,7 +164,7 @@ def _fewer(kernel: Kernel, loop: For, target: Target) -> tuple[int, str]:
 def _fed(kernel: Kernel, loop: For, target: Target) -> bool:
     """Whether a producer will fill the loop's rings for products of warpgroups: its block is alone
     on its multiprocessor."""
-    if target.choice("roles") == "off" or Feature.BULK_COPY not in target.features:
+    if target.schedule.roles is False or Feature.BULK_COPY not in target.features:
         return False
     if why_not(kernel) is not None or why_not_worth(kernel) is not None:
         return False

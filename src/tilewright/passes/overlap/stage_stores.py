@@ -47,7 +47,6 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.layout.bulk_rules import bulk_eligible
-from tilewright.passes.overlap.roles import dealt_to
 
 LEAST = 64 * 64  # elements of a tile that is worth the trip
 ROOM = 2048  # bytes left for barriers, scratch and alignment
@@ -68,14 +67,16 @@ class Staging:
 def stage_stores(program: Program, target: Target) -> Program:
     """`program` with staging tiles in front of the stores of accumulators, where there is room:
     for the whole tile, or for pieces of its columns that take turns in two, or one."""
+    if target.schedule.stage_stores is False:
+        return program
     names = program_names(program)
 
     def one(kernel: Kernel) -> Kernel:
-        if any(isinstance(op, Role) for op in walk_ops(kernel)) or target.choice("stage") == "off":
+        if any(isinstance(op, Role) for op in walk_ops(kernel)):
             return kernel
         ranges = {id(op): r for op, r in scope.walk_ranges(kernel, program.dims)}
         spread = _by_matrix(kernel)
-        left = (target.chip.shared - ROOM - planned_bytes(kernel)) // dealt_to(kernel)
+        left = (target.chip.shared - ROOM - planned_bytes(kernel)) // kernel.ping_pong
 
         def rule(op: Op) -> Op | Body | None:
             nonlocal left

@@ -27,7 +27,6 @@ from tilewright.ir.op import (
     Break,
     Continue,
     For,
-    Hint,
     Kernel,
     Op,
     Role,
@@ -78,8 +77,7 @@ def settle_scratch(
             buffer = exchanges[number].buffer
             if starts[place] + buffer.bytes > chip.shared:
                 raise _too_much(kernel, target, end, buffer)
-            hint = Hint("place", buffer, detail=(starts[place],), loc=kernel.loc)
-            made += [Alloc(buffer, loc=kernel.loc), hint]
+            made.append(Alloc(buffer, place=starts[place], loc=kernel.loc))
     stay = set().union(*(group.needed for group in groups))
     dropped = {id(e.before) for n, e in enumerate(exchanges) if e.before and n not in stay}
     return made, map_body(body, lambda op: () if id(op) in dropped else None)

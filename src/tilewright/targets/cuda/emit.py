@@ -14,6 +14,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, TypeGuard
 
+from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.bounds import limits
 from tilewright.ir.analysis.intervals import single
 from tilewright.ir.buffer import Buffer, Region, Space
@@ -142,16 +143,14 @@ class _Writer:
     def __post_init__(self) -> None:
         self.names = Names(words_of(self.program.sources))
         self.spans = Spans(self.kernel, self.program.dims)
-        self.places: dict[str, int] = {}
+        found = places(self.kernel)
+        self.places = {buffer.name: place for buffer, place in found.items()}
         self.maps: list[MapParam] = []
-        self.shared_bytes = 0
+        self.shared_bytes = max((at + _bytes(buffer) for buffer, at in found.items()), default=0)
         self.warp: str | None = None
         self.role: Role | None = None
         self.first = False  # in a branch that thread 0 takes alone
         for op in walk_ops(self.kernel):
-            if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-                self.places[op.buffer.name] = int(op.detail[0])
-                self.shared_bytes = max(self.shared_bytes, int(op.detail[0]) + _bytes(op.buffer))
             if isinstance(op, Hint) and op.name == "tensor_map" and op.buffer is not None:
                 said = MapHint.of(op)
                 self.maps.append(MapParam(said.name, op.buffer, said.box, said.swizzle, said.sizes))
@@ -450,10 +449,10 @@ def _walks_memory(op: For) -> bool:
     """Whether a loop is over an array that local memory holds: to write it out would not bring it
     into registers, and takes the assembler minutes."""
     for inner in walk_ops(op.body):
-        places = [(load.buffer, load.indices) for load in op_loads(inner)]
+        touched = [(load.buffer, load.indices) for load in op_loads(inner)]
         if isinstance(inner, Store):
-            places.append((inner.buffer, inner.indices))
-        for buffer, indices in places:
+            touched.append((inner.buffer, inner.indices))
+        for buffer, indices in touched:
             large = buffer.space is Space.LOCAL and buffer.bytes > LARGE
             if large and any(op.var in variables(i) for i in indices):
                 return True
