@@ -10,7 +10,7 @@ from tilewright.ir.op import Atomic, Copy, Fill
 from tilewright.lang.alloc import REDUCERS
 from tilewright.lang.builder import current
 from tilewright.lang.check import check_copy
-from tilewright.lang.handles import Access, Done, Tile, Tiles, describe, fitting, region_of
+from tilewright.lang.handles import WORDS, Access, Done, Tile, Tiles, describe, fitting, region_of
 from tilewright.lang.move import from_corner
 from tilewright.support.errors import CompileError
 
@@ -407,3 +407,6 @@ def finalize_reducer(reducer: Any, dst: Any = None, batch: int = 1) -> None:
     src, to = region_of(reducer, "finalize_reducer"), region_of(dst, "finalize_reducer")
     check_copy(src, to)
     builder.emit(Copy(src, to))
+
+
+WORDS.update(reducer_step=reducer_step, store_as_update=store_as_update)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -347,7 +347,9 @@ class Builder:
     # ── kernels ──
 
     @contextmanager
-    def in_kernel(self, state: KernelState) -> Iterator[None]:
+    def in_kernel(
+        self, state: KernelState, place: Callable[[Body, KernelState], Body]
+    ) -> Iterator[None]:
         if self.probing:
             raise Probed
         if self.kernel is not None:
@@ -366,8 +368,6 @@ class Builder:
         self.step(16)  # a kernel is compiled by itself
         self.open()
         yield
-        from tilewright.lang.roles import place
-
         body = place(self.close(), state)
         self.kernel = None
         rank = state.rank if state.cluster else None

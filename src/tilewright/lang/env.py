@@ -16,8 +16,7 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const, Expr
 from tilewright.ir.op import Break, Continue, While
 from tilewright.lang.alloc import alloc_var
-from tilewright.lang.builder import Builder
-from tilewright.lang.frames import Binding, Branch, Frame, condition
+from tilewright.lang.frames import KINDS, Binding, Branch, Frame, condition
 from tilewright.lang.guards import is_number, quoting
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
 from tilewright.lang.logic import Logic
@@ -27,9 +26,8 @@ from tilewright.lang.params import declare_argument
 from tilewright.lang.python_words import OPERATORS, PythonWords
 from tilewright.lang.reads import reads
 from tilewright.lang.scalar import Lost, is_runtime
-from tilewright.lang.state import Watch, refuse_change
 from tilewright.lang.types import ScalarType, TensorType
-from tilewright.lang.where import locate, users_frame
+from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, Loc
 
 
@@ -42,43 +40,8 @@ class Old(NamedTuple):
 class Env(Logic, PythonWords):
     """The state of one activation of a rewritten function."""
 
-    builder: Builder
-    word: str
-    frames: list[Frame] = field(default_factory=list)
-    bindings: dict[str, Binding] = field(default_factory=dict)
     refs: set[str] = field(default_factory=set)
     last_runtime_loop: bool = False
-
-    # ── frames ──
-
-    def push(self, kind: str, runtime: bool) -> Frame:
-        frame = Frame(kind, runtime, loc=locate())
-        if runtime:
-            frame.watch = Watch(users_frame())
-        self.frames.append(frame)
-        return frame
-
-    def pop(self, frame: Frame) -> None:
-        while self.frames:
-            top = self.frames.pop()
-            top.open = False
-            if top is frame:
-                self.unchanged(frame.watch, _KINDS.get(frame.kind, "loop"), frame.loc)
-                return
-
-    def unchanged(self, watch: Watch | None, kind: str, loc: Loc | None) -> None:
-        """Compile-time state is as it was before the run-time scope."""
-        found = watch.changed(self._bound) if watch is not None else None
-        if found is not None:
-            refuse_change(*found, kind, loc)
-
-    def _bound(self, name: str) -> Any:
-        binding = self.bindings.get(name)
-        return binding.value if binding is not None else None
-
-    def top(self) -> Frame | None:
-        """The innermost run-time scope."""
-        return next((f for f in reversed(self.frames) if f.runtime), None)
 
     # ── control flow ──
 
@@ -298,7 +261,7 @@ class Env(Logic, PythonWords):
             )
 
     def _refuse_rebinding(self, name: str, old: Binding, top: Frame | None) -> None:
-        kind = _KINDS.get(top.kind if top else "", "loop")
+        kind = KINDS.get(top.kind if top else "", "loop")
         where = f"bound outside it, on line {old.loc.line}" if old.loc else "a parameter"
         dtype = _type_name(old.value)
 
@@ -459,7 +422,7 @@ class Env(Logic, PythonWords):
 
     def lost_value(self, name: str) -> Lost:
         found = self.bindings[name]
-        kind = _KINDS.get(found.frame.kind, "loop") if found.frame is not None else "kernel"
+        kind = KINDS.get(found.frame.kind, "loop") if found.frame is not None else "kernel"
         line = found.loc.line if found.loc else 0
         is_tile = isinstance(found.value, Tile)
         return Lost(name, kind, line, is_tile, _type_name(found.value), found.loop)
@@ -534,6 +497,3 @@ def _type_name(value: Any) -> str:
     if isinstance(value, (bool, int, float)):
         return {bool: "bool", int: "int32", float: "float32"}[type(value)]
     return str(value.dtype) if is_runtime(value) or isinstance(value, Const) else ""
-
-
-_KINDS = {"if": "branch", "map": "T.Parallel loop"}

@@ -16,6 +16,9 @@ from tilewright.lang.types import ScalarType
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, swap
 
+# what operators on handles do by words of `move` and `atomics`, which stand on this file
+WORDS: dict[str, Callable[..., Any]] = {}
+
 
 def plain(expr: Expr) -> Any:
     """A constant as its number, anything else as it is."""
@@ -82,13 +85,9 @@ class Tile:
         if isinstance(target, Access):
             store(target, value)
         elif isinstance(value, (Tile, Tiles)):
-            from tilewright.lang.move import copy
-
-            copy(value, target)
+            WORDS["copy"](value, target)
         else:
-            from tilewright.lang.move import fill
-
-            fill(target, value)
+            WORDS["fill"](target, value)
 
     def __repr__(self) -> str:
         return f"<{self.buffer.space.value} {self.name}{list(self.shape)} {self.dtype}>"
@@ -101,9 +100,7 @@ class Memory:
         self.tile = tile
 
     def tilewright_view(self, shape: Any, dtype: Any = None) -> Tile:
-        from tilewright.lang.move import view
-
-        return view(self.tile, shape, dtype)
+        return WORDS["view"](self.tile, shape, dtype)  # type: ignore[no-any-return]
 
 
 def _no_operator(self: Any, *_: Any) -> Any:
@@ -179,14 +176,9 @@ class Access(Scalar):
         """The region that starts here."""
         return Region(self.buffer, self.indices, extents)
 
-    def _update(self, op: str, other: Any) -> Any:
-        from tilewright.lang.atomics import reducer_step
-
-        return reducer_step(self, op, other)
-
     def __iadd__(self, other: Any) -> Any:
         if self.tile.reducer:
-            return self._update("sum", other)
+            return WORDS["reducer_step"](self, "sum", other)
         return self.as_expr().__add__(other)
 
     def __getitem__(self, key: Any) -> Any:
@@ -510,11 +502,9 @@ def store(target: Access, value: Any) -> None:
         raise CompileError(
             f"{target.name} is a barrier: it cannot be stored to", fix="use T.barrier_arrive(bar)"
         )
-    if target.tile.reducer is not None and isinstance(value, (Expr, Scalar)):
-        from tilewright.lang.atomics import store_as_update
-
-        if store_as_update(target, wrap(value)):
-            return
+    updates = target.tile.reducer is not None and isinstance(value, (Expr, Scalar))
+    if updates and WORDS["store_as_update"](target, wrap(value)):
+        return
     builder.require_kernel("Kernel")
     builder.emit(Store(target.buffer, target.indices, fitting(value, target.buffer)))
 

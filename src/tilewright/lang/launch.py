@@ -8,6 +8,7 @@ from typing import Any
 from tilewright.ir.expr import Expr, Var, const, wrap
 from tilewright.ir.op import Hint
 from tilewright.lang.builder import KernelState, current, static_int
+from tilewright.lang.place import place
 from tilewright.lang.types import shape_tuple
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, entry, locating, swap
@@ -59,7 +60,7 @@ class KernelScope(AbstractContextManager[Any]):
             builder.var("cluster_rank") if self.cluster else None,
             self.loc,
         )
-        self.scope = builder.in_kernel(self.state)
+        self.scope = builder.in_kernel(self.state, place)
         self.scope.__enter__()
         if not self.grid:
             return ()

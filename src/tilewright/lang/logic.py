@@ -8,20 +8,17 @@ from typing import Any
 
 from tilewright.ir.expr import Expr, binary, compare, logical_not, select, wrap
 from tilewright.lang.behalf import COMPARISONS
-from tilewright.lang.builder import Builder
-from tilewright.lang.frames import condition
+from tilewright.lang.frames import Scopes, condition
 from tilewright.lang.guards import is_number
 from tilewright.lang.handles import Tile, Tiles, Variable
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.state import Watch
 from tilewright.lang.where import locate, users_frame
-from tilewright.support.errors import CompileError, Loc, swap
+from tilewright.support.errors import CompileError, swap
 
 
-class Logic:
+class Logic(Scopes):
     """What rewritten operators do."""
-
-    builder: Builder
 
     def lazily(self, thunk: Callable[[], Any], what: str) -> Any:
         before = self.builder.emitted
@@ -38,9 +35,6 @@ class Logic:
             )
         self.unchanged(watch, "expression", locate())
         return value
-
-    def unchanged(self, watch: Watch | None, kind: str, loc: Loc | None) -> None:
-        raise NotImplementedError
 
     def if_expression(self, cond: Any, a: Callable[[], Any], b: Callable[[], Any]) -> Any:
         value = condition(cond)

@@ -18,7 +18,17 @@ from tilewright.lang.check import (
     fits,
     shape_text,
 )
-from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe, region_of, usable
+from tilewright.lang.handles import (
+    WORDS,
+    Access,
+    Tile,
+    Tiles,
+    Variable,
+    describe,
+    region_of,
+    usable,
+)
+from tilewright.lang.roles import barrier_region
 from tilewright.lang.types import shape_tuple
 from tilewright.support.errors import CompileError, swap
 
@@ -219,8 +229,6 @@ def tma_copy(
     if barrier is None:
         _copy(src, dst, "tma_copy", prefer="tma", cache=kept, multicast=mask)
         return
-    from tilewright.lang.roles import barrier_region
-
     frm, to = tiles(src, dst, "tma_copy")
     check_copy(frm, to)
     bar = barrier_region(barrier, "tma_copy")
@@ -292,8 +300,6 @@ def copy_cluster(
             cache=_option(eviction_policy, _CACHE, "cache"),
         )  # fmt: skip
         return
-    from tilewright.lang.roles import barrier_region
-
     frm, to = tiles(src, dst, "copy_cluster")
     check_copy(frm, to)
     block = wrap(dst_block)
@@ -484,3 +490,6 @@ def _check_view(source: Buffer, sizes: tuple[Expr, ...], bits: int, word: str) -
             got=f"{want // 8} bytes, as {shape_text(sizes)}",
             fix=f"give a shape of as many elements (one extent may be -1), or slice {source.name}",
         )
+
+
+WORDS.update(copy=copy, fill=fill, view=view)

@@ -11,8 +11,8 @@ from typing import Any
 
 from tilewright.ir.expr import Expr, binary, truth, wrap
 from tilewright.lang import math
-from tilewright.lang.builder import Builder, word_of
-from tilewright.lang.frames import condition
+from tilewright.lang.builder import word_of
+from tilewright.lang.frames import Scopes, condition
 from tilewright.lang.handles import Tile
 from tilewright.lang.loops import Loop
 from tilewright.lang.scalar import is_runtime
@@ -20,10 +20,8 @@ from tilewright.support import limits
 from tilewright.support.errors import CompileError, swap
 
 
-class PythonWords:
+class PythonWords(Scopes):
     """What rewritten calls of Python's own words do."""
-
-    builder: Builder
 
     def items(self, iterable: Any) -> Any:
         """What a comprehension runs over."""

@@ -25,8 +25,8 @@ from tilewright.lang.scalar import Lost, is_runtime
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
-from tilewright.support.content_key import Same
 from tilewright.support.errors import CompileError, Loc, TilewrightError, entry, locating, swap
+from tilewright.support.key_rules import Same
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,7 +132,7 @@ def _prim_func(function: FunctionType, names: dict[str, Any]) -> PrimFunc:
                 given[name] = add_parameter(builder, name, annotations[name])
         return run(**given)
 
-    returned = _run(function, builder, call, "prim_func")
+    returned = _run(function, builder, call)
     outputs = _outputs(builder, returned)
     program = builder.finish()
     check_program(program)
@@ -237,13 +237,17 @@ def _definition_loc(function: FunctionType) -> Loc:
 # ── running ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _run(
-    function: FunctionType, builder: Builder, call: Callable[[FunctionType], Any], word: str
-) -> Any:
+def _run(function: FunctionType, builder: Builder, call: Callable[[FunctionType], Any]) -> Any:
     make = rewrite(function)
     builder.symbols.closure, builder.symbols.scope = _closure(function), function.__globals__
+
+    def enter(parameters: dict[str, Any]) -> Env:
+        env = Env(builder)
+        env.parameters(parameters)
+        return env
+
     with building(builder), locating(locate):
-        return _guarded(call, make(_enter(builder, word)))
+        return _guarded(call, make(enter))
 
 
 def _guarded(call: Callable[[FunctionType], Any], function: FunctionType) -> Any:
@@ -266,15 +270,6 @@ def _guarded(call: Callable[[FunctionType], Any], function: FunctionType) -> Any
 
 
 set_root(_guarded.__code__)
-
-
-def _enter(builder: Builder, word: str) -> Callable[[dict[str, Any]], Env]:
-    def enter(parameters: dict[str, Any]) -> Env:
-        env = Env(builder, word)
-        env.parameters(parameters)
-        return env
-
-    return enter
 
 
 def _outputs(builder: Builder, returned: Any) -> tuple[str, ...]:
@@ -334,7 +329,7 @@ class Macro:
         made: list[Env] = []
 
         def enter(parameters: dict[str, Any]) -> Env:
-            env = Env(builder, "macro")
+            env = Env(builder)
             made.append(env)
             for name, value in parameters.items():
                 annotation = annotations.get(name)
@@ -502,7 +497,7 @@ def trace_direct(
         return run(**given)
 
     _find_sizes(function, builder, call)
-    returned = _run(function, builder, functools.partial(call, builder), "jit")
+    returned = _run(function, builder, functools.partial(call, builder))
     outputs = _outputs(builder, returned)
     for name in consts or ():
         if name not in builder.asked:
@@ -532,7 +527,7 @@ def _find_sizes(
     probe.arguments, probe.probing, probe.consts = into.arguments, True, into.consts
     probe.plain = into.plain
     try:
-        _run(function, probe, functools.partial(call, probe), "jit")
+        _run(function, probe, functools.partial(call, probe))
     except CompileError as error:
         # what goes wrong with unknown sizes goes wrong again, and better said, with known ones;
         # it is of interest only where it kept a size from being known

@@ -18,9 +18,9 @@ from tilewright.ir.op import Program
 from tilewright.lang import DirectTrace, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
-from tilewright.support.content_key import LEAVES, Key, Unkeyable, content_key
+from tilewright.support.content_key import Context, content_key
 from tilewright.support.errors import CompileError, swap
-from tilewright.support.reads import Context
+from tilewright.support.key_rules import LEAVES, Key, Unkeyable
 
 _NO_SIZES: Mapping[str, int] = MappingProxyType({})
 _KEPT = 1024
