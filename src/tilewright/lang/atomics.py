@@ -8,7 +8,8 @@ from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Bin, Expr, Load, Var, const, loads
 from tilewright.ir.op import Atomic, Copy, Fill
 from tilewright.lang.alloc import REDUCERS
-from tilewright.lang.builder import current
+from tilewright.lang.arguments import one_of
+from tilewright.lang.builder import current, current_block, current_kernel
 from tilewright.lang.check import check_copy
 from tilewright.lang.handles import WORDS, Access, Done, Tile, Tiles, describe, fitting, region_of
 from tilewright.lang.move import from_corner
@@ -18,16 +19,8 @@ _ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 
 
 def _order(order: str | None, default: str = "relaxed") -> str:
-    if order is None:
-        return default
-    if order not in _ORDERS:
-        raise CompileError(
-            "unknown memory order",
-            expected=", ".join(_ORDERS),
-            got=repr(order),
-            fix='write one of these, such as "relaxed"',
-        )
-    return order
+    fix = 'write one of these, such as "relaxed"'
+    return one_of(default if order is None else order, _ORDERS, "unknown memory order", fix)  # type: ignore[no-any-return]
 
 
 def _target(dst: Any, word: str) -> Region:
@@ -50,8 +43,7 @@ def _target(dst: Any, word: str) -> Region:
 def _atomic(
     op: str, dst: Any, value: Any, order: str | None, return_prev: bool, word: str
 ) -> Var | None:
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current_kernel(word)
     to = _target(dst, word)
     if isinstance(value, (Tile, Tiles)):
         builder.require_block(word)
@@ -100,8 +92,7 @@ def atomic_add(
         # M: 16 16 16 16 0
     """
     if use_tma:
-        builder = current("atomic_add")
-        builder.require_block("atomic_add")
+        builder = current_block("atomic_add")
         src = region_of(value, "atomic_add")
         to = from_corner(dst, src, "atomic_add") if isinstance(dst, Access) else region_of(
             dst, "atomic_add"
@@ -199,8 +190,7 @@ def atomic_load(src: Any, memory_order: str | None = None) -> Var:
             M[0] = T.atomic_load(N[5], memory_order="acquire")
         # M: 5
     """
-    builder = current("atomic_load")
-    builder.require_kernel("atomic_load")
+    builder = current_kernel("atomic_load")
     region = _target(src, "atomic_load")
     if region.tile:
         raise CompileError(
@@ -299,8 +289,7 @@ def reducer_init(reducer: Any, init: Any = None) -> None:
         # Y[0]: 63
     """
     op = _reducer(reducer, "reducer_init")
-    builder = current("reducer_init")
-    builder.require_block("reducer_init")
+    builder = current_block("reducer_init")
     to = region_of(reducer, "reducer_init")
     value = _identity(op, to) if init is None else fitting(init, to.buffer)
     builder.emit(Fill(to, value))
@@ -399,8 +388,7 @@ def finalize_reducer(reducer: Any, dst: Any = None, batch: int = 1) -> None:
         # Y[0]: 2016
     """
     _reducer(reducer, "finalize_reducer")
-    builder = current("finalize_reducer")
-    builder.require_block("finalize_reducer")
+    builder = current_block("finalize_reducer")
     if dst is None:
         reducer.reducer = None
         return

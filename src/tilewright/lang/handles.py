@@ -9,6 +9,7 @@ from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.expr import Const, Expr, cast, const, wrap
 from tilewright.ir.op import Store
 from tilewright.lang.affine import difference
+from tilewright.lang.arguments import integer
 from tilewright.lang.builder import KernelState, current
 from tilewright.lang.reads import Read
 from tilewright.lang.scalar import Lost, Scalar
@@ -385,15 +386,7 @@ def index_expr(buffer: Buffer, axis: int, key: Any) -> Expr:
             fix="a loop over several extents gives one index for each: "
             "`for i, j in T.Parallel(m, n)`",
         )
-    expr = wrap(key)
-    if not expr.dtype.is_int and not expr.dtype.is_bool:
-        raise CompileError(
-            f"an index of {buffer.name} must be an integer",
-            got=f"a value of type {expr.dtype}",
-            fix="divide with // instead of /, or cast with T.int32(...)",
-            code="not-integer",
-            repair=swap("/", "//"),
-        )
+    expr = integer(key, f"an index of {buffer.name}", bools=True)
     if buffer.space is not Space.GLOBAL:
         in_range(buffer, axis, expr, const(1))
     return expr
@@ -429,8 +422,8 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
             fix="copy element by element with T.Parallel",
             code="index",
         )
-    size = buffer.shape[axis]
-    start = const(0) if key.start is None else index_expr_unchecked(buffer, key.start)
+    size, what = buffer.shape[axis], f"a bound of a slice of {buffer.name}"
+    start = const(0) if key.start is None else integer(key.start, what)
     if isinstance(start, Const) and start.value < 0 and key.stop is None:
         raise CompileError(
             f"a slice of {buffer.name} from the end",
@@ -442,7 +435,7 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
             if isinstance(size, Const)
             else None,
         )
-    stop = size if key.stop is None else index_expr_unchecked(buffer, key.stop)
+    stop = size if key.stop is None else integer(key.stop, what)
     extent = difference(stop, start)
     if isinstance(extent, Const) and extent.value <= 0:
         raise CompileError(
@@ -455,19 +448,6 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
     if buffer.space is not Space.GLOBAL:
         in_range(buffer, axis, start, extent)
     return start, extent
-
-
-def index_expr_unchecked(buffer: Buffer, key: Any) -> Expr:
-    expr = wrap(key)
-    if not expr.dtype.is_int:
-        raise CompileError(
-            f"a slice of {buffer.name} needs integers",
-            got=f"a value of type {expr.dtype}",
-            fix="divide with // instead of /, or cast with T.int32(...)",
-            code="not-integer",
-            repair=swap("/", "//"),
-        )
-    return expr
 
 
 # ── stores ───────────────────────────────────────────────────────────────────────────────────

@@ -24,7 +24,8 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.lang.builder import Builder, current, static_int
+from tilewright.lang.arguments import integer, static_int
+from tilewright.lang.builder import Builder, current
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.types import shape_tuple
 from tilewright.lang.where import locate
@@ -57,23 +58,8 @@ class Loop:
 
 
 def _bound(value: Any, what: str, loc: Loc | None) -> Expr:
-    fix = "divide with //, or cast with T.int32(...)"
-    if isinstance(value, float):
-        raise CompileError(
-            f"{what} must be an integer",
-            loc=loc,
-            got=repr(value),
-            fix=fix,
-            code="not-integer",
-            repair=swap("/", "//"),
-        )
     with locating(lambda: loc):
-        expr = wrap(value)
-    if not expr.dtype.is_int:
-        raise CompileError(
-            f"{what} must be an integer", loc=loc, got=f"a value of type {expr.dtype}", fix=fix
-        )
-    return expr
+        return integer(value, what)
 
 
 def _index_type(*exprs: Expr) -> DType:

@@ -9,7 +9,8 @@ from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import Const, Expr, Load, cast, const, wrap
 from tilewright.ir.op import Arrive, Commit, Copy, Fill, For, Map, Store, View
-from tilewright.lang.builder import Builder, current
+from tilewright.lang.arguments import one_of
+from tilewright.lang.builder import Builder, current, current_block, current_kernel
 from tilewright.lang.check import (
     check_apart,
     check_copy,
@@ -141,20 +142,14 @@ def copy(
     )  # fmt: skip
 
 
-def _option(value: str | None, known: dict[str | None, str | None], name: str) -> str | None:
-    if value not in known:
-        raise CompileError(
-            f"T.copy: unknown {name}",
-            expected=", ".join(repr(k) for k in known if k),
-            got=repr(value),
-            fix=f"write {name}= one of these, or leave it out",
-        )
-    return known[value]
+def _option(value: str | None, known: dict[str | None, str | None], name: str) -> Any:
+    return one_of(
+        value, known, f"T.copy: unknown {name}", f"write {name}= one of these, or leave it out"
+    )
 
 
 def _copy(src: Any, dst: Any, word: str, *, multicast: Any = None, **options: Any) -> None:
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current_kernel(word)
     frm, to = tiles(src, dst, word)
     check_copy(frm, to)
     if Space.LOCAL in (frm.buffer.space, to.buffer.space):
@@ -165,7 +160,7 @@ def _copy(src: Any, dst: Any, word: str, *, multicast: Any = None, **options: An
     builder.emit(Copy(frm, to, multicast=mask, **options))
 
 
-def _places(region: Region, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+def places(region: Region, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Where point `indices` of the region's tile lies in the buffer."""
     rest = list(indices)
     return tuple(
@@ -175,13 +170,13 @@ def _places(region: Region, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
 
 
 def _element(frm: Region, to: Region, at: tuple[Expr, ...]) -> Expr:
-    return cast(Load(frm.buffer, _places(frm, at)), to.dtype)
+    return cast(Load(frm.buffer, places(frm, at)), to.dtype)
 
 
 def _by_thread(builder: Builder, to: Region, value: Any) -> None:
     """A copy or fill of thread-local memory: each thread does its own."""
     vars = [builder.var(None, e.dtype, "e") for e in to.tile]
-    ops: tuple[Any, ...] = (Store(to.buffer, _places(to, tuple(vars)), value(tuple(vars))),)
+    ops: tuple[Any, ...] = (Store(to.buffer, places(to, tuple(vars)), value(tuple(vars))),)
     for var, extent in zip(reversed(vars), reversed(to.tile), strict=True):
         ops = (For(var, const(0, extent.dtype), extent, ops, kind="unroll"),)
     for op in ops:
@@ -222,8 +217,7 @@ def tma_copy(
         T.tma_copy(tile, Y)
         # Y[0]: 0 1 2
     """
-    builder = current("tma_copy")
-    builder.require_block("tma_copy")
+    builder = current_block("tma_copy")
     mask = multicast if multicast is not None else cluster_mask
     kept = _option(cache or eviction_policy, _CACHE, "cache")
     if barrier is None:
@@ -289,11 +283,7 @@ def copy_cluster(
         # M: 100 101 102
     """
     builder = current("copy_cluster")
-    kernel = builder.require_block("copy_cluster")
-    if not kernel.cluster:
-        raise CompileError(
-            "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
-        )
+    builder.require_cluster("copy_cluster")
     if dst_block is None:
         _copy(
             src, dst, "copy_cluster", multicast=cluster_mask, prefer="tma",
@@ -329,8 +319,7 @@ def fill(buffer: Any, value: Any) -> None:
 
 
 def _fill(buffer: Any, value: Any, word: str) -> None:
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current_kernel(word)
     if isinstance(buffer, Variable):
         buffer.assign(value)
         return
@@ -382,8 +371,7 @@ def transpose(src: Any, dst: Any) -> None:
         T.copy(b, Y)
         # Y[0]: 0 -1 -2
     """
-    builder = current("transpose")
-    builder.require_block("transpose")
+    builder = current_block("transpose")
     frm, to = region_of(src, "transpose"), region_of(dst, "transpose")
     have, want = _matrix_shape(frm), _matrix_shape(to)
     if len(have) != 2 or not fits(have[::-1], want):
@@ -401,8 +389,8 @@ def transpose(src: Any, dst: Any) -> None:
         builder.emit(Copy(frm, to))
         return
     i, j = (builder.var(None, e.dtype, n) for e, n in zip(frm.tile, "ij", strict=True))
-    value = cast(Load(frm.buffer, _places(frm, (i, j))), to.dtype)
-    builder.emit(Map((i, j), frm.tile, (Store(to.buffer, _places(to, (j, i)), value),)))
+    value = cast(Load(frm.buffer, places(frm, (i, j))), to.dtype)
+    builder.emit(Map((i, j), frm.tile, (Store(to.buffer, places(to, (j, i)), value),)))
 
 
 def _matrix_shape(region: Region) -> tuple[Expr, ...]:

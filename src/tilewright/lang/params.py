@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import prod
+from math import lcm, prod
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Space
@@ -92,18 +92,7 @@ def _meet(a: Dim | None, b: Dim) -> Dim:
             got=f"min={low} and max={high}",
             fix=f"make {b.var.name} once and use it in both shapes, or rename one",
         )
-    return Dim(
-        b.var,
-        low,
-        high,
-        a.multiple_of * b.multiple_of // _gcd(a.multiple_of, b.multiple_of),
-    )
-
-
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a
+    return Dim(b.var, low, high, lcm(a.multiple_of, b.multiple_of))
 
 
 def check_packed(buffer: Buffer) -> None:

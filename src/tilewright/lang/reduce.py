@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Load, Var, binary, const, truth, wrap
 from tilewright.ir.op import Alloc, Copy, Intrinsic, Map, Reduce, Scan, Store
-from tilewright.lang.builder import current, static_int
+from tilewright.lang.arguments import one_of, static_int
+from tilewright.lang.builder import current_block, current_kernel
 from tilewright.lang.check import (
     check_data,
     check_dim,
@@ -18,6 +21,7 @@ from tilewright.lang.check import (
     shape_text,
 )
 from tilewright.lang.handles import Tiles, region_of
+from tilewright.lang.move import places
 from tilewright.support.errors import CompileError
 
 # how the words and `T.reduce(…, kind)` name the IR's reductions
@@ -53,34 +57,25 @@ def reduce(
         T.copy(top, Y[0, 0:64])
         # Y[0]: 63 62 61
     """
-    builder = current(word)
-    builder.require_block(word)
-    if kind not in KINDS:
-        raise CompileError(
-            f"T.{word}: unknown kind",
-            expected=", ".join(sorted(KINDS)),
-            got=repr(kind),
-            fix="a mean is a sum that is divided afterwards" if kind in ("mean", "avg") else "",
-        )
+    builder = current_block(word)
+    fix = "a mean is a sum that is divided afterwards" if kind in ("mean", "avg") else ""
+    op = one_of(kind, KINDS, f"T.{word}: unknown kind", fix)
     frm, to = region_of(src, word), region_of(dst, word)
     axes = src.kept if isinstance(src, Tiles) else tuple(range(frm.buffer.rank))
     at = axes[check_dim(static_int(dim, f"dim of T.{word}"), len(axes), word, frm.buffer.name)]
     check_reduce(frm, to, at, word)
-    if KINDS[kind] in ("and", "or", "xor") and not (frm.dtype.is_int or frm.dtype.is_bool):
+    if op in ("and", "or", "xor") and not (frm.dtype.is_int or frm.dtype.is_bool):
         raise CompileError(
             f"T.{word} works on integers",
             got=f"{frm.buffer.name} of type {frm.dtype}",
             fix="copy it into an integer tile first",
         )
-    op = KINDS[kind]
     if not nan_propagate and frm.dtype.is_float:
         op = _skipping_nan(op, frm, word)
     # the IR counts dimensions of the tile it sees, without the indexed ones
     seen = [i for i, e in enumerate(frm.extents) if not _is_unit(e) or i == at]
-    if len(seen) == len(frm.tile):
-        builder.emit(Reduce(op, frm, to, seen.index(at), bool(clear)))
-    else:
-        builder.emit(Reduce(op, frm, to, at, bool(clear)))
+    axis = seen.index(at) if len(seen) == len(frm.tile) else at
+    builder.emit(Reduce(op, frm, to, axis, bool(clear)))
 
 
 def _skipping_nan(op: str, src: Region, word: str) -> str:
@@ -143,8 +138,7 @@ reduce_bitxor = _kind("bitxor", "0 -64 0")
 
 def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
     word = f"cum{kind}"
-    builder = current(word)
-    builder.require_block(word)
+    builder = current_block(word)
     frm = region_of(src, word)
     to = frm if dst is None else region_of(dst, word)
     axes = src.kept if isinstance(src, Tiles) else tuple(range(frm.buffer.rank))
@@ -197,8 +191,7 @@ def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> No
 def _whole_tile(kind: str, src: Any) -> Expr:
     """Whether any (all) elements are true, as one bool for the block."""
     word = f"{kind}_of"
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current_kernel(word)
     frm = region_of(src, word)
     check_data(frm, word)
     extents = [int(e) for e in frm.extents]
@@ -207,7 +200,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     builder.require_block(word)
     # one flag per element first, so that every type and rank reduces the same way
     flags = Buffer(
-        builder.fresh(None, f"{word}_flags"), (const(_size(extents)),), BOOL, Space.SHARED
+        builder.fresh(None, f"{word}_flags"), (const(prod(extents)),), BOOL, Space.SHARED
     )
     found = Buffer(builder.fresh(None, word), (const(1),), BOOL, Space.SHARED)
     builder.emit(Alloc(flags))
@@ -218,7 +211,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     for var, size in zip(vars, sizes, strict=True):
         linear = linear * size + var
     if vars:
-        store = Store(flags, (linear,), truth(Load(frm.buffer, _at(frm, vars))))
+        store = Store(flags, (linear,), truth(Load(frm.buffer, places(frm, vars))))
         builder.emit(Map(vars, sizes, (store,)))
     else:
         builder.emit(Store(flags, (const(0),), truth(Load(frm.buffer, frm.starts))))
@@ -226,24 +219,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     return builder.let(Load(found, (const(0),)), word)
 
 
-def _size(extents: list[int]) -> int:
-    total = 1
-    for extent in extents:
-        total *= extent
-    return total
-
-
-def _at(region: Region, vars: tuple[Var, ...]) -> tuple[Expr, ...]:
-    rest = list(vars)
-    return tuple(
-        s if _is_unit(e) else s + rest.pop(0)
-        for s, e in zip(region.starts, region.extents, strict=True)
-    )
-
-
 def _elementwise(kind: str, region: Region, extents: list[int]) -> Expr:
-    from itertools import product
-
     result: Expr = FALSE if kind == "any" else TRUE
     for point in product(*(range(e) for e in extents)):
         place = tuple(s + p for s, p in zip(region.starts, point, strict=True))
@@ -282,8 +258,7 @@ def all_of(src: Any) -> Expr:
 
 def _warp(kind: str, value: Any) -> Var:
     word = f"warp_reduce_{kind}"
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current_kernel(word)
     expr = builder.snapshot(wrap(value))
     result = builder.var(None, expr.dtype, f"warp_{kind}")
     builder.emit(Intrinsic(word, (expr,), result))

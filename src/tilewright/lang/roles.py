@@ -22,7 +22,8 @@ from tilewright.ir.op import (
     Wait,
     WaitGroup,
 )
-from tilewright.lang.builder import KernelState, current, static_int
+from tilewright.lang.arguments import integer, static_int
+from tilewright.lang.builder import KernelState, current, current_block
 from tilewright.lang.handles import Access, Tile, describe, usable
 from tilewright.lang.place import WARP, Placed, on_threads, threads_where
 from tilewright.lang.where import locate
@@ -193,19 +194,10 @@ def barrier_wait(mbarrier: Any, parity: Any = 0) -> None:
             M[t] = tile[t]
         # M: 4 5 6
     """
-    builder = current("barrier_wait")
-    builder.require_block("barrier_wait")
-    given = wrap(parity)
-    if not (given.dtype.is_int or given.dtype.is_bool):
-        raise CompileError(
-            "the parity of a barrier's phase must be an integer",
-            expected="0 or 1, such as k % 2",
-            got=repr(parity) if isinstance(parity, float) else f"a value of type {given.dtype}",
-            fix="count the phases: parity 0 for the first, 1 for the second, and so on",
-            code="not-integer",
-        )
-    phase = cast(given, INT32)
-    builder.emit(Wait(barrier_region(mbarrier, "barrier_wait"), phase))
+    builder = current_block("barrier_wait")
+    fix = "count the phases: parity 0 for the first, 1 for the second, such as k % 2"
+    phase = integer(parity, "the parity of a barrier's phase", fix, bools=True)
+    builder.emit(Wait(barrier_region(mbarrier, "barrier_wait"), cast(phase, INT32)))
 
 
 def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
@@ -288,8 +280,7 @@ def set_max_nreg(count: int, is_inc: int | bool = True) -> None:
                 T.copy(tile, Y)
         # Y[0]: 0 1 2
     """
-    builder = current("set_max_nreg")
-    builder.require_block("set_max_nreg")
+    builder = current_block("set_max_nreg")
     registers = static_int(count, "the count of T.set_max_nreg", 24)
     if registers > 256 or registers % 8:
         raise CompileError(
@@ -344,8 +335,7 @@ def no_set_max_nreg() -> None:
         T.copy(X, Y)
         # Y[0]: 0 1 2
     """
-    builder = current("no_set_max_nreg")
-    builder.require_block("no_set_max_nreg")
+    builder = current_block("no_set_max_nreg")
     builder.emit(Hint("no_max_nreg"))
 
 
@@ -367,8 +357,7 @@ def fence_proxy_async() -> None:
         T.tma_copy(tile, Y)
         # Y[0]: 0 2 4
     """
-    builder = current("fence_proxy_async")
-    builder.require_block("fence_proxy_async")
+    builder = current_block("fence_proxy_async")
     builder.emit(Fence("proxy_async"))
 
 
@@ -389,11 +378,7 @@ def cluster_sync() -> None:
         # M: 100 101 102
     """
     builder = current("cluster_sync")
-    kernel = builder.require_block("cluster_sync")
-    if not kernel.cluster:
-        raise CompileError(
-            "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
-        )
+    builder.require_cluster("cluster_sync")
     builder.emit(Sync("cluster"))
 
 
@@ -410,8 +395,7 @@ def tma_store_wait(count: int = 0, read: bool = True) -> None:
         T.tma_store_wait(0)
         # Y[0]: 0 1 2
     """
-    builder = current("tma_store_wait")
-    builder.require_block("tma_store_wait")
+    builder = current_block("tma_store_wait")
     builder.emit(WaitGroup("bulk", static_int(count, "the count", 0), bool(read)))
 
 
@@ -424,8 +408,7 @@ def pdl_wait() -> None:
         T.pdl_launch()
         # Y[0]: 0 1 2
     """
-    builder = current("pdl_wait")
-    builder.require_block("pdl_wait")
+    builder = current_block("pdl_wait")
     builder.emit(Intrinsic("pdl_wait"))
 
 
@@ -438,8 +421,7 @@ def pdl_launch() -> None:
         T.pdl_launch()
         # Y[0]: 0 1 2
     """
-    builder = current("pdl_launch")
-    builder.require_block("pdl_launch")
+    builder = current_block("pdl_launch")
     builder.emit(Intrinsic("pdl_launch"))
 
 

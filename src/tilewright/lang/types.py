@@ -12,9 +12,10 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.dtype import DTYPES, DType, dtype
 from tilewright.ir.expr import Const, Expr, Var, cast, wrap
 from tilewright.ir.op import Dim
+from tilewright.lang.arguments import integer
 from tilewright.lang.builder import in_kernel
 from tilewright.lang.scalar import Scalar, is_runtime
-from tilewright.support.errors import CompileError, entry, swap
+from tilewright.support.errors import CompileError, entry
 
 
 class ScalarType(str):
@@ -398,14 +399,6 @@ def check_one_shape(word: str, shape: Any, *others: Any) -> None:
 
 def size_expr(size: Any, what: str) -> Expr:
     """One extent: a positive integer or a size known at launch."""
-    if isinstance(size, float):
-        raise CompileError(
-            f"{what} must be an integer",
-            got=repr(size),
-            fix="divide with // instead of /",
-            code="not-integer",
-            repair=swap("/", "//"),
-        )
     if getattr(size, "shape", ()) and not is_runtime(size):
         raise CompileError(
             f"{what} is an array",
@@ -413,13 +406,7 @@ def size_expr(size: Any, what: str) -> Expr:
             got=f"{type(size).__name__} of shape {tuple(size.shape)}",
             fix="pass its size, x.shape[0], to the factory, and x to the kernel that it returns",
         )
-    expr = wrap(size)
-    if not expr.dtype.is_int:
-        raise CompileError(
-            f"{what} must be an integer",
-            got=f"a value of type {expr.dtype}",
-            fix="divide with //, or cast with T.int32(...)",
-        )
+    expr = integer(size, what)
     if isinstance(expr, Const) and expr.value < 1:
         raise CompileError(
             f"{what} must be positive",
