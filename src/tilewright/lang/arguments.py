@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 from tilewright.ir.expr import Const, Expr, wrap
 from tilewright.support.errors import CompileError, swap
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def named(name: str, doc: str) -> Callable[[F], F]:
+    """A word that a table makes."""
+
+    def name_it(word: F) -> F:
+        word.__name__ = word.__qualname__ = name
+        word.__doc__ = doc
+        return word
+
+    return name_it
 
 
 def static_int(value: Any, what: str, least: int | None = None) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Bin, Expr, Load, Var, const, loads
 from tilewright.ir.op import Atomic, Copy, Fill
 from tilewright.lang.alloc import REDUCERS
-from tilewright.lang.arguments import one_of
+from tilewright.lang.arguments import named, one_of
 from tilewright.lang.builder import current, current_block, current_kernel
 from tilewright.lang.check import check_copy
 from tilewright.lang.handles import WORDS, Access, Done, Tile, Tiles, describe, fitting, region_of
@@ -40,6 +41,13 @@ def _target(dst: Any, word: str) -> Region:
     return region
 
 
+def _tile(dst: Any, value: Any, word: str) -> tuple[Region, Region]:
+    src = region_of(value, word)
+    to = from_corner(dst, src, word) if isinstance(dst, Access) else region_of(dst, word)
+    check_copy(src, to)
+    return src, to
+
+
 def _atomic(
     op: str, dst: Any, value: Any, order: str | None, return_prev: bool, word: str
 ) -> Var | None:
@@ -47,10 +55,7 @@ def _atomic(
     to = _target(dst, word)
     if isinstance(value, (Tile, Tiles)):
         builder.require_block(word)
-        src = region_of(value, word)
-        if isinstance(dst, Access):
-            to = from_corner(dst, src, word)
-        check_copy(src, to)
+        src, to = _tile(dst, value, word)
         if return_prev:
             raise CompileError(
                 f"T.{word}: a tile has no single previous value",
@@ -93,79 +98,33 @@ def atomic_add(
     """
     if use_tma:
         builder = current_block("atomic_add")
-        src = region_of(value, "atomic_add")
-        to = from_corner(dst, src, "atomic_add") if isinstance(dst, Access) else region_of(
-            dst, "atomic_add"
-        )  # fmt: skip
-        check_copy(src, to)
+        src, to = _tile(dst, value, "atomic_add")
         builder.emit(Copy(src, to, prefer="tma", reduce="add"))
         return None
     return _atomic("add", dst, value, memory_order, return_prev, "atomic_add")
 
 
-def atomic_max(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
-) -> Any:
-    """dst = max(dst, value) in one step.
+def _update(op: str, does: str, sample: str, shown: str) -> Callable[..., Any]:
+    name = f"atomic_{op}"
 
-    Example:
-        for i in T.Parallel(64):
-            T.atomic_max(M[N[i] % 4], N[i])
-        # M: 60 61 62 63 0
-    """
-    return _atomic("max", dst, value, memory_order, return_prev, "atomic_max")
+    @named(
+        name,
+        f"{does} in one step.\n\nExample:\n    for i in T.Parallel(64):\n"
+        f"        T.{name}({sample})\n    # M: {shown}\n",
+    )
+    def word(
+        dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
+    ) -> Any:
+        return _atomic(op, dst, value, memory_order, return_prev, name)
 
-
-def atomic_min(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
-) -> Any:
-    """dst = min(dst, value) in one step.
-
-    Example:
-        for i in T.Parallel(64):
-            T.atomic_min(M[N[i] % 4], -N[i])
-        # M: -60 -61 -62 -63 0
-    """
-    return _atomic("min", dst, value, memory_order, return_prev, "atomic_min")
+    return word
 
 
-def atomic_or(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
-) -> Any:
-    """dst |= value in one step.
-
-    Example:
-        for i in T.Parallel(64):
-            T.atomic_or(M[0], N[i])
-        # M: 63 0
-    """
-    return _atomic("or", dst, value, memory_order, return_prev, "atomic_or")
-
-
-def atomic_and(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
-) -> Any:
-    """dst &= value in one step.
-
-    Example:
-        for i in T.Parallel(64):
-            T.atomic_and(M[0], N[i])
-        # M: 0 0
-    """
-    return _atomic("and", dst, value, memory_order, return_prev, "atomic_and")
-
-
-def atomic_xor(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
-) -> Any:
-    """dst ^= value in one step.
-
-    Example:
-        for i in T.Parallel(64):
-            T.atomic_xor(M[0], N[i] + 1)
-        # M: 64 0
-    """
-    return _atomic("xor", dst, value, memory_order, return_prev, "atomic_xor")
+atomic_max = _update("max", "dst = max(dst, value)", "M[N[i] % 4], N[i]", "60 61 62 63 0")
+atomic_min = _update("min", "dst = min(dst, value)", "M[N[i] % 4], -N[i]", "-60 -61 -62 -63 0")
+atomic_or = _update("or", "dst |= value", "M[0], N[i]", "63 0")
+atomic_and = _update("and", "dst &= value", "M[0], N[i]", "0 0")
+atomic_xor = _update("xor", "dst ^= value", "M[0], N[i] + 1", "64 0")
 
 
 def atomic_exch(dst: Any, value: Any, memory_order: str | None = None) -> Any:

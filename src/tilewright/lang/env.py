@@ -21,9 +21,10 @@ from tilewright.lang.guards import is_number, quoting
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
 from tilewright.lang.logic import Logic
 from tilewright.lang.looking import device_assert
-from tilewright.lang.loops import ForLoop, Loop, ThreadLoop, serial
+from tilewright.lang.loops import Loop, serial
+from tilewright.lang.math import OPERATORS
 from tilewright.lang.params import declare_argument
-from tilewright.lang.python_words import OPERATORS, PythonWords
+from tilewright.lang.python_words import PythonWords
 from tilewright.lang.reads import reads
 from tilewright.lang.scalar import Lost, is_runtime
 from tilewright.lang.types import ScalarType, TensorType
@@ -62,10 +63,8 @@ class Env(Logic, PythonWords):
 
     def loop(self, iterable: Any, names: tuple[str, ...]) -> Iterator[Any]:
         if isinstance(iterable, Loop):
-            frame = self.push("map" if iterable.is_map else "for", True)
-            if len(iterable.names_needed) > 1 and not isinstance(iterable, ForLoop):
-                frame.kind = "map" if iterable.is_map else "nest"
-            yield from iterable.run(self.builder, names)
+            frame = self.push(iterable.kind, True)
+            yield from iterable.run(self.builder, names, iterable.loc)
             self.pop(frame)
             self.last_runtime_loop = True
             return
@@ -293,7 +292,7 @@ class Env(Logic, PythonWords):
                 fix=f"write `with T.Kernel(...) as {name or 'bx'}:` and put the kernel inside",
                 code="outside-kernel",
             )
-        if isinstance(value, ThreadLoop):
+        if isinstance(value, Loop) and value.index is not None:
             return value.index(self.builder)
         if isinstance(value, Variable):
             if value.named:

@@ -39,7 +39,7 @@ class PythonWords(Scopes):
             limits.INTEGER_BITS.check(
                 bits, "this number is too large", got=f"{bits} bits", fix="use a smaller one"
             )
-        return OPERATORS[op](a, b)
+        return math.OPERATORS[op](a, b)
 
     def mark(self) -> int:
         """Before the sides of a choice are evaluated."""
@@ -162,19 +162,4 @@ _BUILTINS: dict[Any, Callable[..., Any]] = {
     bool: lambda x: truth(wrap(x)),
     divmod: lambda a, b: (a // b, a % b),
     round: math.round,
-}
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "//": lambda a, b: a // b,
-    "%": lambda a, b: a % b,
-    "**": lambda a, b: a**b,
-    "&": lambda a, b: a & b,
-    "|": lambda a, b: a | b,
-    "^": lambda a, b: a ^ b,
-    "<<": lambda a, b: a << b,
-    ">>": lambda a, b: a >> b,
-    "@": lambda a, b: a @ b,
 }

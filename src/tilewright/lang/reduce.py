@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from math import prod
 from typing import Any
@@ -10,7 +11,7 @@ from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Load, Var, binary, const, truth, wrap
 from tilewright.ir.op import Alloc, Copy, Intrinsic, Map, Reduce, Scan, Store
-from tilewright.lang.arguments import one_of, static_int
+from tilewright.lang.arguments import named, one_of, static_int
 from tilewright.lang.builder import current_block, current_kernel
 from tilewright.lang.check import (
     check_data,
@@ -61,8 +62,7 @@ def reduce(
     fix = "a mean is a sum that is divided afterwards" if kind in ("mean", "avg") else ""
     op = one_of(kind, KINDS, f"T.{word}: unknown kind", fix)
     frm, to = region_of(src, word), region_of(dst, word)
-    axes = src.kept if isinstance(src, Tiles) else tuple(range(frm.buffer.rank))
-    at = axes[check_dim(static_int(dim, f"dim of T.{word}"), len(axes), word, frm.buffer.name)]
+    at = _axis(src, frm, dim, word)
     check_reduce(frm, to, at, word)
     if op in ("and", "or", "xor") and not (frm.dtype.is_int or frm.dtype.is_bool):
         raise CompileError(
@@ -76,6 +76,13 @@ def reduce(
     seen = [i for i, e in enumerate(frm.extents) if not _is_unit(e) or i == at]
     axis = seen.index(at) if len(seen) == len(frm.tile) else at
     builder.emit(Reduce(op, frm, to, axis, bool(clear)))
+
+
+def _axis(src: Any, region: Region, dim: int, word: str) -> int:
+    """The dimension of the buffer that dimension `dim` of `src` is."""
+    axes = src.kept if isinstance(src, Tiles) else tuple(range(region.buffer.rank))
+    at = static_int(dim, f"dim of T.{word}")
+    return axes[check_dim(at, len(axes), word, region.buffer.name)]
 
 
 def _skipping_nan(op: str, src: Region, word: str) -> str:
@@ -94,7 +101,10 @@ def _is_unit(extent: Expr) -> bool:
     return isinstance(extent, Const) and extent.value == 1
 
 
-def _kind(kind: str, shown: str):  # type: ignore[no-untyped-def]
+def _kind(kind: str, shown: str) -> Callable[..., None]:
+    name = f"reduce_{kind}"
+
+    @named(name, _DOC.format(kind=kind, shown=shown, **_TILES[kind.startswith("bit")]))
     def word(
         src: Any,
         dst: Any,
@@ -103,10 +113,8 @@ def _kind(kind: str, shown: str):  # type: ignore[no-untyped-def]
         batch: int = 1,
         nan_propagate: bool = True,
     ) -> None:
-        reduce(src, dst, kind, dim, clear, batch, nan_propagate, word=f"reduce_{kind}")
+        reduce(src, dst, kind, dim, clear, batch, nan_propagate, word=name)
 
-    word.__name__ = word.__qualname__ = f"reduce_{kind}"
-    word.__doc__ = _DOC.format(kind=kind, shown=shown, **_TILES[kind.startswith("bit")])
     return word
 
 
@@ -141,8 +149,7 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
     builder = current_block(word)
     frm = region_of(src, word)
     to = frm if dst is None else region_of(dst, word)
-    axes = src.kept if isinstance(src, Tiles) else tuple(range(frm.buffer.rank))
-    at = axes[check_dim(static_int(dim, f"dim of T.{word}"), len(axes), word, frm.buffer.name)]
+    at = _axis(src, frm, dim, word)
     if not fits(frm.tile, to.tile):
         raise CompileError(
             f"T.{word}: {to.buffer.name} has another shape than {frm.buffer.name}",
@@ -256,75 +263,28 @@ def all_of(src: Any) -> Expr:
     return _whole_tile("all", src)
 
 
-def _warp(kind: str, value: Any) -> Var:
-    word = f"warp_reduce_{kind}"
-    builder = current_kernel(word)
-    expr = builder.snapshot(wrap(value))
-    result = builder.var(None, expr.dtype, f"warp_{kind}")
-    builder.emit(Intrinsic(word, (expr,), result))
-    return result
+def _warp(kind: str, does: str, sample: str, shown: int) -> Callable[[Any], Var]:
+    name = f"warp_reduce_{kind}"
+    op = f"warp_reduce_{KINDS[kind]}"
+
+    @named(
+        name,
+        f"The {does} of `value` over the warp, in every lane.\n\nExample:\n"
+        f"    t = T.get_thread_binding()\n    s = T.{name}({sample})\n"
+        f"    if t < 64:\n        M[t] = s\n    # M: {shown} {shown}\n",
+    )
+    def word(value: Any) -> Var:
+        builder = current_kernel(name)
+        expr = builder.snapshot(wrap(value))
+        result = builder.var(None, expr.dtype, f"warp_{KINDS[kind]}")
+        builder.emit(Intrinsic(op, (expr,), result))
+        return result
+
+    return word
 
 
-def warp_reduce_sum(value: Any) -> Var:
-    """The sum of `value` over the warp, in every lane.
-
-    Example:
-        t = T.get_thread_binding()
-        s = T.warp_reduce_sum(N[t % 64])
-        if t < 64:
-            M[t] = s
-        # M: 496 496
-    """
-    return _warp("sum", value)
-
-
-def warp_reduce_max(value: Any) -> Var:
-    """The maximum of `value` over the warp, in every lane.
-
-    Example:
-        t = T.get_thread_binding()
-        s = T.warp_reduce_max(N[t % 64])
-        if t < 64:
-            M[t] = s
-        # M: 31 31
-    """
-    return _warp("max", value)
-
-
-def warp_reduce_min(value: Any) -> Var:
-    """The minimum of `value` over the warp, in every lane.
-
-    Example:
-        t = T.get_thread_binding()
-        s = T.warp_reduce_min(N[t % 64])
-        if t < 64:
-            M[t] = s
-        # M: 0 0
-    """
-    return _warp("min", value)
-
-
-def warp_reduce_bitand(value: Any) -> Var:
-    """The bitwise and of `value` over the warp, in every lane.
-
-    Example:
-        t = T.get_thread_binding()
-        s = T.warp_reduce_bitand(N[t % 64] | 2)
-        if t < 64:
-            M[t] = s
-        # M: 2 2
-    """
-    return _warp("and", value)
-
-
-def warp_reduce_bitor(value: Any) -> Var:
-    """The bitwise or of `value` over the warp, in every lane.
-
-    Example:
-        t = T.get_thread_binding()
-        s = T.warp_reduce_bitor(N[t % 64])
-        if t < 64:
-            M[t] = s
-        # M: 31 31
-    """
-    return _warp("or", value)
+warp_reduce_sum = _warp("sum", "sum", "N[t % 64]", 496)
+warp_reduce_max = _warp("max", "maximum", "N[t % 64]", 31)
+warp_reduce_min = _warp("min", "minimum", "N[t % 64]", 0)
+warp_reduce_bitand = _warp("bitand", "bitwise and", "N[t % 64] | 2", 2)
+warp_reduce_bitor = _warp("bitor", "bitwise or", "N[t % 64]", 31)

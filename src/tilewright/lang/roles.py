@@ -138,15 +138,19 @@ def _arrivals(kernel: KernelState) -> int:
     return sum(t in threads for t in threads_where(guards, kernel))
 
 
-def _require_once(kernel: KernelState, word: str) -> None:
+def _expect(word: str, mbarrier: Any, tx: Any, arrive: bool) -> None:
     """Bytes are expected by all threads together or by one: others would each expect them again."""
-    names = set(kernel.thread_vars)
-    if any(variables(g) & names for g in kernel.guards) and (count := _arrivals(kernel)) != 1:
+    builder = current(word)
+    kernel = builder.require_block(word)
+    names, count = set(kernel.thread_vars), _arrivals(kernel)
+    if any(variables(g) & names for g in kernel.guards) and count != 1:
         raise CompileError(
             f"T.{word} under a condition that {count} threads pass",
             expected="one thread, or all that run this place together",
             fix="test for one thread: if tx == 0, or leave the condition out",
         )
+    bar, arrivals = barrier_region(mbarrier, word), const(count if arrive else 0)
+    builder.emit(Arrive(bar, bytes=cast(wrap(tx), INT32), count=arrivals))
 
 
 def barrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
@@ -195,35 +199,12 @@ def barrier_wait(mbarrier: Any, parity: Any = 0) -> None:
         # M: 4 5 6
     """
     builder = current_block("barrier_wait")
-    fix = "count the phases: parity 0 for the first, 1 for the second, such as k % 2"
+    fix = "count the phases from 0: the parity is 0 or 1, such as k % 2"
     phase = integer(parity, "the parity of a barrier's phase", fix, bools=True)
     builder.emit(Wait(barrier_region(mbarrier, "barrier_wait"), cast(phase, INT32)))
 
 
-def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
-    """`barrier_arrive`.
-
-    Example:
-        ready = T.alloc_barrier(128)
-        T.mbarrier_arrive(ready)
-        T.mbarrier_wait_parity(ready, 0)
-        T.copy(X, Y)
-        # Y[0]: 0 1 2
-    """
-    barrier_arrive(mbarrier, cta_id)
-
-
-def mbarrier_wait_parity(mbarrier: Any, parity: Any = 0) -> None:
-    """`barrier_wait`.
-
-    Example:
-        ready = T.alloc_barrier(128)
-        T.mbarrier_arrive(ready)
-        T.mbarrier_wait_parity(ready, 0)
-        T.copy(X, Y)
-        # Y[0]: 0 1 2
-    """
-    barrier_wait(mbarrier, parity)
+mbarrier_arrive, mbarrier_wait_parity = barrier_arrive, barrier_wait
 
 
 def mbarrier_expect_tx(mbarrier: Any, tx: Any) -> None:
@@ -240,10 +221,7 @@ def mbarrier_expect_tx(mbarrier: Any, tx: Any) -> None:
         T.copy(X, Y)
         # Y[0]: 0 1 2
     """
-    builder = current("mbarrier_expect_tx")
-    _require_once(builder.require_block("mbarrier_expect_tx"), "mbarrier_expect_tx")
-    bar = barrier_region(mbarrier, "mbarrier_expect_tx")
-    builder.emit(Arrive(bar, bytes=cast(wrap(tx), INT32), count=const(0)))
+    _expect("mbarrier_expect_tx", mbarrier, tx, arrive=False)
 
 
 def mbarrier_arrive_expect_tx(mbarrier: Any, tx: Any) -> None:
@@ -256,11 +234,7 @@ def mbarrier_arrive_expect_tx(mbarrier: Any, tx: Any) -> None:
                 T.mbarrier_arrive_expect_tx(full, 0)
             T.mbarrier_wait_parity(full, 0)
     """
-    builder = current("mbarrier_arrive_expect_tx")
-    kernel = builder.require_block("mbarrier_arrive_expect_tx")
-    _require_once(kernel, "mbarrier_arrive_expect_tx")
-    bar = barrier_region(mbarrier, "mbarrier_arrive_expect_tx")
-    builder.emit(Arrive(bar, bytes=cast(wrap(tx), INT32), count=const(_arrivals(kernel))))
+    _expect("mbarrier_arrive_expect_tx", mbarrier, tx, arrive=True)
 
 
 def set_max_nreg(count: int, is_inc: int | bool = True) -> None:
@@ -335,8 +309,7 @@ def no_set_max_nreg() -> None:
         T.copy(X, Y)
         # Y[0]: 0 1 2
     """
-    builder = current_block("no_set_max_nreg")
-    builder.emit(Hint("no_max_nreg"))
+    current_block("no_set_max_nreg").emit(Hint("no_max_nreg"))
 
 
 disable_warp_group_reg_alloc = no_set_max_nreg
@@ -357,8 +330,7 @@ def fence_proxy_async() -> None:
         T.tma_copy(tile, Y)
         # Y[0]: 0 2 4
     """
-    builder = current_block("fence_proxy_async")
-    builder.emit(Fence("proxy_async"))
+    current_block("fence_proxy_async").emit(Fence("proxy_async"))
 
 
 def cluster_sync() -> None:
@@ -408,8 +380,7 @@ def pdl_wait() -> None:
         T.pdl_launch()
         # Y[0]: 0 1 2
     """
-    builder = current_block("pdl_wait")
-    builder.emit(Intrinsic("pdl_wait"))
+    current_block("pdl_wait").emit(Intrinsic("pdl_wait"))
 
 
 def pdl_launch() -> None:
@@ -421,8 +392,7 @@ def pdl_launch() -> None:
         T.pdl_launch()
         # Y[0]: 0 1 2
     """
-    builder = current_block("pdl_launch")
-    builder.emit(Intrinsic("pdl_launch"))
+    current_block("pdl_launch").emit(Intrinsic("pdl_launch"))
 
 
 pdl_sync, pdl_trigger = pdl_wait, pdl_launch

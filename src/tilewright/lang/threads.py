@@ -116,17 +116,7 @@ def ballot(predicate: Any, mask: Any = None) -> Var:
     return _vote("ballot", predicate, mask, DTYPES["uint32"])
 
 
-def ballot_sync(predicate: Any, mask: Any = None) -> Var:
-    """`ballot`.
-
-    Example:
-        t = T.get_thread_binding()
-        x = T.ballot_sync(t % 32 < 3)
-        if t < 64:
-            M[t] = x
-        # M: 7 7 7
-    """
-    return ballot(predicate, mask)
+ballot_sync = ballot
 
 
 def any_sync(predicate: Any, mask: Any = None) -> Var:
