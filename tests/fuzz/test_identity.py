@@ -49,7 +49,7 @@ BUGS = {
         "SUBCLASSES",
         [(k, _nothing if r is key_rules._dtype else r) for k, r in key_rules.SUBCLASSES],
     ),
-    "objects without slots": _set(key_rules, "_held", lambda value, slots: ()),
+    "objects without slots": _set(key_rules, "held", lambda value, slots: ()),
     "values that are not looked at again": _set(
         content_key.Context, "_unchanged", lambda self: self._settled
     ),

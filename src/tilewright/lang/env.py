@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -68,8 +69,7 @@ class Env(Logic, PythonWords):
             self.pop(frame)
             self.last_runtime_loop = True
             return
-        frame = self.push("unrolled", False)
-        try:
+        with self._unrolled():
             if is_runtime(iterable) or isinstance(iterable, (Tile, Tiles)):
                 raise CompileError(
                     "a run-time value cannot be iterated",
@@ -78,6 +78,12 @@ class Env(Logic, PythonWords):
             for item in iterable:
                 self.builder.step()
                 yield item
+
+    @contextmanager
+    def _unrolled(self) -> Iterator[None]:
+        frame = self.push("unrolled", False)
+        try:
+            yield
         finally:
             if frame in self.frames:
                 self.pop(frame)
@@ -87,8 +93,7 @@ class Env(Logic, PythonWords):
         before, now = self.builder.emitted, self.builder.now
         value = condition(cond())
         if not isinstance(value, Expr):
-            frame = self.push("unrolled", False)
-            try:
+            with self._unrolled():
                 while value:
                     self.builder.step()
                     yield
@@ -98,10 +103,6 @@ class Env(Logic, PythonWords):
                             "the condition of this while was compile-time and became run-time",
                             fix="make it depend on an alloc_var from the start",
                         )
-            finally:
-                if frame in self.frames:
-                    self.pop(frame)
-                self.last_runtime_loop = False
             return
         if self.builder.emitted != before:
             raise CompileError(
@@ -178,13 +179,13 @@ class Env(Logic, PythonWords):
 
     def assertion(self, cond: Any, message: Callable[[], Any]) -> None:
         value = condition(cond)
+        if not isinstance(value, Expr) and value:
+            return
+        with quoting():
+            text = str(message() or "")
         if isinstance(value, Expr):
-            with quoting():
-                text = str(message() or "")
             device_assert(value, text)
-        elif not value:
-            with quoting():
-                text = str(message() or "")
+        else:
             raise CompileError(
                 "assertion failed" + (f": {text}" if text else ""),
                 fix="it is the kernel's own: choose sizes and arguments that fulfil it",
@@ -198,7 +199,7 @@ class Env(Logic, PythonWords):
         self.builder.hint = name
         return name
 
-    def named(self, name: str, value: Any) -> Any:
+    def named(self, _: str, value: Any) -> Any:
         """A part of a tuple, made under the name it is assigned to."""
         self.builder.hint = None
         return value
@@ -239,8 +240,8 @@ class Env(Logic, PythonWords):
         top = self.top()
         if old is not None and old.frame is not top and value is not old.value and name != "_":
             self._refuse_rebinding(name, old, top)
-        if annotation is not None:
-            value = self._annotated(name, value, annotation)
+        if isinstance(annotation, ScalarType) and is_number(value):
+            value = annotation(value)  # `x: T.int32 = v` is `v` as that type
         value = self.held(value, name)
         place = locate()
         self.bindings[name] = Binding(value, top, place, kernel=self.builder.kernel)
@@ -328,12 +329,6 @@ class Env(Logic, PythonWords):
             return tuple(changed.get(at, part) for at, part in enumerate(value))
         for at, new in changed.items():
             value[at] = new  # the same object: other names may stand for it
-        return value
-
-    def _annotated(self, name: str, value: Any, annotation: Any) -> Any:
-        """`x: T.int32 = v` is `v` as that type."""
-        if isinstance(annotation, ScalarType) and is_number(value):
-            return annotation(value)
         return value
 
     def declare(self, name: str, annotation: Any) -> Any:
@@ -428,13 +423,17 @@ class Env(Logic, PythonWords):
 
     def changing(self, name: str, container: Any, method: str) -> None:
         """Before `name.append(…)` and the like."""
+        fix = "use T.alloc_local(shape, dtype), or unroll the loop: a tuple instead of range"
+        self._changes_once(name, container, method, fix)
+
+    def _changes_once(self, name: str, container: Any, what: str, fix: str) -> None:
         old = self.bindings.get(name)
         outside = old is None or old.frame is not self.top()
         if isinstance(container, (list, dict, set)) and self.top() is not None and outside:
             raise CompileError(
-                f"{name!r} is a Python {type(container).__name__}: {method} inside a run-time loop "
+                f"{name!r} is a Python {type(container).__name__}: {what} inside a run-time loop "
                 "or branch would happen once, at compile time",
-                fix="use T.alloc_local(shape, dtype), or unroll the loop: a tuple instead of range",
+                fix=fix,
                 code="python",
             )
 
@@ -446,15 +445,8 @@ class Env(Logic, PythonWords):
                 fix="store to a tensor or a tile",
                 code="whole-tile",
             )
-        old = self.bindings.get(name)
-        outside = old is None or old.frame is not self.top()
-        if isinstance(container, (list, dict)) and self.top() is not None and outside:
-            raise CompileError(
-                f"{name!r} is a Python {type(container).__name__}: a store inside a run-time loop "
-                "or branch would happen once, at compile time",
-                fix="use T.alloc_local(shape, dtype) or an alloc_var",
-                code="python",
-            )
+        fix = "use T.alloc_local(shape, dtype) or an alloc_var"
+        self._changes_once(name, container, "a store", fix)
 
     def set_attribute(self, owner: Any, name: str, value: Any) -> None:
         old = getattr(owner, name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region, Space, whole
@@ -26,7 +27,15 @@ def plain(expr: Expr) -> Any:
     return expr.value if isinstance(expr, Const) else expr
 
 
-class Tile:
+class Handle:
+    """What stands for a buffer or a part of one."""
+
+    buffer: Buffer
+    name = property(lambda self: self.buffer.name)
+    dtype = property(lambda self: ScalarType(self.buffer.dtype))
+
+
+class Tile(Handle):
     """A tensor or a tile: `T.copy(tile, …)`, `tile[i, j]`, `tile[i0:i1, :]`, `tile.shape`."""
 
     def __init__(self, buffer: Buffer, reducer: str | None = None) -> None:
@@ -34,8 +43,6 @@ class Tile:
         self.reducer = reducer
         self.kernel: KernelState | None = None
 
-    name = property(lambda self: self.buffer.name)
-    dtype = property(lambda self: ScalarType(self.buffer.dtype))
     shape = property(lambda self: tuple(plain(s) for s in self.buffer.shape))
     ndim = property(lambda self: self.buffer.rank)
 
@@ -94,11 +101,11 @@ class Tile:
         return f"<{self.buffer.space.value} {self.name}{list(self.shape)} {self.dtype}>"
 
 
+@dataclass(frozen=True)
 class Memory:
     """A buffer's memory without its shape."""
 
-    def __init__(self, tile: Tile) -> None:
-        self.tile = tile
+    tile: Tile
 
     def tilewright_view(self, shape: Any, dtype: Any = None) -> Tile:
         return WORDS["view"](self.tile, shape, dtype)  # type: ignore[no-any-return]
@@ -131,11 +138,11 @@ for _operator in (
     setattr(Tile, f"__{_operator}__", _no_operator)
 
 
-class Access(Scalar):
+class Access(Handle, Scalar):
     """`A[i, j]`: the element as a number, and the corner of a tile for `T.copy` and its kin."""
 
     def __init__(self, tile: Tile, indices: tuple[Expr, ...]) -> None:
-        self.tile, self.indices = tile, indices
+        self.tile, self.buffer, self.indices = tile, tile.buffer, indices
         self.loc = locate()
         self.moment = current("element").moment(tile.buffer)
         self.live = False  # a macro's T.Ref: reading gives what is there now
@@ -144,18 +151,6 @@ class Access(Scalar):
     def keep(self, name: str, writes: int) -> None:
         """From here on `name` stands for the element, whose memory has seen `writes` writes."""
         self.kept = self.kept or (name, writes)
-
-    @property
-    def buffer(self) -> Buffer:
-        return self.tile.buffer
-
-    @property
-    def dtype(self) -> ScalarType:
-        return ScalarType(self.buffer.dtype)
-
-    @property
-    def name(self) -> str:
-        return self.buffer.name
 
     def as_expr(self) -> Expr:
         if self.buffer.space is Space.BARRIER:
@@ -196,12 +191,12 @@ class Done:
     """What an update that has already been emitted leaves to store: nothing."""
 
 
-class Tiles:
+class Tiles(Handle):
     """`A[b, i0:i1, :]`: a region."""
 
     def __init__(self, tile: Tile, keys: list[Any]) -> None:
         self.tile = tile
-        buffer = tile.buffer
+        buffer = self.buffer = tile.buffer
         starts, extents, kept = [], [], []
         for axis, key in enumerate(keys):
             if isinstance(key, slice):
@@ -218,21 +213,7 @@ class Tiles:
             isinstance(k, slice) and not (k.start is None and k.stop is None) for k in keys
         )
 
-    @property
-    def buffer(self) -> Buffer:
-        return self.tile.buffer
-
-    @property
-    def name(self) -> str:
-        return self.buffer.name
-
-    @property
-    def dtype(self) -> ScalarType:
-        return ScalarType(self.buffer.dtype)
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return tuple(plain(self.region.extents[axis]) for axis in self.kept)
+    shape = property(lambda self: tuple(plain(self.region.extents[axis]) for axis in self.kept))
 
     def __getitem__(self, key: Any) -> Any:
         """Indices within the region."""
@@ -244,12 +225,8 @@ class Tiles:
                 fix="leave out the extra indices",
             )
         keys: list[Any] = list(self.region.starts)
-        for axis, start, extent in zip(
-            self.kept,
-            (self.region.starts[a] for a in self.kept),
-            (self.region.extents[a] for a in self.kept),
-            strict=True,
-        ):
+        for axis in self.kept:
+            start, extent = self.region.starts[axis], self.region.extents[axis]
             inner = given.pop(0) if given else slice(None)
             if isinstance(inner, slice):
                 low = start if inner.start is None else start + inner.start
@@ -283,8 +260,10 @@ for _operator in (
     setattr(Tiles, f"__{_operator}__", _no_operator)
 
 
-class Variable(Scalar):
+class Variable(Handle, Scalar):
     """`T.alloc_var`: reading gives its value at that moment, `x = v` and `x += v` store."""
+
+    kernel: KernelState | None = None
 
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
@@ -297,9 +276,7 @@ class Variable(Scalar):
         found.named, found.kept = True, (name, writes)
         return found
 
-    name = property(lambda self: self.buffer.name)
-    dtype = property(lambda self: ScalarType(self.buffer.dtype))
-    shape = property(lambda self: (1,))
+    shape = (1,)
 
     def as_expr(self) -> Expr:
         builder = current("alloc_var")
@@ -453,7 +430,7 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
 # ── stores ───────────────────────────────────────────────────────────────────────────────────
 
 
-def usable(tile: Tile) -> None:
+def usable(tile: Tile | Variable) -> None:
     """A tile belongs to the kernel that allocated it."""
     if tile.kernel is not None and tile.kernel is not current("Kernel").kernel:
         raise CompileError(
@@ -491,7 +468,7 @@ def store(target: Access, value: Any) -> None:
 
 def region_of(value: Any, word: str) -> Region:
     """A tile or region as a `Region`; an element is a region of one."""
-    if isinstance(value, Tile):
+    if isinstance(value, (Tile, Variable)):
         usable(value)
         return whole(value.buffer)
     if isinstance(value, Tiles):
@@ -500,8 +477,6 @@ def region_of(value: Any, word: str) -> Region:
     if isinstance(value, Access):
         usable(value.tile)
         return value.corner(tuple(const(1) for _ in value.indices))
-    if isinstance(value, Variable):
-        return whole(value.buffer)
     if isinstance(value, Lost):
         value.fail()
     raise CompileError(
@@ -517,7 +492,7 @@ def region_of(value: Any, word: str) -> Region:
 
 
 def describe(value: Any) -> str:
-    if isinstance(value, (Tile, Tiles, Access, Variable)):
+    if isinstance(value, Handle):
         return repr(value)
     if isinstance(value, Expr):
         return f"a value of type {value.dtype}"

@@ -106,15 +106,12 @@ class Logic(Scopes):
             if len(ops) == 1 and not isinstance(link, Expr):
                 return link
             link = condition(link)
-            if not isinstance(link, Expr):
-                if not isinstance(result, Expr) and not link:
+            if not isinstance(result, Expr):
+                if not isinstance(link, Expr) and not link:
                     return link
-                if isinstance(result, Expr):
-                    result = result if link else binary("and", result, False)
-                else:
-                    result = link
-            else:
-                result = link if not isinstance(result, Expr) else binary("and", result, link)
+                result = link
+            elif isinstance(link, Expr) or not link:
+                result = binary("and", result, link if isinstance(link, Expr) else False)
             left = right
         return result
 

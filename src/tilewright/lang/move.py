@@ -14,9 +14,10 @@ from tilewright.lang.builder import Builder, current, current_block, current_ker
 from tilewright.lang.check import (
     check_apart,
     check_copy,
-    check_data,
-    check_inside,
+    check_regions,
     fits,
+    is_const,
+    matrix_extents,
     shape_text,
 )
 from tilewright.lang.handles import (
@@ -88,7 +89,7 @@ def from_corner(corner: Access, other: Region, word: str) -> Region:
     dimensions."""
     shape = list(other.extents)
     while len(shape) > corner.buffer.rank:
-        unit = next((i for i, e in enumerate(shape) if isinstance(e, Const) and e.value == 1), None)
+        unit = next((i for i, e in enumerate(shape) if is_const(e)), None)
         if unit is None:
             raise CompileError(
                 f"T.{word}: {corner.name} has {corner.buffer.rank} "
@@ -164,7 +165,7 @@ def places(region: Region, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Where point `indices` of the region's tile lies in the buffer."""
     rest = list(indices)
     return tuple(
-        start if isinstance(extent, Const) and extent.value == 1 else start + rest.pop(0)
+        start if is_const(extent) else start + rest.pop(0)
         for start, extent in zip(region.starts, region.extents, strict=True)
     )
 
@@ -179,8 +180,7 @@ def _by_thread(builder: Builder, to: Region, value: Any) -> None:
     ops: tuple[Any, ...] = (Store(to.buffer, places(to, tuple(vars)), value(tuple(vars))),)
     for var, extent in zip(reversed(vars), reversed(to.tile), strict=True):
         ops = (For(var, const(0, extent.dtype), extent, ops, kind="unroll"),)
-    for op in ops:
-        builder.emit(op)
+    builder.emit(ops[0])
 
 
 def async_copy(src: Any, dst: Any, coalesced_width: int | None = None, **_: Any) -> None:
@@ -333,8 +333,7 @@ def _fill(buffer: Any, value: Any, word: str) -> None:
             repair=swap(f"{buffer}, {value.name}", f"{value.name}, {buffer}"),
         )
     to = region_of(buffer, word)
-    check_data(to, word)
-    check_inside(to, word)
+    check_regions(word, to)
     if isinstance(value, (Tile, Tiles)):
         raise CompileError(
             "T.fill needs one value", got=describe(value), fix="use T.copy for a whole tile"
@@ -381,24 +380,19 @@ def transpose(src: Any, dst: Any) -> None:
             got=shape_text(want),
             fix="swap the extents of the destination",
         )
-    for region in (frm, to):
-        check_data(region, "transpose")
-        check_inside(region, "transpose")
+    check_regions("transpose", frm, to)
     check_apart(frm, to, "transpose")
     if len(frm.tile) != 2:  # a row or a column: its elements keep their order
         builder.emit(Copy(frm, to))
         return
     i, j = (builder.var(None, e.dtype, n) for e, n in zip(frm.tile, "ij", strict=True))
-    value = cast(Load(frm.buffer, places(frm, (i, j))), to.dtype)
-    builder.emit(Map((i, j), frm.tile, (Store(to.buffer, places(to, (j, i)), value),)))
+    store = Store(to.buffer, places(to, (j, i)), _element(frm, to, (i, j)))
+    builder.emit(Map((i, j), frm.tile, (store,)))
 
 
 def _matrix_shape(region: Region) -> tuple[Expr, ...]:
     """The tile's shape, or that of a matrix with a single row or column."""
-    shape = region.extents
-    while len(shape) > 2 and isinstance(shape[0], Const) and shape[0].value == 1:
-        shape = shape[1:]
-    return region.tile if len(region.tile) == 2 else shape
+    return region.tile if len(region.tile) == 2 else matrix_extents(region)
 
 
 # ── views ────────────────────────────────────────────────────────────────────────────────────
@@ -454,7 +448,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None, *, word: str = "view") 
 
 def _infer(sizes: tuple[Expr, ...], source: Buffer, bits: int) -> tuple[Expr, ...]:
     """One size may be -1."""
-    holes = [i for i, s in enumerate(sizes) if isinstance(s, Const) and s.value == -1]
+    holes = [i for i, s in enumerate(sizes) if is_const(s, -1)]
     if len(holes) != 1 or not source.is_static:
         return sizes
     known = prod(int(s) for i, s in enumerate(sizes) if i != holes[0])

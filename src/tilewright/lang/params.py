@@ -15,7 +15,7 @@ from tilewright.lang.builder import Builder, current
 from tilewright.lang.handles import Tile
 from tilewright.lang.types import (
     ScalarType,
-    SymbolicSize,
+    Size,
     TensorType,
     dynamic,
     shape_tuple,
@@ -168,7 +168,7 @@ def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
                 code="annotation",
             )
         return add_tensor(builder, name, annotation)
-    if isinstance(annotation, SymbolicSize):
+    if isinstance(annotation, Size):
         raise CompileError(
             f"parameter {name!r} is annotated with a size",
             fix="sizes come from the shapes of tensors; annotate a number with T.int32",
@@ -249,7 +249,7 @@ def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
 
 def _multiple(size: Any) -> tuple[str | None, int]:
     """`M` or `M * 4` as a name and a factor."""
-    expr = size.as_expr() if isinstance(size, SymbolicSize) else size
+    expr = size.as_expr() if isinstance(size, Size) else size
     if isinstance(expr, Var):
         return expr.name, 1
     if isinstance(expr, Bin) and expr.op == "*":

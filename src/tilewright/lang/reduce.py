@@ -9,16 +9,17 @@ from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.dtype import BOOL
-from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Load, Var, binary, const, truth, wrap
+from tilewright.ir.expr import FALSE, TRUE, Expr, Load, Var, binary, const, truth, wrap
 from tilewright.ir.op import Alloc, Copy, Intrinsic, Map, Reduce, Scan, Store
 from tilewright.lang.arguments import named, one_of, static_int
 from tilewright.lang.builder import current_block, current_kernel
 from tilewright.lang.check import (
     check_data,
     check_dim,
-    check_inside,
     check_reduce,
+    check_regions,
     fits,
+    is_const,
     shape_text,
 )
 from tilewright.lang.handles import Tiles, region_of
@@ -73,7 +74,7 @@ def reduce(
     if not nan_propagate and frm.dtype.is_float:
         op = _skipping_nan(op, frm, word)
     # the IR counts dimensions of the tile it sees, without the indexed ones
-    seen = [i for i, e in enumerate(frm.extents) if not _is_unit(e) or i == at]
+    seen = [i for i, e in enumerate(frm.extents) if not is_const(e) or i == at]
     axis = seen.index(at) if len(seen) == len(frm.tile) else at
     builder.emit(Reduce(op, frm, to, axis, bool(clear)))
 
@@ -95,10 +96,6 @@ def _skipping_nan(op: str, src: Region, word: str) -> str:
             code="arguments",
         )
     return f"{op}_num"
-
-
-def _is_unit(extent: Expr) -> bool:
-    return isinstance(extent, Const) and extent.value == 1
 
 
 def _kind(kind: str, shown: str) -> Callable[..., None]:
@@ -157,12 +154,10 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
             got=shape_text(to.tile),
             fix=f"allocate {to.buffer.name} with that shape, or leave it out to scan in place",
         )
-    for region in (frm, to):
-        check_data(region, word)
-        check_inside(region, word)
-    if not _is_unit(frm.extents[at]):
+    check_regions(word, frm, to)
+    if not is_const(frm.extents[at]):
         # the IR counts dimensions of the tile it sees, without those of one element
-        axis = sum(not _is_unit(e) for e in frm.extents[:at])
+        axis = sum(not is_const(e) for e in frm.extents[:at])
         builder.emit(Scan(kind, frm, to, axis, bool(reverse)))
     elif dst is not None:
         builder.emit(Copy(frm, to))

@@ -16,7 +16,6 @@ from tilewright.ir.op import Program
 from tilewright.lang.builder import NAME_PARTS, Builder, Probed, building, current
 from tilewright.lang.check import check_program
 from tilewright.lang.env import Env
-from tilewright.lang.frames import Binding
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe
 from tilewright.lang.params import add_parameter
 from tilewright.lang.python_errors import closest, explained, suggest
@@ -184,12 +183,8 @@ def _bad_annotation(
 ) -> CompileError:
     loc = _parameter_loc(function, name)
     if isinstance(error, TilewrightError):
-        said = error.diagnostic
-        return CompileError(
-            f"the annotation of {name!r}: {said.message}",
-            loc=loc, expected=said.expected, got=said.got, fix=said.fix, code=said.code,
-            repair=said.repair,
-        )  # fmt: skip
+        message = f"the annotation of {name!r}: {error.message}"
+        return CompileError(**{**vars(error.diagnostic), "message": message, "loc": loc})
     fix, repair = 'write it as T.Tensor((M, N), "float32")', None
     if isinstance(error, NameError):
         missing = getattr(error, "name", None) or ""
@@ -358,16 +353,13 @@ def _argument(builder: Builder, value: Any) -> Any:
     """Arguments are read once, where the macro is called."""
     if isinstance(value, Lost):
         value.fail()
-    return builder.snapshot(value) if is_runtime(value) and not _is_place(value) else value
-
-
-def _is_place(value: Any) -> bool:
-    return isinstance(value, (Access, Variable))
+    is_place = isinstance(value, (Access, Variable))
+    return builder.snapshot(value) if is_runtime(value) and not is_place else value
 
 
 def _release(result: Any, env: Env) -> None:
     """A variable that a macro made and returns may take a new name."""
-    own = [b.value for b in env.bindings.values() if isinstance(b, Binding) and b.loc is not None]
+    own = [b.value for b in env.bindings.values() if b.loc is not None]
     for part in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(part, Variable) and any(part is v for v in own):
             part.named = False
@@ -376,10 +368,6 @@ def _release(result: Any, env: Env) -> None:
 def _check_argument(
     macro_name: str, name: str, value: Any, annotation: Any, loc: Loc | None
 ) -> None:
-    if annotation is None:
-        return
-    wanted = annotation.space if isinstance(annotation, TensorType) else None
-    bare = getattr(annotation, "space", None) if not isinstance(annotation, TensorType) else None
     if annotation is Ref and not isinstance(value, (Variable, Access)):
         raise CompileError(
             f"{name!r} of {macro_name} is assigned to by the macro",
@@ -388,7 +376,7 @@ def _check_argument(
             got=describe(value),
             fix=f"pass a T.alloc_var, or drop the T.Ref of {name!r}",
         )
-    space = wanted or bare
+    space = getattr(annotation, "space", None)  # of a type, or of a bare T.SharedBuffer
     if space is None:
         return
     if not isinstance(value, (Tile, Tiles)) or value.buffer.space is not space:

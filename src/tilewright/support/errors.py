@@ -17,7 +17,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
@@ -45,14 +45,12 @@ class Loc:
 
     def excerpt(self) -> str:
         """The source line with a caret under the span, or '' when the source is not at hand."""
-        text = linecache.getline(self.file, self.line).rstrip("\n")
-        if not text.strip():
+        if not self.source.strip():
             return ""
-        before = text[: self.column - 1].expandtabs(4)
-        span = text[self.column - 1 : (self.end_column or self.column + 1) - 1].expandtabs(4)
+        before = self.source[: self.column - 1].expandtabs(4)
         gutter = f"{self.line:>5} | "
-        carets = "^" * max(1, len(span))
-        return f"{gutter}{text.expandtabs(4)}\n{' ' * len(gutter + before)}{carets}"
+        carets = "^" * max(1, len(self.text.expandtabs(4)))
+        return f"{gutter}{self.source.expandtabs(4)}\n{' ' * len(gutter + before)}{carets}"
 
     @property
     def source(self) -> str:
@@ -411,11 +409,15 @@ def warn_of(cost: Cost) -> None:
     if cost in _told:
         return
     _told.add(cost)
-    text = f"{cost.kernel}: {cost.text}"
-    if cost.loc is None:
-        warnings.warn(text, PerformanceWarning, stacklevel=2)
+    _warn(PerformanceWarning(f"{cost.kernel}: {cost.text}"), cost.loc)
+
+
+def _warn(warning: Warning, loc: Loc | None) -> None:
+    """Warn, at the place that it is about."""
+    if loc is None:
+        warnings.warn(warning, stacklevel=3)
     else:
-        warnings.warn_explicit(text, PerformanceWarning, cost.loc.file, cost.loc.line)
+        warnings.warn_explicit(warning, type(warning), loc.file, loc.line)
 
 
 class SanitizerWarning(UserWarning):
@@ -448,12 +450,7 @@ class SanitizerWarning(UserWarning):
         return self.diagnostic.render()
 
     def give(self) -> None:
-        """Warn, at the place that it is about."""
-        loc = self.diagnostic.loc
-        if loc is None:
-            warnings.warn(self, stacklevel=3)
-        else:
-            warnings.warn_explicit(self, type(self), loc.file, loc.line)
+        _warn(self, self.diagnostic.loc)
 
 
 def in_json() -> bool:
@@ -517,10 +514,7 @@ def locating(locate: Callable[[], Loc | None]) -> Iterator[None]:
 @contextmanager
 def at(loc: Loc | None) -> Iterator[None]:
     """Errors raised inside that say no place point at `loc`; where they did, if it is None."""
-    if loc is None:
-        yield
-        return
-    with locating(lambda: loc):
+    with locating(lambda: loc) if loc is not None else nullcontext():
         yield
 
 

@@ -335,7 +335,7 @@ _PAYLOADS: list[tuple[type, Rule]] = [
 
 def _object(kind: type) -> Rule:
     """By class and attributes; what an extension type hides, by what `copy` makes it from."""
-    slots = _slots(kind)
+    own_slots = slots(kind)
     payload = _payload(kind)
     hidden = payload is None and _hides(kind)
 
@@ -344,14 +344,14 @@ def _object(kind: type) -> Rule:
         return (
             kind_key(kind, sub),
             payload(value, sub) if payload else None,
-            named_parts([*own.items(), *_held(value, slots)], sub, ".{}"),
+            named_parts([*own.items(), *held(value, own_slots)], sub, ".{}"),
             _reduced(value, sub) if hidden else None,
         )
 
     return rule
 
 
-def _slots(kind: type) -> list[tuple[str, Any]]:
+def slots(kind: type) -> list[tuple[str, Any]]:
     """Attributes that classes written in Python keep in slots."""
     return [
         (name, each)
@@ -362,7 +362,7 @@ def _slots(kind: type) -> list[tuple[str, Any]]:
     ]
 
 
-def _held(value: Any, slots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def held(value: Any, slots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, slot in slots:
         try:
             yield name, slot.__get__(value)
@@ -373,7 +373,7 @@ def _held(value: Any, slots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]
 def _hides(kind: type) -> bool:
     """Whether instances are larger than their attributes: they hold something of C."""
     offsets = (kind.__dictoffset__, kind.__weakrefoffset__)
-    words = len(_slots(kind)) + sum(at > 0 for at in offsets)
+    words = len(slots(kind)) + sum(at > 0 for at in offsets)
     plain = object.__basicsize__ + words * struct.calcsize("P")
     return bool(kind.__itemsize__) or kind.__basicsize__ > plain
 
