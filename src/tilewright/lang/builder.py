@@ -119,7 +119,6 @@ class Builder:
         self._named: dict[Read, Var] = {}  # reads that were named after the fact
         self.trail: list[Op] = []  # what was emitted, in order
         self.lazy = 0  # how many sides of conditions are being evaluated
-        self.emitted = 0
 
     # ── names ──
 
@@ -171,7 +170,6 @@ class Builder:
             op = replace(op, body=body)
         self._bodies[-1].ops.append(op)
         self.trail.append(op)
-        self.emitted += 1
         if isinstance(op, View):
             self._roots[op.buffer] = self._roots.get(op.source, op.source)
         for buffer in written:

@@ -90,7 +90,7 @@ class Env(Logic, PythonWords):
             self.last_runtime_loop = False
 
     def while_loop(self, cond: Callable[[], Any]) -> Iterator[None]:
-        before, now = self.builder.emitted, self.builder.now
+        before, now = len(self.builder.trail), self.builder.now
         value = condition(cond())
         if not isinstance(value, Expr):
             with self._unrolled():
@@ -104,7 +104,7 @@ class Env(Logic, PythonWords):
                             fix="make it depend on an alloc_var from the start",
                         )
             return
-        if self.builder.emitted != before:
+        if len(self.builder.trail) != before:
             raise CompileError(
                 "the condition of a run-time while must be a plain expression",
                 fix="compute it into an alloc_var before the loop and at its end",

@@ -21,14 +21,14 @@ class Logic(Scopes):
     """What rewritten operators do."""
 
     def lazily(self, thunk: Callable[[], Any], what: str) -> Any:
-        before = self.builder.emitted
+        before = len(self.builder.trail)
         watch = Watch(users_frame())
         self.builder.lazy += 1
         try:
             value = thunk()
         finally:
             self.builder.lazy -= 1
-        if self.builder.emitted != before:
+        if len(self.builder.trail) != before:
             raise CompileError(
                 f"{what} must not do anything but compute a value",
                 fix="compute it on a line of its own first",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -19,11 +18,11 @@ from tilewright.ir.op import (
     Let,
     Map,
     Op,
-    While,
     read_buffers,
     walk_ops,
     written_buffers,
 )
+from tilewright.ir.rewrite import map_ops
 from tilewright.lang.arguments import integer, static_int
 from tilewright.lang.builder import Builder, current
 from tilewright.lang.scalar import is_runtime
@@ -148,7 +147,7 @@ def _one_nest(outer: Map) -> Map:
                 outer.layout or last.layout,
                 loc=outer.loc,
             )
-    return Map(outer.vars, outer.extents, _sequential(outer.body), outer.layout, loc=outer.loc)
+    return map_ops(outer, _sequential)
 
 
 def _movable(op: Any, inner: Map) -> bool:
@@ -158,22 +157,14 @@ def _movable(op: Any, inner: Map) -> bool:
     return not written & set(read_buffers(op))
 
 
-def _sequential(body: Body) -> Body:
-    """Maps in `body`, at any depth, as loops of one iteration."""
-    found: list[Op] = []
-    for op in body:
-        if isinstance(op, Map):
-            inner = _sequential(op.body)
-            for var, extent in zip(reversed(op.vars), reversed(op.extents), strict=True):
-                inner = (For(var, const(0, extent.dtype), extent, inner, loc=op.loc),)
-            found += inner
-        elif isinstance(op, (For, While)):
-            found.append(replace(op, body=_sequential(op.body)))
-        elif isinstance(op, If):
-            found.append(replace(op, then=_sequential(op.then), orelse=_sequential(op.orelse)))
-        else:
-            found.append(op)
-    return tuple(found)
+def _sequential(op: Op) -> Body | None:
+    """A map inside another as loops of one iteration."""
+    if not isinstance(op, Map):
+        return None
+    inner = op.body
+    for var, extent in zip(reversed(op.vars), reversed(op.extents), strict=True):
+        inner = (For(var, const(0, extent.dtype), extent, inner, loc=op.loc),)
+    return inner
 
 
 def _fold_min(a: Expr, b: Expr) -> Expr:

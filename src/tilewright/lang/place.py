@@ -37,6 +37,7 @@ from tilewright.ir.op import (
     body,
     walk_ops,
 )
+from tilewright.ir.rewrite import map_body
 from tilewright.ir.simplify import simplify
 from tilewright.lang.builder import KernelState
 
@@ -76,7 +77,7 @@ def place(ops: Body, kernel: KernelState) -> Body:
     placements = [op for op in walk_ops(ops) if isinstance(op, Placed)]
     if any(_orders(o) for p in placements for o in walk_ops(p.body)):
         return _as_roles(ops, kernel)
-    return _as_hints(ops) if placements else ops
+    return map_body(ops, _as_hints) if placements else ops
 
 
 def _inside(op: Op, change: Callable[[Body], Body]) -> Op:
@@ -140,15 +141,11 @@ def _place_branch(op: If, kernel: KernelState, threads: range) -> list[Op] | Non
     return found
 
 
-def _as_hints(ops: Body) -> Body:
-    found: list[Op] = []
-    for op in ops:
-        if isinstance(op, Placed):
-            groups = tuple(range(op.first // 4, (op.first + op.warps) // 4))
-            found += [Hint("ws", detail=groups, loc=op.loc), *op.body, Hint("ws", loc=op.loc)]
-        else:
-            found.append(_inside(op, _as_hints))
-    return tuple(found)
+def _as_hints(op: Op) -> Body | None:
+    if not isinstance(op, Placed):
+        return None
+    groups = tuple(range(op.first // 4, (op.first + op.warps) // 4))
+    return (Hint("ws", detail=groups, loc=op.loc), *op.body, Hint("ws", loc=op.loc))
 
 
 def _as_roles(ops: Body, kernel: KernelState) -> Body:
@@ -179,16 +176,10 @@ def _is_collective(op: Op) -> bool:
 
 
 def _role(op: Placed) -> Role:
-    registers = [
-        int(h.detail[0])
-        for h in op.body
-        if isinstance(h, Hint) and h.name == "max_nreg" and h.detail
-    ]
-    kept = tuple(o for o in op.body if not (isinstance(o, Hint) and o.name == "max_nreg"))
-    return Role(
-        f"warps{op.first}", op.first, op.warps, kept,
-        registers=registers[0] if registers else None, loc=op.loc,
-    )  # fmt: skip
+    limits = [h for h in op.body if isinstance(h, Hint) and h.name == "max_nreg"]
+    registers = next((int(h.detail[0]) for h in limits), None)
+    kept = tuple(o for o in op.body if o not in limits)
+    return Role(f"warps{op.first}", op.first, op.warps, kept, registers=registers, loc=op.loc)
 
 
 def on_threads(conds: list[Expr], kernel: KernelState) -> bool:
