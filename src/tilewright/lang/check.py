@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.ir.analysis.bounds import NOTHING
 from tilewright.ir.analysis.uniform import check_uniform, per_thread
 from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import Const, Expr, Var, loads, variables
+from tilewright.ir.expr import Const, Expr, Var, const, loads, variables
+from tilewright.ir.layout.linear import TooLarge, build_sum
 from tilewright.ir.op import (
     Body,
     For,
@@ -25,7 +27,6 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.verify import Stage, verify
-from tilewright.lang.affine import difference, same
 from tilewright.lang.carried import check_carried
 from tilewright.support import limits
 from tilewright.support.errors import (
@@ -43,9 +44,22 @@ def shape_text(shape: Sequence[Expr | int]) -> str:
     return f"({inner}{',' if len(shape) == 1 else ''})"
 
 
+def difference(a: Expr, b: Expr) -> Expr:
+    """`a - b` with everything cancelled that cancels: `(bx + 1) * 128 - bx * 128` is 128. Index
+    arithmetic is taken not to wrap, as everywhere in the language."""
+    left = a - b
+    form = NOTHING.form(left, index=True)
+    try:
+        return build_sum(form, left.dtype) if form.terms else const(form.const)
+    except TooLarge:
+        return left
+
+
 def fits(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
     """Equal shapes."""
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x is y or is_const(difference(x, y), 0) for x, y in zip(a, b, strict=True)
+    )
 
 
 def check_copy(src: Region, dst: Region) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.expr import Const, Expr, cast, const, wrap
 from tilewright.ir.op import Store
-from tilewright.lang.affine import difference
 from tilewright.lang.arguments import integer
 from tilewright.lang.builder import KernelState, current
+from tilewright.lang.check import difference
 from tilewright.lang.reads import Read
 from tilewright.lang.scalar import Lost, Scalar
 from tilewright.lang.types import ScalarType
