@@ -55,9 +55,7 @@ def _alloc(shape: Any, dtype: Any, space: Space, word: str) -> Tile:
     shape = shape_tuple(shape)  # before the dtype: the two are easily exchanged
     buffer = new_buffer(builder, shape, find_dtype(dtype), space, word)
     builder.emit(Alloc(buffer))
-    tile = Tile(buffer)
-    tile.kernel = kernel
-    return tile
+    return Tile(buffer, kernel)
 
 
 def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared") -> Tile:
@@ -175,9 +173,7 @@ def _barrier(arrive_count: Any, word: str) -> Tile:
     else:
         for at, count in enumerate(counts):
             builder.emit(BarrierInit(element(buffer, at), const(count)))
-    tile = Tile(buffer)
-    tile.kernel = kernel
-    return tile
+    return Tile(buffer, kernel)
 
 
 def alloc_barrier(arrive_count: Any) -> Tile:

@@ -183,8 +183,7 @@ def _several(count: int, dst: Any, value: Any, word: str) -> None:
             fix="write the first element of each: A[i], B[i]",
         )
     for at in range(count):
-        to, frm = (x.tile[x.indices[:-1] + (x.indices[-1] + at,)] for x in (dst, value))
-        _atomic("add", to, frm, None, False, word)
+        _atomic("add", dst.next(at), value.next(at), None, False, word)
 
 
 def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:

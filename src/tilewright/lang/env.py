@@ -396,7 +396,12 @@ class Env(Logic, PythonWords):
                 got=str(len(parts)),
                 fix=f"write {len(parts)} names on the left",
             )
-        return [self.builder.let(p.as_expr()) if _is_element(p) else p for p in parts]
+        return [
+            self.builder.let(p.as_expr())
+            if isinstance(p, Access) or (isinstance(p, Variable) and p.named)
+            else p
+            for p in parts
+        ]
 
     def over(self, binding: Binding) -> bool:
         """Whether the run-time scope or the kernel of a binding has closed."""
@@ -477,10 +482,6 @@ class Env(Logic, PythonWords):
         if isinstance(value, Lost):
             value.fail()
         return value
-
-
-def _is_element(value: Any) -> bool:
-    return isinstance(value, Access) or (isinstance(value, Variable) and value.named)
 
 
 def _type_name(value: Any) -> str:

@@ -38,10 +38,10 @@ class Handle:
 class Tile(Handle):
     """A tensor or a tile: `T.copy(tile, …)`, `tile[i, j]`, `tile[i0:i1, :]`, `tile.shape`."""
 
-    def __init__(self, buffer: Buffer, reducer: str | None = None) -> None:
-        self.buffer = buffer
-        self.reducer = reducer
-        self.kernel: KernelState | None = None
+    reducer: str | None = None
+
+    def __init__(self, buffer: Buffer, kernel: KernelState | None = None) -> None:
+        self.buffer, self.kernel = buffer, kernel
 
     shape = property(lambda self: tuple(plain(s) for s in self.buffer.shape))
     ndim = property(lambda self: self.buffer.rank)
@@ -167,6 +167,10 @@ class Access(Handle, Scalar):
             )
         moment = current("element").moment(self.buffer) if self.live else self.moment
         return Read(self.buffer, self.indices, self.loc, moment)
+
+    def next(self, count: int) -> Any:
+        """The element `count` places further along the last dimension."""
+        return self.tile[(*self.indices[:-1], self.indices[-1] + count)]
 
     def corner(self, extents: tuple[Expr, ...]) -> Region:
         """The region that starts here."""

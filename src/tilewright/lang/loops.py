@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.ir.analysis.trips import downward, nth
 from tilewright.ir.buffer import AnyLayout
 from tilewright.ir.dtype import INT32, DType, promote
-from tilewright.ir.expr import Bin, Const, Expr, Var, cast, ceildiv, const, is_pure, variables, wrap
+from tilewright.ir.expr import Const, Expr, Var, cast, ceildiv, const, is_pure, variables, wrap
 from tilewright.ir.op import (
     Body,
     Break,
@@ -23,6 +23,7 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.rewrite import map_ops
+from tilewright.lang import math
 from tilewright.lang.arguments import integer, static_int
 from tilewright.lang.builder import Builder, current
 from tilewright.lang.scalar import is_runtime
@@ -165,18 +166,6 @@ def _sequential(op: Op) -> Body | None:
     for var, extent in zip(reversed(op.vars), reversed(op.extents), strict=True):
         inner = (For(var, const(0, extent.dtype), extent, inner, loc=op.loc),)
     return inner
-
-
-def _fold_min(a: Expr, b: Expr) -> Expr:
-    if isinstance(a, Const) and isinstance(b, Const):
-        return a if a.value <= b.value else b
-    return Bin("min", a, b)
-
-
-def _fold_max(a: Expr, b: Expr) -> Expr:
-    if isinstance(a, Const) and isinstance(b, Const):
-        return b if b.value >= a.value else a
-    return Bin("max", cast(a, b.dtype), b)
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────
@@ -409,8 +398,8 @@ def Persistent(domain: Any, wave_size: Any, index: Any, group_size: Any = 8) -> 
         wave = _bounds(builder, loc, "wave_size", wave_size)[0]
         first = _bounds(builder, loc, "index", index)[0]
         last = tiles[-1]
-        group = wrap(8 if group_size is None else group_size)
-        group = _fold_max(const(1), _fold_min(cast(group, last.dtype), last))
+        given = cast(wrap(8 if group_size is None else group_size), last.dtype)
+        group = wrap(math.max(1, math.min(given, last)))
         # tiles run group by group of the last index: [last/group, the others…, group]
         order = [wrap(ceildiv(last, group)), *tiles[:-1], group]
         waves = wrap(ceildiv(prod(order[1:], start=order[0]) - first, wave))  # of this block
@@ -423,8 +412,8 @@ def Persistent(domain: Any, wave_size: Any, index: Any, group_size: Any = 8) -> 
             places.insert(0, rest % extent)
             rest = rest // extent
         coords = [*places[:-1], rest * group + places[-1]]
-        given = names or "ijklmn"[: len(tiles)]
-        vars = [builder.let(coord, name) for name, coord in zip(given, coords, strict=True)]
+        called = names or "ijklmn"[: len(tiles)]
+        vars = [builder.let(coord, name) for name, coord in zip(called, coords, strict=True)]
         exact = (
             isinstance(last, Const) and isinstance(group, Const) and last.value % group.value == 0
         )

@@ -486,11 +486,11 @@ def dp4a(a: Any, b: Any, c: Any = 0) -> Any:
         # M: 100 101 102
     """
     if all(isinstance(x, (Tile, Access)) for x in (a, b, c)):
-        x, y, z = (_first(t) for t in (a, b, c))
+        x, y, z = (t[(0,) * t.buffer.rank] if isinstance(t, Tile) else t for t in (a, b, c))
         if x.buffer.dtype.bits == 8:
             total: Any = z.as_expr()
             for at in range(4):
-                total = total + cast(_next(x, at), "int32") * cast(_next(y, at), "int32")
+                total = total + cast(x.next(at), "int32") * cast(y.next(at), "int32")
             store(z, total)
             return None
         a, b, c = x.as_expr(), y.as_expr(), z.as_expr()
@@ -503,11 +503,3 @@ def dp4a(a: Any, b: Any, c: Any = 0) -> Any:
         )
     total = cast_expr(_value(c, "dp4a", INT32), x32.dtype)
     return Call("dp4a", (x32, y32, total), x32.dtype)
-
-
-def _first(value: Any) -> Any:
-    return value[(0,) * value.buffer.rank] if isinstance(value, Tile) else value
-
-
-def _next(access: Any, at: int) -> Any:
-    return access.tile[access.indices[:-1] + (access.indices[-1] + at,)]

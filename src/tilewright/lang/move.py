@@ -441,9 +441,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None, *, word: str = "view") 
     _check_view(source, sizes, kind.bits, word)
     buffer = Buffer(builder.fresh(builder.hint, f"{source.name}_view"), sizes, kind, source.space)
     builder.emit(View(buffer, source))
-    tile = Tile(buffer)
-    tile.kernel = builder.kernel
-    return tile
+    return Tile(buffer, builder.kernel)
 
 
 def _infer(sizes: tuple[Expr, ...], source: Buffer, bits: int) -> tuple[Expr, ...]:

@@ -151,13 +151,6 @@ def add_tensor(builder: Builder, name: str, kind: TensorType, *, partial: bool =
     return Tile(buffer)
 
 
-def add_scalar(builder: Builder, name: str, kind: ScalarType) -> Var:
-    """A scalar parameter."""
-    var = Var(builder.fresh(name), kind.dtype)
-    builder.params.append(var)
-    return var
-
-
 def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
     """What a parameter of a `prim_func` stands for."""
     if isinstance(annotation, TensorType):
@@ -184,7 +177,9 @@ def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
                 fix=f'write {name}: T.Tensor((M, N), "float32")',
                 code="annotation",
             ) from None
-    return add_scalar(builder, name, annotation)
+    var = Var(builder.fresh(name), annotation.dtype)
+    builder.params.append(var)
+    return var
 
 
 # ── direct style ─────────────────────────────────────────────────────────────────────────────

@@ -154,17 +154,9 @@ def _sequence(value: Any) -> tuple[Content, Children]:
     return items, (("[…]", item) for item in items)
 
 
-def _fixed(value: Any) -> tuple[None, Children]:
-    return None, (("[…]", item) for item in value)
-
-
 def _mapping(value: Any) -> tuple[Content, Children]:
     pairs = list(value.items() if type(value) in (dict, OrderedDict) else dict.items(value))
     return [part for pair in pairs for part in pair], ((f"[{k!r}]"[:40], v) for k, v in pairs)
-
-
-def _set(value: Any) -> tuple[Content, Children]:
-    return sorted(value, key=id), ()
 
 
 def _array(value: Any) -> tuple[Content | None, Children]:
@@ -173,10 +165,6 @@ def _array(value: Any) -> tuple[Content | None, Children]:
     if value.dtype == object:
         return [*value.shape, *value.ravel()], ()
     return [*value.shape, value.tobytes()], ()
-
-
-def _bytes(value: Any) -> tuple[Content, Children]:
-    return [bytes(value)], ()
 
 
 def _cell(value: Any) -> tuple[Content, Children]:
@@ -259,7 +247,6 @@ _HANDLERS: dict[type, Any] = {
     staticmethod: _parts("__func__"),
     classmethod: _parts("__func__"),
     types.SimpleNamespace: _attributes,
-    bytearray: _bytes,
     frozenset: None,
 }
 
@@ -282,13 +269,13 @@ def _find_handler(kind: Any) -> Handler | None:
     return None
 
 
-_BASES: tuple[tuple[type, Any], ...] = (
-    (tuple, _fixed),
+_BASES: tuple[tuple[Any, Handler], ...] = (
+    (tuple, lambda value: (None, (("[…]", item) for item in value))),
     (list, _sequence),
     (deque, _sequence),
     (dict, _mapping),
-    (set, _set),
-    (array.array, _bytes),
+    (set, lambda value: (sorted(value, key=id), ())),
+    ((array.array, bytearray), lambda value: ([bytes(value)], ())),
     (np.ndarray, _array),
 )
 

@@ -113,18 +113,10 @@ def _plain(value: Any, sub: Sub) -> Key:
     return type(value), value
 
 
-def _float(value: float, sub: Sub) -> Key:
-    return float, _bits(value)
-
-
-def _complex(value: complex, sub: Sub) -> Key:
-    return complex, _bits(value.real), _bits(value.imag)
-
-
 LEAVES: dict[type, Rule] = {
     bool: _plain,
-    float: _float,
-    complex: _complex,
+    float: lambda v, sub: (float, _bits(v)),
+    complex: lambda v, sub: (complex, _bits(v.real), _bits(v.imag)),
     bytes: _plain,
     Same: _plain,
     type(...): _plain,
@@ -158,22 +150,6 @@ def named_parts(items: Iterable[tuple[Any, Any]], sub: Sub, step: str) -> tuple[
         except Unkeyable as error:
             raise error.inside(step.format(name)) from None
     return tuple(done)
-
-
-def _sequence(value: Any, sub: Sub) -> Key:
-    return type(value), *parts(value, sub)
-
-
-def _mapping(value: Any, sub: Sub) -> Key:
-    return type(value), *named_parts(value.items(), sub, "[{!r}]")
-
-
-def _set(value: Any, sub: Sub) -> Key:
-    return type(value), frozenset(parts(value, sub, "{{…}}"))
-
-
-def _defaults(value: Any, sub: Sub) -> Key:
-    return type(value), sub(value.default_factory), *named_parts(value.items(), sub, "[{!r}]")
 
 
 def _fields(*names: str) -> Rule:
@@ -221,11 +197,6 @@ def _array(value: Any, sub: Sub) -> Key:
     else:
         content = _digest(plain.tobytes())
     return kind_key(type(value), sub), *about, content
-
-
-def _number(value: Any, sub: Sub) -> Key:
-    """A NumPy scalar."""
-    return type(value), *_array(np.asarray(value), sub)[1:]
 
 
 def _tensor(value: Any, sub: Sub) -> Key:
@@ -283,10 +254,6 @@ def _same(value: Any, sub: Sub) -> Key:
     return type(value), Same(value)
 
 
-def _variable(value: ContextVar[Any], sub: Sub) -> Key:
-    return ContextVar, Same(value), sub(value.get(None))
-
-
 def _enum(value: Any, sub: Sub) -> Key:
     own = ((n, v) for n, v in vars(value).items() if n not in _OF_ENUMS)
     return "enum", kind_key(type(value), sub), value._name_, *named_parts(own, sub, ".{}")
@@ -304,14 +271,7 @@ def _used_up(value: Any, sub: Sub) -> Key:
 # ── objects ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _payload(kind: type) -> Callable[[Any, Sub], Key] | None:
-    """What an instance of a subclass of a builtin holds as that builtin."""
-    for base, read in _PAYLOADS:
-        if issubclass(kind, base):
-            return read
-    return None
-
-
+# what an instance of a builtin, or of a subclass of one, holds as that builtin
 _PAYLOADS: list[tuple[type, Rule]] = [
     (bytearray, lambda v, sub: _digest(bytes(v))),
     (int, lambda v, sub: int.__int__(v)),
@@ -321,8 +281,8 @@ _PAYLOADS: list[tuple[type, Rule]] = [
     (bytes, lambda v, sub: bytes.__getitem__(v, slice(None))),
     (tuple, lambda v, sub: parts(tuple.__iter__(v), sub)),
     (list, lambda v, sub: parts(list.__iter__(v), sub)),
-    (set, lambda v, sub: frozenset(parts(set.__iter__(v), sub))),
-    (frozenset, lambda v, sub: frozenset(parts(frozenset.__iter__(v), sub))),
+    (set, lambda v, sub: frozenset(parts(set.__iter__(v), sub, "{{…}}"))),
+    (frozenset, lambda v, sub: frozenset(parts(frozenset.__iter__(v), sub, "{{…}}"))),
     (
         defaultdict,
         lambda v, sub: (sub(v.default_factory), *named_parts(dict.items(v), sub, "[{!r}]")),
@@ -333,10 +293,15 @@ _PAYLOADS: list[tuple[type, Rule]] = [
 ]
 
 
+def _whole(kind: type, read: Rule) -> Rule:
+    """A builtin itself, by what it holds."""
+    return lambda value, sub: (kind, read(value, sub))
+
+
 def _object(kind: type) -> Rule:
     """By class and attributes; what an extension type hides, by what `copy` makes it from."""
     own_slots = slots(kind)
-    payload = _payload(kind)
+    payload = next((read for base, read in _PAYLOADS if issubclass(kind, base)), None)
     hidden = payload is None and _hides(kind)
 
     def rule(value: Any, sub: Sub) -> Key:
@@ -406,18 +371,13 @@ def _a(kind: type) -> str:
 # ── the table ────────────────────────────────────────────────────────────────────────────────
 
 EXACT: dict[type, Rule] = {
-    tuple: _sequence,
-    list: _sequence,
+    **{base: _whole(base, read) for base, read in _PAYLOADS},
     deque: lambda v, sub: (deque, v.maxlen, *parts(v, sub)),
-    dict: _mapping,
-    OrderedDict: _mapping,
-    MappingProxyType: _mapping,
-    defaultdict: _defaults,
-    set: _set,
-    frozenset: _set,
+    MappingProxyType: lambda v, sub: (
+        MappingProxyType, *named_parts(v.items(), sub, "[{!r}]"),
+    ),
     range: _fields("start", "stop", "step"),
     slice: _fields("start", "stop", "step"),
-    bytearray: lambda v, sub: (bytearray, _digest(bytes(v))),
     memoryview: _bytes_of,
     MethodType: _fields("__func__", "__self__"),
     BuiltinFunctionType: _builtin,
@@ -431,7 +391,7 @@ EXACT: dict[type, Rule] = {
     property: _fields("fget", "fset", "fdel"),
     staticmethod: _fields("__func__"),
     classmethod: _fields("__func__"),
-    ContextVar: _variable,
+    ContextVar: lambda v, sub: (ContextVar, Same(v), sub(v.get(None))),
     type(threading.Lock()): _same,
     type(threading.RLock()): _same,
 }  # fmt: skip
@@ -439,7 +399,7 @@ SUBCLASSES: list[tuple[type, Rule]] = [
     (Enum, _enum),
     (np.memmap, lambda v, sub: (np.memmap, *_array(v.view(np.ndarray), sub)[1:])),
     (np.dtype, _dtype),
-    (np.generic, _number),
+    (np.generic, lambda v, sub: (type(v), *_array(np.asarray(v), sub)[1:])),
     (PurePath, lambda v, sub: (type(v), str(v))),  # which keeps what it computed in slots
     (logging.Logger, _same),
     (logging.LoggerAdapter, _same),
@@ -464,8 +424,6 @@ _KEPT = 1024
 
 
 def _choose(kind: type) -> Rule:
-    if kind is np.ndarray:
-        return _array
     if hasattr(kind, HOOK):
         return _hooked
     torch = sys.modules.get("torch")
