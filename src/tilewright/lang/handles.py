@@ -170,7 +170,7 @@ class Access(Handle, Scalar):
 
     def next(self, count: int) -> Any:
         """The element `count` places further along the last dimension."""
-        return self.tile[(*self.indices[:-1], self.indices[-1] + count)]
+        return self.tile[self.indices[:-1] + (self.indices[-1] + count,)]
 
     def corner(self, extents: tuple[Expr, ...]) -> Region:
         """The region that starts here."""

@@ -486,7 +486,8 @@ def dp4a(a: Any, b: Any, c: Any = 0) -> Any:
         # M: 100 101 102
     """
     if all(isinstance(x, (Tile, Access)) for x in (a, b, c)):
-        x, y, z = (t[(0,) * t.buffer.rank] if isinstance(t, Tile) else t for t in (a, b, c))
+        elements: Any = (t[(0,) * t.buffer.rank] if isinstance(t, Tile) else t for t in (a, b, c))
+        x, y, z = elements
         if x.buffer.dtype.bits == 8:
             total: Any = z.as_expr()
             for at in range(4):

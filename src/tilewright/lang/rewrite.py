@@ -126,7 +126,7 @@ def _load(name: str) -> ast.Name:
 
 def _call(at: ast.AST, method: str, *args: Any, owner: str = ENV) -> ast.Call:
     """`owner.method(args)`; an argument that is no node is a constant."""
-    nodes = [each if isinstance(each, ast.AST) else ast.Constant(each) for each in args]
+    nodes: list[Any] = [each if isinstance(each, ast.AST) else ast.Constant(each) for each in args]
     return _locate(at, ast.Call(ast.Attribute(_load(owner), method, ast.Load()), nodes, []))
 
 
@@ -338,8 +338,8 @@ class Rewriter(ast.NodeTransformer):
                     ast.Assign([ast.Name(part, ast.Store())], _call(value, "expression", value)),
                 )
             ]
-            place = self.generic_visit(target)
-            return [*done, *_storing(target), _locate(node, ast.Assign([place], _load(part)))]
+            self.generic_visit(target)
+            return [*done, *_storing(target), _locate(node, ast.Assign([target], _load(part)))]
         return self._refuse(target, "this assignment", "assign to a name, an element or a tuple")
 
     def _unpack(self, node: ast.stmt, targets: list[ast.expr], value: ast.expr) -> list[ast.stmt]:
@@ -373,7 +373,9 @@ class Rewriter(ast.NodeTransformer):
             old = _call(target, "old", _load(target.id))
             value = self.visit(node.value)
             return [_bind(node, target.id, "augment", target.id, old, op, value)]
-        return [*_storing(target), self.generic_visit(node)]
+        checks = _storing(target)
+        self.generic_visit(node)
+        return [*checks, node]
 
     # ── expressions ──
 

@@ -191,7 +191,8 @@ _slots = functools.lru_cache(maxsize=1024)(slots)
 
 
 def _attributes(value: Any) -> tuple[Content, Children]:
-    found = {**getattr(value, "__dict__", {}), **dict(held(value, _slots(type(value))))}
+    kind: Any = type(value)
+    found = {**getattr(value, "__dict__", {}), **dict(held(value, _slots(kind)))}
     content = [part for pair in found.items() for part in pair]
     return content, [*((f".{n}", v) for n, v in found.items()), ("", type(value))]
 

@@ -18,13 +18,13 @@ from tilewright.lang.check import check_program
 from tilewright.lang.env import Env
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe
 from tilewright.lang.params import add_parameter
-from tilewright.lang.python_errors import closest, explained, suggest
+from tilewright.lang.python_errors import explained
 from tilewright.lang.rewrite import find_definition, location, rewrite
 from tilewright.lang.scalar import Lost, is_runtime
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, Loc, TilewrightError, entry, locating, swap
+from tilewright.support.errors import CompileError, Loc, TilewrightError, entry, locating, suggest
 from tilewright.support.key_rules import Same
 
 
@@ -188,15 +188,11 @@ def _bad_annotation(
     fix, repair = 'write it as T.Tensor((M, N), "float32")', None
     if isinstance(error, NameError):
         missing = getattr(error, "name", None) or ""
-        close = closest(missing, [*scope, *function.__globals__])
-        repair = swap(missing, close) if close else None
-        fix = (
-            f"did you mean {close!r}?"
-            if close
-            else (
-                f"bind {missing} before the kernel: a factory's argument, a number, or "
-                f"T.dynamic({missing!r})"
-            )
+        fix, repair = suggest(
+            missing,
+            [*scope, *function.__globals__],
+            f"bind {missing} before the kernel: a factory's argument, a number, or "
+            f"T.dynamic({missing!r})",
         )
     return CompileError(
         f"the annotation of {name!r} does not evaluate: {error}",
@@ -492,7 +488,7 @@ def trace_direct(
             raise CompileError(
                 f"{function.__name__} has no parameter and no T.const size {name!r}",
                 loc=builder.loc,
-                fix=suggest(name, [*arguments, *builder.asked]),
+                fix=suggest(name, [*arguments, *builder.asked])[0],
             )
     order = [n for n in arguments if n in builder.declared]
     by_name = {p.name: p for p in builder.params}

@@ -9,6 +9,7 @@ same as one line of JSON (docs/errors.md).
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import json
 import linecache
@@ -16,7 +17,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -135,6 +136,18 @@ def swap(old: str, new: str) -> Repair:
         return text[: found[0].start()] + new + text[found[0].end() :]
 
     return repair
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str = "") -> tuple[str, Repair | None]:
+    """The fix of a name that was perhaps misspelt, and its repair; `otherwise` if none is close.
+
+    >>> suggest("flaot32", ["float16", "float32"])[0]
+    "did you mean 'float32'?"
+    """
+    close = difflib.get_close_matches(name, list(known), 1)
+    if not close:
+        return otherwise, None
+    return f"did you mean {close[0]!r}?", swap(name, close[0])
 
 
 def with_argument(argument: str) -> Repair:
