@@ -135,13 +135,13 @@ PAGES = (
          "interpreter runs all of it; the CPU has no barriers of this kind, and CUDA does not yet "
          "compile kernels that order placements (`T.ws`) by barriers of their own.", {
         "Roles": "ws set_max_nreg inc_max_nreg dec_max_nreg no_set_max_nreg",
-        "Barriers": "barrier_arrive barrier_wait mbarrier_arrive mbarrier_wait_parity "
+        "Barriers": "barrier_arrive barrier_wait "
                     "mbarrier_expect_tx mbarrier_arrive_expect_tx",
         "Fences, clusters, launches": "fence_proxy_async cluster_sync pdl_wait pdl_launch",
     }),
     Page("threads", "Thread level", "T", "Code that one thread runs.", {
         "Synchronisation": "sync_threads sync_warp named_barrier_arrive",
-        "Shuffles and votes": "shfl_xor shfl_up shfl_down shfl_sync ballot ballot_sync any_sync "
+        "Shuffles and votes": "shfl_xor shfl_up shfl_down shfl_sync ballot any_sync "
                               "all_sync",
         "Other languages": "ptx import_source call_extern address_of access_ptr",
     }),

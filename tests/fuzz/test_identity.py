@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from devtools.fuzz import identity
-from tilewright.support import content_key, reads
+from tilewright.support import content_key, key_rules
 
 
 def test_leaves_differ_pairwise():
@@ -19,11 +19,11 @@ def test_a_short_run_finds_nothing():
 
 
 def _leaf(kind, rule):
-    return lambda patch: patch.setitem(content_key.LEAVES, kind, rule)
+    return lambda patch: patch.setitem(key_rules.LEAVES, kind, rule)
 
 
 def _exact(kind, rule):
-    return lambda patch: patch.setitem(content_key.EXACT, kind, rule)
+    return lambda patch: patch.setitem(key_rules.EXACT, kind, rule)
 
 
 def _set(module, name, value):
@@ -43,24 +43,24 @@ BUGS = {
     "dicts without order": _exact(
         dict, lambda v, sub: (dict, frozenset((sub(k), sub(x)) for k, x in v.items()))
     ),
-    "the beginning of an array": _set(content_key, "_digest", lambda data: bytes(data[:64])),
+    "the beginning of an array": _set(key_rules, "_digest", lambda data: bytes(data[:64])),
     "arrays without a type": _set(
-        content_key,
+        key_rules,
         "SUBCLASSES",
-        [(k, _nothing if r is content_key._dtype else r) for k, r in content_key.SUBCLASSES],
+        [(k, _nothing if r is key_rules._dtype else r) for k, r in key_rules.SUBCLASSES],
     ),
-    "objects without slots": _set(content_key, "_held", lambda value, slots: ()),
+    "objects without slots": _set(key_rules, "held", lambda value, slots: ()),
     "values that are not looked at again": _set(
-        reads.Context, "_unchanged", lambda self: self._settled
+        content_key.Context, "_unchanged", lambda self: self._settled
     ),
-    "functions by text alone": _set(reads._Walk, "cell", lambda self, *_: None),
-    "no globals": _set(reads._Walk, "path", lambda self, *_: None),
+    "functions by text alone": _set(content_key._Walk, "cell", lambda self, *_: None),
+    "no globals": _set(content_key._Walk, "path", lambda self, *_: None),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_found(bug, monkeypatch):
-    monkeypatch.setattr(content_key, "_rules", type(content_key._rules)())
-    monkeypatch.setattr(reads, "_contexts", {})
+    monkeypatch.setattr(key_rules, "_rules", type(key_rules._rules)())
+    monkeypatch.setattr(content_key, "_contexts", {})
     BUGS[bug](monkeypatch)
     assert identity.search(4000, seconds=60)

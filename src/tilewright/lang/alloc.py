@@ -9,7 +9,8 @@ from tilewright.ir.dtype import BARRIER, DType
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import Const, const
 from tilewright.ir.op import Alloc, BarrierInit
-from tilewright.lang.builder import Builder, current, static_int
+from tilewright.lang.arguments import one_of, static_int
+from tilewright.lang.builder import Builder, current, current_kernel
 from tilewright.lang.handles import Tile, Variable, fitting
 from tilewright.lang.params import check_addressable, check_packed, sizes
 from tilewright.lang.types import check_one_shape, shape_tuple, size_expr
@@ -54,9 +55,7 @@ def _alloc(shape: Any, dtype: Any, space: Space, word: str) -> Tile:
     shape = shape_tuple(shape)  # before the dtype: the two are easily exchanged
     buffer = new_buffer(builder, shape, find_dtype(dtype), space, word)
     builder.emit(Alloc(buffer))
-    tile = Tile(buffer)
-    tile.kernel = kernel
-    return tile
+    return Tile(buffer, kernel)
 
 
 def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared") -> Tile:
@@ -118,8 +117,7 @@ def alloc_var(dtype: Any, *args: Any, init: Any = None, scope: str = "local.var"
             Y[0, i] = total
         # Y[0]: 6 6 6 6
     """
-    builder = current("alloc_var")
-    builder.require_kernel("alloc_var")
+    builder = current_kernel("alloc_var")
     values = [a for a in args if not isinstance(a, str)]
     if len(values) > 1 or (values and init is not None):
         raise CompileError(
@@ -175,9 +173,7 @@ def _barrier(arrive_count: Any, word: str) -> Tile:
     else:
         for at, count in enumerate(counts):
             builder.emit(BarrierInit(element(buffer, at), const(count)))
-    tile = Tile(buffer)
-    tile.kernel = kernel
-    return tile
+    return Tile(buffer, kernel)
 
 
 def alloc_barrier(arrive_count: Any) -> Tile:
@@ -209,11 +205,7 @@ def alloc_cluster_barrier(arrive_count: Any) -> Tile:
             if T.block_rank_in_cluster() == 0:
                 T.mbarrier_wait_parity(peers, 0)
     """
-    kernel = current("alloc_cluster_barrier").require_block("alloc_cluster_barrier")
-    if not kernel.cluster:
-        raise CompileError(
-            "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
-        )
+    current("alloc_cluster_barrier").require_cluster("alloc_cluster_barrier")
     return _barrier(arrive_count, "alloc_cluster_barrier")
 
 
@@ -244,13 +236,7 @@ def alloc_reducer(
         T.finalize_reducer(acc, Y[0, 0:64])
         # Y[0]: -2016 -1952
     """
-    if op not in REDUCERS:
-        raise CompileError(
-            "T.alloc_reducer: unknown op",
-            expected=" ".join(REDUCERS),
-            got=repr(op),
-            fix='write one of these, such as op="sum"',
-        )
+    one_of(op, REDUCERS, "T.alloc_reducer: unknown op", 'write one of these, such as op="sum"')
     tile = _alloc(shape, dtype, Space.SHARED, "reducer")
     tile.reducer = op
     return tile

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Bin, Expr, Load, Var, const, loads
 from tilewright.ir.op import Atomic, Copy, Fill
 from tilewright.lang.alloc import REDUCERS
-from tilewright.lang.builder import current
+from tilewright.lang.arguments import named, one_of
+from tilewright.lang.builder import current, current_block, current_kernel
 from tilewright.lang.check import check_copy
-from tilewright.lang.handles import Access, Done, Tile, Tiles, describe, fitting, region_of
+from tilewright.lang.handles import WORDS, Access, Done, Tile, Tiles, describe, fitting, region_of
 from tilewright.lang.move import from_corner
 from tilewright.support.errors import CompileError
 
@@ -18,16 +20,8 @@ _ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 
 
 def _order(order: str | None, default: str = "relaxed") -> str:
-    if order is None:
-        return default
-    if order not in _ORDERS:
-        raise CompileError(
-            "unknown memory order",
-            expected=", ".join(_ORDERS),
-            got=repr(order),
-            fix='write one of these, such as "relaxed"',
-        )
-    return order
+    fix = 'write one of these, such as "relaxed"'
+    return one_of(default if order is None else order, _ORDERS, "unknown memory order", fix)  # type: ignore[no-any-return]
 
 
 def _target(dst: Any, word: str) -> Region:
@@ -47,18 +41,21 @@ def _target(dst: Any, word: str) -> Region:
     return region
 
 
+def _tile(dst: Any, value: Any, word: str) -> tuple[Region, Region]:
+    src = region_of(value, word)
+    to = from_corner(dst, src, word) if isinstance(dst, Access) else region_of(dst, word)
+    check_copy(src, to)
+    return src, to
+
+
 def _atomic(
     op: str, dst: Any, value: Any, order: str | None, return_prev: bool, word: str
 ) -> Var | None:
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current_kernel(word)
     to = _target(dst, word)
     if isinstance(value, (Tile, Tiles)):
         builder.require_block(word)
-        src = region_of(value, word)
-        if isinstance(dst, Access):
-            to = from_corner(dst, src, word)
-        check_copy(src, to)
+        src, to = _tile(dst, value, word)
         if return_prev:
             raise CompileError(
                 f"T.{word}: a tile has no single previous value",
@@ -100,81 +97,34 @@ def atomic_add(
         # M: 16 16 16 16 0
     """
     if use_tma:
-        builder = current("atomic_add")
-        builder.require_block("atomic_add")
-        src = region_of(value, "atomic_add")
-        to = from_corner(dst, src, "atomic_add") if isinstance(dst, Access) else region_of(
-            dst, "atomic_add"
-        )  # fmt: skip
-        check_copy(src, to)
+        builder = current_block("atomic_add")
+        src, to = _tile(dst, value, "atomic_add")
         builder.emit(Copy(src, to, prefer="tma", reduce="add"))
         return None
     return _atomic("add", dst, value, memory_order, return_prev, "atomic_add")
 
 
-def atomic_max(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
-) -> Any:
-    """dst = max(dst, value) in one step.
+def _update(op: str, does: str, sample: str, shown: str) -> Callable[..., Any]:
+    name = f"atomic_{op}"
 
-    Example:
-        for i in T.Parallel(64):
-            T.atomic_max(M[N[i] % 4], N[i])
-        # M: 60 61 62 63 0
-    """
-    return _atomic("max", dst, value, memory_order, return_prev, "atomic_max")
+    @named(
+        name,
+        f"{does} in one step.\n\nExample:\n    for i in T.Parallel(64):\n"
+        f"        T.{name}({sample})\n    # M: {shown}\n",
+    )
+    def word(
+        dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
+    ) -> Any:
+        return _atomic(op, dst, value, memory_order, return_prev, name)
 
-
-def atomic_min(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
-) -> Any:
-    """dst = min(dst, value) in one step.
-
-    Example:
-        for i in T.Parallel(64):
-            T.atomic_min(M[N[i] % 4], -N[i])
-        # M: -60 -61 -62 -63 0
-    """
-    return _atomic("min", dst, value, memory_order, return_prev, "atomic_min")
+    return word
 
 
-def atomic_or(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
-) -> Any:
-    """dst |= value in one step.
-
-    Example:
-        for i in T.Parallel(64):
-            T.atomic_or(M[0], N[i])
-        # M: 63 0
-    """
-    return _atomic("or", dst, value, memory_order, return_prev, "atomic_or")
-
-
-def atomic_and(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
-) -> Any:
-    """dst &= value in one step.
-
-    Example:
-        for i in T.Parallel(64):
-            T.atomic_and(M[0], N[i])
-        # M: 0 0
-    """
-    return _atomic("and", dst, value, memory_order, return_prev, "atomic_and")
-
-
-def atomic_xor(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False
-) -> Any:
-    """dst ^= value in one step.
-
-    Example:
-        for i in T.Parallel(64):
-            T.atomic_xor(M[0], N[i] + 1)
-        # M: 64 0
-    """
-    return _atomic("xor", dst, value, memory_order, return_prev, "atomic_xor")
+atomic_max = _update("max", "dst = max(dst, value)", "M[N[i] % 4], N[i]", "60 61 62 63 0")
+atomic_min = _update("min", "dst = min(dst, value)", "M[N[i] % 4], -N[i]", "-60 -61 -62 -63 0")
+atomic_or = _update("or", "dst |= value", "M[0], N[i]", "63 0")
+atomic_and = _update("and", "dst &= value", "M[0], N[i]", "0 0")
+atomic_xor = _update("xor", "dst ^= value", "M[0], N[i] + 1", "64 0")
 
 
 def atomic_exch(dst: Any, value: Any, memory_order: str | None = None) -> Any:
@@ -199,8 +149,7 @@ def atomic_load(src: Any, memory_order: str | None = None) -> Var:
             M[0] = T.atomic_load(N[5], memory_order="acquire")
         # M: 5
     """
-    builder = current("atomic_load")
-    builder.require_kernel("atomic_load")
+    builder = current_kernel("atomic_load")
     region = _target(src, "atomic_load")
     if region.tile:
         raise CompileError(
@@ -234,8 +183,7 @@ def _several(count: int, dst: Any, value: Any, word: str) -> None:
             fix="write the first element of each: A[i], B[i]",
         )
     for at in range(count):
-        to, frm = (x.tile[x.indices[:-1] + (x.indices[-1] + at,)] for x in (dst, value))
-        _atomic("add", to, frm, None, False, word)
+        _atomic("add", dst.next(at), value.next(at), None, False, word)
 
 
 def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
@@ -299,8 +247,7 @@ def reducer_init(reducer: Any, init: Any = None) -> None:
         # Y[0]: 63
     """
     op = _reducer(reducer, "reducer_init")
-    builder = current("reducer_init")
-    builder.require_block("reducer_init")
+    builder = current_block("reducer_init")
     to = region_of(reducer, "reducer_init")
     value = _identity(op, to) if init is None else fitting(init, to.buffer)
     builder.emit(Fill(to, value))
@@ -399,11 +346,13 @@ def finalize_reducer(reducer: Any, dst: Any = None, batch: int = 1) -> None:
         # Y[0]: 2016
     """
     _reducer(reducer, "finalize_reducer")
-    builder = current("finalize_reducer")
-    builder.require_block("finalize_reducer")
+    builder = current_block("finalize_reducer")
     if dst is None:
         reducer.reducer = None
         return
     src, to = region_of(reducer, "finalize_reducer"), region_of(dst, "finalize_reducer")
     check_copy(src, to)
     builder.emit(Copy(src, to))
+
+
+WORDS.update(reducer_step=reducer_step, store_as_update=store_as_update)

@@ -42,7 +42,7 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.lang.roles import WARP, is_on_threads, threads_where
+from tilewright.lang.place import WARP, on_threads, threads_where
 from tilewright.support.errors import CompileError
 
 
@@ -112,7 +112,7 @@ class _Lift:
         mine: Expr = TRUE
         rest: Expr = TRUE
         for test in _conjuncts(op.cond):
-            if is_on_threads([test], self.kernel):
+            if on_threads([test], self.kernel):
                 mine = logical_and(mine, test)
             else:
                 rest = logical_and(rest, test)

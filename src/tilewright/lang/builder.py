@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, NoReturn, TypeGuard
 
 from tilewright.ir.analysis.bounds import Ranges
@@ -13,7 +14,6 @@ from tilewright.ir.bind import given_sizes
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import (
-    Const,
     Expr,
     Load,
     Var,
@@ -74,10 +74,7 @@ class KernelState:
 
     @property
     def num_threads(self) -> int:
-        total = 1
-        for extent in self.threads:
-            total *= extent
-        return total
+        return prod(self.threads)
 
 
 class Probed(Exception):
@@ -122,7 +119,6 @@ class Builder:
         self._named: dict[Read, Var] = {}  # reads that were named after the fact
         self.trail: list[Op] = []  # what was emitted, in order
         self.lazy = 0  # how many sides of conditions are being evaluated
-        self.emitted = 0
 
     # ── names ──
 
@@ -174,7 +170,6 @@ class Builder:
             op = replace(op, body=body)
         self._bodies[-1].ops.append(op)
         self.trail.append(op)
-        self.emitted += 1
         if isinstance(op, View):
             self._roots[op.buffer] = self._roots.get(op.source, op.source)
         for buffer in written:
@@ -344,10 +339,23 @@ class Builder:
             )
         return kernel
 
+    def require_cluster(self, word: str) -> KernelState:
+        kernel = self.require_block(word)
+        if not kernel.cluster:
+            raise CompileError(
+                "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
+            )
+        return kernel
+
     # ── kernels ──
 
     @contextmanager
-    def in_kernel(self, state: KernelState) -> Iterator[None]:
+    def in_kernel(
+        self,
+        state: KernelState,
+        place: Callable[[Body, KernelState], Body],
+        lift_loops: Callable[[Kernel], Kernel],
+    ) -> Iterator[None]:
         if self.probing:
             raise Probed
         if self.kernel is not None:
@@ -366,9 +374,6 @@ class Builder:
         self.step(16)  # a kernel is compiled by itself
         self.open()
         yield
-        from tilewright.lang.branches import lift_loops
-        from tilewright.lang.roles import place
-
         body = place(self.close(), state)
         self.kernel = None
         rank = state.rank if state.cluster else None
@@ -476,6 +481,20 @@ def current(word: str, what: str = "") -> Builder:
     return builder
 
 
+def current_kernel(word: str) -> Builder:
+    """The builder inside a kernel."""
+    builder = current(word)
+    builder.require_kernel(word)
+    return builder
+
+
+def current_block(word: str) -> Builder:
+    """The builder where all threads of a block run together."""
+    builder = current(word)
+    builder.require_block(word)
+    return builder
+
+
 def in_kernel() -> bool:
     builder = _CURRENT.get()
     return builder is not None and builder.kernel is not None
@@ -489,25 +508,3 @@ def building(builder: Builder) -> Iterator[Builder]:
             yield builder
     finally:
         _CURRENT.reset(token)
-
-
-def static_int(value: Any, what: str, least: int | None = None) -> int:
-    """`value` as a compile-time integer."""
-    expr = value if isinstance(value, Expr) else None
-    if isinstance(expr, Const):
-        value = expr.value
-    if isinstance(value, bool) or not hasattr(value, "__index__") or (
-        expr is not None and not isinstance(expr, Const)
-    ):  # fmt: skip
-        raise CompileError(
-            f"{what} must be a compile-time integer",
-            got="a run-time value" if expr is not None else repr(value)[:60],
-            fix="use a number, or an argument of the factory",
-            code="not-constant",
-        )
-    number = int(value.__index__())
-    if least is not None and number < least:
-        raise CompileError(
-            f"{what} must be at least {least}", got=str(number), fix=f"write {least} or more"
-        )
-    return number

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.ir.analysis.bounds import NOTHING
 from tilewright.ir.analysis.uniform import check_uniform, per_thread
 from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import Const, Expr, Var, loads, variables
+from tilewright.ir.expr import Const, Expr, Var, const, loads, variables
+from tilewright.ir.layout.linear import TooLarge, build_sum
 from tilewright.ir.op import (
     Body,
     For,
@@ -25,7 +27,6 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.verify import Stage, verify
-from tilewright.lang.affine import difference, same
 from tilewright.lang.carried import check_carried
 from tilewright.support import limits
 from tilewright.support.errors import (
@@ -43,9 +44,22 @@ def shape_text(shape: Sequence[Expr | int]) -> str:
     return f"({inner}{',' if len(shape) == 1 else ''})"
 
 
+def difference(a: Expr, b: Expr) -> Expr:
+    """`a - b` with everything cancelled that cancels: `(bx + 1) * 128 - bx * 128` is 128. Index
+    arithmetic is taken not to wrap, as everywhere in the language."""
+    left = a - b
+    form = NOTHING.form(left, index=True)
+    try:
+        return build_sum(form, left.dtype) if form.terms else const(form.const)
+    except TooLarge:
+        return left
+
+
 def fits(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
     """Equal shapes."""
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x is y or is_const(difference(x, y), 0) for x, y in zip(a, b, strict=True)
+    )
 
 
 def check_copy(src: Region, dst: Region) -> None:
@@ -63,9 +77,7 @@ def check_copy(src: Region, dst: Region) -> None:
             else "T.copy does not broadcast: write elements in a T.Parallel loop, f[i, j] = v[j]",
             code="shape",
         )
-    for region in (src, dst):
-        check_data(region, "copy")
-        check_inside(region, "copy")
+    check_regions("copy", src, dst)
     check_apart(src, dst, "copy", in_place=True)
 
 
@@ -80,7 +92,7 @@ def check_apart(read: Region, written: Region, word: str, in_place: bool = False
     if read.buffer is not written.buffer or read.cta is not written.cta:
         return
     gaps = [difference(w, r) for r, w in zip(read.starts, written.starts, strict=True)]
-    if in_place and fits(read.extents, written.extents) and all(_is(gap, 0) for gap in gaps):
+    if in_place and fits(read.extents, written.extents) and all(is_const(gap, 0) for gap in gaps):
         return
     for gap, r, w in zip(gaps, read.extents, written.extents, strict=True):
         if not all(isinstance(e, Const) for e in (gap, r, w)):
@@ -94,8 +106,14 @@ def check_apart(read: Region, written: Region, word: str, in_place: bool = False
     )
 
 
-def _is(e: Expr, value: int) -> bool:
+def is_const(e: Expr, value: int = 1) -> bool:
     return isinstance(e, Const) and e.value == value
+
+
+def check_regions(word: str, *regions: Region) -> None:
+    for region in regions:
+        check_data(region, word)
+        check_inside(region, word)
 
 
 def check_data(region: Region, word: str) -> None:
@@ -143,9 +161,8 @@ def check_gemm(
     a: Region, b: Region, c: Region, transpose_a: bool, transpose_b: bool, sparse: bool = False
 ) -> tuple[int, int, int]:
     """Operands are matrices that multiply; the sizes M, N, K."""
+    check_regions("gemm", a, b, c)
     for region, name in ((a, "A"), (b, "B"), (c, "C")):
-        check_data(region, "gemm")
-        check_inside(region, "gemm")
         if region.buffer.space in (Space.GLOBAL, Space.LOCAL):
             raise CompileError(
                 f"T.gemm: {name} is {region.buffer.name} in {region.buffer.space.value} memory",
@@ -217,14 +234,19 @@ def _gemm_fix(
     return f"allocate {names[1]} as {shape_text(needed)}", None
 
 
+def matrix_extents(region: Region) -> tuple[Expr, ...]:
+    """All extents, without leading ones of 1 before the last two."""
+    extents = region.extents
+    while len(extents) > 2 and is_const(extents[0]):
+        extents = extents[1:]
+    return extents
+
+
 def _matrix(region: Region, name: str) -> tuple[int, int]:
     shape = check_static(region, "gemm")
     if len(shape) != 2:
         # unit extents drop, but a matrix with one row keeps its own dimensions
-        full = tuple(int(e) for e in region.extents)
-        while len(full) > 2 and full[0] == 1:
-            full = full[1:]
-        shape = full
+        shape = tuple(map(int, matrix_extents(region)))
     if len(shape) != 2:
         raise CompileError(
             f"T.gemm: {name} ({region.buffer.name}) must be a matrix",
@@ -275,7 +297,7 @@ def check_reduce(src: Region, dst: Region, dim: int, word: str) -> None:
     """dst is src without dimension `dim`, or with it as 1."""
     shape = list(src.extents)
     rest = [e for at, e in enumerate(shape) if at != dim]
-    kept = [e for e in rest if not (isinstance(e, Const) and e.value == 1)]
+    kept = [e for e in rest if not is_const(e)]
     if not fits(kept, dst.tile):
         raise CompileError(
             f"T.{word}: {dst.buffer.name} does not fit {src.buffer.name} reduced over {dim}",
@@ -284,9 +306,8 @@ def check_reduce(src: Region, dst: Region, dim: int, word: str) -> None:
             fix=_reduce_fix(shape, dst, dim),
             code="shape",
         )
+    check_regions(word, src, dst)
     for region in (src, dst):
-        check_data(region, word)
-        check_inside(region, word)
         if region.buffer.space is Space.GLOBAL:
             raise CompileError(
                 f"T.{word}: {region.buffer.name} lives in global memory",
@@ -318,11 +339,7 @@ def check_program(program: Program) -> None:
     try:
         verify(program, Stage.TILE)
     except VerifyError as error:
-        said = error.diagnostic
-        raise CompileError(
-            said.message, loc=said.loc, expected=said.expected, got=said.got, fix=said.fix,
-            notes=said.notes, repair=said.repair,
-        ) from None  # fmt: skip
+        raise CompileError(**{**vars(error.diagnostic), "code": ""}) from None
 
 
 def _check_unrolled(body: Body) -> int:
@@ -372,11 +389,9 @@ def _check_nest(nest: Map) -> None:
     """No two iterations of `T.Parallel` write one element, where that shows: an index of the
     nest that neither the place nor a condition around the store mentions."""
     wide = {
-        var
-        for var, extent in zip(nest.vars, nest.extents, strict=True)
-        if not (isinstance(extent, Const) and extent.value == 1)
+        var for var, extent in zip(nest.vars, nest.extents, strict=True) if not is_const(extent)
     }
-    if any(isinstance(extent, Const) and extent.value == 0 for extent in nest.extents):
+    if any(is_const(extent, 0) for extent in nest.extents):
         return  # nothing runs
 
     def visit(ops: Body, told: frozenset[Var], means: dict[Var, frozenset[Var]]) -> None:

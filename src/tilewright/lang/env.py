@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,20 +17,19 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const, Expr
 from tilewright.ir.op import Break, Continue, While
 from tilewright.lang.alloc import alloc_var
-from tilewright.lang.builder import Builder
-from tilewright.lang.frames import Binding, Branch, Frame, condition
+from tilewright.lang.frames import KINDS, Binding, Branch, Frame, condition
 from tilewright.lang.guards import is_number, quoting
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
 from tilewright.lang.logic import Logic
 from tilewright.lang.looking import device_assert
-from tilewright.lang.loops import ForLoop, Loop, ThreadLoop, serial
+from tilewright.lang.loops import Loop, serial
+from tilewright.lang.math import OPERATORS
 from tilewright.lang.params import declare_argument
-from tilewright.lang.python_words import OPERATORS, PythonWords
+from tilewright.lang.python_words import PythonWords
 from tilewright.lang.reads import reads
 from tilewright.lang.scalar import Lost, is_runtime
-from tilewright.lang.state import Watch, refuse_change
 from tilewright.lang.types import ScalarType, TensorType
-from tilewright.lang.where import locate, users_frame
+from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, Loc
 
 
@@ -42,43 +42,8 @@ class Old(NamedTuple):
 class Env(Logic, PythonWords):
     """The state of one activation of a rewritten function."""
 
-    builder: Builder
-    word: str
-    frames: list[Frame] = field(default_factory=list)
-    bindings: dict[str, Binding] = field(default_factory=dict)
     refs: set[str] = field(default_factory=set)
     last_runtime_loop: bool = False
-
-    # ── frames ──
-
-    def push(self, kind: str, runtime: bool) -> Frame:
-        frame = Frame(kind, runtime, loc=locate())
-        if runtime:
-            frame.watch = Watch(users_frame())
-        self.frames.append(frame)
-        return frame
-
-    def pop(self, frame: Frame) -> None:
-        while self.frames:
-            top = self.frames.pop()
-            top.open = False
-            if top is frame:
-                self.unchanged(frame.watch, _KINDS.get(frame.kind, "loop"), frame.loc)
-                return
-
-    def unchanged(self, watch: Watch | None, kind: str, loc: Loc | None) -> None:
-        """Compile-time state is as it was before the run-time scope."""
-        found = watch.changed(self._bound) if watch is not None else None
-        if found is not None:
-            refuse_change(*found, kind, loc)
-
-    def _bound(self, name: str) -> Any:
-        binding = self.bindings.get(name)
-        return binding.value if binding is not None else None
-
-    def top(self) -> Frame | None:
-        """The innermost run-time scope."""
-        return next((f for f in reversed(self.frames) if f.runtime), None)
 
     # ── control flow ──
 
@@ -99,15 +64,12 @@ class Env(Logic, PythonWords):
 
     def loop(self, iterable: Any, names: tuple[str, ...]) -> Iterator[Any]:
         if isinstance(iterable, Loop):
-            frame = self.push("map" if iterable.is_map else "for", True)
-            if len(iterable.names_needed) > 1 and not isinstance(iterable, ForLoop):
-                frame.kind = "map" if iterable.is_map else "nest"
-            yield from iterable.run(self.builder, names)
+            frame = self.push(iterable.kind, True)
+            yield from iterable.run(self.builder, names, iterable.loc)
             self.pop(frame)
             self.last_runtime_loop = True
             return
-        frame = self.push("unrolled", False)
-        try:
+        with self._unrolled():
             if is_runtime(iterable) or isinstance(iterable, (Tile, Tiles)):
                 raise CompileError(
                     "a run-time value cannot be iterated",
@@ -116,17 +78,22 @@ class Env(Logic, PythonWords):
             for item in iterable:
                 self.builder.step()
                 yield item
+
+    @contextmanager
+    def _unrolled(self) -> Iterator[None]:
+        frame = self.push("unrolled", False)
+        try:
+            yield
         finally:
             if frame in self.frames:
                 self.pop(frame)
             self.last_runtime_loop = False
 
     def while_loop(self, cond: Callable[[], Any]) -> Iterator[None]:
-        before, now = self.builder.emitted, self.builder.now
+        before, now = len(self.builder.trail), self.builder.now
         value = condition(cond())
         if not isinstance(value, Expr):
-            frame = self.push("unrolled", False)
-            try:
+            with self._unrolled():
                 while value:
                     self.builder.step()
                     yield
@@ -136,12 +103,8 @@ class Env(Logic, PythonWords):
                             "the condition of this while was compile-time and became run-time",
                             fix="make it depend on an alloc_var from the start",
                         )
-            finally:
-                if frame in self.frames:
-                    self.pop(frame)
-                self.last_runtime_loop = False
             return
-        if self.builder.emitted != before:
+        if len(self.builder.trail) != before:
             raise CompileError(
                 "the condition of a run-time while must be a plain expression",
                 fix="compute it into an alloc_var before the loop and at its end",
@@ -216,13 +179,13 @@ class Env(Logic, PythonWords):
 
     def assertion(self, cond: Any, message: Callable[[], Any]) -> None:
         value = condition(cond)
+        if not isinstance(value, Expr) and value:
+            return
+        with quoting():
+            text = str(message() or "")
         if isinstance(value, Expr):
-            with quoting():
-                text = str(message() or "")
             device_assert(value, text)
-        elif not value:
-            with quoting():
-                text = str(message() or "")
+        else:
             raise CompileError(
                 "assertion failed" + (f": {text}" if text else ""),
                 fix="it is the kernel's own: choose sizes and arguments that fulfil it",
@@ -236,7 +199,7 @@ class Env(Logic, PythonWords):
         self.builder.hint = name
         return name
 
-    def named(self, name: str, value: Any) -> Any:
+    def named(self, _: str, value: Any) -> Any:
         """A part of a tuple, made under the name it is assigned to."""
         self.builder.hint = None
         return value
@@ -277,8 +240,8 @@ class Env(Logic, PythonWords):
         top = self.top()
         if old is not None and old.frame is not top and value is not old.value and name != "_":
             self._refuse_rebinding(name, old, top)
-        if annotation is not None:
-            value = self._annotated(name, value, annotation)
+        if isinstance(annotation, ScalarType) and is_number(value):
+            value = annotation(value)  # `x: T.int32 = v` is `v` as that type
         value = self.held(value, name)
         place = locate()
         self.bindings[name] = Binding(value, top, place, kernel=self.builder.kernel)
@@ -298,7 +261,7 @@ class Env(Logic, PythonWords):
             )
 
     def _refuse_rebinding(self, name: str, old: Binding, top: Frame | None) -> None:
-        kind = _KINDS.get(top.kind if top else "", "loop")
+        kind = KINDS.get(top.kind if top else "", "loop")
         where = f"bound outside it, on line {old.loc.line}" if old.loc else "a parameter"
         dtype = _type_name(old.value)
 
@@ -330,7 +293,7 @@ class Env(Logic, PythonWords):
                 fix=f"write `with T.Kernel(...) as {name or 'bx'}:` and put the kernel inside",
                 code="outside-kernel",
             )
-        if isinstance(value, ThreadLoop):
+        if isinstance(value, Loop) and value.index is not None:
             return value.index(self.builder)
         if isinstance(value, Variable):
             if value.named:
@@ -366,12 +329,6 @@ class Env(Logic, PythonWords):
             return tuple(changed.get(at, part) for at, part in enumerate(value))
         for at, new in changed.items():
             value[at] = new  # the same object: other names may stand for it
-        return value
-
-    def _annotated(self, name: str, value: Any, annotation: Any) -> Any:
-        """`x: T.int32 = v` is `v` as that type."""
-        if isinstance(annotation, ScalarType) and is_number(value):
-            return annotation(value)
         return value
 
     def declare(self, name: str, annotation: Any) -> Any:
@@ -439,7 +396,12 @@ class Env(Logic, PythonWords):
                 got=str(len(parts)),
                 fix=f"write {len(parts)} names on the left",
             )
-        return [self.builder.let(p.as_expr()) if _is_element(p) else p for p in parts]
+        return [
+            self.builder.let(p.as_expr())
+            if isinstance(p, Access) or (isinstance(p, Variable) and p.named)
+            else p
+            for p in parts
+        ]
 
     def over(self, binding: Binding) -> bool:
         """Whether the run-time scope or the kernel of a binding has closed."""
@@ -459,20 +421,24 @@ class Env(Logic, PythonWords):
 
     def lost_value(self, name: str) -> Lost:
         found = self.bindings[name]
-        kind = _KINDS.get(found.frame.kind, "loop") if found.frame is not None else "kernel"
+        kind = KINDS.get(found.frame.kind, "loop") if found.frame is not None else "kernel"
         line = found.loc.line if found.loc else 0
         is_tile = isinstance(found.value, Tile)
         return Lost(name, kind, line, is_tile, _type_name(found.value), found.loop)
 
     def changing(self, name: str, container: Any, method: str) -> None:
         """Before `name.append(…)` and the like."""
+        fix = "use T.alloc_local(shape, dtype), or unroll the loop: a tuple instead of range"
+        self._changes_once(name, container, method, fix)
+
+    def _changes_once(self, name: str, container: Any, what: str, fix: str) -> None:
         old = self.bindings.get(name)
         outside = old is None or old.frame is not self.top()
         if isinstance(container, (list, dict, set)) and self.top() is not None and outside:
             raise CompileError(
-                f"{name!r} is a Python {type(container).__name__}: {method} inside a run-time loop "
+                f"{name!r} is a Python {type(container).__name__}: {what} inside a run-time loop "
                 "or branch would happen once, at compile time",
-                fix="use T.alloc_local(shape, dtype), or unroll the loop: a tuple instead of range",
+                fix=fix,
                 code="python",
             )
 
@@ -484,15 +450,8 @@ class Env(Logic, PythonWords):
                 fix="store to a tensor or a tile",
                 code="whole-tile",
             )
-        old = self.bindings.get(name)
-        outside = old is None or old.frame is not self.top()
-        if isinstance(container, (list, dict)) and self.top() is not None and outside:
-            raise CompileError(
-                f"{name!r} is a Python {type(container).__name__}: a store inside a run-time loop "
-                "or branch would happen once, at compile time",
-                fix="use T.alloc_local(shape, dtype) or an alloc_var",
-                code="python",
-            )
+        fix = "use T.alloc_local(shape, dtype) or an alloc_var"
+        self._changes_once(name, container, "a store", fix)
 
     def set_attribute(self, owner: Any, name: str, value: Any) -> None:
         old = getattr(owner, name, None)
@@ -525,15 +484,8 @@ class Env(Logic, PythonWords):
         return value
 
 
-def _is_element(value: Any) -> bool:
-    return isinstance(value, Access) or (isinstance(value, Variable) and value.named)
-
-
 def _type_name(value: Any) -> str:
     """The type that a variable for `value` has, or ''."""
     if isinstance(value, (bool, int, float)):
         return {bool: "bool", int: "int32", float: "float32"}[type(value)]
     return str(value.dtype) if is_runtime(value) or isinstance(value, Const) else ""
-
-
-_KINDS = {"if": "branch", "map": "T.Parallel loop"}

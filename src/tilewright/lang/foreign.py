@@ -11,7 +11,7 @@ from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import Expr, Load, Var, const, wrap
 from tilewright.ir.op import Alloc, Intrinsic
 from tilewright.ir.ptx_text import OPERAND, named_operands, written_operands
-from tilewright.lang.builder import Builder, current
+from tilewright.lang.builder import Builder, current, current_kernel
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe, region_of
 from tilewright.support.errors import CompileError
 
@@ -95,8 +95,7 @@ def ptx(template: str, *args: Any, dtype: Any = None) -> Any:
             got=describe(template),
             fix='write it as a string: T.ptx("add.s32 $0, $1, $2;", a, b, dtype="int32")',
         )
-    builder = current("ptx")
-    builder.require_kernel("ptx")
+    builder = current_kernel("ptx")
     several = isinstance(dtype, (tuple, list))
     kinds = [find_dtype(d) for d in (dtype if several else () if dtype is None else (dtype,))]
     first = max(len(kinds), 1)
@@ -173,8 +172,7 @@ def call_extern(name: str, *args: Any, dtype: Any = None) -> Var | None:
     if args and isinstance(args[0], str):
         kind, name, args = name, args[0], args[1:]
         dtype = kind if dtype is None else dtype
-    builder = current("call_extern")
-    builder.require_kernel("call_extern")
+    builder = current_kernel("call_extern")
     if not isinstance(name, str) or not name.strip():
         raise CompileError(
             "T.call_extern needs the name of a function",

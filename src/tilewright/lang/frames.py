@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from tilewright.ir.expr import Const, Expr, logical_not, truth, wrap
 from tilewright.ir.op import If
-from tilewright.lang.builder import KernelState
+from tilewright.lang.builder import Builder, KernelState
 from tilewright.lang.handles import Tile, Tiles
 from tilewright.lang.scalar import concrete, is_runtime
-from tilewright.lang.state import Watch
-from tilewright.lang.where import locate
+from tilewright.lang.state import Watch, refuse_change
+from tilewright.lang.where import locate, users_frame
 from tilewright.support.errors import Loc
-
-if TYPE_CHECKING:
-    from tilewright.lang.env import Env
 
 
 @dataclass(eq=False)
@@ -38,10 +35,51 @@ class Binding:
     kernel: KernelState | None = None
 
 
+@dataclass
+class Scopes:
+    """The loops and branches that are open, and what names are bound to."""
+
+    builder: Builder
+    frames: list[Frame] = field(default_factory=list)
+    bindings: dict[str, Binding] = field(default_factory=dict)
+
+    def push(self, kind: str, runtime: bool) -> Frame:
+        frame = Frame(kind, runtime, loc=locate())
+        if runtime:
+            frame.watch = Watch(users_frame())
+        self.frames.append(frame)
+        return frame
+
+    def pop(self, frame: Frame) -> None:
+        while self.frames:
+            top = self.frames.pop()
+            top.open = False
+            if top is frame:
+                self.unchanged(frame.watch, KINDS.get(frame.kind, "loop"), frame.loc)
+                return
+
+    def unchanged(self, watch: Watch | None, kind: str, loc: Loc | None) -> None:
+        """Compile-time state is as it was before the run-time scope."""
+        found = watch.changed(self._bound) if watch is not None else None
+        if found is not None:
+            refuse_change(*found, kind, loc)
+
+    def _bound(self, name: str) -> Any:
+        binding = self.bindings.get(name)
+        return binding.value if binding is not None else None
+
+    def top(self) -> Frame | None:
+        """The innermost run-time scope."""
+        return next((f for f in reversed(self.frames) if f.runtime), None)
+
+
+KINDS = {"if": "branch", "map": "T.Parallel loop"}
+
+
 class Branch:
     """One `if`: chosen now when its condition is known, an op otherwise."""
 
-    def __init__(self, env: Env, cond: Any) -> None:
+    def __init__(self, env: Scopes, cond: Any) -> None:
         self.env = env
         self.cond = condition(cond)
         self.runtime = isinstance(self.cond, Expr)

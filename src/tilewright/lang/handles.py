@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.expr import Const, Expr, cast, const, wrap
 from tilewright.ir.op import Store
-from tilewright.lang.affine import difference
+from tilewright.lang.arguments import integer
 from tilewright.lang.builder import KernelState, current
+from tilewright.lang.check import difference
 from tilewright.lang.reads import Read
 from tilewright.lang.scalar import Lost, Scalar
 from tilewright.lang.types import ScalarType
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, swap
+
+# what operators on handles do by words of `move` and `atomics`, which stand on this file
+WORDS: dict[str, Callable[..., Any]] = {}
 
 
 def plain(expr: Expr) -> Any:
@@ -22,16 +27,22 @@ def plain(expr: Expr) -> Any:
     return expr.value if isinstance(expr, Const) else expr
 
 
-class Tile:
-    """A tensor or a tile: `T.copy(tile, …)`, `tile[i, j]`, `tile[i0:i1, :]`, `tile.shape`."""
+class Handle:
+    """What stands for a buffer or a part of one."""
 
-    def __init__(self, buffer: Buffer, reducer: str | None = None) -> None:
-        self.buffer = buffer
-        self.reducer = reducer
-        self.kernel: KernelState | None = None
-
+    buffer: Buffer
     name = property(lambda self: self.buffer.name)
     dtype = property(lambda self: ScalarType(self.buffer.dtype))
+
+
+class Tile(Handle):
+    """A tensor or a tile: `T.copy(tile, …)`, `tile[i, j]`, `tile[i0:i1, :]`, `tile.shape`."""
+
+    reducer: str | None = None
+
+    def __init__(self, buffer: Buffer, kernel: KernelState | None = None) -> None:
+        self.buffer, self.kernel = buffer, kernel
+
     shape = property(lambda self: tuple(plain(s) for s in self.buffer.shape))
     ndim = property(lambda self: self.buffer.rank)
 
@@ -82,28 +93,22 @@ class Tile:
         if isinstance(target, Access):
             store(target, value)
         elif isinstance(value, (Tile, Tiles)):
-            from tilewright.lang.move import copy
-
-            copy(value, target)
+            WORDS["copy"](value, target)
         else:
-            from tilewright.lang.move import fill
-
-            fill(target, value)
+            WORDS["fill"](target, value)
 
     def __repr__(self) -> str:
         return f"<{self.buffer.space.value} {self.name}{list(self.shape)} {self.dtype}>"
 
 
+@dataclass(frozen=True)
 class Memory:
     """A buffer's memory without its shape."""
 
-    def __init__(self, tile: Tile) -> None:
-        self.tile = tile
+    tile: Tile
 
     def tilewright_view(self, shape: Any, dtype: Any = None) -> Tile:
-        from tilewright.lang.move import view
-
-        return view(self.tile, shape, dtype)
+        return WORDS["view"](self.tile, shape, dtype)  # type: ignore[no-any-return]
 
 
 def _no_operator(self: Any, *_: Any) -> Any:
@@ -133,11 +138,11 @@ for _operator in (
     setattr(Tile, f"__{_operator}__", _no_operator)
 
 
-class Access(Scalar):
+class Access(Handle, Scalar):
     """`A[i, j]`: the element as a number, and the corner of a tile for `T.copy` and its kin."""
 
     def __init__(self, tile: Tile, indices: tuple[Expr, ...]) -> None:
-        self.tile, self.indices = tile, indices
+        self.tile, self.buffer, self.indices = tile, tile.buffer, indices
         self.loc = locate()
         self.moment = current("element").moment(tile.buffer)
         self.live = False  # a macro's T.Ref: reading gives what is there now
@@ -146,18 +151,6 @@ class Access(Scalar):
     def keep(self, name: str, writes: int) -> None:
         """From here on `name` stands for the element, whose memory has seen `writes` writes."""
         self.kept = self.kept or (name, writes)
-
-    @property
-    def buffer(self) -> Buffer:
-        return self.tile.buffer
-
-    @property
-    def dtype(self) -> ScalarType:
-        return ScalarType(self.buffer.dtype)
-
-    @property
-    def name(self) -> str:
-        return self.buffer.name
 
     def as_expr(self) -> Expr:
         if self.buffer.space is Space.BARRIER:
@@ -175,18 +168,17 @@ class Access(Scalar):
         moment = current("element").moment(self.buffer) if self.live else self.moment
         return Read(self.buffer, self.indices, self.loc, moment)
 
+    def next(self, count: int) -> Any:
+        """The element `count` places further along the last dimension."""
+        return self.tile[self.indices[:-1] + (self.indices[-1] + count,)]
+
     def corner(self, extents: tuple[Expr, ...]) -> Region:
         """The region that starts here."""
         return Region(self.buffer, self.indices, extents)
 
-    def _update(self, op: str, other: Any) -> Any:
-        from tilewright.lang.atomics import reducer_step
-
-        return reducer_step(self, op, other)
-
     def __iadd__(self, other: Any) -> Any:
         if self.tile.reducer:
-            return self._update("sum", other)
+            return WORDS["reducer_step"](self, "sum", other)
         return self.as_expr().__add__(other)
 
     def __getitem__(self, key: Any) -> Any:
@@ -203,12 +195,12 @@ class Done:
     """What an update that has already been emitted leaves to store: nothing."""
 
 
-class Tiles:
+class Tiles(Handle):
     """`A[b, i0:i1, :]`: a region."""
 
     def __init__(self, tile: Tile, keys: list[Any]) -> None:
         self.tile = tile
-        buffer = tile.buffer
+        buffer = self.buffer = tile.buffer
         starts, extents, kept = [], [], []
         for axis, key in enumerate(keys):
             if isinstance(key, slice):
@@ -225,21 +217,7 @@ class Tiles:
             isinstance(k, slice) and not (k.start is None and k.stop is None) for k in keys
         )
 
-    @property
-    def buffer(self) -> Buffer:
-        return self.tile.buffer
-
-    @property
-    def name(self) -> str:
-        return self.buffer.name
-
-    @property
-    def dtype(self) -> ScalarType:
-        return ScalarType(self.buffer.dtype)
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return tuple(plain(self.region.extents[axis]) for axis in self.kept)
+    shape = property(lambda self: tuple(plain(self.region.extents[axis]) for axis in self.kept))
 
     def __getitem__(self, key: Any) -> Any:
         """Indices within the region."""
@@ -251,12 +229,8 @@ class Tiles:
                 fix="leave out the extra indices",
             )
         keys: list[Any] = list(self.region.starts)
-        for axis, start, extent in zip(
-            self.kept,
-            (self.region.starts[a] for a in self.kept),
-            (self.region.extents[a] for a in self.kept),
-            strict=True,
-        ):
+        for axis in self.kept:
+            start, extent = self.region.starts[axis], self.region.extents[axis]
             inner = given.pop(0) if given else slice(None)
             if isinstance(inner, slice):
                 low = start if inner.start is None else start + inner.start
@@ -290,8 +264,10 @@ for _operator in (
     setattr(Tiles, f"__{_operator}__", _no_operator)
 
 
-class Variable(Scalar):
+class Variable(Handle, Scalar):
     """`T.alloc_var`: reading gives its value at that moment, `x = v` and `x += v` store."""
+
+    kernel: KernelState | None = None
 
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
@@ -304,9 +280,7 @@ class Variable(Scalar):
         found.named, found.kept = True, (name, writes)
         return found
 
-    name = property(lambda self: self.buffer.name)
-    dtype = property(lambda self: ScalarType(self.buffer.dtype))
-    shape = property(lambda self: (1,))
+    shape = (1,)
 
     def as_expr(self) -> Expr:
         builder = current("alloc_var")
@@ -393,15 +367,7 @@ def index_expr(buffer: Buffer, axis: int, key: Any) -> Expr:
             fix="a loop over several extents gives one index for each: "
             "`for i, j in T.Parallel(m, n)`",
         )
-    expr = wrap(key)
-    if not expr.dtype.is_int and not expr.dtype.is_bool:
-        raise CompileError(
-            f"an index of {buffer.name} must be an integer",
-            got=f"a value of type {expr.dtype}",
-            fix="divide with // instead of /, or cast with T.int32(...)",
-            code="not-integer",
-            repair=swap("/", "//"),
-        )
+    expr = integer(key, f"an index of {buffer.name}", bools=True)
     if buffer.space is not Space.GLOBAL:
         in_range(buffer, axis, expr, const(1))
     return expr
@@ -437,8 +403,8 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
             fix="copy element by element with T.Parallel",
             code="index",
         )
-    size = buffer.shape[axis]
-    start = const(0) if key.start is None else index_expr_unchecked(buffer, key.start)
+    size, what = buffer.shape[axis], f"a bound of a slice of {buffer.name}"
+    start = const(0) if key.start is None else integer(key.start, what)
     if isinstance(start, Const) and start.value < 0 and key.stop is None:
         raise CompileError(
             f"a slice of {buffer.name} from the end",
@@ -450,7 +416,7 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
             if isinstance(size, Const)
             else None,
         )
-    stop = size if key.stop is None else index_expr_unchecked(buffer, key.stop)
+    stop = size if key.stop is None else integer(key.stop, what)
     extent = difference(stop, start)
     if isinstance(extent, Const) and extent.value <= 0:
         raise CompileError(
@@ -465,23 +431,10 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
     return start, extent
 
 
-def index_expr_unchecked(buffer: Buffer, key: Any) -> Expr:
-    expr = wrap(key)
-    if not expr.dtype.is_int:
-        raise CompileError(
-            f"a slice of {buffer.name} needs integers",
-            got=f"a value of type {expr.dtype}",
-            fix="divide with // instead of /, or cast with T.int32(...)",
-            code="not-integer",
-            repair=swap("/", "//"),
-        )
-    return expr
-
-
 # ── stores ───────────────────────────────────────────────────────────────────────────────────
 
 
-def usable(tile: Tile) -> None:
+def usable(tile: Tile | Variable) -> None:
     """A tile belongs to the kernel that allocated it."""
     if tile.kernel is not None and tile.kernel is not current("Kernel").kernel:
         raise CompileError(
@@ -510,18 +463,16 @@ def store(target: Access, value: Any) -> None:
         raise CompileError(
             f"{target.name} is a barrier: it cannot be stored to", fix="use T.barrier_arrive(bar)"
         )
-    if target.tile.reducer is not None and isinstance(value, (Expr, Scalar)):
-        from tilewright.lang.atomics import store_as_update
-
-        if store_as_update(target, wrap(value)):
-            return
+    updates = target.tile.reducer is not None and isinstance(value, (Expr, Scalar))
+    if updates and WORDS["store_as_update"](target, wrap(value)):
+        return
     builder.require_kernel("Kernel")
     builder.emit(Store(target.buffer, target.indices, fitting(value, target.buffer)))
 
 
 def region_of(value: Any, word: str) -> Region:
     """A tile or region as a `Region`; an element is a region of one."""
-    if isinstance(value, Tile):
+    if isinstance(value, (Tile, Variable)):
         usable(value)
         return whole(value.buffer)
     if isinstance(value, Tiles):
@@ -530,8 +481,6 @@ def region_of(value: Any, word: str) -> Region:
     if isinstance(value, Access):
         usable(value.tile)
         return value.corner(tuple(const(1) for _ in value.indices))
-    if isinstance(value, Variable):
-        return whole(value.buffer)
     if isinstance(value, Lost):
         value.fail()
     raise CompileError(
@@ -547,7 +496,7 @@ def region_of(value: Any, word: str) -> Region:
 
 
 def describe(value: Any) -> str:
-    if isinstance(value, (Tile, Tiles, Access, Variable)):
+    if isinstance(value, Handle):
         return repr(value)
     if isinstance(value, Expr):
         return f"a value of type {value.dtype}"

@@ -13,7 +13,8 @@ from tilewright.ir.layout.fragment import Fragment as _Fragment
 from tilewright.ir.layout.layout import Layout as _Layout
 from tilewright.ir.layout.ops import make_swizzled_layout as _make_swizzled_layout
 from tilewright.ir.op import Hint
-from tilewright.lang.builder import current, static_int
+from tilewright.lang.arguments import static_int
+from tilewright.lang.builder import current, current_block
 from tilewright.lang.handles import Tile, describe, usable
 from tilewright.lang.types import shape_tuple
 from tilewright.support.errors import CompileError
@@ -103,8 +104,7 @@ class layout:
 
 
 def _each(given: Any, word: str) -> list[tuple[Tile, Any]]:
-    builder = current(word)
-    builder.require_block(word)
+    current_block(word)
     if not isinstance(given, Mapping):
         raise CompileError(
             f"T.{word} takes a dictionary from buffers",
@@ -231,8 +231,7 @@ def annotate_min_blocks_per_sm(count: int) -> None:
         T.copy(X, Y)
         # Y[0]: 0 1 2 3
     """
-    builder = current("annotate_min_blocks_per_sm")
-    builder.require_block("annotate_min_blocks_per_sm")
+    builder = current_block("annotate_min_blocks_per_sm")
     builder.emit(Hint("min_blocks", detail=(static_int(count, "the count", 1),)))
 
 

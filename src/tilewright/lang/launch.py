@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from math import prod
 from typing import Any
 
-from tilewright.ir.expr import Expr, Var, const, wrap
+from tilewright.ir.expr import Expr, Var, const
 from tilewright.ir.op import Hint
-from tilewright.lang.builder import KernelState, current, static_int
+from tilewright.lang.arguments import integer, one_of, static_int
+from tilewright.lang.branches import lift_loops
+from tilewright.lang.builder import KernelState, current, current_block
+from tilewright.lang.place import place
 from tilewright.lang.types import shape_tuple
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError, entry, locating, swap
+from tilewright.support.errors import CompileError, entry, locating
 
 _AXES = "xyz"
 
@@ -59,7 +63,7 @@ class KernelScope(AbstractContextManager[Any]):
             builder.var("cluster_rank") if self.cluster else None,
             self.loc,
         )
-        self.scope = builder.in_kernel(self.state)
+        self.scope = builder.in_kernel(self.state, place, lift_loops)
         self.scope.__enter__()
         if not self.grid:
             return ()
@@ -74,15 +78,8 @@ class KernelScope(AbstractContextManager[Any]):
 
 
 def _extent(value: Any, at: int) -> Expr:
-    expr = wrap(value)
-    if isinstance(value, float) or not expr.dtype.is_int:
-        raise CompileError(
-            f"grid axis {at} of T.Kernel must be an integer",
-            got=repr(value) if isinstance(value, float) else f"a value of type {expr.dtype}",
-            fix="use T.ceildiv(n, block), or divide with // instead of /",
-            code="not-integer",
-            repair=swap("/", "//"),
-        )
+    fix = "use T.ceildiv(n, block), or divide with // instead of /"
+    expr = integer(value, f"grid axis {at} of T.Kernel", fix)
     number = getattr(expr, "value", None)
     if number is not None and number < 1:
         raise CompileError(
@@ -139,10 +136,7 @@ def Kernel(
             got=str(len(counts)),
             fix="threads=128 is one axis, threads=(16, 8) two",
         )
-    total = 1
-    for count in counts:
-        total *= count
-    if total > 1024:
+    if prod(counts) > 1024:
         raise CompileError(
             "a block has at most 1024 threads",
             got=f"threads={threads}",
@@ -189,37 +183,48 @@ def use_swizzle(panel_size: int = 10, order: str = "row", enable: bool = True) -
             T.copy(X[by * 16 : by * 16 + 16, bx * 16 : bx * 16 + 16], Y[by * 16, bx * 16])
         # Y[0]: 0 1 2 3
     """
-    builder = current("use_swizzle")
-    builder.require_block("use_swizzle")
+    builder = current_block("use_swizzle")
     size = static_int(panel_size, "panel_size of T.use_swizzle", 1)
     # spellings of the same orders in other dialects
-    order = {"column": "col", "rasterization2DRow": "row", "rasterization2DColumn": "col"}.get(
-        order, order
+    orders = {
+        "row": "row", "col": "col", "column": "col", "rasterization2DRow": "row",
+        "rasterization2DColumn": "col",
+    }  # fmt: skip
+    order = one_of(
+        order, orders, "T.use_swizzle: unknown order", 'write order="row" or order="col"'
     )
-    if order not in ("row", "col"):
-        raise CompileError(
-            "T.use_swizzle: unknown order",
-            expected="'row' or 'col'",
-            got=repr(order),
-            fix='write order="row" or order="col"',
-        )
     if enable:
         builder.emit(Hint("swizzle", detail=(size, order)))
 
 
-def _axis(dim: int, vars: tuple[Any, ...], what: str) -> Any:
+_FIELDS = {
+    "get_thread_binding": "thread_vars",
+    "get_thread_extent": "threads",
+    "get_block_binding": "blocks",
+    "get_block_extent": "grid",
+}
+
+
+def _axes(word: str) -> tuple[Any, ...]:
+    """Indices or extents of the launch, constants as numbers."""
+    found = getattr(current(word).require_kernel(word), _FIELDS[word.rstrip("s")])
+    return tuple(getattr(each, "value", each) for each in found)
+
+
+def _axis(word: str, dim: int) -> Any:
+    what, found = word.split("_")[1], _axes(word)
     at = static_int(dim, f"the axis of {what}")
-    if not 0 <= at < len(vars):
+    if not 0 <= at < len(found):
         raise CompileError(
             f"this kernel has no {what} axis {at}",
-            expected=f"0 … {len(vars) - 1}",
+            expected=f"0 … {len(found) - 1}",
             got=str(at),
             fix=f"give T.Kernel {at + 1} {what} axes" if 0 <= at < 3 else "axes count from 0",
         )
-    return vars[at]
+    return found[at]
 
 
-def get_thread_binding(dim: int = 0) -> Var:
+def get_thread_binding(dim: int = 0) -> Any:
     """The thread's index along an axis.
 
     Example:
@@ -228,8 +233,7 @@ def get_thread_binding(dim: int = 0) -> Var:
             M[t] = t * t
         # M: 0 1 4 9
     """
-    kernel = current("get_thread_binding").require_kernel("get_thread_binding")
-    return _axis(dim, kernel.thread_vars, "thread")  # type: ignore[no-any-return]
+    return _axis("get_thread_binding", dim)
 
 
 def get_thread_bindings() -> tuple[Var, ...]:
@@ -241,10 +245,10 @@ def get_thread_bindings() -> tuple[Var, ...]:
             M[y * 8 + x] = 10 * y + x
         # M[8:]: 10 11 12
     """
-    return current("get_thread_bindings").require_kernel("get_thread_bindings").thread_vars
+    return _axes("get_thread_bindings")
 
 
-def get_thread_extent(dim: int = 0) -> int:
+def get_thread_extent(dim: int = 0) -> Any:
     """The number of threads along an axis.
 
     Example:
@@ -253,8 +257,7 @@ def get_thread_extent(dim: int = 0) -> int:
             M[0] = T.get_thread_extent()
         # M: 128
     """
-    kernel = current("get_thread_extent").require_kernel("get_thread_extent")
-    return _axis(dim, kernel.threads, "thread")  # type: ignore[no-any-return]
+    return _axis("get_thread_extent", dim)
 
 
 def get_thread_extents() -> tuple[int, ...]:
@@ -267,10 +270,10 @@ def get_thread_extents() -> tuple[int, ...]:
             M[y * nx + x] = nx * ny
         # M: 32 32
     """
-    return current("get_thread_extents").require_kernel("get_thread_extents").threads
+    return _axes("get_thread_extents")
 
 
-def get_block_binding(dim: int = 0) -> Var:
+def get_block_binding(dim: int = 0) -> Any:
     """The block's index along an axis.
 
     Example:
@@ -279,8 +282,7 @@ def get_block_binding(dim: int = 0) -> Var:
                 M[T.get_block_binding(0) * 16 + i] = T.get_block_binding(0)
         # M[16:]: 1 1
     """
-    kernel = current("get_block_binding").require_kernel("get_block_binding")
-    return _axis(dim, kernel.blocks, "block")  # type: ignore[no-any-return]
+    return _axis("get_block_binding", dim)
 
 
 def get_block_bindings() -> tuple[Var, ...]:
@@ -293,7 +295,7 @@ def get_block_bindings() -> tuple[Var, ...]:
                 M[(by * 2 + bx) * 16 + i] = 10 * by + bx
         # M[48:]: 11 11
     """
-    return current("get_block_bindings").require_kernel("get_block_bindings").blocks
+    return _axes("get_block_bindings")
 
 
 def get_block_extent(dim: int = 0) -> Any:
@@ -305,9 +307,7 @@ def get_block_extent(dim: int = 0) -> Any:
                 M[bx * 16 + i] = T.get_block_extent(0)
         # M: 4 4
     """
-    kernel = current("get_block_extent").require_kernel("get_block_extent")
-    found = _axis(dim, kernel.grid, "block")
-    return getattr(found, "value", found)
+    return _axis("get_block_extent", dim)
 
 
 def get_block_extents() -> tuple[Any, ...]:
@@ -320,13 +320,12 @@ def get_block_extents() -> tuple[Any, ...]:
                 M[(by * nx + bx) * 16 + i] = nx * ny
         # M: 4 4
     """
-    kernel = current("get_block_extents").require_kernel("get_block_extents")
-    return tuple(getattr(g, "value", g) for g in kernel.grid)
+    return _axes("get_block_extents")
 
 
 def linear_thread() -> Expr:
     """tx + ty·nx + tz·nx·ny."""
-    kernel = current("thread indices").require_kernel("get_thread_binding")
+    kernel = current("get_thread_binding").require_kernel("get_thread_binding")
     total: Expr = const(0)
     stride = 1
     for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):

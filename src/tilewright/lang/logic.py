@@ -8,39 +8,33 @@ from typing import Any
 
 from tilewright.ir.expr import Expr, binary, compare, logical_not, select, wrap
 from tilewright.lang.behalf import COMPARISONS
-from tilewright.lang.builder import Builder
-from tilewright.lang.frames import condition
+from tilewright.lang.frames import Scopes, condition
 from tilewright.lang.guards import is_number
 from tilewright.lang.handles import Tile, Tiles, Variable
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.state import Watch
 from tilewright.lang.where import locate, users_frame
-from tilewright.support.errors import CompileError, Loc, swap
+from tilewright.support.errors import CompileError, swap
 
 
-class Logic:
+class Logic(Scopes):
     """What rewritten operators do."""
 
-    builder: Builder
-
     def lazily(self, thunk: Callable[[], Any], what: str) -> Any:
-        before = self.builder.emitted
+        before = len(self.builder.trail)
         watch = Watch(users_frame())
         self.builder.lazy += 1
         try:
             value = thunk()
         finally:
             self.builder.lazy -= 1
-        if self.builder.emitted != before:
+        if len(self.builder.trail) != before:
             raise CompileError(
                 f"{what} must not do anything but compute a value",
                 fix="compute it on a line of its own first",
             )
         self.unchanged(watch, "expression", locate())
         return value
-
-    def unchanged(self, watch: Watch | None, kind: str, loc: Loc | None) -> None:
-        raise NotImplementedError
 
     def if_expression(self, cond: Any, a: Callable[[], Any], b: Callable[[], Any]) -> Any:
         value = condition(cond)
@@ -112,15 +106,12 @@ class Logic:
             if len(ops) == 1 and not isinstance(link, Expr):
                 return link
             link = condition(link)
-            if not isinstance(link, Expr):
-                if not isinstance(result, Expr) and not link:
+            if not isinstance(result, Expr):
+                if not isinstance(link, Expr) and not link:
                     return link
-                if isinstance(result, Expr):
-                    result = result if link else binary("and", result, False)
-                else:
-                    result = link
-            else:
-                result = link if not isinstance(result, Expr) else binary("and", result, link)
+                result = link
+            elif isinstance(link, Expr) or not link:
+                result = binary("and", result, link if isinstance(link, Expr) else False)
             left = right
         return result
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilewright.ir.expr import Const, truth, wrap
 from tilewright.ir.op import Intrinsic
-from tilewright.lang.builder import current
+from tilewright.lang.builder import current_kernel
 from tilewright.lang.handles import Tile, Tiles, region_of
 from tilewright.support.errors import CompileError
 
@@ -19,8 +19,7 @@ def print(value: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int
         T.copy(X, x)
         T.print(x[0:1, 0:4], msg="the corner of x")
     """
-    builder = current("print")
-    builder.require_kernel("print")
+    builder = current_kernel("print")
     if isinstance(value, str) and not msg:
         value, msg = None, value
     if value is None:
@@ -43,8 +42,7 @@ def device_assert(cond: Any, msg: str = "") -> None:
             M[i] = N[i]
         # M: 0 1 2
     """
-    builder = current("device_assert")
-    builder.require_kernel("device_assert")
+    builder = current_kernel("device_assert")
     test = truth(wrap(cond))
     if isinstance(test, Const):
         if not test.value:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
 from tilewright.ir.analysis.trips import downward, nth
 from tilewright.ir.buffer import AnyLayout
 from tilewright.ir.dtype import INT32, DType, promote
-from tilewright.ir.expr import Bin, Const, Expr, Var, cast, ceildiv, const, is_pure, variables, wrap
+from tilewright.ir.expr import Const, Expr, Var, cast, ceildiv, const, is_pure, variables, wrap
 from tilewright.ir.op import (
     Body,
     Break,
@@ -19,33 +18,30 @@ from tilewright.ir.op import (
     Let,
     Map,
     Op,
-    While,
     read_buffers,
     walk_ops,
     written_buffers,
 )
-from tilewright.lang.builder import Builder, current, static_int
+from tilewright.ir.rewrite import map_ops
+from tilewright.lang import math
+from tilewright.lang.arguments import integer, static_int
+from tilewright.lang.builder import Builder, current
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.types import shape_tuple
 from tilewright.lang.where import locate
 from tilewright.support import limits
 from tilewright.support.errors import CompileError, Loc, locating, swap
 
+Run = Callable[[Builder, tuple[str, ...], Loc | None], Iterator[Any]]
+
 
 class Loop:
-    """What a `T` loop word returns; only a rewritten `for` can run it."""
+    """What a `T` loop word returns; only a rewritten `for` can run it. `kind` is that of the scope:
+    for, nest (of several indices) or map."""
 
-    is_map = False
-
-    def __post_init__(self) -> None:
+    def __init__(self, run: Run, kind: str = "for", index: Callable[[Builder], Var] | None = None):
+        self.run, self.kind, self.index = run, kind, index
         self.loc = locate()
-
-    @property
-    def names_needed(self) -> tuple[str, ...]:
-        return ("i",)
-
-    def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
-        raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
         raise CompileError(
@@ -55,25 +51,15 @@ class Loop:
             code="python",
         )
 
+    def __repr__(self) -> str:
+        return "a loop of the kernel"
 
-def _bound(value: Any, what: str, loc: Loc | None) -> Expr:
-    fix = "divide with //, or cast with T.int32(...)"
-    if isinstance(value, float):
-        raise CompileError(
-            f"{what} must be an integer",
-            loc=loc,
-            got=repr(value),
-            fix=fix,
-            code="not-integer",
-            repair=swap("/", "//"),
-        )
+
+def _bounds(builder: Builder, loc: Loc | None, what: str, *values: Any) -> list[Expr]:
+    """Bounds are read once, before the loop."""
     with locating(lambda: loc):
-        expr = wrap(value)
-    if not expr.dtype.is_int:
-        raise CompileError(
-            f"{what} must be an integer", loc=loc, got=f"a value of type {expr.dtype}", fix=fix
-        )
-    return expr
+        found = [integer(value, what) for value in values]
+    return [builder.snapshot(expr) for expr in found]
 
 
 def _index_type(*exprs: Expr) -> DType:
@@ -85,74 +71,45 @@ def _index_type(*exprs: Expr) -> DType:
     return found
 
 
-@dataclass
-class ForLoop(Loop):
+def _counted(
+    start: Any, stop: Any = None, step: Any = None, kind: str = "serial", **pipeline: Any
+) -> Loop:
     """A sequential loop of any kind."""
+    if stop is None:
+        start, stop = 0, start
 
-    start: Any
-    stop: Any
-    step: Any = 1
-    kind: str = "serial"
-    stages: int = 0
-    order: tuple[int, ...] | None = None
-    stage: tuple[int, ...] | None = None
-
-    def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
-        loc = self.loc
-        builder.require_kernel(self.kind)
-        if self.kind == "pipelined":
+    def run(builder: Builder, names: tuple[str, ...], loc: Loc | None) -> Iterator[Any]:
+        builder.require_kernel(kind)
+        if kind == "pipelined":
             builder.require_block("Pipelined")
-        # the bounds are read once, before the loop
-        start, stop, step = (
-            builder.snapshot(_bound(value, f"the {what} of a loop", loc))
-            for value, what in ((self.start, "start"), (self.stop, "end"), (self.step, "step"))
+        ends = (("start", start), ("end", stop), ("step", 1 if step is None else step))
+        first, end, by = (
+            _bounds(builder, loc, f"the {what} of a loop", value)[0] for what, value in ends
         )
-        if isinstance(step, Const) and step.value == 0:
+        if isinstance(by, Const) and by.value == 0:
             raise CompileError(
                 "a loop with step 0", loc=loc, expected="a step of 1, 2, … or -1, -2, …",
                 fix="leave the step out to count by one",
             )  # fmt: skip
-        kind = _index_type(start, stop, step)
-        start, stop, step = (cast(e, kind) for e in (start, stop, step))
-        first, by = start, step
-        down = isinstance(step, Const) and step.value < 0
+        dtype = _index_type(first, end, by)
+        first, end, by = (cast(e, dtype) for e in (first, end, by))
+        low, up = first, by
+        down = isinstance(by, Const) and by.value < 0
         if down:  # loops count upwards in the IR
-            stop = downward(start, stop, -int(step), builder.known())
-            start, step = const(0, stop.dtype), const(1, stop.dtype)
-        var = builder.var(names[0] if names else None, stop.dtype, "i")
+            end = downward(first, end, -int(by), builder.known())
+            low, up = const(0, end.dtype), const(1, end.dtype)
+        var = builder.var(names[0] if names else None, end.dtype, "i")
         builder.open(loop=True)
-        builder.counters.append((var, start, stop, step))
+        builder.counters.append((var, low, end, up))
         yield nth(first, by, var) if down else var
         builder.counters.pop()
-        builder.emit(
-            For(
-                var, start, stop, builder.close(), step, self.kind, self.stages, self.order,
-                self.stage, loc=loc,
-            )
-        )  # fmt: skip
+        builder.emit(For(var, low, end, builder.close(), up, kind, **pipeline, loc=loc))
+
+    return Loop(run)
 
 
-@dataclass
-class GridLoop(Loop):
-    """Nested sequential loops, the last index fastest."""
-
-    extents: tuple[Any, ...]
-
-    @property
-    def names_needed(self) -> tuple[str, ...]:
-        return tuple("ijklmn"[: len(self.extents)])
-
-    def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
-        loc = self.loc
-        builder.require_kernel("grid")
-        extents = [builder.snapshot(_bound(e, "an extent of T.grid", loc)) for e in self.extents]
-        vars = _loop_vars(builder, names, extents, loc)
-        for _ in vars:
-            builder.open(loop=True)
-        yield vars if len(vars) > 1 else vars[0]
-        for var, extent in zip(reversed(vars), reversed(extents), strict=True):
-            body = builder.close()
-            builder.emit(For(var, const(0, extent.dtype), extent, body, loc=loc))
+def _nest(extents: tuple[Any, ...]) -> str:
+    return "nest" if len(extents) > 1 else "for"
 
 
 def _loop_vars(
@@ -176,52 +133,6 @@ def _loop_vars(
     )
 
 
-@dataclass
-class ParallelLoop(Loop):
-    """`T.Parallel`: an elementwise nest."""
-
-    extents: tuple[Any, ...]
-    layout: AnyLayout | None = None
-    is_map = True
-
-    @property
-    def names_needed(self) -> tuple[str, ...]:
-        return tuple("ijklmn"[: len(self.extents)])
-
-    def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
-        loc = self.loc
-        builder.require_kernel("Parallel")
-        extents = [
-            builder.snapshot(_bound(e, "an extent of T.Parallel", loc)) for e in self.extents
-        ]
-        known = [e.value for e in extents if isinstance(e, Const)]
-        if any(value < 0 for value in known):
-            raise CompileError(
-                "an extent of T.Parallel is negative",
-                loc=loc,
-                got=", ".join(str(value) for value in known),
-                fix="check the sizes it is computed from",
-                code="shape",
-            )
-        limits.PARALLEL.check(
-            int(prod(known)),
-            "T.Parallel is too large for one block",
-            loc=loc,
-            got=" × ".join(str(value) for value in known),
-            fix="give a block a smaller part, and T.Kernel more blocks",
-        )
-        vars = _loop_vars(builder, names, extents, loc)
-        builder.open(loop=True)
-        builder.maps += 1
-        counted = [(v, const(0, v.dtype), e, const(1)) for v, e in zip(vars, extents, strict=True)]
-        builder.counters += counted
-        yield vars if len(vars) > 1 else vars[0]
-        del builder.counters[-len(counted) :]
-        builder.maps -= 1
-        op = Map(vars, tuple(extents), builder.close(), self.layout, loc=loc)
-        builder.emit(_one_nest(op))
-
-
 def _one_nest(outer: Map) -> Map:
     """Nested `Parallel` is one nest. What stands between two levels moves inside when it only
     names values; otherwise the inner level runs as a loop of each outer iteration."""
@@ -237,7 +148,7 @@ def _one_nest(outer: Map) -> Map:
                 outer.layout or last.layout,
                 loc=outer.loc,
             )
-    return Map(outer.vars, outer.extents, _sequential(outer.body), outer.layout, loc=outer.loc)
+    return map_ops(outer, _sequential)
 
 
 def _movable(op: Any, inner: Map) -> bool:
@@ -247,129 +158,14 @@ def _movable(op: Any, inner: Map) -> bool:
     return not written & set(read_buffers(op))
 
 
-def _sequential(body: Body) -> Body:
-    """Maps in `body`, at any depth, as loops of one iteration."""
-    found: list[Op] = []
-    for op in body:
-        if isinstance(op, Map):
-            inner = _sequential(op.body)
-            for var, extent in zip(reversed(op.vars), reversed(op.extents), strict=True):
-                inner = (For(var, const(0, extent.dtype), extent, inner, loc=op.loc),)
-            found += inner
-        elif isinstance(op, (For, While)):
-            found.append(replace(op, body=_sequential(op.body)))
-        elif isinstance(op, If):
-            found.append(replace(op, then=_sequential(op.then), orelse=_sequential(op.orelse)))
-        else:
-            found.append(op)
-    return tuple(found)
-
-
-@dataclass
-class PersistentLoop(Loop):
-    """`T.Persistent`: this block's share of a grid of tiles, wave after wave."""
-
-    domain: tuple[Any, ...]
-    wave_size: Any
-    index: Any
-    group_size: Any
-
-    @property
-    def names_needed(self) -> tuple[str, ...]:
-        return tuple("ijklmn"[: len(self.domain)])
-
-    def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
-        loc = self.loc
-        builder.require_block("Persistent")
-        domain = [
-            builder.snapshot(_bound(e, "an extent of T.Persistent", loc)) for e in self.domain
-        ]
-        wave = builder.snapshot(_bound(self.wave_size, "wave_size", loc))
-        index = builder.snapshot(_bound(self.index, "index", loc))
-        last = domain[-1]
-        group = wrap(self.group_size)
-        group = _fold_max(const(1), _fold_min(cast(group, last.dtype), last))
-        # tiles run group by group of the last index: [last/group, the others…, group]
-        order = [wrap(ceildiv(last, group)), *domain[:-1], group]
-        total = order[0]
-        for extent in order[1:]:
-            total = total * extent
-        waves = wrap(ceildiv(total - index, wave))  # of this block
-        wave_var = builder.var(None, waves.dtype, "wave")
-        builder.open(loop=True)
-        linear = builder.snapshot(wave_var * wave + index)
-        places: list[Expr] = []
-        rest = linear
-        for extent in reversed(order[1:]):
-            places.insert(0, rest % extent)
-            rest = rest // extent
-        coords = [*places[:-1], rest * group + places[-1]]
-        vars = []
-        for name, coord in zip(names or names_default(len(domain)), coords, strict=True):
-            vars.append(builder.let(coord, name))
-        exact = (
-            isinstance(last, Const) and isinstance(group, Const) and last.value % group.value == 0
-        )
-        if not exact:
-            builder.open()
-        yield tuple(vars) if len(vars) > 1 else vars[0]
-        if not exact:
-            body = builder.close()
-            builder.emit(If(vars[-1] < last, body, loc=loc))
-        builder.emit(
-            For(wave_var, const(0, waves.dtype), waves, builder.close(), kind="persistent", loc=loc)
-        )
-
-
-def names_default(count: int) -> tuple[str, ...]:
-    return tuple("ijklmn"[:count])
-
-
-def _fold_min(a: Expr, b: Expr) -> Expr:
-    if isinstance(a, Const) and isinstance(b, Const):
-        return a if a.value <= b.value else b
-    return Bin("min", a, b)
-
-
-def _fold_max(a: Expr, b: Expr) -> Expr:
-    if isinstance(a, Const) and isinstance(b, Const):
-        return b if b.value >= a.value else a
-    return Bin("max", cast(a, b.dtype), b)
-
-
-@dataclass
-class ThreadLoop(Loop):
-    """`T.thread_binding`: the body once, in every thread, the name being its index. Assigned to a
-    name instead, it is the index for the rest of the kernel."""
-
-    extent: Any
-    thread: str
-
-    def run(self, builder: Builder, names: tuple[str, ...]) -> Iterator[Any]:
-        yield self.index(builder)
-
-    def index(self, builder: Builder) -> Var:
-        kernel = builder.require_kernel("thread_binding")
-        unit, _, axis = self.thread.partition(".")
-        at = "xyz".find(axis or "?")
-        vars, extents = {
-            "threadIdx": (kernel.thread_vars, tuple(const(e) for e in kernel.threads)),
-            "blockIdx": (kernel.blocks, kernel.grid),
-        }.get(unit, ((), ()))
-        if at < 0 or at >= len(vars):
-            raise CompileError(
-                f"this kernel has no {self.thread}",
-                expected="threadIdx.x … or blockIdx.x … that T.Kernel declares",
-                fix="give T.Kernel that many axes, or name another",
-            )
-        if wrap(self.extent) is not extents[at]:
-            raise CompileError(
-                f"{self.thread} has another extent in T.Kernel",
-                expected=str(getattr(extents[at], "value", extents[at])),
-                got=str(getattr(self.extent, "value", self.extent)),
-                fix="give both the same extent",
-            )
-        return vars[at]
+def _sequential(op: Op) -> Body | None:
+    """A map inside another as loops of one iteration."""
+    if not isinstance(op, Map):
+        return None
+    inner = op.body
+    for var, extent in zip(reversed(op.vars), reversed(op.extents), strict=True):
+        inner = (For(var, const(0, extent.dtype), extent, inner, loc=op.loc),)
+    return inner
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────
@@ -380,7 +176,7 @@ def Parallel(
     coalesced_width: int | None = None,
     loop_layout: AnyLayout | None = None,
     prefer_async: bool | None = None,
-) -> ParallelLoop:
+) -> Loop:
     """An elementwise nest: iterations are independent and run in no order.
 
     Extents are compile-time sizes; the nest is spread over the block's threads, so it need not
@@ -396,7 +192,37 @@ def Parallel(
         extents = tuple(extents[0])
     if not extents:
         raise CompileError("T.Parallel needs at least one extent", fix="write T.Parallel(n)")
-    return ParallelLoop(extents, loop_layout)
+
+    def run(builder: Builder, names: tuple[str, ...], loc: Loc | None) -> Iterator[Any]:
+        builder.require_kernel("Parallel")
+        sizes = _bounds(builder, loc, "an extent of T.Parallel", *extents)
+        known = [e.value for e in sizes if isinstance(e, Const)]
+        if any(value < 0 for value in known):
+            raise CompileError(
+                "an extent of T.Parallel is negative",
+                loc=loc,
+                got=", ".join(str(value) for value in known),
+                fix="check the sizes it is computed from",
+                code="shape",
+            )
+        limits.PARALLEL.check(
+            int(prod(known)),
+            "T.Parallel is too large for one block",
+            loc=loc,
+            got=" × ".join(str(value) for value in known),
+            fix="give a block a smaller part, and T.Kernel more blocks",
+        )
+        vars = _loop_vars(builder, names, sizes, loc)
+        builder.open(loop=True)
+        builder.maps += 1
+        counted = [(v, const(0, v.dtype), e, const(1)) for v, e in zip(vars, sizes, strict=True)]
+        builder.counters += counted
+        yield vars if len(vars) > 1 else vars[0]
+        del builder.counters[-len(counted) :]
+        builder.maps -= 1
+        builder.emit(_one_nest(Map(vars, tuple(sizes), builder.close(), loop_layout, loc=loc)))
+
+    return Loop(run, "map")
 
 
 def Pipelined(
@@ -407,7 +233,7 @@ def Pipelined(
     stage: Any = None,
     sync: Any = None,
     group: Any = None,
-) -> ForLoop:
+) -> Loop:
     """A sequential loop whose copies run ahead, `num_stages` deep. Means the same as `serial`.
     Left out, the compiler chooses by how long loads and computing take; 0 keeps copies in place.
 
@@ -463,7 +289,7 @@ def Pipelined(
             got=f"order={order}, stage={stage}",
             fix="leave both out, or give both",
         )
-    return ForLoop(low, high, 1, "pipelined", stages, pins[0], pins[1])
+    return _counted(low, high, kind="pipelined", stages=stages, order=pins[0], stage=pins[1])
 
 
 def _of_statements(pin: Any, group: Any) -> list[Any]:
@@ -472,7 +298,7 @@ def _of_statements(pin: Any, group: Any) -> list[Any]:
     return [said[k] for k in sorted(said)]
 
 
-def serial(start: Any, stop: Any = None, step: Any = None) -> ForLoop:
+def serial(start: Any, stop: Any = None, step: Any = None) -> Loop:
     """A sequential loop: `serial(n)`, `serial(start, stop, step)`. `range` in a kernel is the same.
 
     Example:
@@ -482,8 +308,7 @@ def serial(start: Any, stop: Any = None, step: Any = None) -> ForLoop:
                 M[k] = k
         # M: 0 0 2 0 4 0 6 0 0
     """
-    low, high = (0, start) if stop is None else (start, stop)
-    return ForLoop(low, high, 1 if step is None else step)
+    return _counted(start, stop, step)
 
 
 def unroll(
@@ -493,7 +318,7 @@ def unroll(
     *,
     explicit: bool = False,
     unroll_factor: int | None = None,
-) -> ForLoop:
+) -> Loop:
     """A sequential loop that the compiler unrolls.
 
     Example:
@@ -503,11 +328,10 @@ def unroll(
                 M[t * 4 + k] = k
         # M: 0 1 2 3 0
     """
-    low, high = (0, start) if stop is None else (start, stop)
-    return ForLoop(low, high, 1 if step is None else step, "unroll")
+    return _counted(start, stop, step, "unroll")
 
 
-def vectorized(start: Any, stop: Any = None) -> ForLoop:
+def vectorized(start: Any, stop: Any = None) -> Loop:
     """A loop whose iterations become lanes of vector accesses where they can.
 
     Example:
@@ -517,20 +341,18 @@ def vectorized(start: Any, stop: Any = None) -> ForLoop:
                 Y[0, t * 4 + k] = X[0, t * 4 + k] * 2
         # Y[0]: 0 2 4 6
     """
-    low, high = (0, start) if stop is None else (start, stop)
-    for value in (low, high):
-        if is_runtime(value):
-            raise CompileError(
-                "T.vectorized needs compile-time bounds",
-                got="a run-time value",
-                fix="use T.serial for run-time ones",
-                code="not-constant",
-                repair=swap("vectorized", "serial"),
-            )
-    return ForLoop(low, high, 1, "vectorized")
+    if is_runtime(start) or is_runtime(stop):
+        raise CompileError(
+            "T.vectorized needs compile-time bounds",
+            got="a run-time value",
+            fix="use T.serial for run-time ones",
+            code="not-constant",
+            repair=swap("vectorized", "serial"),
+        )
+    return _counted(start, stop, kind="vectorized")
 
 
-def grid(*extents: Any) -> GridLoop:
+def grid(*extents: Any) -> Loop:
     """Nested sequential loops.
 
     Example:
@@ -542,10 +364,21 @@ def grid(*extents: Any) -> GridLoop:
     """
     if not extents:
         raise CompileError("T.grid needs at least one extent", fix="write T.grid(m, n)")
-    return GridLoop(extents)
+
+    def run(builder: Builder, names: tuple[str, ...], loc: Loc | None) -> Iterator[Any]:
+        builder.require_kernel("grid")
+        sizes = _bounds(builder, loc, "an extent of T.grid", *extents)
+        vars = _loop_vars(builder, names, sizes, loc)
+        for _ in vars:
+            builder.open(loop=True)
+        yield vars if len(vars) > 1 else vars[0]
+        for var, extent in zip(reversed(vars), reversed(sizes), strict=True):
+            builder.emit(For(var, const(0, extent.dtype), extent, builder.close(), loc=loc))
+
+    return Loop(run, _nest(extents))
 
 
-def Persistent(domain: Any, wave_size: Any, index: Any, group_size: Any = 8) -> PersistentLoop:
+def Persistent(domain: Any, wave_size: Any, index: Any, group_size: Any = 8) -> Loop:
     """The tiles of `domain` that fall to block `index` of `wave_size`, one per wave. Tiles are
     independent, as blocks are: none reads or overwrites what another stores in a tensor.
 
@@ -559,10 +392,46 @@ def Persistent(domain: Any, wave_size: Any, index: Any, group_size: Any = 8) -> 
     sizes = shape_tuple(domain)
     if not sizes:
         raise CompileError("T.Persistent needs a domain", fix="write [tiles_m, tiles_n]")
-    return PersistentLoop(sizes, wave_size, index, 8 if group_size is None else group_size)
+
+    def run(builder: Builder, names: tuple[str, ...], loc: Loc | None) -> Iterator[Any]:
+        builder.require_block("Persistent")
+        tiles = _bounds(builder, loc, "an extent of T.Persistent", *sizes)
+        wave = _bounds(builder, loc, "wave_size", wave_size)[0]
+        first = _bounds(builder, loc, "index", index)[0]
+        last = tiles[-1]
+        given = cast(wrap(8 if group_size is None else group_size), last.dtype)
+        group = wrap(math.max(1, math.min(given, last)))
+        # tiles run group by group of the last index: [last/group, the others…, group]
+        order = [wrap(ceildiv(last, group)), *tiles[:-1], group]
+        waves = wrap(ceildiv(prod(order[1:], start=order[0]) - first, wave))  # of this block
+        wave_var = builder.var(None, waves.dtype, "wave")
+        builder.open(loop=True)
+        linear = builder.snapshot(wave_var * wave + first)
+        places: list[Expr] = []
+        rest = linear
+        for extent in reversed(order[1:]):
+            places.insert(0, rest % extent)
+            rest = rest // extent
+        coords = [*places[:-1], rest * group + places[-1]]
+        called = names or "ijklmn"[: len(tiles)]
+        vars = [builder.let(coord, name) for name, coord in zip(called, coords, strict=True)]
+        exact = (
+            isinstance(last, Const) and isinstance(group, Const) and last.value % group.value == 0
+        )
+        if not exact:
+            builder.open()
+        yield tuple(vars) if len(vars) > 1 else vars[0]
+        if not exact:
+            body = builder.close()
+            builder.emit(If(vars[-1] < last, body, loc=loc))
+        builder.emit(
+            For(wave_var, const(0, waves.dtype), waves, builder.close(), kind="persistent", loc=loc)
+        )
+
+    return Loop(run, _nest(sizes))
 
 
-def thread_binding(start: Any, stop: Any = None, thread: Any = None) -> ThreadLoop:
+def thread_binding(start: Any, stop: Any = None, thread: Any = None) -> Loop:
     """`for tx in T.thread_binding(128, "threadIdx.x")`: `tx` is the thread's index.
 
     Example:
@@ -579,7 +448,31 @@ def thread_binding(start: Any, stop: Any = None, thread: Any = None) -> ThreadLo
             "T.thread_binding needs the name of an axis",
             fix='write T.thread_binding(128, thread="threadIdx.x")',
         )
-    return ThreadLoop(extent, thread)
+
+    def index(builder: Builder) -> Var:
+        kernel = builder.require_kernel("thread_binding")
+        unit, _, axis = thread.partition(".")
+        at = "xyz".find(axis or "?")
+        vars, extents = {
+            "threadIdx": (kernel.thread_vars, tuple(const(e) for e in kernel.threads)),
+            "blockIdx": (kernel.blocks, kernel.grid),
+        }.get(unit, ((), ()))
+        if at < 0 or at >= len(vars):
+            raise CompileError(
+                f"this kernel has no {thread}",
+                expected="threadIdx.x … or blockIdx.x … that T.Kernel declares",
+                fix="give T.Kernel that many axes, or name another",
+            )
+        if wrap(extent) is not extents[at]:
+            raise CompileError(
+                f"{thread} has another extent in T.Kernel",
+                expected=str(getattr(extents[at], "value", extents[at])),
+                got=str(getattr(extent, "value", extent)),
+                fix="give both the same extent",
+            )
+        return vars[at]
+
+    return Loop(lambda builder, names, loc: iter((index(builder),)), index=index)
 
 
 def loop_break() -> None:

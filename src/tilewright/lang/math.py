@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import operator
 from collections.abc import Callable
 from functools import reduce
 from inspect import Parameter, Signature
@@ -27,7 +28,8 @@ from tilewright.ir.expr import (
 from tilewright.ir.expr import cast as cast_expr
 from tilewright.ir.expr import ceildiv as ceildiv
 from tilewright.ir.intrinsics import FUNCTIONS
-from tilewright.lang.handles import Tile, Tiles
+from tilewright.lang.arguments import named
+from tilewright.lang.handles import Access, Tile, Tiles, store
 from tilewright.lang.scalar import is_runtime
 from tilewright.support.errors import CompileError
 
@@ -64,34 +66,33 @@ def _call(name: str, *args: Any) -> Expr:
     return Call(name, tuple(cast_expr(e, kind) for e in exprs), result)
 
 
-def _document(word: Any, name: str, doc: str, sample: str, shown: str) -> None:
-    """Name and docstring of a word that a table makes. Its example calls it with `sample`, in
-    which x is 0, 1, 2 …; `shown` is what that gives."""
-    word.__name__ = word.__qualname__ = name
-    whole = FUNCTIONS[name].domain == "int"
+def _doc(name: str, doc: str, sample: str, shown: str, whole: bool) -> str:
+    """The docstring of a word that a table makes. Its example calls it with `sample`, in which x is
+    0, 1, 2 …, an integer where `whole`; `shown` is what that gives."""
     to, x, row = ("M[j]", "N[j]", "M") if whole else ("Y[0, j]", "X[0, j]", "Y[0]")
     call = f"T.{name}({sample.replace('x', x)})"
     loop = f"    for j in T.Parallel(64):\n        {to} = {call}\n    # {row}: {shown}"
-    word.__doc__ = f"{doc}\n\nExample:\n{loop}\n"
+    return f"{doc}\n\nExample:\n{loop}\n"
 
 
 _NAMES = {1: ("x",), 2: ("a", "b"), 3: ("a", "b", "c")}
 
 
 def _function(name: str, doc: str, sample: str, shown: str) -> Callable[..., Expr]:
+    arity, whole = FUNCTIONS[name].arity, FUNCTIONS[name].domain == "int"
+
+    @named(name, _doc(name, doc, sample, shown, whole))
     def word(*args: Any) -> Expr:
-        if len(args) != FUNCTIONS[name].arity:
+        if len(args) != arity:
             raise CompileError(
-                f"T.{name} takes {FUNCTIONS[name].arity} argument"
-                f"{'s' * (FUNCTIONS[name].arity != 1)}",
+                f"T.{name} takes {arity} argument{'s' * (arity != 1)}",
                 got=str(len(args)),
                 fix="pass that many values",
             )
         return _call(name, *args)
 
-    _document(word, name, doc, sample, shown)
     word.__signature__ = Signature(  # type: ignore[attr-defined]
-        [Parameter(n, Parameter.POSITIONAL_ONLY) for n in _NAMES[FUNCTIONS[name].arity]]
+        [Parameter(n, Parameter.POSITIONAL_ONLY) for n in _NAMES[arity]]
     )
     return word
 
@@ -151,11 +152,11 @@ fast_sigmoid = _function("__sigmoid", _FAST.format("1 / (1 + e⁻ˣ)"), "x", "0.
 
 
 def _rounding(name: str, doc: str, sample: str, shown: str) -> Callable[[Any], Expr]:
+    @named(name, _doc(name, doc, sample, shown, False))
     def word(x: Any) -> Expr:
         expr = _value(x, name)
         return expr if expr.dtype.is_int else _call(name, expr)
 
-    _document(word, name, doc, sample, shown)
     return word
 
 
@@ -257,28 +258,38 @@ def clamp(x: Any, min_val: Any, max_val: Any) -> Any:
     return min(max(x, min_val), max_val)
 
 
-def floordiv(a: Any, b: Any) -> Any:
-    """a // b, toward minus infinity.
-
-    Example:
-        for j in T.Parallel(64):
-            M[j] = T.floordiv(N[j] - 2, 2)
-        # M: -1 -1 0 0 1
-    """
-    return (
-        a // b if _plain(a, b) else binary("//", _operand(a, "floordiv"), _operand(b, "floordiv"))
-    )
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
+    "//": operator.floordiv, "%": operator.mod, "**": operator.pow, "&": operator.and_,
+    "|": operator.or_, "^": operator.xor, "<<": operator.lshift, ">>": operator.rshift,
+    "@": operator.matmul,
+}  # fmt: skip
 
 
-def floormod(a: Any, b: Any) -> Any:
-    """a % b, with the sign of b.
+def _operator(name: str, op: str, doc: str, sample: str, shown: str) -> Callable[[Any, Any], Any]:
+    @named(name, _doc(name, doc, sample, shown, True))
+    def word(a: Any, b: Any) -> Any:
+        if _plain(a, b):
+            return OPERATORS[op](a, b)
+        return binary(op, _operand(a, name), _operand(b, name))
 
-    Example:
-        for j in T.Parallel(64):
-            M[j] = T.floormod(N[j] - 2, 3)
-        # M: 1 2 0 1
-    """
-    return a % b if _plain(a, b) else binary("%", _operand(a, "floormod"), _operand(b, "floormod"))
+    return word
+
+
+floordiv = _operator("floordiv", "//", "a // b, toward minus infinity.", "x - 2, 2", "-1 -1 0 0 1")
+floormod = _operator("floormod", "%", "a % b, with the sign of b.", "x - 2, 3", "1 2 0 1")
+shift_left = _operator(
+    "shift_left", "<<", "a << b: of a's type, 0 where b is a's width or more.", "1, x % 8",
+    "1 2 4 8",
+)  # fmt: skip
+shift_right = _operator(
+    "shift_right", ">>",
+    "a >> b, keeping the sign of signed types: 0 or -1 where b is a's width or more.", "x - 4, 1",
+    "-2 -2 -1 -1 0",
+)  # fmt: skip
+bitwise_and = _operator("bitwise_and", "&", "a & b.", "x, 2", "0 0 2 2 0")
+bitwise_or = _operator("bitwise_or", "|", "a | b.", "x, 1", "1 1 3 3")
+bitwise_xor = _operator("bitwise_xor", "^", "a ^ b.", "x, 1", "1 0 3 2")
 
 
 def truncdiv(a: Any, b: Any) -> Expr:
@@ -294,69 +305,6 @@ def truncdiv(a: Any, b: Any) -> Expr:
     return select(compare("==", x < 0, y < 0), size, -size)
 
 
-def shift_left(a: Any, b: Any) -> Any:
-    """a << b: of a's type, 0 where b is a's width or more.
-
-    Example:
-        for j in T.Parallel(64):
-            M[j] = T.shift_left(1, N[j] % 8)
-        # M: 1 2 4 8
-    """
-    return (
-        a << b
-        if _plain(a, b)
-        else binary("<<", _operand(a, "shift_left"), _operand(b, "shift_left"))
-    )
-
-
-def shift_right(a: Any, b: Any) -> Any:
-    """a >> b, keeping the sign of signed types: 0 or -1 where b is a's width or more.
-
-    Example:
-        for j in T.Parallel(64):
-            M[j] = T.shift_right(N[j] - 4, 1)
-        # M: -2 -2 -1 -1 0
-    """
-    return (
-        a >> b
-        if _plain(a, b)
-        else binary(">>", _operand(a, "shift_right"), _operand(b, "shift_right"))
-    )
-
-
-def bitwise_and(a: Any, b: Any) -> Any:
-    """a & b.
-
-    Example:
-        for j in T.Parallel(64):
-            M[j] = T.bitwise_and(N[j], 2)
-        # M: 0 0 2 2 0
-    """
-    return a & b if _plain(a, b) else binary("&", _operand(a, "&"), _operand(b, "&"))
-
-
-def bitwise_or(a: Any, b: Any) -> Any:
-    """a | b.
-
-    Example:
-        for j in T.Parallel(64):
-            M[j] = T.bitwise_or(N[j], 1)
-        # M: 1 1 3 3
-    """
-    return a | b if _plain(a, b) else binary("|", _operand(a, "|"), _operand(b, "|"))
-
-
-def bitwise_xor(a: Any, b: Any) -> Any:
-    """a ^ b.
-
-    Example:
-        for j in T.Parallel(64):
-            M[j] = T.bitwise_xor(N[j], 1)
-        # M: 1 0 3 2
-    """
-    return a ^ b if _plain(a, b) else binary("^", _operand(a, "^"), _operand(b, "^"))
-
-
 def bitwise_not(a: Any) -> Any:
     """~a.
 
@@ -365,7 +313,7 @@ def bitwise_not(a: Any) -> Any:
             M[j] = T.bitwise_not(N[j])
         # M: -1 -2 -3
     """
-    return ~a if _plain(a) else ~_value(a, "~")
+    return ~a if _plain(a) else ~_value(a, "bitwise_not")
 
 
 def truncmod(a: Any, b: Any) -> Expr:
@@ -537,14 +485,13 @@ def dp4a(a: Any, b: Any, c: Any = 0) -> Any:
             M[j] = T.dp4a(N[j], 0x01010101, 100)
         # M: 100 101 102
     """
-    from tilewright.lang.handles import Access, store
-
     if all(isinstance(x, (Tile, Access)) for x in (a, b, c)):
-        x, y, z = (_first(t) for t in (a, b, c))
+        elements: Any = (t[(0,) * t.buffer.rank] if isinstance(t, Tile) else t for t in (a, b, c))
+        x, y, z = elements
         if x.buffer.dtype.bits == 8:
             total: Any = z.as_expr()
             for at in range(4):
-                total = total + cast(_next(x, at), "int32") * cast(_next(y, at), "int32")
+                total = total + cast(x.next(at), "int32") * cast(y.next(at), "int32")
             store(z, total)
             return None
         a, b, c = x.as_expr(), y.as_expr(), z.as_expr()
@@ -557,11 +504,3 @@ def dp4a(a: Any, b: Any, c: Any = 0) -> Any:
         )
     total = cast_expr(_value(c, "dp4a", INT32), x32.dtype)
     return Call("dp4a", (x32, y32, total), x32.dtype)
-
-
-def _first(value: Any) -> Any:
-    return value[(0,) * value.buffer.rank] if isinstance(value, Tile) else value
-
-
-def _next(access: Any, at: int) -> Any:
-    return access.tile[access.indices[:-1] + (access.indices[-1] + at,)]

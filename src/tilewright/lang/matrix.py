@@ -6,13 +6,12 @@ from typing import Any
 
 from tilewright.ir.expr import Expr, truth, wrap
 from tilewright.ir.op import Commit, Gemm, WaitGroup
-from tilewright.lang.builder import current, static_int
+from tilewright.lang.arguments import one_of, static_int
+from tilewright.lang.builder import current, current_block
 from tilewright.lang.check import check_gemm
 from tilewright.lang.handles import region_of
 from tilewright.lang.types import GemmWarpPolicy
 from tilewright.support.errors import CompileError
-
-_PRECISIONS = ("ieee", "tf32")
 
 
 def gemm(
@@ -61,8 +60,7 @@ def _gemm(
     atom: str | None = None,
     meta: Any = None,
 ) -> None:
-    builder = current(word)
-    builder.require_block(word)
+    builder = current_block(word)
     a, b, c = (region_of(x, word) for x in (A, B, C))
     for flag, name in ((transpose_A, "transpose_A"), (transpose_B, "transpose_B")):
         if isinstance(flag, Expr):
@@ -73,13 +71,8 @@ def _gemm(
                 code="not-constant",
             )
     check_gemm(a, b, c, bool(transpose_A), bool(transpose_B), sparse=meta is not None)
-    if precision not in _PRECISIONS:
-        raise CompileError(
-            f"T.{word}: unknown precision",
-            expected=" or ".join(_PRECISIONS),
-            got=repr(precision),
-            fix='write precision="tf32", or leave it out',
-        )
+    fix = 'write precision="tf32", or leave it out'
+    one_of(precision, ("ieee", "tf32"), f"T.{word}: unknown precision", fix)
     builder.emit(
         Gemm(
             a, b, c,
@@ -149,8 +142,7 @@ def wait_wgmma(pending: int = 0) -> None:
         T.copy(c, Y)
         # Y[0]: 85344 83328
     """
-    builder = current("wait_wgmma")
-    builder.require_block("wait_wgmma")
+    builder = current_block("wait_wgmma")
     builder.emit(WaitGroup("wgmma", static_int(pending, "the count of T.wait_wgmma", 0)))
 
 

@@ -9,16 +9,28 @@ from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import Const, Expr, Load, cast, const, wrap
 from tilewright.ir.op import Arrive, Commit, Copy, Fill, For, Map, Store, View
-from tilewright.lang.builder import Builder, current
+from tilewright.lang.arguments import one_of
+from tilewright.lang.builder import Builder, current, current_block, current_kernel
 from tilewright.lang.check import (
     check_apart,
     check_copy,
-    check_data,
-    check_inside,
+    check_regions,
     fits,
+    is_const,
+    matrix_extents,
     shape_text,
 )
-from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe, region_of, usable
+from tilewright.lang.handles import (
+    WORDS,
+    Access,
+    Tile,
+    Tiles,
+    Variable,
+    describe,
+    region_of,
+    usable,
+)
+from tilewright.lang.roles import barrier_region
 from tilewright.lang.types import shape_tuple
 from tilewright.support.errors import CompileError, swap
 
@@ -77,7 +89,7 @@ def from_corner(corner: Access, other: Region, word: str) -> Region:
     dimensions."""
     shape = list(other.extents)
     while len(shape) > corner.buffer.rank:
-        unit = next((i for i, e in enumerate(shape) if isinstance(e, Const) and e.value == 1), None)
+        unit = next((i for i, e in enumerate(shape) if is_const(e)), None)
         if unit is None:
             raise CompileError(
                 f"T.{word}: {corner.name} has {corner.buffer.rank} "
@@ -131,20 +143,14 @@ def copy(
     )  # fmt: skip
 
 
-def _option(value: str | None, known: dict[str | None, str | None], name: str) -> str | None:
-    if value not in known:
-        raise CompileError(
-            f"T.copy: unknown {name}",
-            expected=", ".join(repr(k) for k in known if k),
-            got=repr(value),
-            fix=f"write {name}= one of these, or leave it out",
-        )
-    return known[value]
+def _option(value: str | None, known: dict[str | None, str | None], name: str) -> Any:
+    return one_of(
+        value, known, f"T.copy: unknown {name}", f"write {name}= one of these, or leave it out"
+    )
 
 
 def _copy(src: Any, dst: Any, word: str, *, multicast: Any = None, **options: Any) -> None:
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current_kernel(word)
     frm, to = tiles(src, dst, word)
     check_copy(frm, to)
     if Space.LOCAL in (frm.buffer.space, to.buffer.space):
@@ -155,27 +161,26 @@ def _copy(src: Any, dst: Any, word: str, *, multicast: Any = None, **options: An
     builder.emit(Copy(frm, to, multicast=mask, **options))
 
 
-def _places(region: Region, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+def places(region: Region, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Where point `indices` of the region's tile lies in the buffer."""
     rest = list(indices)
     return tuple(
-        start if isinstance(extent, Const) and extent.value == 1 else start + rest.pop(0)
+        start if is_const(extent) else start + rest.pop(0)
         for start, extent in zip(region.starts, region.extents, strict=True)
     )
 
 
 def _element(frm: Region, to: Region, at: tuple[Expr, ...]) -> Expr:
-    return cast(Load(frm.buffer, _places(frm, at)), to.dtype)
+    return cast(Load(frm.buffer, places(frm, at)), to.dtype)
 
 
 def _by_thread(builder: Builder, to: Region, value: Any) -> None:
     """A copy or fill of thread-local memory: each thread does its own."""
     vars = [builder.var(None, e.dtype, "e") for e in to.tile]
-    ops: tuple[Any, ...] = (Store(to.buffer, _places(to, tuple(vars)), value(tuple(vars))),)
+    ops: tuple[Any, ...] = (Store(to.buffer, places(to, tuple(vars)), value(tuple(vars))),)
     for var, extent in zip(reversed(vars), reversed(to.tile), strict=True):
         ops = (For(var, const(0, extent.dtype), extent, ops, kind="unroll"),)
-    for op in ops:
-        builder.emit(op)
+    builder.emit(ops[0])
 
 
 def async_copy(src: Any, dst: Any, coalesced_width: int | None = None, **_: Any) -> None:
@@ -212,15 +217,12 @@ def tma_copy(
         T.tma_copy(tile, Y)
         # Y[0]: 0 1 2
     """
-    builder = current("tma_copy")
-    builder.require_block("tma_copy")
+    builder = current_block("tma_copy")
     mask = multicast if multicast is not None else cluster_mask
     kept = _option(cache or eviction_policy, _CACHE, "cache")
     if barrier is None:
         _copy(src, dst, "tma_copy", prefer="tma", cache=kept, multicast=mask)
         return
-    from tilewright.lang.roles import barrier_region
-
     frm, to = tiles(src, dst, "tma_copy")
     check_copy(frm, to)
     bar = barrier_region(barrier, "tma_copy")
@@ -281,19 +283,13 @@ def copy_cluster(
         # M: 100 101 102
     """
     builder = current("copy_cluster")
-    kernel = builder.require_block("copy_cluster")
-    if not kernel.cluster:
-        raise CompileError(
-            "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
-        )
+    builder.require_cluster("copy_cluster")
     if dst_block is None:
         _copy(
             src, dst, "copy_cluster", multicast=cluster_mask, prefer="tma",
             cache=_option(eviction_policy, _CACHE, "cache"),
         )  # fmt: skip
         return
-    from tilewright.lang.roles import barrier_region
-
     frm, to = tiles(src, dst, "copy_cluster")
     check_copy(frm, to)
     block = wrap(dst_block)
@@ -323,8 +319,7 @@ def fill(buffer: Any, value: Any) -> None:
 
 
 def _fill(buffer: Any, value: Any, word: str) -> None:
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current_kernel(word)
     if isinstance(buffer, Variable):
         buffer.assign(value)
         return
@@ -338,8 +333,7 @@ def _fill(buffer: Any, value: Any, word: str) -> None:
             repair=swap(f"{buffer}, {value.name}", f"{value.name}, {buffer}"),
         )
     to = region_of(buffer, word)
-    check_data(to, word)
-    check_inside(to, word)
+    check_regions(word, to)
     if isinstance(value, (Tile, Tiles)):
         raise CompileError(
             "T.fill needs one value", got=describe(value), fix="use T.copy for a whole tile"
@@ -376,8 +370,7 @@ def transpose(src: Any, dst: Any) -> None:
         T.copy(b, Y)
         # Y[0]: 0 -1 -2
     """
-    builder = current("transpose")
-    builder.require_block("transpose")
+    builder = current_block("transpose")
     frm, to = region_of(src, "transpose"), region_of(dst, "transpose")
     have, want = _matrix_shape(frm), _matrix_shape(to)
     if len(have) != 2 or not fits(have[::-1], want):
@@ -387,24 +380,19 @@ def transpose(src: Any, dst: Any) -> None:
             got=shape_text(want),
             fix="swap the extents of the destination",
         )
-    for region in (frm, to):
-        check_data(region, "transpose")
-        check_inside(region, "transpose")
+    check_regions("transpose", frm, to)
     check_apart(frm, to, "transpose")
     if len(frm.tile) != 2:  # a row or a column: its elements keep their order
         builder.emit(Copy(frm, to))
         return
     i, j = (builder.var(None, e.dtype, n) for e, n in zip(frm.tile, "ij", strict=True))
-    value = cast(Load(frm.buffer, _places(frm, (i, j))), to.dtype)
-    builder.emit(Map((i, j), frm.tile, (Store(to.buffer, _places(to, (j, i)), value),)))
+    store = Store(to.buffer, places(to, (j, i)), _element(frm, to, (i, j)))
+    builder.emit(Map((i, j), frm.tile, (store,)))
 
 
 def _matrix_shape(region: Region) -> tuple[Expr, ...]:
     """The tile's shape, or that of a matrix with a single row or column."""
-    shape = region.extents
-    while len(shape) > 2 and isinstance(shape[0], Const) and shape[0].value == 1:
-        shape = shape[1:]
-    return region.tile if len(region.tile) == 2 else shape
+    return region.tile if len(region.tile) == 2 else matrix_extents(region)
 
 
 # ── views ────────────────────────────────────────────────────────────────────────────────────
@@ -453,14 +441,12 @@ def view(src: Any, shape: Any = None, dtype: Any = None, *, word: str = "view") 
     _check_view(source, sizes, kind.bits, word)
     buffer = Buffer(builder.fresh(builder.hint, f"{source.name}_view"), sizes, kind, source.space)
     builder.emit(View(buffer, source))
-    tile = Tile(buffer)
-    tile.kernel = builder.kernel
-    return tile
+    return Tile(buffer, builder.kernel)
 
 
 def _infer(sizes: tuple[Expr, ...], source: Buffer, bits: int) -> tuple[Expr, ...]:
     """One size may be -1."""
-    holes = [i for i, s in enumerate(sizes) if isinstance(s, Const) and s.value == -1]
+    holes = [i for i, s in enumerate(sizes) if is_const(s, -1)]
     if len(holes) != 1 or not source.is_static:
         return sizes
     known = prod(int(s) for i, s in enumerate(sizes) if i != holes[0])
@@ -484,3 +470,6 @@ def _check_view(source: Buffer, sizes: tuple[Expr, ...], bits: int, word: str) -
             got=f"{want // 8} bytes, as {shape_text(sizes)}",
             fix=f"give a shape of as many elements (one extent may be -1), or slice {source.name}",
         )
+
+
+WORDS.update(copy=copy, fill=fill, view=view)

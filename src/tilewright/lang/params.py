@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import prod
+from math import lcm, prod
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Space
@@ -15,7 +15,7 @@ from tilewright.lang.builder import Builder, current
 from tilewright.lang.handles import Tile
 from tilewright.lang.types import (
     ScalarType,
-    SymbolicSize,
+    Size,
     TensorType,
     dynamic,
     shape_tuple,
@@ -92,18 +92,7 @@ def _meet(a: Dim | None, b: Dim) -> Dim:
             got=f"min={low} and max={high}",
             fix=f"make {b.var.name} once and use it in both shapes, or rename one",
         )
-    return Dim(
-        b.var,
-        low,
-        high,
-        a.multiple_of * b.multiple_of // _gcd(a.multiple_of, b.multiple_of),
-    )
-
-
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a
+    return Dim(b.var, low, high, lcm(a.multiple_of, b.multiple_of))
 
 
 def check_packed(buffer: Buffer) -> None:
@@ -162,13 +151,6 @@ def add_tensor(builder: Builder, name: str, kind: TensorType, *, partial: bool =
     return Tile(buffer)
 
 
-def add_scalar(builder: Builder, name: str, kind: ScalarType) -> Var:
-    """A scalar parameter."""
-    var = Var(builder.fresh(name), kind.dtype)
-    builder.params.append(var)
-    return var
-
-
 def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
     """What a parameter of a `prim_func` stands for."""
     if isinstance(annotation, TensorType):
@@ -179,7 +161,7 @@ def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
                 code="annotation",
             )
         return add_tensor(builder, name, annotation)
-    if isinstance(annotation, SymbolicSize):
+    if isinstance(annotation, Size):
         raise CompileError(
             f"parameter {name!r} is annotated with a size",
             fix="sizes come from the shapes of tensors; annotate a number with T.int32",
@@ -195,7 +177,9 @@ def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
                 fix=f'write {name}: T.Tensor((M, N), "float32")',
                 code="annotation",
             ) from None
-    return add_scalar(builder, name, annotation)
+    var = Var(builder.fresh(name), annotation.dtype)
+    builder.params.append(var)
+    return var
 
 
 # ── direct style ─────────────────────────────────────────────────────────────────────────────
@@ -260,7 +244,7 @@ def declare_argument(builder: Builder, name: str, kind: TensorType) -> Tile:
 
 def _multiple(size: Any) -> tuple[str | None, int]:
     """`M` or `M * 4` as a name and a factor."""
-    expr = size.as_expr() if isinstance(size, SymbolicSize) else size
+    expr = size.as_expr() if isinstance(size, Size) else size
     if isinstance(expr, Var):
         return expr.name, 1
     if isinstance(expr, Bin) and expr.op == "*":

@@ -4,7 +4,6 @@ language, at the user's line, with a way out."""
 from __future__ import annotations
 
 import builtins
-import difflib
 import inspect
 import linecache
 import re
@@ -15,7 +14,7 @@ from tilewright.lang import math
 from tilewright.lang.handles import Tile, Tiles
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.where import locate_traceback
-from tilewright.support.errors import CompileError, Loc, Repair, swap
+from tilewright.support.errors import CompileError, Loc, Repair, at, suggest, swap
 
 # how Python's own messages call an expression
 _CLASSES = re.compile(
@@ -28,6 +27,11 @@ _TILES = re.compile(r"'Tiles?'(?: object)?")
 def explained(error: Exception) -> CompileError:
     """A Python error in the user's compile-time code, at its place."""
     loc, frame = locate_traceback(error.__traceback__)
+    with at(loc):
+        return _explained(error, loc, frame)
+
+
+def _explained(error: Exception, loc: Loc | None, frame: FrameType | None) -> CompileError:
     said = _TILES.sub("a tile", _CLASSES.sub("a run-time value", str(error)))
     message = f"{type(error).__name__}: {said}"
     name = getattr(error, "name", None)
@@ -36,41 +40,33 @@ def explained(error: Exception) -> CompileError:
         name = unbound.group(1) if unbound else "a name"
         return CompileError(
             f"{name!r} is used before it has a value",
-            loc=loc,
             fix=f"assign to {name} above",
             code="unknown-name",
         )
     if isinstance(error, NameError) and "free variable" in said:
         return CompileError(
             f"{name!r} has no value yet: a kernel cannot call itself",
-            loc=loc,
             fix="use a loop, or a @T.macro that ends by an `if` over compile-time values",
             code="unknown-name",
         )
     if isinstance(error, NameError) and name and frame is not None:
         known = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
-        told = _INDICES.get(name)
-        close = "" if told else closest(name, [k for k in known if not k.startswith("_tw_")])
-        return CompileError(
-            message,
-            loc=loc,
-            fix=told
-            or (f"did you mean {close!r}?" if close else f"define {name} before it is used"),
-            code="unknown-name",
-            repair=swap(name, close) if close else None,
-        )
+        fix, repair = _INDICES.get(name, ""), None
+        if not fix:
+            theirs = (k for k in known if not k.startswith("_tw_"))
+            fix, repair = suggest(name, theirs, f"define {name} before it is used")
+        return CompileError(message, fix=fix, code="unknown-name", repair=repair)
     if isinstance(error, AttributeError) and name:
-        return _bad_attribute(error, name, loc)
+        return _bad_attribute(error, name)
     if isinstance(error, TypeError) and loc is not None and frame is not None:
         called = _called(loc, frame)
         if called is not None and f"{called[1].__name__}()" in message:
-            return _bad_call(message, loc, *called)
+            return _bad_call(message, *called)
         if called is not None and said != str(error):
             word = called[0].rpartition(".")[2]
             ours = hasattr(math, word)
             return CompileError(
                 f"{called[0]} cannot take a run-time value",
-                loc=loc,
                 expected="a word of the language",
                 fix=f"use T.{word}" if ours else "use the words of T, or compute it by hand",
                 code="not-constant",
@@ -79,7 +75,6 @@ def explained(error: Exception) -> CompileError:
     fix = next((fix for part, fix in _FIXES.items() if part in said), "")
     return CompileError(
         message,
-        loc=loc,
         notes=("this Python ran at compile time",),
         fix=fix or "change the line, or what it is computed from",
         code="python",
@@ -120,26 +115,23 @@ _NAMES = {"Tile": "a tensor or tile", "Tiles": "a region", "Access": "an element
           "Variable": "a variable", "KernelScope": "T.Kernel"}  # fmt: skip
 
 
-def _bad_attribute(error: AttributeError, name: str, loc: Loc | None) -> CompileError:
+def _bad_attribute(error: AttributeError, name: str) -> CompileError:
     owner = getattr(error, "obj", None)
     kind = (owner if isinstance(owner, type) else type(owner)).__name__
     runtime = isinstance(owner, (Tile, Tiles)) or is_runtime(owner)
-    close = closest(name, [a for a in dir(owner) if not a.startswith("_")])
-    fix = _ELSEWHERE.get(name) if runtime else None
-    if fix is None:
-        fix = f"did you mean {close!r}?" if close else _FIXES["'NoneType' object"]
-        if not close and owner is not None:
+    fix, repair = _ELSEWHERE.get(name, "") if runtime else "", None
+    if not fix:
+        have = [a for a in dir(owner) if not a.startswith("_")]
+        if owner is None:
+            fix = _FIXES["'NoneType' object"]
+        elif runtime:
             fix = "tensors and tiles have shape and dtype; the words of T work on them"
-            if not runtime:
-                have = [a for a in dir(owner) if not a.startswith("_")]
-                fix = f"it has {', '.join(have[:6])}" if have else "define it there"
-        repair = swap(name, close) if close else None
-    else:
-        repair = None
+        else:
+            fix = f"it has {', '.join(have[:6])}" if have else "define it there"
+        fix, repair = suggest(name, have, fix)
     said = _NAMES.get(kind) or ("a run-time value" if runtime else kind)
     return CompileError(
         f"AttributeError: {said} has no attribute {name!r}",
-        loc=loc,
         fix=fix,
         code="unknown-attribute",
         repair=repair,
@@ -159,24 +151,26 @@ def _called(loc: Loc, frame: FrameType) -> tuple[str, Any] | None:
     return (found.group(), value) if hasattr(value, "__name__") else None
 
 
-def _bad_call(message: str, loc: Loc, name: str, function: Any) -> CompileError:
+def _bad_call(message: str, name: str, function: Any) -> CompileError:
     """Arguments that a word or a macro does not take."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return CompileError(message, loc=loc, fix=f"look up how {name} is called")
+        return CompileError(message, fix=f"look up how {name} is called")
     shown = ", ".join(
         str(p.replace(annotation=inspect.Parameter.empty)) for p in parameters.values()
     )
     wrong = re.search(r"unexpected keyword argument '(\w+)'", message)
     missing = re.search(r"missing \d+ required .*arguments?: (.*)", message)
-    fix, repair = f"call it as {name}({shown})", None
+    fix, repair = f"call it as {name}({shown})", None  # type: str, Repair | None
     if wrong:
         other = wrong.group(1)
-        close = _SYNONYMS.get(other, "")
-        close = close if close in parameters else closest(other, list(parameters))
-        fix = f"did you mean {close!r}?" if close else f"leave {other} out"
-        repair = swap(other, close) if close else _without(other)
+        meant = _SYNONYMS.get(other, "")
+        if meant in parameters:
+            fix, repair = f"did you mean {meant!r}?", swap(other, meant)
+        else:
+            fix, repair = suggest(other, parameters, f"leave {other} out")
+            repair = repair or _without(other)
     elif missing:
         fix = f"pass {missing.group(1)} too"
         if "'dst'" in missing.group(1):
@@ -184,7 +178,6 @@ def _bad_call(message: str, loc: Loc, name: str, function: Any) -> CompileError:
     said = message.split("() ", 1)[-1]
     return CompileError(
         f"{name}: {said}",
-        loc=loc,
         expected=f"{name}({shown})",
         fix=fix,
         code="arguments",
@@ -206,14 +199,3 @@ def _without(argument: str) -> Repair:
 _SYNONYMS = {"axis": "dim", "dims": "dim", "trans_A": "transpose_A", "trans_B": "transpose_B",
              "transA": "transpose_A", "transB": "transpose_B", "stages": "num_stages",
              "num_threads": "threads", "out": "dst", "keepdims": "clear"}  # fmt: skip
-
-
-def closest(name: str, known: list[str]) -> str:
-    """The one of `known` that `name` was meant to be, or ''."""
-    found = difflib.get_close_matches(name, known, 1)
-    return found[0] if found else ""
-
-
-def suggest(name: str, known: list[str]) -> str:
-    close = closest(name, known)
-    return f"did you mean {close!r}?" if close else ""

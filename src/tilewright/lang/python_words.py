@@ -11,8 +11,8 @@ from typing import Any
 
 from tilewright.ir.expr import Expr, binary, truth, wrap
 from tilewright.lang import math
-from tilewright.lang.builder import Builder, word_of
-from tilewright.lang.frames import condition
+from tilewright.lang.builder import word_of
+from tilewright.lang.frames import Scopes, condition
 from tilewright.lang.handles import Tile
 from tilewright.lang.loops import Loop
 from tilewright.lang.scalar import is_runtime
@@ -20,10 +20,8 @@ from tilewright.support import limits
 from tilewright.support.errors import CompileError, swap
 
 
-class PythonWords:
+class PythonWords(Scopes):
     """What rewritten calls of Python's own words do."""
-
-    builder: Builder
 
     def items(self, iterable: Any) -> Any:
         """What a comprehension runs over."""
@@ -41,7 +39,7 @@ class PythonWords:
             limits.INTEGER_BITS.check(
                 bits, "this number is too large", got=f"{bits} bits", fix="use a smaller one"
             )
-        return OPERATORS[op](a, b)
+        return math.OPERATORS[op](a, b)
 
     def mark(self) -> int:
         """Before the sides of a choice are evaluated."""
@@ -164,19 +162,4 @@ _BUILTINS: dict[Any, Callable[..., Any]] = {
     bool: lambda x: truth(wrap(x)),
     divmod: lambda a, b: (a // b, a % b),
     round: math.round,
-}
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "//": lambda a, b: a // b,
-    "%": lambda a, b: a % b,
-    "**": lambda a, b: a**b,
-    "&": lambda a, b: a & b,
-    "|": lambda a, b: a | b,
-    "^": lambda a, b: a ^ b,
-    "<<": lambda a, b: a << b,
-    ">>": lambda a, b: a >> b,
-    "@": lambda a, b: a @ b,
 }

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
+from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.dtype import BOOL
-from tilewright.ir.expr import FALSE, TRUE, Const, Expr, Load, Var, binary, const, truth, wrap
+from tilewright.ir.expr import FALSE, TRUE, Expr, Load, Var, binary, const, truth, wrap
 from tilewright.ir.op import Alloc, Copy, Intrinsic, Map, Reduce, Scan, Store
-from tilewright.lang.builder import current, static_int
+from tilewright.lang.arguments import named, one_of, static_int
+from tilewright.lang.builder import current_block, current_kernel
 from tilewright.lang.check import (
     check_data,
     check_dim,
-    check_inside,
     check_reduce,
+    check_regions,
     fits,
+    is_const,
     shape_text,
 )
 from tilewright.lang.handles import Tiles, region_of
+from tilewright.lang.move import places
 from tilewright.support.errors import CompileError
 
 # how the words and `T.reduce(…, kind)` name the IR's reductions
@@ -53,34 +59,31 @@ def reduce(
         T.copy(top, Y[0, 0:64])
         # Y[0]: 63 62 61
     """
-    builder = current(word)
-    builder.require_block(word)
-    if kind not in KINDS:
-        raise CompileError(
-            f"T.{word}: unknown kind",
-            expected=", ".join(sorted(KINDS)),
-            got=repr(kind),
-            fix="a mean is a sum that is divided afterwards" if kind in ("mean", "avg") else "",
-        )
+    builder = current_block(word)
+    fix = "a mean is a sum that is divided afterwards" if kind in ("mean", "avg") else ""
+    op = one_of(kind, KINDS, f"T.{word}: unknown kind", fix)
     frm, to = region_of(src, word), region_of(dst, word)
-    axes = src.kept if isinstance(src, Tiles) else tuple(range(frm.buffer.rank))
-    at = axes[check_dim(static_int(dim, f"dim of T.{word}"), len(axes), word, frm.buffer.name)]
+    at = _axis(src, frm, dim, word)
     check_reduce(frm, to, at, word)
-    if KINDS[kind] in ("and", "or", "xor") and not (frm.dtype.is_int or frm.dtype.is_bool):
+    if op in ("and", "or", "xor") and not (frm.dtype.is_int or frm.dtype.is_bool):
         raise CompileError(
             f"T.{word} works on integers",
             got=f"{frm.buffer.name} of type {frm.dtype}",
             fix="copy it into an integer tile first",
         )
-    op = KINDS[kind]
     if not nan_propagate and frm.dtype.is_float:
         op = _skipping_nan(op, frm, word)
     # the IR counts dimensions of the tile it sees, without the indexed ones
-    seen = [i for i, e in enumerate(frm.extents) if not _is_unit(e) or i == at]
-    if len(seen) == len(frm.tile):
-        builder.emit(Reduce(op, frm, to, seen.index(at), bool(clear)))
-    else:
-        builder.emit(Reduce(op, frm, to, at, bool(clear)))
+    seen = [i for i, e in enumerate(frm.extents) if not is_const(e) or i == at]
+    axis = seen.index(at) if len(seen) == len(frm.tile) else at
+    builder.emit(Reduce(op, frm, to, axis, bool(clear)))
+
+
+def _axis(src: Any, region: Region, dim: int, word: str) -> int:
+    """The dimension of the buffer that dimension `dim` of `src` is."""
+    axes = src.kept if isinstance(src, Tiles) else tuple(range(region.buffer.rank))
+    at = static_int(dim, f"dim of T.{word}")
+    return axes[check_dim(at, len(axes), word, region.buffer.name)]
 
 
 def _skipping_nan(op: str, src: Region, word: str) -> str:
@@ -95,11 +98,10 @@ def _skipping_nan(op: str, src: Region, word: str) -> str:
     return f"{op}_num"
 
 
-def _is_unit(extent: Expr) -> bool:
-    return isinstance(extent, Const) and extent.value == 1
+def _kind(kind: str, shown: str) -> Callable[..., None]:
+    name = f"reduce_{kind}"
 
-
-def _kind(kind: str, shown: str):  # type: ignore[no-untyped-def]
+    @named(name, _DOC.format(kind=kind, shown=shown, **_TILES[kind.startswith("bit")]))
     def word(
         src: Any,
         dst: Any,
@@ -108,10 +110,8 @@ def _kind(kind: str, shown: str):  # type: ignore[no-untyped-def]
         batch: int = 1,
         nan_propagate: bool = True,
     ) -> None:
-        reduce(src, dst, kind, dim, clear, batch, nan_propagate, word=f"reduce_{kind}")
+        reduce(src, dst, kind, dim, clear, batch, nan_propagate, word=name)
 
-    word.__name__ = word.__qualname__ = f"reduce_{kind}"
-    word.__doc__ = _DOC.format(kind=kind, shown=shown, **_TILES[kind.startswith("bit")])
     return word
 
 
@@ -143,12 +143,10 @@ reduce_bitxor = _kind("bitxor", "0 -64 0")
 
 def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
     word = f"cum{kind}"
-    builder = current(word)
-    builder.require_block(word)
+    builder = current_block(word)
     frm = region_of(src, word)
     to = frm if dst is None else region_of(dst, word)
-    axes = src.kept if isinstance(src, Tiles) else tuple(range(frm.buffer.rank))
-    at = axes[check_dim(static_int(dim, f"dim of T.{word}"), len(axes), word, frm.buffer.name)]
+    at = _axis(src, frm, dim, word)
     if not fits(frm.tile, to.tile):
         raise CompileError(
             f"T.{word}: {to.buffer.name} has another shape than {frm.buffer.name}",
@@ -156,12 +154,10 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
             got=shape_text(to.tile),
             fix=f"allocate {to.buffer.name} with that shape, or leave it out to scan in place",
         )
-    for region in (frm, to):
-        check_data(region, word)
-        check_inside(region, word)
-    if not _is_unit(frm.extents[at]):
+    check_regions(word, frm, to)
+    if not is_const(frm.extents[at]):
         # the IR counts dimensions of the tile it sees, without those of one element
-        axis = sum(not _is_unit(e) for e in frm.extents[:at])
+        axis = sum(not is_const(e) for e in frm.extents[:at])
         builder.emit(Scan(kind, frm, to, axis, bool(reverse)))
     elif dst is not None:
         builder.emit(Copy(frm, to))
@@ -197,8 +193,7 @@ def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> No
 def _whole_tile(kind: str, src: Any) -> Expr:
     """Whether any (all) elements are true, as one bool for the block."""
     word = f"{kind}_of"
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current_kernel(word)
     frm = region_of(src, word)
     check_data(frm, word)
     extents = [int(e) for e in frm.extents]
@@ -207,7 +202,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     builder.require_block(word)
     # one flag per element first, so that every type and rank reduces the same way
     flags = Buffer(
-        builder.fresh(None, f"{word}_flags"), (const(_size(extents)),), BOOL, Space.SHARED
+        builder.fresh(None, f"{word}_flags"), (const(prod(extents)),), BOOL, Space.SHARED
     )
     found = Buffer(builder.fresh(None, word), (const(1),), BOOL, Space.SHARED)
     builder.emit(Alloc(flags))
@@ -218,7 +213,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     for var, size in zip(vars, sizes, strict=True):
         linear = linear * size + var
     if vars:
-        store = Store(flags, (linear,), truth(Load(frm.buffer, _at(frm, vars))))
+        store = Store(flags, (linear,), truth(Load(frm.buffer, places(frm, vars))))
         builder.emit(Map(vars, sizes, (store,)))
     else:
         builder.emit(Store(flags, (const(0),), truth(Load(frm.buffer, frm.starts))))
@@ -226,24 +221,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     return builder.let(Load(found, (const(0),)), word)
 
 
-def _size(extents: list[int]) -> int:
-    total = 1
-    for extent in extents:
-        total *= extent
-    return total
-
-
-def _at(region: Region, vars: tuple[Var, ...]) -> tuple[Expr, ...]:
-    rest = list(vars)
-    return tuple(
-        s if _is_unit(e) else s + rest.pop(0)
-        for s, e in zip(region.starts, region.extents, strict=True)
-    )
-
-
 def _elementwise(kind: str, region: Region, extents: list[int]) -> Expr:
-    from itertools import product
-
     result: Expr = FALSE if kind == "any" else TRUE
     for point in product(*(range(e) for e in extents)):
         place = tuple(s + p for s, p in zip(region.starts, point, strict=True))
@@ -280,76 +258,28 @@ def all_of(src: Any) -> Expr:
     return _whole_tile("all", src)
 
 
-def _warp(kind: str, value: Any) -> Var:
-    word = f"warp_reduce_{kind}"
-    builder = current(word)
-    builder.require_kernel(word)
-    expr = builder.snapshot(wrap(value))
-    result = builder.var(None, expr.dtype, f"warp_{kind}")
-    builder.emit(Intrinsic(word, (expr,), result))
-    return result
+def _warp(kind: str, does: str, sample: str, shown: int) -> Callable[[Any], Var]:
+    name = f"warp_reduce_{kind}"
+    op = f"warp_reduce_{KINDS[kind]}"
+
+    @named(
+        name,
+        f"The {does} of `value` over the warp, in every lane.\n\nExample:\n"
+        f"    t = T.get_thread_binding()\n    s = T.{name}({sample})\n"
+        f"    if t < 64:\n        M[t] = s\n    # M: {shown} {shown}\n",
+    )
+    def word(value: Any) -> Var:
+        builder = current_kernel(name)
+        expr = builder.snapshot(wrap(value))
+        result = builder.var(None, expr.dtype, f"warp_{KINDS[kind]}")
+        builder.emit(Intrinsic(op, (expr,), result))
+        return result
+
+    return word
 
 
-def warp_reduce_sum(value: Any) -> Var:
-    """The sum of `value` over the warp, in every lane.
-
-    Example:
-        t = T.get_thread_binding()
-        s = T.warp_reduce_sum(N[t % 64])
-        if t < 64:
-            M[t] = s
-        # M: 496 496
-    """
-    return _warp("sum", value)
-
-
-def warp_reduce_max(value: Any) -> Var:
-    """The maximum of `value` over the warp, in every lane.
-
-    Example:
-        t = T.get_thread_binding()
-        s = T.warp_reduce_max(N[t % 64])
-        if t < 64:
-            M[t] = s
-        # M: 31 31
-    """
-    return _warp("max", value)
-
-
-def warp_reduce_min(value: Any) -> Var:
-    """The minimum of `value` over the warp, in every lane.
-
-    Example:
-        t = T.get_thread_binding()
-        s = T.warp_reduce_min(N[t % 64])
-        if t < 64:
-            M[t] = s
-        # M: 0 0
-    """
-    return _warp("min", value)
-
-
-def warp_reduce_bitand(value: Any) -> Var:
-    """The bitwise and of `value` over the warp, in every lane.
-
-    Example:
-        t = T.get_thread_binding()
-        s = T.warp_reduce_bitand(N[t % 64] | 2)
-        if t < 64:
-            M[t] = s
-        # M: 2 2
-    """
-    return _warp("and", value)
-
-
-def warp_reduce_bitor(value: Any) -> Var:
-    """The bitwise or of `value` over the warp, in every lane.
-
-    Example:
-        t = T.get_thread_binding()
-        s = T.warp_reduce_bitor(N[t % 64])
-        if t < 64:
-            M[t] = s
-        # M: 31 31
-    """
-    return _warp("or", value)
+warp_reduce_sum = _warp("sum", "sum", "N[t % 64]", 496)
+warp_reduce_max = _warp("max", "maximum", "N[t % 64]", 31)
+warp_reduce_min = _warp("min", "minimum", "N[t % 64]", 0)
+warp_reduce_bitand = _warp("bitand", "bitwise and", "N[t % 64] | 2", 2)
+warp_reduce_bitor = _warp("bitor", "bitwise or", "N[t % 64]", 31)

@@ -8,7 +8,7 @@ import linecache
 from collections.abc import Callable
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from tilewright.lang.where import register, span_of
 from tilewright.support.definitions import FUTURE, Definition, definition
@@ -86,17 +86,6 @@ def location(node: ast.AST, filename: str) -> Loc:
     return span_of(filename, line, getattr(node, "col_offset", 0), end)
 
 
-def _copy(node: Any) -> Any:
-    """A private copy of a tree that others keep."""
-    if isinstance(node, ast.AST):
-        fields = {name: _copy(value) for name, value in ast.iter_fields(node)}
-        new = type(node)(**fields)
-        return ast.copy_location(new, node)
-    if isinstance(node, list):
-        return [_copy(item) for item in node]
-    return node
-
-
 def assigned_names(body: list[ast.stmt]) -> list[str]:
     """Names that statements bind in this function, in order, nested functions left out."""
     found: dict[str, None] = {}
@@ -119,6 +108,65 @@ def assigned_names(body: list[ast.stmt]) -> list[str]:
     return list(found)
 
 
+# ── making nodes ──
+
+
+def _locate(at: ast.AST, node: Node) -> Node:
+    """`node` and its unplaced children at the place of `at`."""
+    ast.copy_location(node, at)
+    for child in ast.iter_child_nodes(node):
+        if not hasattr(child, "lineno"):
+            _locate(at, child)
+    return node
+
+
+def _load(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def _call(at: ast.AST, method: str, *args: Any, owner: str = ENV) -> ast.Call:
+    """`owner.method(args)`; an argument that is no node is a constant."""
+    nodes: list[Any] = [each if isinstance(each, ast.AST) else ast.Constant(each) for each in args]
+    return _locate(at, ast.Call(ast.Attribute(_load(owner), method, ast.Load()), nodes, []))
+
+
+def _do(at: ast.AST, method: str, *args: Any, owner: str = ENV) -> ast.stmt:
+    return _locate(at, ast.Expr(_call(at, method, *args, owner=owner)))
+
+
+def _bind(at: ast.AST, name: str, method: str, *args: Any) -> ast.stmt:
+    """`name = env.method(args)`."""
+    return _locate(at, ast.Assign([ast.Name(name, ast.Store())], _call(at, method, *args)))
+
+
+def _said(at: ast.AST, name: str) -> ast.Call:
+    return _call(at, "name", name)
+
+
+def _thunk(value: ast.expr) -> ast.Lambda:
+    return _locate(value, ast.Lambda(ast.arguments([], [], None, [], [], None, []), value))
+
+
+def _forget(node: ast.AST, names: list[str], word: str = "lost") -> list[ast.stmt]:
+    """Names that a run-time scope bound are lost after it."""
+    return [
+        _locate(node, ast.If(_call(node, word, name), [_bind(node, name, "lost_value", name)], []))
+        for name in names
+    ]
+
+
+def _names(target: ast.expr | None) -> list[ast.Name]:
+    return [n for n in ast.walk(target) if isinstance(n, ast.Name)] if target else []
+
+
+def _storing(target: ast.expr) -> list[ast.stmt]:
+    """Before `name[...] = …`."""
+    if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
+        return []
+    name = target.value.id
+    return [_do(target, "storing", name, _load(name))]
+
+
 class Rewriter(ast.NodeTransformer):
     """Statements and expressions over run-time values become calls."""
 
@@ -127,36 +175,11 @@ class Rewriter(ast.NodeTransformer):
         self.temporaries = 0
         self.columns: dict[int, int] = {}
 
-    # ── making nodes ──
-
-    def _call(self, at: ast.AST, method: str, *args: ast.expr) -> ast.Call:
-        owner = ast.Name(ENV, ast.Load())
-        return _locate(at, ast.Call(ast.Attribute(owner, method, ast.Load()), list(args), []))
-
-    def _said(self, at: ast.AST, name: str) -> ast.Call:
-        return self._call(at, "name", self._text(at, name))
-
-    def _text(self, at: ast.AST, value: Any) -> ast.Constant:
-        return _locate(at, ast.Constant(value))
-
-    def _thunk(self, at: ast.expr) -> ast.Lambda:
-        empty = ast.arguments([], [], None, [], [], None, [])
-        return _locate(at, ast.Lambda(empty, at))
-
     def _temporary(self) -> str:
         self.temporaries += 1
         return f"_tw_{self.temporaries}"
 
-    def _assign(self, at: ast.AST, name: str, value: ast.expr) -> ast.Assign:
-        return _locate(at, ast.Assign([ast.Name(name, ast.Store())], value))
-
-    def _do(self, at: ast.AST, value: ast.expr) -> ast.Expr:
-        return _locate(at, ast.Expr(value))
-
-    def _load(self, at: ast.AST, name: str) -> ast.Name:
-        return _locate(at, ast.Name(name, ast.Load()))
-
-    def _refuse(self, node: ast.AST, what: str, fix: str) -> Any:
+    def _refuse(self, node: ast.AST, what: str, fix: str) -> NoReturn:
         raise CompileError(
             f"{what} is not part of the kernel language",
             loc=location(node, self.filename),
@@ -182,74 +205,41 @@ class Rewriter(ast.NodeTransformer):
             done += result if isinstance(result, list) else [result]
         return done
 
-    def _after(self, node: ast.AST, names: list[str], word: str = "lost") -> list[ast.stmt]:
-        """Names that a run-time scope bound are lost after it."""
-
-        def forget(name: str) -> ast.If:
-            lost = self._call(node, "lost_value", self._text(node, name))
-            test = self._call(node, word, self._text(node, name))
-            return _locate(node, ast.If(test, [self._assign(node, name, lost)], []))
-
-        return [forget(name) for name in names]
-
     def visit_If(self, node: ast.If) -> list[ast.stmt]:
-        names = assigned_names([*node.body, *node.orelse])
-        branch = self._temporary()
-
-        def method(word: str) -> ast.Call:
-            owner = ast.Attribute(ast.Name(branch, ast.Load()), word, ast.Load())
-            return _locate(node.test, ast.Call(owner, [], []))
-
-        start = self._call(node.test, "branch", self._condition(node.test))
-        then = [*self.body(node.body), self._do(node.test, method("end_then"))]
-        done: list[ast.stmt] = [
-            self._assign(node.test, branch, start),
-            _locate(node, ast.If(method("then"), then, [])),
-        ]
+        forget = _forget(node, assigned_names([*node.body, *node.orelse]))
+        branch, test = self._temporary(), node.test
+        start = _bind(test, branch, "branch", self._condition(test))
+        then = [*self.body(node.body), _do(test, "end_then", owner=branch)]
+        done = [start, _locate(node, ast.If(_call(test, "then", owner=branch), then, []))]
         if node.orelse:
-            done += self._after(node, names)
-            done.append(_locate(node, ast.If(method("orelse"), self.body(node.orelse), [])))
-        done.append(self._do(node.test, method("end")))
-        return done + self._after(node, names)
+            orelse = ast.If(_call(test, "orelse", owner=branch), self.body(node.orelse), [])
+            done += [*forget, _locate(node, orelse)]
+        return [*done, _do(test, "end", owner=branch), *forget]
 
     def visit_For(self, node: ast.For) -> list[ast.stmt]:
-        names = [n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)]
-        iterable = node.iter
-        if (
-            isinstance(iterable, ast.Call)
-            and isinstance(iterable.func, ast.Name)
-            and iterable.func.id == "range"
-        ):
-            args = [self.visit(a) for a in iterable.args]
-            call = self._call(iterable, "call_range", self._load(iterable, "range"), *args)
-            call.keywords = [self.visit(k) for k in iterable.keywords]
-            source: ast.expr = call
+        iterable, forget = node.iter, _forget(node, assigned_names([node]))
+        called = iterable.func if isinstance(iterable, ast.Call) else None
+        if isinstance(iterable, ast.Call) and isinstance(called, ast.Name) and called.id == "range":
+            source = _call(iterable, "call_range", called, *map(self.visit, iterable.args))
+            source.keywords = [self.visit(k) for k in iterable.keywords]
         else:
             source = self.visit(iterable)
-        hint = _locate(node, ast.Tuple([self._text(node, n) for n in names], ast.Load()))
-        target, first = self._target(node.target)
-        inner = [*first, *self.body(node.body)]
-        loop = ast.For(target, self._call(iterable, "loop", source, hint), inner, [], None)
-        if node.orelse:
-            loop.orelse = [
-                self._check_else(node), *self.body(node.orelse)
-            ]  # fmt: skip
-        after = self._after(node, assigned_names([node]))
-        return [_locate(node, loop), *after]
+        names = tuple(n.id for n in _names(node.target))
+        node.iter = _call(iterable, "loop", source, names)
+        node.body = [*self._targets(node.target), *self.body(node.body)]
+        node.orelse = self._orelse(node)
+        return [node, *forget]
 
-    def _check_else(self, node: ast.For | ast.While) -> ast.Expr:
-        return self._do(node.orelse[0], self._call(node.orelse[0], "check_else"))
+    def _orelse(self, node: ast.For | ast.While) -> list[ast.stmt]:
+        first = [_do(each, "check_else") for each in node.orelse[:1]]
+        return [*first, *self.body(node.orelse)]
 
-    def _target(self, target: ast.expr) -> tuple[ast.expr, list[ast.stmt]]:
-        """A `for`/`with` target, and the statements that make its names known."""
-        names = [n for n in ast.walk(target) if isinstance(n, ast.Name)]
-        for each in ast.walk(target):
+    def _targets(self, target: ast.expr | None) -> list[ast.stmt]:
+        """The statements that make the names of a `for`/`with` target known."""
+        for each in ast.walk(target) if target else ():
             if isinstance(each, (ast.Subscript, ast.Attribute)):
                 self._refuse(each, "a loop target that is not a name", "bind a name")
-        return target, [
-            self._assign(n, n.id, self._call(n, "target", self._text(n, n.id), self._load(n, n.id)))
-            for n in names
-        ]
+        return [_bind(n, n.id, "target", n.id, _load(n.id)) for n in _names(target)]
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
         if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node.test)):
@@ -258,192 +248,133 @@ class Rewriter(ast.NodeTransformer):
                 "`:=` in the condition of a while",
                 "assign to an alloc_var before the loop and at its end",
             )
-        cond = self._thunk(self._condition(node.test))
-        loop = ast.For(
-            _locate(node, ast.Name(self._temporary(), ast.Store())),
-            self._call(node.test, "while_loop", cond),
-            self.body(node.body),
-            [],
-            None,
-        )
-        if node.orelse:
-            loop.orelse = [
-                self._check_else(node), *self.body(node.orelse)
-            ]  # fmt: skip
-        return [_locate(node, loop), *self._after(node, assigned_names(node.body))]
+        forget = _forget(node, assigned_names(node.body))
+        source = _call(node.test, "while_loop", _thunk(self._condition(node.test)))
+        counter = ast.Name(self._temporary(), ast.Store())
+        loop = ast.For(counter, source, self.body(node.body), self._orelse(node), None)
+        return [_locate(node, loop), *forget]
 
-    def _leave(self, node: ast.Break | ast.Continue, word: str) -> ast.If:
-        return _locate(node, ast.If(self._call(node, "leave", self._text(node, word)), [node], []))
+    def _leave(self, node: ast.Break | ast.Continue) -> ast.If:
+        word = type(node).__name__.lower()
+        return _locate(node, ast.If(_call(node, "leave", word), [node], []))
 
-    def visit_Break(self, node: ast.Break) -> ast.If:
-        return self._leave(node, "break")
-
-    def visit_Continue(self, node: ast.Continue) -> ast.If:
-        return self._leave(node, "continue")
+    visit_Break = visit_Continue = _leave
 
     def visit_Return(self, node: ast.Return) -> ast.Return:
-        value = self.visit(node.value) if node.value else self._text(node, None)
-        return _locate(node, ast.Return(self._call(node, "returned", value)))
+        node.value = _call(node, "returned", self.visit(node.value) if node.value else None)
+        return node
 
     def visit_Raise(self, node: ast.Raise) -> list[ast.stmt]:
-        return [self._do(node, self._call(node, "raising")), node]
+        return [_do(node, "raising"), node]
 
-    def visit_Assert(self, node: ast.Assert) -> ast.Expr:
-        message = self.visit(node.msg) if node.msg else self._text(node, "")
-        return self._do(
-            node, self._call(node, "assertion", self._condition(node.test), self._thunk(message))
-        )
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        message = self.visit(node.msg) if node.msg else _locate(node, ast.Constant(""))
+        return _do(node, "assertion", self._condition(node.test), _thunk(message))
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
-        if isinstance(node.value, ast.Constant):
+        value = node.value
+        if isinstance(value, ast.Constant):
             return node
-        checks = self._changing(node.value)
-        done = _locate(node, ast.Expr(self._call(node.value, "expression", self.visit(node.value))))
-        return [*checks, done]
-
-    def _changing(self, node: ast.expr) -> list[ast.stmt]:
-        """`name.append(…)` as a statement."""
-        method = node.func if isinstance(node, ast.Call) else None
-        if not (isinstance(method, ast.Attribute) and isinstance(method.value, ast.Name)):
-            return []
-        if method.attr not in CHANGES:
-            return []
-        name = self._text(node, method.value.id)
-        owner = self._load(node, method.value.id)
-        return [
-            self._do(node, self._call(node, "changing", name, owner, self._text(node, method.attr)))
-        ]
+        checks = []
+        method = value.func if isinstance(value, ast.Call) else None
+        if (
+            isinstance(method, ast.Attribute)
+            and isinstance(method.value, ast.Name)
+            and method.attr in CHANGES
+        ):
+            name = method.value.id
+            checks = [_do(value, "changing", name, _load(name), method.attr)]
+        node.value = _call(value, "expression", self.visit(value))
+        return [*checks, node]
 
     def visit_With(self, node: ast.With) -> list[ast.stmt]:
-        items, first = [], []
+        forget = _forget(node, assigned_names([node]), "lost_with")
+        first: list[ast.stmt] = []
         for item in node.items:
-            names: list[str] = []
-            target = None
-            unpacked = isinstance(item.optional_vars, (ast.Tuple, ast.List))
-            if item.optional_vars is not None:
-                names = [n.id for n in ast.walk(item.optional_vars) if isinstance(n, ast.Name)]
-                target, known = self._target(item.optional_vars)
-                first += known
-            hint = _locate(node, ast.Tuple([self._text(node, n) for n in names], ast.Load()))
-            flag = _locate(node, ast.Constant(unpacked))
-            opened = self.visit(item.context_expr)
-            manager = self._call(item.context_expr, "entering", opened, hint, flag)
-            items.append(ast.withitem(manager, target))
-        done = _locate(node, ast.With(items, [*first, *self.body(node.body)], None))
-        return [done, *self._after(node, assigned_names([node]), "lost_with")]
+            target, opened = item.optional_vars, item.context_expr
+            first += self._targets(target)
+            names = tuple(n.id for n in _names(target))
+            unpacked = isinstance(target, (ast.Tuple, ast.List))
+            item.context_expr = _call(opened, "entering", self.visit(opened), names, unpacked)
+        node.body = [*first, *self.body(node.body)]
+        return [node, *forget]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> list[ast.stmt]:
-        name = self._text(node, node.name)
-        bind = self._call(node, "target", name, self._load(node, node.name))
-        return [node, self._assign(node, node.name, bind)]
+        return [node, _bind(node, node.name, "target", node.name, _load(node.name))]
 
     # ── assignment ──
 
     def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
+        value = self.visit(node.value)
         if len(node.targets) == 1:
-            return self._assign_to(node, node.targets[0], self.visit(node.value))
+            return self._assign_to(node, node.targets[0], value)
         shared = self._temporary()
-        done: list[ast.stmt] = [
-            self._assign(node, shared, self._call(node, "held", self.visit(node.value)))
-        ]
+        done = [_bind(node, shared, "held", value)]
         for target in node.targets:
-            done += self._assign_to(node, target, self._load(node, shared))
+            done += self._assign_to(node, target, _locate(node, _load(shared)))
         return done
 
     def _assign_to(self, node: ast.stmt, target: ast.expr, value: ast.expr) -> list[ast.stmt]:
         if isinstance(target, ast.Name):
-            said = self._said(target, target.id)
-            return [self._assign(node, target.id, self._call(node, "bind", said, value))]
+            return [_bind(node, target.id, "bind", _said(target, target.id), value)]
         if isinstance(target, (ast.Tuple, ast.List)):
-            stars = any(isinstance(e, ast.Starred) for e in [*target.elts, *_parts(value)])
-            if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) and not stars:
-                value.elts = [
-                    self._call(node, "named", self._said(t, t.id), v)
-                    if isinstance(t, ast.Name)
-                    else v
-                    for t, v in zip(target.elts, value.elts, strict=True)
+            parts = value.elts if isinstance(value, ast.Tuple) else []
+            stars = any(isinstance(e, ast.Starred) for e in [*target.elts, *parts])
+            if len(parts) == len(target.elts) and not stars:
+                parts[:] = [
+                    _call(node, "named", _said(t, t.id), v) if isinstance(t, ast.Name) else v
+                    for t, v in zip(target.elts, parts, strict=True)
                 ]
             return self._unpack(node, target.elts, value)
         if isinstance(target, ast.Attribute):
-            name = self._text(target, target.attr)
             owner = self.visit(target.value)
-            return [self._do(node, self._call(node, "set_attribute", owner, name, value))]
+            return [_do(node, "set_attribute", owner, target.attr, value)]
         if isinstance(target, ast.Subscript):
             # the right side is evaluated before the target, as in Python
             part = self._temporary()
-            done: list[ast.stmt] = [
-                self._assign(node, part, self._call(value, "expression", value))
+            done = [
+                _locate(
+                    node,
+                    ast.Assign([ast.Name(part, ast.Store())], _call(value, "expression", value)),
+                )
             ]
-            done += self._storing(target)
-            place = _locate(
-                target,
-                ast.Subscript(self.visit(target.value), self.visit(target.slice), ast.Store()),
-            )
-            done.append(_locate(node, ast.Assign([place], self._load(node, part))))
-            return done
-        return self._refuse(target, "this assignment", "assign to a name, an element or a tuple")  # type: ignore[no-any-return]
-
-    def _storing(self, target: ast.Subscript) -> list[ast.stmt]:
-        if not isinstance(target.value, ast.Name):
-            return []
-        name = target.value.id
-        check = self._call(target, "storing", self._text(target, name), self._load(target, name))
-        return [self._do(target, check)]
+            self.generic_visit(target)
+            return [*done, *_storing(target), _locate(node, ast.Assign([target], _load(part)))]
+        return self._refuse(target, "this assignment", "assign to a name, an element or a tuple")
 
     def _unpack(self, node: ast.stmt, targets: list[ast.expr], value: ast.expr) -> list[ast.stmt]:
-        star = next((i for i, t in enumerate(targets) if isinstance(t, ast.Starred)), None)
-        parts = self._temporary()
-        call = self._call(
-            node,
-            "unpack",
-            value,
-            self._text(node, len(targets)),
-            self._text(node, star is not None),
-        )
-        done: list[ast.stmt] = [self._assign(node, parts, call)]
-        for at, target in enumerate(targets):
-            if star is not None and at == star:
-                stop = at - len(targets) + 1
-                key: ast.expr = ast.Slice(
-                    self._text(node, at), self._text(node, stop) if stop else None, None
-                )
-                assert isinstance(target, ast.Starred)
-                target = target.value
-            else:
-                key = self._text(node, at if star is None or at < star else at - len(targets))
-            part = _locate(
-                node, ast.Subscript(self._load(node, parts), _locate(node, key), ast.Load())
-            )
-            done += self._assign_to(node, target, part)
-        return done
+        parts, later = [], []
+        for target in targets:
+            name = self._temporary()
+            part: ast.expr = ast.Name(name, ast.Store())
+            if isinstance(target, ast.Starred):
+                target, part = target.value, ast.Starred(part, ast.Store())
+            parts.append(part)
+            later += self._assign_to(node, target, _locate(node, _load(name)))
+        star = any(isinstance(target, ast.Starred) for target in targets)
+        found = _call(node, "unpack", value, len(targets), star)
+        return [_locate(node, ast.Assign([ast.Tuple(parts, ast.Store())], found)), *later]
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> list[ast.stmt]:
-        annotation = self.visit(node.annotation)
-        if not isinstance(node.target, ast.Name):
-            if node.value is None:
-                self._refuse(node, "an annotation of something that is no name", "remove it")
-            assert node.value is not None
-            return self._assign_to(node, node.target, self.visit(node.value))
-        name = node.target.id
-        if node.value is None:
-            call = self._call(node, "declare", self._text(node, name), annotation)
-            return [self._assign(node, name, call)]
-        said = self._said(node.target, name)
-        call = self._call(node, "bind", said, self.visit(node.value), annotation)
-        return [self._assign(node, name, call)]
+        annotation, target = self.visit(node.annotation), node.target
+        value = self.visit(node.value) if node.value else None
+        if isinstance(target, ast.Name):
+            if value is None:
+                return [_bind(node, target.id, "declare", target.id, annotation)]
+            said = _said(target, target.id)
+            return [_bind(node, target.id, "bind", said, value, annotation)]
+        if value is None:
+            self._refuse(node, "an annotation of something that is no name", "remove it")
+        return self._assign_to(node, target, value)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> list[ast.stmt]:
-        if isinstance(node.target, ast.Name):
-            name = node.target.id
-            call = self._call(
-                node, "augment", self._text(node, name),
-                self._call(node.target, "old", self._load(node, name)),
-                self._text(node, _OPS[type(node.op)]), self.visit(node.value),
-            )  # fmt: skip
-            return [self._assign(node, name, call)]
-        checks = self._storing(node.target) if isinstance(node.target, ast.Subscript) else []
-        node.target = self.visit(node.target)
-        node.value = self.visit(node.value)
+        target, op = node.target, _OPS[type(node.op)]
+        if isinstance(target, ast.Name):
+            old = _call(target, "old", _load(target.id))
+            value = self.visit(node.value)
+            return [_bind(node, target.id, "augment", target.id, old, op, value)]
+        checks = _storing(target)
+        self.generic_visit(node)
         return [*checks, node]
 
     # ── expressions ──
@@ -453,19 +384,19 @@ class Rewriter(ast.NodeTransformer):
         node.args = [self._argument(each) for each in node.args]
         for keyword in node.keywords:
             keyword.value = self._argument(keyword.value)
+        method = ""
         if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
-            node.args.insert(0, node.func)
-            owner = _locate(node, ast.Name(ENV, ast.Load()))
-            node.func = _locate(node, ast.Attribute(owner, "builtin", ast.Load()))
+            method = "builtin"
         elif self._may_choose(node):
-            node.args[1:1] = [self._call(node, "mark")]
+            method = "chosen"
+            node.args.insert(1, _call(node, "mark"))
+        if method:
             node.args.insert(0, node.func)
-            owner = _locate(node, ast.Name(ENV, ast.Load()))
-            node.func = _locate(node, ast.Attribute(owner, "chosen", ast.Load()))
+            node.func = _locate(node, ast.Attribute(_load(ENV), method, ast.Load()))
         return node
 
     def _argument(self, node: ast.expr) -> ast.expr:
-        return self._call(node, "argument", node) if isinstance(node, ast.Name) else node
+        return _call(node, "argument", node) if isinstance(node, ast.Name) else node
 
     def _may_choose(self, node: ast.Call) -> bool:
         """A call that may be `T.if_then_else` under a name, with a call in one of its sides."""
@@ -480,41 +411,34 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.comprehension:
         self.generic_visit(node)
-        node.iter = self._call(node.iter, "items", node.iter)
+        node.iter = _call(node.iter, "items", node.iter)
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         called = any(isinstance(inner, ast.Call) for inner in ast.walk(node.right))
         self.generic_visit(node)
         if called and isinstance(node.left, ast.Name):
-            node.left = self._call(node.left, "now", node.left)
-        sequence = isinstance(node.left, (ast.List, ast.Tuple))
-        if isinstance(node.op, (ast.Pow, ast.LShift)) or (
-            isinstance(node.op, ast.Mult) and sequence
-        ):
-            op = self._text(node, _OPS[type(node.op)])
-            return self._call(node, "power", op, node.left, node.right)
+            node.left = _call(node.left, "now", node.left)
+        repeats = isinstance(node.op, ast.Mult) and isinstance(node.left, (ast.List, ast.Tuple))
+        if repeats or isinstance(node.op, (ast.Pow, ast.LShift)):
+            return _call(node, "power", _OPS[type(node.op)], node.left, node.right)
         return node
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.NamedExpr:
-        said = self._said(node, node.target.id)
-        node.value = self._call(node, "bind", said, self.visit(node.value))
+        node.value = _call(node, "bind", _said(node, node.target.id), self.visit(node.value))
         return node
 
-    def _no_walrus(self, node: ast.expr) -> None:
-        for inner in ast.walk(node):
+    def _no_walrus(self, *nodes: ast.expr) -> None:
+        for inner in (each for node in nodes for each in ast.walk(node)):
             if isinstance(inner, ast.NamedExpr):
                 self._refuse(
                     inner, "`:=` inside `and`, `or` or a ternary", "assign on its own line"
                 )
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.Call:
-        self._no_walrus(node.body)
-        self._no_walrus(node.orelse)
-        return self._call(
-            node, "if_expression", self._condition(node.test),
-            self._thunk(self.visit(node.body)), self._thunk(self.visit(node.orelse)),
-        )  # fmt: skip
+        self._no_walrus(node.body, node.orelse)
+        sides = (_thunk(self.visit(side)) for side in (node.body, node.orelse))
+        return _call(node, "if_expression", self._condition(node.test), *sides)
 
     def _condition(self, node: ast.expr) -> Any:
         """An expression of which only the truth counts."""
@@ -524,35 +448,19 @@ class Rewriter(ast.NodeTransformer):
         self._no_walrus(node)
         op = "and" if isinstance(node.op, ast.And) else "or"
         visit = self._condition if truth else self.visit
-        sides = [self._thunk(visit(value)) for value in node.values]
-        return self._call(node, "boolean" if truth else "choice", self._text(node, op), *sides)
+        sides = [_thunk(visit(value)) for value in node.values]
+        return _call(node, "boolean" if truth else "choice", op, *sides)
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         if isinstance(node.op, ast.Not):
-            return self._call(node, "negate", self._condition(node.operand))
-        node.operand = self.visit(node.operand)
-        return node
+            return _call(node, "negate", self._condition(node.operand))
+        return self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> ast.Call:
         self._no_walrus(node)
-        ops = _locate(
-            node, ast.Tuple([self._text(node, _OPS[type(op)]) for op in node.ops], ast.Load())
-        )
-        sides = [self._thunk(self.visit(side)) for side in (node.left, *node.comparators)]
-        return self._call(node, "compare", ops, *sides)
-
-
-def _parts(value: ast.expr) -> list[ast.expr]:
-    return value.elts if isinstance(value, ast.Tuple) else []
-
-
-def _locate(at: ast.AST, node: Node) -> Node:
-    """`node` and its unplaced children at the place of `at`."""
-    ast.copy_location(node, at)
-    for child in ast.iter_child_nodes(node):
-        if not hasattr(child, "lineno"):
-            _locate(at, child)
-    return node
+        ops = tuple(_OPS[type(op)] for op in node.ops)
+        sides = [_thunk(self.visit(side)) for side in (node.left, *node.comparators)]
+        return _call(node, "compare", ops, *sides)
 
 
 def rewrite(function: FunctionType) -> Callable[[Any], FunctionType]:
@@ -576,13 +484,11 @@ def rewrite(function: FunctionType) -> Callable[[Any], FunctionType]:
 @lru_cache(maxsize=512)
 def _rewrite(found: Definition, name: str, names: tuple[str, ...], flags: int) -> CodeType:
     """By all that shapes it: bytecode has neither the file nor the annotations of locals."""
-    node = _copy(found.node)
+    node = _parsed(found)
     rewriter = Rewriter(found.file)
     params = [a.arg for a in _arguments(node.args)]
-    known = ast.Dict([ast.Constant(p) for p in params], [ast.Name(p, ast.Load()) for p in params])
-    start = ast.Assign(
-        [ast.Name(ENV, ast.Store())], ast.Call(ast.Name(ENTER, ast.Load()), [known], [])
-    )
+    known = ast.Dict([ast.Constant(p) for p in params], [_load(p) for p in params])
+    start = ast.Assign([ast.Name(ENV, ast.Store())], ast.Call(_load(ENTER), [known], []))
     node.body = [_locate(node.body[0], start), *rewriter.body(node.body)]
     # its own name, where the text says it, is what it was outside
     node.name = "_tw_inner"
@@ -602,6 +508,14 @@ def _rewrite(found: Definition, name: str, names: tuple[str, ...], flags: int) -
     new = _nested(_nested(compiled, "_tw_outer"), node.name).replace(co_name=name)
     register(new, rewriter.columns)
     return new
+
+
+def _parsed(found: Definition) -> ast.FunctionDef:
+    """A tree of its own: others keep the one that was found."""
+    indented = found.text[:1].isspace()
+    tree = ast.parse("if 1:\n" * indented + found.text)
+    ast.increment_lineno(tree, found.line - 1 - indented)
+    return next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
 def _arguments(args: ast.arguments) -> list[ast.arg]:

@@ -2,70 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.dtype import INT32
 from tilewright.ir.expr import (
-    Const,
-    Expr,
     cast,
     const,
-    is_pure,
-    substitute,
     variables,
     wrap,
 )
 from tilewright.ir.op import (
     Arrive,
-    Atomic,
-    Body,
-    Copy,
     Fence,
-    Fill,
-    For,
-    Gemm,
     Hint,
-    If,
     Intrinsic,
-    Kernel,
-    Map,
-    Op,
-    Reduce,
-    Relayout,
-    Role,
-    Scan,
-    Store,
     Sync,
     Wait,
     WaitGroup,
-    While,
-    attr,
-    bodies,
-    body,
-    walk_ops,
 )
-from tilewright.ir.simplify import simplify
-from tilewright.lang.builder import KernelState, current, static_int
+from tilewright.lang.arguments import integer, static_int
+from tilewright.lang.builder import KernelState, current, current_block
 from tilewright.lang.handles import Access, Tile, describe, usable
+from tilewright.lang.place import WARP, Placed, on_threads, threads_where
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError
 
-WARP, GROUP = 32, 128
-
-
-@dataclass(frozen=True)
-class Placed(Op):
-    """Statements under `T.ws`, until the kernel's end shows who controls their order."""
-
-    syntax = "placed {first} + {warps} {body}"
-    first: int = attr()
-    warps: int = attr()
-    body: Body = body()
+GROUP = 128
 
 
 class Placement(AbstractContextManager[None]):
@@ -136,155 +100,6 @@ def ws(*warpgroups: int) -> Placement:
 
 WarpSpecialize = ws
 
-_TILE_OPS = (Copy, Fill, Gemm, Reduce, Scan, Relayout, Map)
-
-
-def _orders(op: Op) -> bool:
-    """Whether `op` is a barrier by which some threads wait for others."""
-    return isinstance(op, (Arrive, Wait)) or _is_named(op)
-
-
-def _is_by_thread(ops: Body) -> bool:
-    """Whether a branch around `ops` says which threads do something, each by itself."""
-    return any(
-        isinstance(op, (Atomic, Intrinsic, Store))
-        or (not isinstance(op, Map) and any(map(_is_by_thread, bodies(op))))
-        for op in ops
-    )
-
-
-def _is_named(op: Op) -> bool:
-    return isinstance(op, Sync) and op.scope == "named"
-
-
-def place(ops: Body, kernel: KernelState) -> Body:
-    """Placements as roles when the kernel's own barriers order them, as hints otherwise.
-
-    A branch on the thread index that takes whole warps, with tile ops inside or named barriers that
-    others come to as well, is a placement too where barriers are used.
-    """
-    if any(_orders(op) for op in walk_ops(ops)):
-        branches = _place_branches(ops, kernel)
-        placements = [op for op in walk_ops(branches) if isinstance(op, Placed)]
-        if any(_orders(o) for p in placements for o in walk_ops(p.body)):
-            return _as_roles(branches, kernel)
-        if not any(_is_by_thread(p.body) for p in placements):
-            ops = branches
-    return _as_hints(ops) if any(isinstance(op, Placed) for op in walk_ops(ops)) else ops
-
-
-def _inside(op: Op, change: Callable[[Body], Body]) -> Op:
-    if isinstance(op, If):
-        return replace(op, then=change(op.then), orelse=change(op.orelse))
-    if isinstance(op, (For, While, Placed)):
-        return replace(op, body=change(op.body))
-    return op
-
-
-def _place_branches(ops: Body, kernel: KernelState) -> Body:
-    found: list[Op] = []
-    for op in ops:
-        placed: list[Op] | None = [op] if isinstance(op, Placed) else None
-        if isinstance(op, If) and (
-            any(isinstance(o, _TILE_OPS) for o in walk_ops(op)) or _meets_others(op, kernel)
-        ):
-            placed = _place_branch(op, kernel, range(kernel.num_threads))
-        if placed is None:
-            placed = [_inside(op, lambda inner: _place_branches(inner, kernel))]
-        found += placed
-    return tuple(found)
-
-
-def _meets_others(op: If, kernel: KernelState) -> bool:
-    """Whether a branch has a named barrier of other threads than those that take it."""
-    named = [[o for o in walk_ops(side) if _is_named(o)] for side in (op.then, op.orelse)]
-    if not any(named) or not is_on_threads([op.cond], kernel):
-        return False
-    taken = len(threads_where([op.cond], kernel))
-    return any(
-        isinstance(o, Sync) and (o.arrive or (o.threads or 0) > count)
-        for side, count in zip(named, (taken, kernel.num_threads - taken), strict=True)
-        for o in side
-    )
-
-
-def _place_branch(op: If, kernel: KernelState, threads: range) -> list[Op] | None:
-    """`op` as one placement per side, when each side is run by whole, neighbouring warps."""
-    if not is_on_threads([op.cond], kernel):
-        return None
-    chosen = set(threads_where([op.cond], kernel))
-    found: list[Op] = []
-    for side, side_ops in (
-        ([t for t in threads if t in chosen], op.then),
-        ([t for t in threads if t not in chosen], op.orelse),
-    ):
-        if not side_ops or not side:
-            continue
-        span = range(side[0], side[-1] + 1)
-        if len(span) != len(side) or span.start % WARP or len(span) % WARP:
-            return None
-        only = side_ops[0]
-        if len(side_ops) == 1 and isinstance(only, If) and is_on_threads([only.cond], kernel):
-            inner = _place_branch(only, kernel, span)
-            if inner is None:
-                return None
-            found += inner
-        else:
-            found.append(Placed(span.start // WARP, len(span) // WARP, side_ops, loc=op.loc))
-    return found
-
-
-def _as_hints(ops: Body) -> Body:
-    found: list[Op] = []
-    for op in ops:
-        if isinstance(op, Placed):
-            groups = tuple(range(op.first // 4, (op.first + op.warps) // 4))
-            found += [Hint("ws", detail=groups, loc=op.loc), *op.body, Hint("ws", loc=op.loc)]
-        else:
-            found.append(_inside(op, _as_hints))
-    return tuple(found)
-
-
-def _as_roles(ops: Body, kernel: KernelState) -> Body:
-    found: list[Op] = []
-    for op in ops:
-        if isinstance(op, Placed):
-            found.append(_role(op))
-        elif any(isinstance(o, Placed) for o in walk_ops(op)):
-            found.append(_inside(op, lambda inner: _as_roles(inner, kernel)))
-        elif any(_is_collective(o) for o in walk_ops(op)):
-            # all warps together
-            warps = -(-kernel.num_threads // WARP)
-            last = found[-1] if found else None
-            if isinstance(last, Role) and last.name == "all":
-                found[-1] = replace(last, body=(*last.body, op))
-            else:
-                found.append(Role("all", 0, warps, (op,), loc=op.loc))
-        else:
-            found.append(op)
-    return tuple(found)
-
-
-def _is_collective(op: Op) -> bool:
-    """Whether `op` outside placements is one deed of all threads, not one of each."""
-    if isinstance(op, (Atomic, Intrinsic)):
-        return op.result is None
-    return isinstance(op, (*_TILE_OPS, Arrive))
-
-
-def _role(op: Placed) -> Role:
-    registers = [
-        int(h.detail[0])
-        for h in op.body
-        if isinstance(h, Hint) and h.name == "max_nreg" and h.detail
-    ]
-    kept = tuple(o for o in op.body if not (isinstance(o, Hint) and o.name == "max_nreg"))
-    return Role(
-        f"warps{op.first}", op.first, op.warps, kept,
-        registers=registers[0] if registers else None, loc=op.loc,
-    )  # fmt: skip
-
-
 # ── barriers ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -305,26 +120,6 @@ def barrier_region(bar: Any, word: str) -> Region:
     return bar.corner((const(1),))
 
 
-def is_on_threads(conds: list[Expr], kernel: Kernel | KernelState) -> bool:
-    """Whether conditions depend on the thread's index and on nothing else."""
-    names = set(kernel.thread_vars)
-    return all(is_pure(c) and variables(c) and variables(c) <= names for c in conds)
-
-
-def threads_where(conds: list[Expr], kernel: Kernel | KernelState) -> list[int]:
-    """The threads, in linear order, for which all conditions hold."""
-    found = []
-    for linear in range(prod(kernel.threads)):
-        rest, values = linear, {}
-        for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
-            values[var] = const(rest % extent)
-            rest //= extent
-        tests = (simplify(substitute(c, dict(values)), index=False) for c in conds)
-        if all(isinstance(test, Const) and bool(test.value) for test in tests):
-            found.append(linear)
-    return found
-
-
 def _arrivals(kernel: KernelState) -> int:
     """How many threads run this place: barriers count threads."""
     threads = range(kernel.num_threads)
@@ -335,7 +130,7 @@ def _arrivals(kernel: KernelState) -> int:
     guards = [g for g in kernel.guards if variables(g) & names]
     if not guards:
         return len(threads)
-    if not is_on_threads(guards, kernel):
+    if not on_threads(guards, kernel):
         raise CompileError(
             "arriving under a condition that mixes threads with other values",
             fix="test the thread index in an `if` of its own",
@@ -343,15 +138,19 @@ def _arrivals(kernel: KernelState) -> int:
     return sum(t in threads for t in threads_where(guards, kernel))
 
 
-def _require_once(kernel: KernelState, word: str) -> None:
+def _expect(word: str, mbarrier: Any, tx: Any, arrive: bool) -> None:
     """Bytes are expected by all threads together or by one: others would each expect them again."""
-    names = set(kernel.thread_vars)
-    if any(variables(g) & names for g in kernel.guards) and (count := _arrivals(kernel)) != 1:
+    builder = current(word)
+    kernel = builder.require_block(word)
+    names, count = set(kernel.thread_vars), _arrivals(kernel)
+    if any(variables(g) & names for g in kernel.guards) and count != 1:
         raise CompileError(
             f"T.{word} under a condition that {count} threads pass",
             expected="one thread, or all that run this place together",
             fix="test for one thread: if tx == 0, or leave the condition out",
         )
+    bar, arrivals = barrier_region(mbarrier, word), const(count if arrive else 0)
+    builder.emit(Arrive(bar, bytes=cast(wrap(tx), INT32), count=arrivals))
 
 
 def barrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
@@ -399,45 +198,13 @@ def barrier_wait(mbarrier: Any, parity: Any = 0) -> None:
             M[t] = tile[t]
         # M: 4 5 6
     """
-    builder = current("barrier_wait")
-    builder.require_block("barrier_wait")
-    given = wrap(parity)
-    if not (given.dtype.is_int or given.dtype.is_bool):
-        raise CompileError(
-            "the parity of a barrier's phase must be an integer",
-            expected="0 or 1, such as k % 2",
-            got=repr(parity) if isinstance(parity, float) else f"a value of type {given.dtype}",
-            fix="count the phases: parity 0 for the first, 1 for the second, and so on",
-            code="not-integer",
-        )
-    phase = cast(given, INT32)
-    builder.emit(Wait(barrier_region(mbarrier, "barrier_wait"), phase))
+    builder = current_block("barrier_wait")
+    fix = "count the phases from 0: the parity is 0 or 1, such as k % 2"
+    phase = integer(parity, "the parity of a barrier's phase", fix, bools=True)
+    builder.emit(Wait(barrier_region(mbarrier, "barrier_wait"), cast(phase, INT32)))
 
 
-def mbarrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
-    """`barrier_arrive`.
-
-    Example:
-        ready = T.alloc_barrier(128)
-        T.mbarrier_arrive(ready)
-        T.mbarrier_wait_parity(ready, 0)
-        T.copy(X, Y)
-        # Y[0]: 0 1 2
-    """
-    barrier_arrive(mbarrier, cta_id)
-
-
-def mbarrier_wait_parity(mbarrier: Any, parity: Any = 0) -> None:
-    """`barrier_wait`.
-
-    Example:
-        ready = T.alloc_barrier(128)
-        T.mbarrier_arrive(ready)
-        T.mbarrier_wait_parity(ready, 0)
-        T.copy(X, Y)
-        # Y[0]: 0 1 2
-    """
-    barrier_wait(mbarrier, parity)
+mbarrier_arrive, mbarrier_wait_parity = barrier_arrive, barrier_wait
 
 
 def mbarrier_expect_tx(mbarrier: Any, tx: Any) -> None:
@@ -454,10 +221,7 @@ def mbarrier_expect_tx(mbarrier: Any, tx: Any) -> None:
         T.copy(X, Y)
         # Y[0]: 0 1 2
     """
-    builder = current("mbarrier_expect_tx")
-    _require_once(builder.require_block("mbarrier_expect_tx"), "mbarrier_expect_tx")
-    bar = barrier_region(mbarrier, "mbarrier_expect_tx")
-    builder.emit(Arrive(bar, bytes=cast(wrap(tx), INT32), count=const(0)))
+    _expect("mbarrier_expect_tx", mbarrier, tx, arrive=False)
 
 
 def mbarrier_arrive_expect_tx(mbarrier: Any, tx: Any) -> None:
@@ -470,11 +234,7 @@ def mbarrier_arrive_expect_tx(mbarrier: Any, tx: Any) -> None:
                 T.mbarrier_arrive_expect_tx(full, 0)
             T.mbarrier_wait_parity(full, 0)
     """
-    builder = current("mbarrier_arrive_expect_tx")
-    kernel = builder.require_block("mbarrier_arrive_expect_tx")
-    _require_once(kernel, "mbarrier_arrive_expect_tx")
-    bar = barrier_region(mbarrier, "mbarrier_arrive_expect_tx")
-    builder.emit(Arrive(bar, bytes=cast(wrap(tx), INT32), count=const(_arrivals(kernel))))
+    _expect("mbarrier_arrive_expect_tx", mbarrier, tx, arrive=True)
 
 
 def set_max_nreg(count: int, is_inc: int | bool = True) -> None:
@@ -494,8 +254,7 @@ def set_max_nreg(count: int, is_inc: int | bool = True) -> None:
                 T.copy(tile, Y)
         # Y[0]: 0 1 2
     """
-    builder = current("set_max_nreg")
-    builder.require_block("set_max_nreg")
+    builder = current_block("set_max_nreg")
     registers = static_int(count, "the count of T.set_max_nreg", 24)
     if registers > 256 or registers % 8:
         raise CompileError(
@@ -550,9 +309,7 @@ def no_set_max_nreg() -> None:
         T.copy(X, Y)
         # Y[0]: 0 1 2
     """
-    builder = current("no_set_max_nreg")
-    builder.require_block("no_set_max_nreg")
-    builder.emit(Hint("no_max_nreg"))
+    current_block("no_set_max_nreg").emit(Hint("no_max_nreg"))
 
 
 disable_warp_group_reg_alloc = no_set_max_nreg
@@ -573,9 +330,7 @@ def fence_proxy_async() -> None:
         T.tma_copy(tile, Y)
         # Y[0]: 0 2 4
     """
-    builder = current("fence_proxy_async")
-    builder.require_block("fence_proxy_async")
-    builder.emit(Fence("proxy_async"))
+    current_block("fence_proxy_async").emit(Fence("proxy_async"))
 
 
 def cluster_sync() -> None:
@@ -595,11 +350,7 @@ def cluster_sync() -> None:
         # M: 100 101 102
     """
     builder = current("cluster_sync")
-    kernel = builder.require_block("cluster_sync")
-    if not kernel.cluster:
-        raise CompileError(
-            "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
-        )
+    builder.require_cluster("cluster_sync")
     builder.emit(Sync("cluster"))
 
 
@@ -616,8 +367,7 @@ def tma_store_wait(count: int = 0, read: bool = True) -> None:
         T.tma_store_wait(0)
         # Y[0]: 0 1 2
     """
-    builder = current("tma_store_wait")
-    builder.require_block("tma_store_wait")
+    builder = current_block("tma_store_wait")
     builder.emit(WaitGroup("bulk", static_int(count, "the count", 0), bool(read)))
 
 
@@ -630,9 +380,7 @@ def pdl_wait() -> None:
         T.pdl_launch()
         # Y[0]: 0 1 2
     """
-    builder = current("pdl_wait")
-    builder.require_block("pdl_wait")
-    builder.emit(Intrinsic("pdl_wait"))
+    current_block("pdl_wait").emit(Intrinsic("pdl_wait"))
 
 
 def pdl_launch() -> None:
@@ -644,9 +392,7 @@ def pdl_launch() -> None:
         T.pdl_launch()
         # Y[0]: 0 1 2
     """
-    builder = current("pdl_launch")
-    builder.require_block("pdl_launch")
-    builder.emit(Intrinsic("pdl_launch"))
+    current_block("pdl_launch").emit(Intrinsic("pdl_launch"))
 
 
 pdl_sync, pdl_trigger = pdl_wait, pdl_launch

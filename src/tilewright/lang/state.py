@@ -15,20 +15,18 @@ import enum
 import functools
 import gc
 import operator
-import sys
 import types
 from collections import OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tilewright.ir.expr import Expr
 from tilewright.lang.scalar import Lost, Scalar
-from tilewright.lang.where import is_library
 from tilewright.support.definitions import ByCode
 from tilewright.support.errors import CompileError, Loc
+from tilewright.support.key_rules import held, is_library, slots
 
 NODES = 20_000  # objects that are looked at, at most
 BYTES = 1 << 24  # of an array that is compared
@@ -156,17 +154,9 @@ def _sequence(value: Any) -> tuple[Content, Children]:
     return items, (("[…]", item) for item in items)
 
 
-def _fixed(value: Any) -> tuple[None, Children]:
-    return None, (("[…]", item) for item in value)
-
-
 def _mapping(value: Any) -> tuple[Content, Children]:
     pairs = list(value.items() if type(value) in (dict, OrderedDict) else dict.items(value))
     return [part for pair in pairs for part in pair], ((f"[{k!r}]"[:40], v) for k, v in pairs)
-
-
-def _set(value: Any) -> tuple[Content, Children]:
-    return sorted(value, key=id), ()
 
 
 def _array(value: Any) -> tuple[Content | None, Children]:
@@ -175,10 +165,6 @@ def _array(value: Any) -> tuple[Content | None, Children]:
     if value.dtype == object:
         return [*value.shape, *value.ravel()], ()
     return [*value.shape, value.tobytes()], ()
-
-
-def _bytes(value: Any) -> tuple[Content, Children]:
-    return [bytes(value)], ()
 
 
 def _cell(value: Any) -> tuple[Content, Children]:
@@ -201,17 +187,18 @@ def _function(value: Any) -> tuple[Content | None, Children]:
     ]
 
 
+_slots = functools.lru_cache(maxsize=1024)(slots)
+
+
 def _attributes(value: Any) -> tuple[Content, Children]:
-    found = dict(getattr(value, "__dict__", ()))
     kind: Any = type(value)
-    for name in _slots(kind):
-        found[name] = getattr(value, name, _EMPTY)
+    found = {**getattr(value, "__dict__", {}), **dict(held(value, _slots(kind)))}
     content = [part for pair in found.items() for part in pair]
     return content, [*((f".{n}", v) for n, v in found.items()), ("", type(value))]
 
 
 def _class(value: Any) -> tuple[Content | None, Children]:
-    if not _is_theirs(value) or issubclass(value, enum.Enum):
+    if is_library(value.__module__) or issubclass(value, enum.Enum):
         return None, ()
     found = {n: v for n, v in vars(value).items() if n not in ("__dict__", "__weakref__")}
     return [part for pair in found.items() for part in pair], [
@@ -261,7 +248,6 @@ _HANDLERS: dict[type, Any] = {
     staticmethod: _parts("__func__"),
     classmethod: _parts("__func__"),
     types.SimpleNamespace: _attributes,
-    bytearray: _bytes,
     frozenset: None,
 }
 
@@ -274,23 +260,23 @@ def _find_handler(kind: Any) -> Handler | None:
         return _parts("function") if kind.__name__ == "Macro" else None
     for base, handler in _BASES:
         if issubclass(kind, base):
-            return _with_attributes(handler) if _is_theirs(kind) else handler
+            return handler if is_library(kind.__module__) else _with_attributes(handler)
     if issubclass(kind, type):
         return _class
-    if _is_theirs(kind) or issubclass(kind, (UserDict, UserList)):
+    if not is_library(kind.__module__) or issubclass(kind, (UserDict, UserList)):
         return _attributes
     if hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
         return _iterator
     return None
 
 
-_BASES: tuple[tuple[type, Any], ...] = (
-    (tuple, _fixed),
+_BASES: tuple[tuple[Any, Handler], ...] = (
+    (tuple, lambda value: (None, (("[…]", item) for item in value))),
     (list, _sequence),
     (deque, _sequence),
     (dict, _mapping),
-    (set, _set),
-    (array.array, _bytes),
+    (set, lambda value: (sorted(value, key=id), ())),
+    ((array.array, bytearray), lambda value: ([bytes(value)], ())),
     (np.ndarray, _array),
 )
 
@@ -304,24 +290,6 @@ def _with_attributes(handler: Handler) -> Handler:
         return [*(content or ()), *(more or ())], [*children, *others]
 
     return both
-
-
-@lru_cache(maxsize=1024)
-def _slots(kind: Any) -> tuple[str, ...]:
-    found: list[str] = []
-    for each in kind.__mro__:
-        slots = vars(each).get("__slots__", ())
-        found += [slots] if isinstance(slots, str) else slots
-    return tuple(n for n in found if n not in ("__dict__", "__weakref__") and n[:2] != "__")
-
-
-@lru_cache(maxsize=1024)
-def _is_theirs(kind: Any) -> bool:
-    package = kind.__module__.partition(".")[0]
-    if package in sys.stdlib_module_names or package == "tilewright":
-        return False
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is None or not is_library(file)
 
 
 def _global_names(code: types.CodeType) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ from typing import Any
 from tilewright.ir.dtype import BOOL, DTYPES, INT32, DType
 from tilewright.ir.expr import Var, cast, truth, wrap
 from tilewright.ir.op import Intrinsic, Sync
-from tilewright.lang.builder import current, static_int
+from tilewright.lang.arguments import static_int
+from tilewright.lang.builder import current_block, current_kernel
 from tilewright.support.errors import CompileError
 
 FULL = 0xFFFFFFFF
@@ -25,8 +26,7 @@ def _full_mask(mask: Any, word: str) -> None:
 
 def _shuffle(kind: str, value: Any, lane: Any, width: Any, mask: Any) -> Var:
     word = f"shfl_{kind}"
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current_kernel(word)
     _full_mask(mask, word)
     size = static_int(32 if width is None else width, f"width of T.{word}", 1)
     if size > 32 or size & (size - 1):
@@ -96,8 +96,7 @@ def shfl_sync(value: Any, lane: Any, width: Any = None, mask: Any = None) -> Var
 
 
 def _vote(word: str, predicate: Any, mask: Any, dtype: DType) -> Var:
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current_kernel(word)
     _full_mask(mask, word)
     result = builder.var(builder.hint, dtype, "vote")
     builder.emit(Intrinsic(word, (truth(wrap(predicate)),), result))
@@ -117,17 +116,7 @@ def ballot(predicate: Any, mask: Any = None) -> Var:
     return _vote("ballot", predicate, mask, DTYPES["uint32"])
 
 
-def ballot_sync(predicate: Any, mask: Any = None) -> Var:
-    """`ballot`.
-
-    Example:
-        t = T.get_thread_binding()
-        x = T.ballot_sync(t % 32 < 3)
-        if t < 64:
-            M[t] = x
-        # M: 7 7 7
-    """
-    return ballot(predicate, mask)
+ballot_sync = ballot
 
 
 def any_sync(predicate: Any, mask: Any = None) -> Var:
@@ -171,8 +160,7 @@ def sync_threads(barrier_id: Any = None, arrive_count: int | None = None) -> Non
             M[t] = tile[127 - t]
         # M: 127 126 125
     """
-    builder = current("sync_threads")
-    builder.require_block("sync_threads")
+    builder = current_block("sync_threads")
     if barrier_id is None:
         builder.emit(Sync("block"))
         return
@@ -201,8 +189,7 @@ def named_barrier_arrive(barrier_id: Any, thread_count: int) -> None:
                     M[t - 128] = tile[255 - t]
         # M: 127 126 125
     """
-    builder = current("named_barrier_arrive")
-    builder.require_block("named_barrier_arrive")
+    builder = current_block("named_barrier_arrive")
     count = static_int(thread_count, "thread_count of T.named_barrier_arrive", 1)
     builder.emit(Sync("named", wrap(barrier_id), count, arrive=True))
 
@@ -219,7 +206,6 @@ def sync_warp(mask: Any = None) -> None:
             M[t] = tile[t // 32 * 32 + 31 - t % 32]
         # M: 31 30 29
     """
-    builder = current("sync_warp")
-    builder.require_kernel("sync_warp")
+    builder = current_kernel("sync_warp")
     _full_mask(mask, "sync_warp")
     builder.emit(Sync("warp"))

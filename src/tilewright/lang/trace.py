@@ -16,17 +16,16 @@ from tilewright.ir.op import Program
 from tilewright.lang.builder import NAME_PARTS, Builder, Probed, building, current
 from tilewright.lang.check import check_program
 from tilewright.lang.env import Env
-from tilewright.lang.frames import Binding
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe
 from tilewright.lang.params import add_parameter
-from tilewright.lang.python_errors import closest, explained, suggest
+from tilewright.lang.python_errors import explained
 from tilewright.lang.rewrite import find_definition, location, rewrite
 from tilewright.lang.scalar import Lost, is_runtime
 from tilewright.lang.types import Ref, ScalarType, TensorType
 from tilewright.lang.where import frames_of_theirs, locate, locate_traceback, set_root
 from tilewright.support import limits
-from tilewright.support.content_key import Same
-from tilewright.support.errors import CompileError, Loc, TilewrightError, entry, locating, swap
+from tilewright.support.errors import CompileError, Loc, TilewrightError, entry, locating, suggest
+from tilewright.support.key_rules import Same
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,7 +131,7 @@ def _prim_func(function: FunctionType, names: dict[str, Any]) -> PrimFunc:
                 given[name] = add_parameter(builder, name, annotations[name])
         return run(**given)
 
-    returned = _run(function, builder, call, "prim_func")
+    returned = _run(function, builder, call)
     outputs = _outputs(builder, returned)
     program = builder.finish()
     check_program(program)
@@ -184,24 +183,16 @@ def _bad_annotation(
 ) -> CompileError:
     loc = _parameter_loc(function, name)
     if isinstance(error, TilewrightError):
-        said = error.diagnostic
-        return CompileError(
-            f"the annotation of {name!r}: {said.message}",
-            loc=loc, expected=said.expected, got=said.got, fix=said.fix, code=said.code,
-            repair=said.repair,
-        )  # fmt: skip
+        message = f"the annotation of {name!r}: {error.message}"
+        return CompileError(**{**vars(error.diagnostic), "message": message, "loc": loc})
     fix, repair = 'write it as T.Tensor((M, N), "float32")', None
     if isinstance(error, NameError):
         missing = getattr(error, "name", None) or ""
-        close = closest(missing, [*scope, *function.__globals__])
-        repair = swap(missing, close) if close else None
-        fix = (
-            f"did you mean {close!r}?"
-            if close
-            else (
-                f"bind {missing} before the kernel: a factory's argument, a number, or "
-                f"T.dynamic({missing!r})"
-            )
+        fix, repair = suggest(
+            missing,
+            [*scope, *function.__globals__],
+            f"bind {missing} before the kernel: a factory's argument, a number, or "
+            f"T.dynamic({missing!r})",
         )
     return CompileError(
         f"the annotation of {name!r} does not evaluate: {error}",
@@ -237,13 +228,17 @@ def _definition_loc(function: FunctionType) -> Loc:
 # ── running ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _run(
-    function: FunctionType, builder: Builder, call: Callable[[FunctionType], Any], word: str
-) -> Any:
+def _run(function: FunctionType, builder: Builder, call: Callable[[FunctionType], Any]) -> Any:
     make = rewrite(function)
     builder.symbols.closure, builder.symbols.scope = _closure(function), function.__globals__
+
+    def enter(parameters: dict[str, Any]) -> Env:
+        env = Env(builder)
+        env.parameters(parameters)
+        return env
+
     with building(builder), locating(locate):
-        return _guarded(call, make(_enter(builder, word)))
+        return _guarded(call, make(enter))
 
 
 def _guarded(call: Callable[[FunctionType], Any], function: FunctionType) -> Any:
@@ -266,15 +261,6 @@ def _guarded(call: Callable[[FunctionType], Any], function: FunctionType) -> Any
 
 
 set_root(_guarded.__code__)
-
-
-def _enter(builder: Builder, word: str) -> Callable[[dict[str, Any]], Env]:
-    def enter(parameters: dict[str, Any]) -> Env:
-        env = Env(builder, word)
-        env.parameters(parameters)
-        return env
-
-    return enter
 
 
 def _outputs(builder: Builder, returned: Any) -> tuple[str, ...]:
@@ -334,7 +320,7 @@ class Macro:
         made: list[Env] = []
 
         def enter(parameters: dict[str, Any]) -> Env:
-            env = Env(builder, "macro")
+            env = Env(builder)
             made.append(env)
             for name, value in parameters.items():
                 annotation = annotations.get(name)
@@ -363,16 +349,13 @@ def _argument(builder: Builder, value: Any) -> Any:
     """Arguments are read once, where the macro is called."""
     if isinstance(value, Lost):
         value.fail()
-    return builder.snapshot(value) if is_runtime(value) and not _is_place(value) else value
-
-
-def _is_place(value: Any) -> bool:
-    return isinstance(value, (Access, Variable))
+    is_place = isinstance(value, (Access, Variable))
+    return builder.snapshot(value) if is_runtime(value) and not is_place else value
 
 
 def _release(result: Any, env: Env) -> None:
     """A variable that a macro made and returns may take a new name."""
-    own = [b.value for b in env.bindings.values() if isinstance(b, Binding) and b.loc is not None]
+    own = [b.value for b in env.bindings.values() if b.loc is not None]
     for part in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(part, Variable) and any(part is v for v in own):
             part.named = False
@@ -381,10 +364,6 @@ def _release(result: Any, env: Env) -> None:
 def _check_argument(
     macro_name: str, name: str, value: Any, annotation: Any, loc: Loc | None
 ) -> None:
-    if annotation is None:
-        return
-    wanted = annotation.space if isinstance(annotation, TensorType) else None
-    bare = getattr(annotation, "space", None) if not isinstance(annotation, TensorType) else None
     if annotation is Ref and not isinstance(value, (Variable, Access)):
         raise CompileError(
             f"{name!r} of {macro_name} is assigned to by the macro",
@@ -393,7 +372,7 @@ def _check_argument(
             got=describe(value),
             fix=f"pass a T.alloc_var, or drop the T.Ref of {name!r}",
         )
-    space = wanted or bare
+    space = getattr(annotation, "space", None)  # of a type, or of a bare T.SharedBuffer
     if space is None:
         return
     if not isinstance(value, (Tile, Tiles)) or value.buffer.space is not space:
@@ -502,14 +481,14 @@ def trace_direct(
         return run(**given)
 
     _find_sizes(function, builder, call)
-    returned = _run(function, builder, functools.partial(call, builder), "jit")
+    returned = _run(function, builder, functools.partial(call, builder))
     outputs = _outputs(builder, returned)
     for name in consts or ():
         if name not in builder.asked:
             raise CompileError(
                 f"{function.__name__} has no parameter and no T.const size {name!r}",
                 loc=builder.loc,
-                fix=suggest(name, [*arguments, *builder.asked]),
+                fix=suggest(name, [*arguments, *builder.asked])[0],
             )
     order = [n for n in arguments if n in builder.declared]
     by_name = {p.name: p for p in builder.params}
@@ -532,7 +511,7 @@ def _find_sizes(
     probe.arguments, probe.probing, probe.consts = into.arguments, True, into.consts
     probe.plain = into.plain
     try:
-        _run(function, probe, functools.partial(call, probe), "jit")
+        _run(function, probe, functools.partial(call, probe))
     except CompileError as error:
         # what goes wrong with unknown sizes goes wrong again, and better said, with known ones;
         # it is of interest only where it kept a size from being known

@@ -12,9 +12,10 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.dtype import DTYPES, DType, dtype
 from tilewright.ir.expr import Const, Expr, Var, cast, wrap
 from tilewright.ir.op import Dim
+from tilewright.lang.arguments import integer
 from tilewright.lang.builder import in_kernel
 from tilewright.lang.scalar import Scalar, is_runtime
-from tilewright.support.errors import CompileError, entry, swap
+from tilewright.support.errors import CompileError, entry
 
 
 class ScalarType(str):
@@ -83,63 +84,37 @@ def _alias(name: str) -> str | None:
         return None
 
 
-class SymbolicSize(Scalar):
-    """A size known at launch: `T.dynamic("m")`, with its contract."""
-
-    def __init__(self, dim: Dim) -> None:
-        self.dim = dim
-
-    @property
-    def name(self) -> str:
-        return self.dim.var.name
-
-    @property
-    def dtype(self) -> ScalarType:
-        return ScalarType(self.dim.var.dtype)
-
-    def as_expr(self) -> Expr:
-        return self.dim.var
-
-    @property
-    def dims(self) -> tuple[Dim, ...]:
-        return (self.dim,)
-
-    def __repr__(self) -> str:
-        return f"T.dynamic({self.name!r})"
-
-
-class SizeExpr(Scalar):
-    """Arithmetic of sizes outside a kernel, `n * 4`: it keeps their contracts."""
+class Size(Scalar):
+    """A size known at launch, `T.dynamic("m")`, or arithmetic of sizes outside a kernel, `n * 4`,
+    with the contracts of all that it is made of."""
 
     def __init__(self, expr: Expr, dims: tuple[Dim, ...]) -> None:
         self.expr, self.dims = expr, dims
 
-    @property
-    def dtype(self) -> ScalarType:
-        return ScalarType(self.expr.dtype)
+    dtype = property(lambda self: ScalarType(self.expr.dtype))
+    name = property(lambda self: self.expr.name)
 
     def as_expr(self) -> Expr:
         return self.expr
 
     def __repr__(self) -> str:
-        return str(self.expr)
+        return f"T.dynamic({self.name!r})" if isinstance(self.expr, Var) else str(self.expr)
 
 
 def _size_operator(name: str) -> Callable[[Any, Any], Any]:
-    def operator(self: SymbolicSize | SizeExpr, other: Any) -> Any:
+    def operator(self: Size, other: Any) -> Any:
         found = getattr(self.as_expr(), name)(other)
-        more = other.dims if isinstance(other, (SymbolicSize, SizeExpr)) else ()
+        more = other.dims if isinstance(other, Size) else ()
         sizes = more or (isinstance(other, int) and not isinstance(other, bool))
         if not sizes or in_kernel() or not isinstance(found, Expr):
             return found
-        return SizeExpr(found, (*self.dims, *more))
+        return Size(found, (*self.dims, *more))
 
     return operator
 
 
 for _name in ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"):
-    for _kind in (SymbolicSize, SizeExpr):
-        setattr(_kind, _name, _size_operator(_name))
+    setattr(Size, _name, _size_operator(_name))
 
 
 def split_names(names: str) -> list[str]:
@@ -191,7 +166,8 @@ def dynamic(
             got=f"min={min}, max={max}, multiple_of={multiple_of}",
             fix="exchange min and max" if max is not None and max < min else "",
         )
-    sizes = tuple(SymbolicSize(Dim(Var(n, kind), min, max, multiple_of)) for n in split_names(name))
+    dims = [Dim(Var(n, kind), min, max, multiple_of) for n in split_names(name)]
+    sizes = tuple(Size(dim.var, (dim,)) for dim in dims)
     return sizes if len(sizes) > 1 else sizes[0]
 
 
@@ -398,14 +374,6 @@ def check_one_shape(word: str, shape: Any, *others: Any) -> None:
 
 def size_expr(size: Any, what: str) -> Expr:
     """One extent: a positive integer or a size known at launch."""
-    if isinstance(size, float):
-        raise CompileError(
-            f"{what} must be an integer",
-            got=repr(size),
-            fix="divide with // instead of /",
-            code="not-integer",
-            repair=swap("/", "//"),
-        )
     if getattr(size, "shape", ()) and not is_runtime(size):
         raise CompileError(
             f"{what} is an array",
@@ -413,13 +381,7 @@ def size_expr(size: Any, what: str) -> Expr:
             got=f"{type(size).__name__} of shape {tuple(size.shape)}",
             fix="pass its size, x.shape[0], to the factory, and x to the kernel that it returns",
         )
-    expr = wrap(size)
-    if not expr.dtype.is_int:
-        raise CompileError(
-            f"{what} must be an integer",
-            got=f"a value of type {expr.dtype}",
-            fix="divide with //, or cast with T.int32(...)",
-        )
+    expr = integer(size, what)
     if isinstance(expr, Const) and expr.value < 1:
         raise CompileError(
             f"{what} must be positive",

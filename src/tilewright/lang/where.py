@@ -28,11 +28,6 @@ def register(code: CodeType, columns: dict[int, int]) -> None:
             register(inner, columns)
 
 
-def is_library(file: str) -> bool:
-    """A file of Python's, or of a package that was installed."""
-    return file.startswith((_LIBRARY, "<frozen")) or "site-packages" in file
-
-
 def users_frame() -> FrameType:
     """The innermost frame that runs a rewritten function."""
     frame: FrameType | None = sys._getframe(1)

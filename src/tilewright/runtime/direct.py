@@ -3,7 +3,6 @@ all calls that differ in nothing the kernel's text depends on."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from tilewright.ir.op import Program
 from tilewright.lang import DirectTrace, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
-from tilewright.support.content_key import LEAVES, Key, Unkeyable, content_key
-from tilewright.support.errors import CompileError, swap
-from tilewright.support.reads import Context
+from tilewright.support.content_key import Context, content_key
+from tilewright.support.errors import CompileError, suggest
+from tilewright.support.key_rules import LEAVES, Key, Unkeyable
 
 _NO_SIZES: Mapping[str, int] = MappingProxyType({})
 _KEPT = 1024
@@ -217,15 +216,14 @@ def bind(
         bound = (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
     except TypeError as error:
         wrong = [name for name in kwargs if name not in signature.parameters]
-        close = difflib.get_close_matches(wrong[0], signature.parameters, 1) if wrong else []
+        told = "pass the arguments that its signature names"
+        fix, repair = suggest(wrong[0], signature.parameters, told) if wrong else (told, None)
         raise CompileError(
             f"{fn.__name__}: {error}",
             expected=f"{fn.__name__}{signature}",
-            fix=f"did you mean {close[0]!r}?"
-            if close
-            else "pass the arguments that its signature names",
+            fix=fix,
             code="arguments",
-            repair=swap(wrong[0], close[0]) if close else None,
+            repair=repair,
         ) from None
     bound.apply_defaults()
     return dict(bound.arguments)

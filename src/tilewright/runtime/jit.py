@@ -19,9 +19,9 @@ from tilewright.runtime.backends import compiled_for, resolve
 from tilewright.runtime.configs import options_from
 from tilewright.runtime.direct import Direct, bind, key_of
 from tilewright.runtime.kernel import CompiledKernel
-from tilewright.support.content_key import at_home, content_key
+from tilewright.support.content_key import Context, content_key
 from tilewright.support.errors import CompileError, entry, swap
-from tilewright.support.reads import Context
+from tilewright.support.key_rules import at_home
 
 OutIdx = int | Sequence[int] | None
 

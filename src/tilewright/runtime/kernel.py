@@ -16,8 +16,8 @@ from tilewright.runtime.backends import InterpExecutable, build, resolve
 from tilewright.runtime.host_caller import Fixable, make_caller
 from tilewright.runtime.launch import Launcher
 from tilewright.support import env
-from tilewright.support.content_key import Same
 from tilewright.support.errors import CompileError, entry
+from tilewright.support.key_rules import Same
 
 if TYPE_CHECKING:
     from tilewright.runtime.bench import Profiler

@@ -1,107 +1,47 @@
-"""Keys of Python values: equal exactly where two values have the same type and content.
+"""Keys of values by content; those of code are cheap to compute again.
 
-`==` is too coarse (3 == 3.0 == True, 0.0 == -0.0), `repr` leaves out and rounds, `hash` of an
-object does not change with its attributes. A key is hashable and built from a table by type:
+A factory's result depends on its text and on every value that the text reaches without an
+argument: the cells of its closure, its defaults, the globals it names, and what the functions and
+classes among those reach in turn. Python's library, Tilewright and other installed packages count
+by name only: their functions and modules are not looked into.
 
-- numbers, strings, bytes: the type and the bits; NaNs by their bits, zeros by their sign;
-- lists, tuples, dicts, sets and their subclasses: their items, dicts in their order, and the
-  attributes a subclass adds;
-- NumPy arrays, PyTorch tensors, NumPy scalars: the data type, the shape and a digest of the bytes;
-- enum members: their class, name and value;
-- functions, lambdas, methods, classes, modules: their text and all that they read (`reads.py`);
-- any other object: its class and its attributes, `__slots__` included; an object of an extension
-  type by what `copy` would make it from;
-- locks and loggers, whose state shapes no kernel: the object itself.
-
-Iterators, open files and whatever else hides its state are refused.
+`Context` walks all this once. What cannot change without being bound anew (numbers, strings,
+functions, classes) is then checked by identity; lists, arrays and objects are keyed again each
+time.
 """
 
 from __future__ import annotations
 
-import copyreg
-import functools
-import logging
-import struct
+import ast
+import dis
 import sys
-import threading
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from enum import Enum
-from pathlib import PurePath
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    MethodType,
-    ModuleType,
-    WrapperDescriptorType,
-)
-from typing import Any, TypeAlias
+from importlib.util import resolve_name
+from itertools import count, repeat
+from operator import attrgetter, is_
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
-Key: TypeAlias = Any  # hashable
-Sub: TypeAlias = Callable[[Any], Key]  # the key of a part
-Rule: TypeAlias = Callable[[Any, Sub], Key]
-
-HOOK = "__content_parts__"  # a method: what stands for an object of ours
-
-
-class Unkeyable(Exception):
-    """A value without a key: why, and the way to it from the value that was asked for."""
-
-    def __init__(self, why: str, fix: str) -> None:
-        super().__init__(why)
-        self.why, self.fix, self.path = why, fix, ""
-
-    def inside(self, step: str) -> Unkeyable:
-        self.path = step + self.path
-        return self
-
-
-class Same:
-    """An object as itself: equal to no other."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return object.__hash__(self.value)
-
-
-class Keyer:
-    """Keys the values of one request; knows the containers it is inside of, for cycles."""
-
-    __slots__ = ("inside",)
-
-    def __init__(self) -> None:
-        self.inside: dict[int, int] = {}
-
-    def __call__(self, value: Any) -> Key:
-        kind = type(value)
-        if kind is int or kind is str or value is None:
-            return value  # all other keys are tuples
-        if kind in LEAVES:
-            return LEAVES[kind](value, self)
-        here = id(value)
-        if here in self.inside:
-            return ("again", len(self.inside) - self.inside[here])
-        self.inside[here] = len(self.inside)
-        try:
-            return rule_of(kind)(value, self)
-        except RecursionError:
-            raise Unkeyable("it is nested too deeply", "pass a flatter value") from None
-        finally:
-            del self.inside[here]
+from tilewright.support.definitions import FUTURE, ByCode, definition
+from tilewright.support.errors import CompileError, Loc, TilewrightError
+from tilewright.support.key_rules import (
+    EXACT,
+    HOOK,
+    LEAVES,
+    SUBCLASSES,
+    Key,
+    Keyer,
+    Same,
+    Sub,
+    Unkeyable,
+    is_library,
+    itself,
+    rule_of,
+)
 
 
 def content_key(value: Any) -> Key:
@@ -120,7 +60,7 @@ def content_key(value: Any) -> Key:
             if of is int or of is str or item is None:
                 done.append(item)
             elif of in LEAVES:
-                done.append(LEAVES[of](item, _no_parts))
+                done.append(LEAVES[of](item, content_key))
             else:
                 break
         else:
@@ -128,398 +68,432 @@ def content_key(value: Any) -> Key:
     return Keyer()(value)
 
 
-# ── leaves ───────────────────────────────────────────────────────────────────────────────────
+_ABSENT = Same(None)
+# of a class: made by Python, or caches
+_NOT_CONTENT = {
+    "__dict__", "__weakref__", "__doc__", "_abc_impl", "__abstractmethods__", "__slotnames__",
+    "__firstlineno__", "__static_attributes__", "__annotations_cache__", "__annotate_func__",
+    "__module__", "__qualname__", "_value2member_map_", "_hashable_values_", "_unhashable_values_",
+}  # fmt: skip
 
 
-def _no_parts(value: Any) -> Key:
-    raise NotImplementedError
+class Read(NamedTuple):
+    """A name, the attributes that are asked of it, and where."""
+
+    path: tuple[str, ...]
+    line: int
+    free: bool = False  # of an enclosing function
 
 
-_bits = struct.Struct("<d").pack
+class Context:
+    """What a function, class or module depends on."""
+
+    def __init__(self, root: Any, look_inside: bool = False) -> None:
+        self.root = root
+        self.look_inside = look_inside  # even if it is a library's
+        self._scopes: list[Any] = []
+        self._sizes: list[tuple[Any, int]] = []
+        self._functions: list[tuple[Any, ...]] = []
+        self._cells: list[Any] = []
+        self._contents: list[Any] = []
+        self._settled = False  # whether all that was read had a value; at first nothing has
+
+    def key(self, sub: Sub | None = None) -> Key:
+        """Equal where text and values read are. Cheap while nothing is bound anew."""
+        if not self._unchanged():
+            self._build()
+        if not self.values:
+            return self.token
+        sub = sub or Keyer()
+        return (self.token, *(value.key(sub) for value in self.values))
+
+    def _build(self) -> None:
+        walk = _Walk(self.root if self.look_inside else None)
+        said = walk(self.root)
+        self.token = _tokens.setdefault(said, next(_numbers))
+        self.values = walk.values
+        self._scopes = [
+            (scope.get, tuple(found), tuple(found.values()))
+            for scope, found in walk.scopes.values()
+        ]
+        self._sizes = [(scope, len(scope)) for scope in walk.whole]
+        self._cells, self._contents = walk.cells, walk.contents
+        self._functions = [(function, *_of_function(function)) for function in walk.functions]
+        self._settled = not walk.unbound
+
+    def _unchanged(self) -> bool:
+        for get, names, values in self._scopes:
+            if not all(map(is_, map(get, names, repeat(_ABSENT)), values)):
+                return False
+        for function, code, defaults, named in self._functions:
+            if function.__code__ is not code or function.__defaults__ is not defaults:
+                return False
+            if function.__kwdefaults__ is not named:
+                return False
+        if self._cells:
+            try:
+                if not all(map(is_, map(_contents, self._cells), self._contents)):
+                    return False
+            except ValueError:  # a cell was emptied
+                return False
+        for scope, size in self._sizes:
+            if len(scope) != size:
+                return False
+        return self._settled
 
 
-def _plain(value: Any, sub: Sub) -> Key:
-    return type(value), value
+_of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_contents = attrgetter("cell_contents")
+# what contexts say, each numbered when it is new: a number is quick to compare
+_tokens: dict[Key, int] = {}
+_numbers = count()
+_contexts: dict[int, Context] = {}
+_KEPT = 256
 
 
-def _float(value: float, sub: Sub) -> Key:
-    return float, _bits(value)
+def context_of(value: Any) -> Context:
+    """The context of a function, class or module that is met as a value."""
+    found = _contexts.get(id(value))  # which it holds: the number is its own
+    if found is None:
+        if len(_contexts) >= _KEPT:
+            _contexts.clear()
+        found = _contexts[id(value)] = Context(value)
+    return found
 
 
-def _complex(value: complex, sub: Sub) -> Key:
-    return complex, _bits(value.real), _bits(value.imag)
+def _code(value: Any, sub: Sub) -> Key:
+    return ("code", context_of(value).key(sub))
 
 
-LEAVES: dict[type, Rule] = {
-    bool: _plain,
-    float: _float,
-    complex: _complex,
-    bytes: _plain,
-    Same: _plain,
-    type(...): _plain,
-    type(NotImplemented): _plain,
+EXACT[FunctionType] = EXACT[ModuleType] = _code
+SUBCLASSES[1:1] = [(type, _code), (ModuleType, _code)]  # after Enum
+
+
+class _Value(NamedTuple):
+    """A value that may change without being bound anew, and who reads it."""
+
+    value: Any
+    reader: str
+    loc: Loc | None
+
+    def key(self, sub: Sub) -> Key:
+        try:
+            return sub(self.value)
+        except Unkeyable as error:
+            if not self.reader:
+                return Same(self.value)
+            if self.loc is None:
+                raise error.inside(f" ({self.reader})") from None
+            raise CompileError(
+                f"{self.reader} decides about the kernel, and has no key: {error.why}"
+                + (f" (at {self.reader}{error.path})" if error.path else ""),
+                loc=self.loc,
+                expected="values that can be compared with those of later calls",
+                fix=error.fix + ", as an argument or under a name of their own",
+                code="arguments",
+            ) from None
+
+
+class _Walk:
+    """The constant part of a key, and what has to be looked at to know that it still holds."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self.numbers: dict[int, int] = {}
+        self.next = count()
+        self.values: list[_Value] = []
+        self.scopes: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self.whole: list[Any] = []
+        self.cells: list[Any] = []
+        self.contents: list[Any] = []
+        self.functions: list[FunctionType] = []
+        self.unbound = False
+        self.frozen = 0
+        self.reader, self.loc = "", None  # type: str, Loc | None
+
+    def __call__(self, value: Any) -> Key:
+        kind = type(value)
+        if kind is int or kind is str or value is None:
+            return value
+        if kind in LEAVES:
+            return LEAVES[kind](value, self)
+        if kind is FunctionType:
+            return self.once(value, self.function)
+        if isinstance(value, type):
+            return self.once(value, self.klass)
+        if isinstance(value, ModuleType):
+            return self.once(value, self.module)
+        if kind is MethodType and type(value.__func__) is FunctionType and not self.frozen:
+            said = self(value.__func__)
+            self.reader = f"self of {value.__func__.__name__}"
+            self.loc = _loc(value.__func__.__code__, 0)
+            return ("method", said, self(value.__self__))
+        if self.frozen:
+            try:
+                return self.again(value)
+            except Unkeyable:
+                return ("same", Same(value))
+        if kind in _BOUND_ONCE or isinstance(value, (Enum, np.generic, np.dtype)):
+            return self.again(value)
+        if hasattr(kind, HOOK) or _never_changes(kind):
+            return self.again(value)
+        self.values.append(_Value(value, self.reader, self.loc))
+        return ("value", len(self.values))
+
+    def again(self, value: Any) -> Key:
+        """By the table, with the parts walked."""
+        if id(value) in self.numbers:  # inside itself
+            return ("again", self.numbers[id(value)])
+        self.numbers[id(value)] = next(self.next)
+        try:
+            return rule_of(type(value))(value, self)
+        finally:
+            del self.numbers[id(value)]
+
+    def once(self, value: Any, walk: Callable[[Any], Key]) -> Key:
+        if id(value) in self.numbers:
+            return ("again", self.numbers[id(value)])
+        self.numbers[id(value)] = next(self.next)
+        return walk(value)
+
+    def look(self, scope: Any, name: str) -> Any:
+        """A name's value now, to be compared with its value then."""
+        value = scope.get(name, _ABSENT)
+        self.scopes.setdefault(id(scope), (scope, {}))[1][name] = value
+        return value
+
+    # ── functions ──
+
+    def function(self, function: FunctionType) -> Key:
+        code, scope = function.__code__, function.__globals__
+        if is_library(scope.get("__name__", "")) and function is not self.root:
+            return ("library", scope["__name__"], function.__qualname__, code)
+        if not (self.frozen and code.co_filename == "<string>"):  # of a dataclass: not edited
+            self.functions.append(function)
+        reads, text = _reads_of(function)
+        defaults = (function.__defaults__, tuple((function.__kwdefaults__ or {}).items()))
+        self.reader, self.loc = f"a default of {function.__name__}", _loc(code, 0)
+        said: list[Key] = [code, code.co_filename, text, *map(self, defaults)]
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            said.append(self.cell(function, name, cell, reads))
+        for read in reads:
+            if not read.free and read.path[0] not in code.co_freevars:
+                said += (read.path, self.path(function, scope, read))
+        for name in tuple(vars(function)):
+            said += (name, self(self.look(vars(function), name)))
+        return ("function", *said)
+
+    def cell(self, function: FunctionType, name: str, cell: Any, reads: list[Read]) -> Key:
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            self.unbound = True
+            return ("unbound",)
+        self.cells.append(cell)
+        self.contents.append(value)
+        read = [r for r in reads if r.path[0] == name] or [Read((name,), 0)]
+        return tuple(self.value(function, value, each) for each in read)
+
+    def path(self, function: FunctionType, scope: dict[str, Any], read: Read) -> Key:
+        if read.path[0] == _IMPORT:
+            return self.imported(function, scope, read)
+        value = self.look(scope, read.path[0])
+        if value is not _ABSENT:
+            return self.value(function, value, read)
+        return self.once(scope, self.everything) if read.path[0] in _REACH_ALL else ("builtin",)
+
+    def everything(self, scope: dict[str, Any]) -> Key:
+        """All globals, for `globals()` and `eval` may read any; what has no key as itself."""
+        self.whole.append(scope)
+        said: list[Key] = []
+        self.reader, self.loc = "", None
+        for name in [name for name in scope if not name.startswith("__")]:
+            said += (name, self(self.look(scope, name)))
+        return ("globals", *said)
+
+    def imported(self, function: FunctionType, scope: dict[str, Any], read: Read) -> Key:
+        try:
+            name = resolve_name(read.path[1], scope.get("__package__") or "")
+        except ImportError:
+            return ("module", read.path[1])
+        if is_library(name):
+            return ("module", name)
+        value = self.look(sys.modules, name)
+        rest = Read(read.path[1:], read.line)
+        return ("module", name) if value is _ABSENT else self.value(function, value, rest)
+
+    def value(self, function: FunctionType, value: Any, read: Read) -> Key:
+        """The value of a path. Of a module, and of an object's own attributes, only what is read
+        counts: `self.block` leaves the rest of `self` out of it."""
+        done = 1
+        while done < len(read.path) and _has_own(value, read.path[done]):
+            value = self.look(vars(value), read.path[done])
+            done += 1
+        if value is _ABSENT:
+            return ("absent",)
+        self.reader = f"{'.'.join(read.path[:done])}, which {function.__name__} reads,"
+        self.loc = _loc(function.__code__, read.line)
+        return self(value)
+
+    # ── classes and modules ──
+
+    def klass(self, kind: Any) -> Key:
+        if is_library(kind.__module__):
+            return ("class", itself(kind))
+        scope = vars(kind)
+        self.whole.append(scope)
+        said: list[Key] = [kind.__module__, kind.__qualname__, self(type(kind))]
+        said += map(self, kind.__bases__)
+        for name in scope:
+            if name in _NOT_CONTENT:
+                continue
+            value = self.look(scope, name)
+            self.reader, self.loc = f"{kind.__qualname__}.{name}", None
+            dunder = name.startswith("_") and name.endswith("_")
+            self.frozen += dunder  # nobody changes what Python keeps there
+            try:
+                said += (name, self(value))
+            finally:
+                self.frozen -= dunder
+        return ("class", *said)
+
+    def module(self, module: ModuleType) -> Key:
+        """A module that is used as a value: every public name of it."""
+        if is_library(module.__name__):
+            return ("module", module.__name__, getattr(module, "__version__", None))
+        scope = vars(module)
+        self.whole.append(scope)
+        said: list[Key] = [module.__name__]
+        for name in [name for name in scope if not name.startswith("__")]:
+            value = self.look(scope, name)
+            self.reader = f"{module.__name__}.{name}"
+            said += (name, self(value))
+        return ("module", *said)
+
+
+def _has_own(value: Any, name: str) -> bool:
+    """Whether `value.name` is what its `__dict__` says."""
+    if isinstance(value, ModuleType):
+        return not is_library(value.__name__)
+    kind: Any = type(value)
+    if isinstance(value, (type, FunctionType)) or hasattr(kind, HOOK):
+        return False
+    if kind.__getattribute__ is not object.__getattribute__:
+        return False
+    shared = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+    return not hasattr(shared, "__set__") and name in getattr(value, "__dict__", ())
+
+
+# besides numbers and strings, what changes only by being bound anew, once its parts are looked at
+_BOUND_ONCE = {
+    kind
+    for kind in EXACT
+    if kind not in (list, dict, set, bytearray, memoryview, MappingProxyType, ContextVar)
+    and kind.__module__ != "collections"
 }
 
 
-# ── containers ───────────────────────────────────────────────────────────────────────────────
+def _never_changes(kind: type) -> bool:
+    """Types of PyTorch and of ours whose values do not change."""
+    name = kind.__module__
+    return kind.__name__ in _TORCH if name == "torch" else name.startswith("tilewright.")
 
 
-def parts(values: Iterable[Any], sub: Sub, step: str = "[{}]") -> tuple[Key, ...]:
-    """The keys of all, with the place of one that has none."""
-    done: list[Key] = []
-    for value in values:
-        if type(value) is int or type(value) is str:
-            done.append(value)
+_TORCH = ("dtype", "device", "Size", "layout", "memory_format")
+
+
+def _loc(code: CodeType, line: int) -> Loc:
+    return Loc(code.co_filename, line or code.co_firstlineno)
+
+
+# ── what a function's text names ─────────────────────────────────────────────────────────────
+
+_IMPORT = "import"  # no name: paths of modules that a body imports begin with it
+
+
+def _reads_of(function: FunctionType) -> tuple[list[Read], str]:
+    """The names that a function reads, and its text where that is at hand."""
+    known = _texts.get(function.__code__)
+    if known is None:
+        known = _texts[function.__code__] = _find_reads(function)
+    return known
+
+
+_texts: ByCode[tuple[list[Read], str]] = ByCode()
+
+
+def _find_reads(function: FunctionType) -> tuple[list[Read], str]:
+    found = dict.fromkeys(_names(function.__code__))
+    text = ""
+    if function.__code__.co_name != "<lambda>":
+        try:
+            known = definition(function)
+        except TilewrightError:
+            pass
+        else:
+            text = known.text
+            as_text = bool(function.__code__.co_flags & FUTURE)
+            found |= dict.fromkeys(_annotated(known.node, as_text))
+    first: dict[tuple[str, ...], Read] = {}
+    for read in found:
+        first.setdefault(read.path, read)
+    return list(first.values()), text
+
+
+def _names(code: CodeType) -> Iterator[Read]:
+    """Names that bytecode loads from outside, with the attributes that follow."""
+    path: list[str] = []
+    line, free = code.co_firstlineno, False
+    for each in dis.get_instructions(code):
+        line = each.starts_line if type(each.starts_line) is int else line
+        if path and each.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
+            path.append(each.argval)
+            if each.opname != "IMPORT_FROM":
+                continue
+            yield Read(tuple(path), line, free)
+            path = path[:2]
             continue
-        try:
-            done.append(sub(value))
-        except Unkeyable as error:
-            raise error.inside(step.format(len(done))) from None
-    return tuple(done)
-
-
-def named_parts(items: Iterable[tuple[Any, Any]], sub: Sub, step: str) -> tuple[Key, ...]:
-    done: list[Key] = []
-    for name, value in items:
-        try:
-            done.append(name if type(name) is str else sub(name))
-            done.append(value if type(value) is int or type(value) is str else sub(value))
-        except Unkeyable as error:
-            raise error.inside(step.format(name)) from None
-    return tuple(done)
-
-
-def _sequence(value: Any, sub: Sub) -> Key:
-    return type(value), *parts(value, sub)
-
-
-def _mapping(value: Any, sub: Sub) -> Key:
-    return type(value), *named_parts(value.items(), sub, "[{!r}]")
-
-
-def _set(value: Any, sub: Sub) -> Key:
-    return type(value), frozenset(parts(value, sub, "{{…}}"))
-
-
-def _defaults(value: Any, sub: Sub) -> Key:
-    return type(value), sub(value.default_factory), *named_parts(value.items(), sub, "[{!r}]")
-
-
-def _fields(*names: str) -> Rule:
-    """By some attributes."""
-
-    def rule(value: Any, sub: Sub) -> Key:
-        items = ((name, getattr(value, name, None)) for name in names)
-        return type(value), *named_parts(items, sub, ".{}")
-
-    return rule
-
-
-def _bytes_of(value: Any, sub: Sub) -> Key:
-    view = memoryview(value)
-    return type(value), view.format, view.shape, _digest(view.tobytes())
-
-
-def _digest(data: Any) -> bytes:
-    if len(data) <= 32:
-        return bytes(data)
-    from hashlib import blake2b  # imports OpenSSL, which writing a kernel takes no part in
-
-    return blake2b(data, digest_size=32).digest()
-
-
-# ── arrays ───────────────────────────────────────────────────────────────────────────────────
-
-
-def _dtype(value: np.dtype[Any], sub: Sub) -> Key:
-    """Structures by their fields; types that others add are of one letter, and told by class."""
-    names = value.names or ()
-    inner = tuple((n, *parts(value.fields[n], sub)) for n in names) if value.fields else ()
-    base = sub(value.subdtype) if value.subdtype else None
-    return np.dtype, sub(value.type), value.str, value.itemsize, value.alignment, inner, base
-
-
-def _array(value: Any, sub: Sub) -> Key:
-    about = (sub(value.dtype), value.shape)
-    plain = np.asarray(value)
-    if plain.dtype.hasobject or plain.dtype.names:
-        # neither addresses nor the bytes between fields are content
-        content: Key = parts(plain.reshape(-1).tolist(), sub)
-    elif plain.flags.c_contiguous and plain.ndim:
-        content = _digest(plain.reshape(-1).view(np.uint8).data)
-    else:
-        content = _digest(plain.tobytes())
-    return kind_key(type(value), sub), *about, content
-
-
-def _number(value: Any, sub: Sub) -> Key:
-    """A NumPy scalar."""
-    return type(value), *_array(np.asarray(value), sub)[1:]
-
-
-def _tensor(value: Any, sub: Sub) -> Key:
-    torch = sys.modules["torch"]
-    about = (str(value.dtype), tuple(value.shape), str(value.device), value.requires_grad)
-    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
-        raise Unkeyable("it is a tensor without plain contents", "pass a dense tensor")
-    with torch.no_grad():
-        flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        content = _digest(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
-    return kind_key(type(value), sub), *about, content
-
-
-# ── code ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def _reading(value: Any, sub: Sub) -> Key:
-    """Functions, classes and modules: what they say and read."""
-    from tilewright.support.reads import context_of
-
-    return ("reading", context_of(value).key(sub))
-
-
-_homes: set[str] = set()  # installed packages that hold kernels: looked into all the same
-
-
-def at_home(function: Any) -> None:
-    """The package of a jitted function is no library to it."""
-    _homes.add(str(getattr(function, "__module__", "")).partition(".")[0])
-    is_library.cache_clear()
-
-
-@functools.lru_cache(maxsize=1024)
-def is_library(module: str | None) -> bool:
-    """Whether what a module defines counts by name only."""
-    top = str(module).partition(".")[0]
-    if top == "tilewright" or (top in sys.stdlib_module_names and top != "__main__"):
-        return True
-    found = sys.modules.get(str(module)) or sys.modules.get(top)
-    file = getattr(found, "__file__", None) or ""
-    return top not in _homes and ("site-packages" in file or "dist-packages" in file)
-
-
-def itself(kind: type) -> Key:
-    """A class that counts by name: one object, whatever `==` of its metaclass says."""
-    return kind if type(kind) is type else Same(kind)
-
-
-def kind_key(kind: type, sub: Sub) -> Key:
-    """A class as part of the key of its instances."""
-    return itself(kind) if is_library(kind.__module__) else sub(kind)
-
-
-def _method(value: MethodType, sub: Sub) -> Key:
-    return MethodType, sub(value.__func__), sub(value.__self__)
-
-
-def _builtin(value: Any, sub: Sub) -> Key:
-    owner = getattr(value, "__self__", None)
-    if owner is None or isinstance(owner, ModuleType):
-        return type(value), getattr(owner, "__name__", None), value.__qualname__
-    return type(value), value.__name__, sub(owner)
-
-
-def _descriptor(value: Any, sub: Sub) -> Key:
-    return type(value), Same(value)
-
-
-def _same(value: Any, sub: Sub) -> Key:
-    return type(value), Same(value)
-
-
-def _variable(value: ContextVar[Any], sub: Sub) -> Key:
-    return ContextVar, Same(value), sub(value.get(None))
-
-
-def _enum(value: Any, sub: Sub) -> Key:
-    own = ((n, v) for n, v in vars(value).items() if n not in _OF_ENUMS)
-    return "enum", kind_key(type(value), sub), value._name_, *named_parts(own, sub, ".{}")
-
-
-_OF_ENUMS = ("_name_", "__objclass__", "_sort_order_")
-
-
-def _used_up(value: Any, sub: Sub) -> Key:
-    raise Unkeyable(
-        f"{_a(type(value))} is used up by reading it", "pass a list or a tuple of its items"
-    )
-
-
-# ── objects ──────────────────────────────────────────────────────────────────────────────────
-
-
-def _payload(kind: type) -> Callable[[Any, Sub], Key] | None:
-    """What an instance of a subclass of a builtin holds as that builtin."""
-    for base, read in _PAYLOADS:
-        if issubclass(kind, base):
-            return read
-    return None
-
-
-_PAYLOADS: list[tuple[type, Rule]] = [
-    (bytearray, lambda v, sub: _digest(bytes(v))),
-    (int, lambda v, sub: int.__int__(v)),
-    (float, lambda v, sub: _bits(float.__float__(v))),
-    (complex, lambda v, sub: (_bits(v.real), _bits(v.imag))),
-    (str, lambda v, sub: str.__str__(v)),
-    (bytes, lambda v, sub: bytes.__getitem__(v, slice(None))),
-    (tuple, lambda v, sub: parts(tuple.__iter__(v), sub)),
-    (list, lambda v, sub: parts(list.__iter__(v), sub)),
-    (set, lambda v, sub: frozenset(parts(set.__iter__(v), sub))),
-    (frozenset, lambda v, sub: frozenset(parts(frozenset.__iter__(v), sub))),
-    (
-        defaultdict,
-        lambda v, sub: (sub(v.default_factory), *named_parts(dict.items(v), sub, "[{!r}]")),
-    ),
-    (OrderedDict, lambda v, sub: named_parts(OrderedDict.items(v), sub, "[{!r}]")),
-    (dict, lambda v, sub: named_parts(dict.items(v), sub, "[{!r}]")),
-    (np.ndarray, lambda v, sub: _array(v.view(np.ndarray), sub)[1:]),
-]
-
-
-def _object(kind: type) -> Rule:
-    """By class and attributes; what an extension type hides, by what `copy` makes it from."""
-    slots = _slots(kind)
-    payload = _payload(kind)
-    hidden = payload is None and _hides(kind)
-
-    def rule(value: Any, sub: Sub) -> Key:
-        own = getattr(value, "__dict__", None) or {}
-        return (
-            kind_key(kind, sub),
-            payload(value, sub) if payload else None,
-            named_parts([*own.items(), *_held(value, slots)], sub, ".{}"),
-            _reduced(value, sub) if hidden else None,
-        )
-
-    return rule
-
-
-def _slots(kind: type) -> list[tuple[str, Any]]:
-    """Attributes that classes written in Python keep in slots."""
-    return [
-        (name, each)
-        for base in kind.__mro__
-        if "__slots__" in vars(base)
-        for name, each in vars(base).items()
-        if type(each) is MemberDescriptorType
-    ]
-
-
-def _held(value: Any, slots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    for name, slot in slots:
-        try:
-            yield name, slot.__get__(value)
-        except AttributeError:  # not set
+        if path and each.opname in _BETWEEN:
             continue
+        if path:
+            yield Read(tuple(path), line, free)
+        path = []
+        free = each.opname in _FREE
+        if free or each.opname in _GLOBAL:
+            path = [each.argval]
+        elif each.opname == "IMPORT_NAME":
+            path = [_IMPORT, each.argval]
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
 
 
-def _hides(kind: type) -> bool:
-    """Whether instances are larger than their attributes: they hold something of C."""
-    offsets = (kind.__dictoffset__, kind.__weakrefoffset__)
-    words = len(_slots(kind)) + sum(at > 0 for at in offsets)
-    plain = object.__basicsize__ + words * struct.calcsize("P")
-    return bool(kind.__itemsize__) or kind.__basicsize__ > plain
+_REACH_ALL = ("globals", "eval", "exec")
+_FREE = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_BETWEEN = ("CACHE", "EXTENDED_ARG", "PRECALL", "NOP")
 
 
-def _reduced(value: Any, sub: Sub) -> Key:
-    try:
-        by = copyreg.dispatch_table.get(type(value))
-        made = by(value) if by else value.__reduce_ex__(4)
-    except Exception:
-        raise Unkeyable(
-            f"{_a(type(value))} hides its contents",
-            "pass the numbers, strings, tuples or arrays that the kernel needs of it",
-        ) from None
-    if isinstance(made, str):
-        return made
-    return parts((tuple(p) if isinstance(p, Iterator) else p for p in made), sub, "")
-
-
-def _hooked(value: Any, sub: Sub) -> Key:
-    return type(value), *parts(getattr(value, HOOK)(), sub, "")
-
-
-def _a(kind: type) -> str:
-    name = kind.__qualname__
-    if kind.__module__ != "builtins":
-        name = f"{kind.__module__}.{name}"
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
-
-
-# ── the table ────────────────────────────────────────────────────────────────────────────────
-
-EXACT: dict[type, Rule] = {
-    tuple: _sequence,
-    list: _sequence,
-    deque: lambda v, sub: (deque, v.maxlen, *parts(v, sub)),
-    dict: _mapping,
-    OrderedDict: _mapping,
-    MappingProxyType: _mapping,
-    defaultdict: _defaults,
-    set: _set,
-    frozenset: _set,
-    range: _fields("start", "stop", "step"),
-    slice: _fields("start", "stop", "step"),
-    bytearray: lambda v, sub: (bytearray, _digest(bytes(v))),
-    memoryview: _bytes_of,
-    FunctionType: _reading,
-    ModuleType: _reading,
-    MethodType: _method,
-    BuiltinFunctionType: _builtin,
-    WrapperDescriptorType: _descriptor,
-    MethodDescriptorType: _descriptor,
-    MemberDescriptorType: _descriptor,
-    GetSetDescriptorType: _descriptor,
-    type(dict.__dict__["fromkeys"]): _descriptor,
-    functools.partial: _fields("func", "args", "keywords", "__dict__"),
-    functools._lru_cache_wrapper: _fields("__wrapped__"),
-    property: _fields("fget", "fset", "fdel"),
-    staticmethod: _fields("__func__"),
-    classmethod: _fields("__func__"),
-    ContextVar: _variable,
-    type(threading.Lock()): _same,
-    type(threading.RLock()): _same,
-}  # fmt: skip
-SUBCLASSES: list[tuple[type, Rule]] = [
-    (Enum, _enum),
-    (type, _reading),
-    (ModuleType, _reading),
-    (np.memmap, lambda v, sub: (np.memmap, *_array(v.view(np.ndarray), sub)[1:])),
-    (np.dtype, _dtype),
-    (np.generic, _number),
-    (PurePath, lambda v, sub: (type(v), str(v))),  # which keeps what it computed in slots
-    (logging.Logger, _same),
-    (logging.LoggerAdapter, _same),
-    (Iterator, _used_up),
-]
-_rules: dict[int, tuple[type, Rule]] = {}
-
-
-def rule_of(kind: type) -> Rule:
-    """How values of a type are keyed."""
-    if kind in EXACT:
-        return EXACT[kind]
-    found = _rules.get(id(kind))
-    if found is None:
-        if len(_rules) >= _KEPT:
-            _rules.clear()
-        found = _rules[id(kind)] = (kind, _choose(kind))
-    return found[1]
-
-
-_KEPT = 1024
-
-
-def _choose(kind: type) -> Rule:
-    if kind is np.ndarray:
-        return _array
-    if hasattr(kind, HOOK):
-        return _hooked
-    torch = sys.modules.get("torch")
-    if torch is not None and issubclass(kind, getattr(torch, "Tensor", ())):
-        return _tensor
-    for base, rule in SUBCLASSES:
-        if issubclass(kind, base):
-            return rule
-    return _object(kind)
+def _annotated(node: ast.AST, kept_as_text: bool) -> Iterator[Read]:
+    """Names in annotations: bytecode has none of those of locals."""
+    for each in ast.walk(node):
+        annotation = each.annotation if isinstance(each, (ast.AnnAssign, ast.arg)) else None
+        if annotation is None or (isinstance(each, ast.arg) and not kept_as_text):
+            continue
+        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+            try:
+                annotation = ast.parse(annotation.value, mode="eval").body
+            except SyntaxError:
+                continue
+        stack: list[ast.AST] = [annotation]
+        while stack:
+            part = stack.pop()
+            if isinstance(part, (ast.Name, ast.Attribute)):
+                path: list[str] = []
+                while isinstance(part, ast.Attribute):
+                    path.insert(0, part.attr)
+                    part = part.value
+                if isinstance(part, ast.Name):
+                    yield Read((part.id, *path), part.lineno)
+                    continue
+            stack.extend(ast.iter_child_nodes(part))

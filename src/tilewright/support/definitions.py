@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import MAGIC_NUMBER
+from io import StringIO
 from types import CodeType, FunctionType
 from typing import Any, Generic, TypeVar
 from weakref import ref
@@ -131,7 +132,7 @@ def _fitting(text: str, code: CodeType, scope: dict[str, Any]) -> dict[int, Defi
     place = (code.co_name, code.co_firstlineno)
     if place not in tree or not (_is_hooked(scope) or code in compiled.get(place, ())):
         return None
-    lines = text.splitlines(keepends=True)
+    lines = StringIO(text).readlines()  # as Python counts them: a form feed ends none
     return {
         id(each): _cut(tree[each.co_name, each.co_firstlineno], lines, code.co_filename)
         for each in _nested(code)

@@ -9,6 +9,7 @@ same as one line of JSON (docs/errors.md).
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import json
 import linecache
@@ -16,8 +17,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
@@ -45,14 +46,12 @@ class Loc:
 
     def excerpt(self) -> str:
         """The source line with a caret under the span, or '' when the source is not at hand."""
-        text = linecache.getline(self.file, self.line).rstrip("\n")
-        if not text.strip():
+        if not self.source.strip():
             return ""
-        before = text[: self.column - 1].expandtabs(4)
-        span = text[self.column - 1 : (self.end_column or self.column + 1) - 1].expandtabs(4)
+        before = self.source[: self.column - 1].expandtabs(4)
         gutter = f"{self.line:>5} | "
-        carets = "^" * max(1, len(span))
-        return f"{gutter}{text.expandtabs(4)}\n{' ' * len(gutter + before)}{carets}"
+        carets = "^" * max(1, len(self.text.expandtabs(4)))
+        return f"{gutter}{self.source.expandtabs(4)}\n{' ' * len(gutter + before)}{carets}"
 
     @property
     def source(self) -> str:
@@ -137,6 +136,18 @@ def swap(old: str, new: str) -> Repair:
         return text[: found[0].start()] + new + text[found[0].end() :]
 
     return repair
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str = "") -> tuple[str, Repair | None]:
+    """The fix of a name that was perhaps misspelt, and its repair; `otherwise` if none is close.
+
+    >>> suggest("flaot32", ["float16", "float32"])[0]
+    "did you mean 'float32'?"
+    """
+    close = difflib.get_close_matches(name, list(known), 1)
+    if not close:
+        return otherwise, None
+    return f"did you mean {close[0]!r}?", swap(name, close[0])
 
 
 def with_argument(argument: str) -> Repair:
@@ -411,11 +422,15 @@ def warn_of(cost: Cost) -> None:
     if cost in _told:
         return
     _told.add(cost)
-    text = f"{cost.kernel}: {cost.text}"
-    if cost.loc is None:
-        warnings.warn(text, PerformanceWarning, stacklevel=2)
+    _warn(PerformanceWarning(f"{cost.kernel}: {cost.text}"), cost.loc)
+
+
+def _warn(warning: Warning, loc: Loc | None) -> None:
+    """Warn, at the place that it is about."""
+    if loc is None:
+        warnings.warn(warning, stacklevel=3)
     else:
-        warnings.warn_explicit(text, PerformanceWarning, cost.loc.file, cost.loc.line)
+        warnings.warn_explicit(warning, type(warning), loc.file, loc.line)
 
 
 class SanitizerWarning(UserWarning):
@@ -448,12 +463,7 @@ class SanitizerWarning(UserWarning):
         return self.diagnostic.render()
 
     def give(self) -> None:
-        """Warn, at the place that it is about."""
-        loc = self.diagnostic.loc
-        if loc is None:
-            warnings.warn(self, stacklevel=3)
-        else:
-            warnings.warn_explicit(self, type(self), loc.file, loc.line)
+        _warn(self, self.diagnostic.loc)
 
 
 def in_json() -> bool:
@@ -517,10 +527,7 @@ def locating(locate: Callable[[], Loc | None]) -> Iterator[None]:
 @contextmanager
 def at(loc: Loc | None) -> Iterator[None]:
     """Errors raised inside that say no place point at `loc`; where they did, if it is None."""
-    if loc is None:
-        yield
-        return
-    with locating(lambda: loc):
+    with locating(lambda: loc) if loc is not None else nullcontext():
         yield
 
 
