@@ -18,7 +18,6 @@ from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, 
 from tilewright.machine import checks
 from tilewright.machine.lanes import (
     NOTHING,
-    Frame,
     TileRegion,
     gather,
     gather_box,
@@ -29,6 +28,7 @@ from tilewright.machine.lanes import (
     pick,
 )
 from tilewright.machine.numbers import Value, bin_fn, call_fn, cast_fn, cmp_fn
+from tilewright.machine.state import Frame
 from tilewright.support.errors import RunError
 
 Eval = Callable[[Frame], Value]
@@ -37,9 +37,12 @@ Eval = Callable[[Frame], Value]
 class Evaluator:
     """Compiles expressions, with the checks that were asked for built in."""
 
-    def __init__(self, *, sanitize: bool = False, nan: bool = False) -> None:
+    def __init__(
+        self, *, sanitize: bool = False, nan: bool = False, load: Callable[..., Value] = gather
+    ) -> None:
         self.sanitize = sanitize
         self.nan = nan
+        self.load = load
         self.axes: dict[Var, int] = {}  # nest variables of the `Map` being compiled
         self.varying: set[Var] = set()  # variables that may differ between its iterations
         self._cache: dict[Any, tuple[Expr, Eval]] = {}
@@ -141,7 +144,7 @@ class _Writer:
         self.owner = owner
         self.lines: list[str] = []
         self.names: dict[str, Any] = {
-            "gather": gather, "gather_box": gather_box, "narrow": narrow, "pick": pick,
+            "gather": owner.load, "gather_box": gather_box, "narrow": narrow, "pick": pick,
             "narrow_not": narrow_not, "lazy_and": lazy_and, "lazy_or": lazy_or, "lookup": lookup,
             "NOTHING": NOTHING, "divides": checks.divides, "fits": checks.fits,
             "born_nan": checks.born_nan, "shifts": checks.shifts,

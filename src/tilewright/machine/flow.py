@@ -25,10 +25,10 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.machine import checks
+from tilewright.machine.events import async_nest
 from tilewright.machine.joint import together
 from tilewright.machine.lanes import (
     NOTHING,
-    Frame,
     narrow,
     narrow_not,
     open_grid,
@@ -37,17 +37,19 @@ from tilewright.machine.lanes import (
 )
 from tilewright.machine.meaning import (
     Builder,
-    Flow,
     Step,
     drain,
     free_vars,
     has_jump,
     meaning,
     named_buffers,
+    tile_meaning,
 )
 from tilewright.machine.memory import Memory, allocate, make_poison, open_view
 from tilewright.machine.numbers import cast_fn
 from tilewright.machine.padding import Tracer, blank
+from tilewright.machine.state import Frame
+from tilewright.machine.sync import Flow
 from tilewright.support.errors import RunError
 
 MANY = 1 << 22  # iterations of one `while` after which nobody would wait any longer
@@ -249,7 +251,7 @@ def run_hint(b: Builder, op: Hint) -> Step:
 # ── nests ────────────────────────────────────────────────────────────────────────────────────
 
 
-@meaning(Map)
+@tile_meaning(Map)
 def run_map(b: Builder, op: Map) -> Step:
     evaluate = b.evaluate
     extents = [evaluate(e) for e in op.extents]
@@ -279,8 +281,6 @@ def run_map(b: Builder, op: Map) -> Step:
     if op.atom is None:
         body = b.body(op.body)
     else:
-        from tilewright.machine.events import async_nest
-
         body = async_nest(b, op)
     evaluate.axes, evaluate.varying = saved_axes, saved_varying
     numbers = [(v.name, v.dtype.numpy) for v in op.vars]
@@ -328,7 +328,7 @@ def run_map(b: Builder, op: Map) -> Step:
 
 
 def _check_collective(fr: Frame, variables: list[str], locals_: list[str]) -> None:
-    if fr.mask is not None and not fr.mask.all():
+    if fr.is_partial:
         raise RunError(
             "a tile operation stands under a guard that differs between threads", loc=fr.loc(),
             fix="make the guard uniform, or move it inside the nest",
@@ -370,6 +370,8 @@ def run_alloc(b: Builder, op: Alloc) -> Step:
     init = None if op.init is None else b.evaluate(op.init)
     to = None if op.init is None else cast_fn(op.init.dtype, buffer.dtype)
     track, in_role = b.evaluate.sanitize, b.role_depth > 0
+    if b.threads and buffer.space is Space.FRAGMENT:
+        raise RunError(f"{buffer.name} is a fragment, which threads do not have", loc=op.loc)
 
     def make(fr: Frame, lead: tuple[int, ...] = ()) -> Memory:
         return allocate(
@@ -409,8 +411,12 @@ def run_alloc(b: Builder, op: Alloc) -> Step:
 def run_view(b: Builder, op: View) -> Step:
     shape = [b.evaluate(s) for s in op.buffer.shape]
     offset = b.evaluate(op.offset)
+    placed = b.threads and op.buffer.space is Space.SHARED
 
     def run(fr: Frame) -> None:
+        if placed:
+            fr.bufs[op.buffer.name] = fr.agent.block.existing(op.buffer.name, fr)
+            return
         sizes = tuple(uniform_int(fr, s(fr), "a size") for s in shape)
         at = uniform_int(fr, offset(fr), "a view's offset")
         fr.bufs[op.buffer.name] = open_view(op.buffer, sizes, fr.memory(op.source.name), at)

@@ -10,97 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Load
-from tilewright.ir.op import Op
+from tilewright.machine.conflicts import READ, WRITE
 from tilewright.machine.memory import Array, Memory, out_of_range
 from tilewright.machine.numbers import Value
 from tilewright.machine.postmortem import in_lane
-from tilewright.support.errors import Loc, RunError, occurrence
-
-if TYPE_CHECKING:
-    from tilewright.machine.tile_machine import Agent
-
-Where = tuple[Any, ...]
-
-
-class Frame:
-    """What one agent knows while it runs: variables, buffers, lanes and the mask over them."""
-
-    __slots__ = ("agent", "broke", "bufs", "grid", "in_map", "lanes", "layout", "marks", "mask",
-                 "op", "outside", "pattern", "stop", "storing", "vars", "watch")  # fmt: skip
-
-    def __init__(self, agent: Agent, lanes: tuple[int, ...]) -> None:
-        self.agent = agent
-        self.vars: dict[str, Value] = {}
-        self.bufs: dict[str, Memory] = {}
-        self.mask: Array | None = None
-        self.lanes = lanes
-        self.grid = open_grid(lanes)
-        self.in_map = False
-        self.layout: Any = None  # of the nest that is running
-        # which nest axes index the buffer being accessed, in order, and the box that they span
-        self.pattern: tuple[tuple[int, ...], Where] | None = None
-        self.op: Op | None = None
-        self.stop: Any = None  # lanes that left the current iteration: None, True or an array
-        self.broke: Any = None  # lanes that left the current loop
-        self.watch: Watch | None = None
-        # of values, to the sanitizer (padding.py): marks of variables, of what is being stored, and
-        # whether a load went outside a tensor
-        self.marks: dict[str, Any] | None = None
-        self.storing: Any = None
-        self.outside = False
-
-    def loc(self, node: Load | None = None) -> Loc | None:
-        own = self.op.loc if self.op is not None else None
-        return own if node is None else occurrence(node.loc, own)
-
-    def memory(self, name: str) -> Memory:
-        found = self.bufs.get(name)
-        if found is None:
-            raise RunError(f"{name} is used where it does not exist", loc=self.loc())
-        return found
-
-    def active(self, shape: tuple[int, ...]) -> Array:
-        """The mask broadcast to `shape`."""
-        return np.broadcast_to(True if self.mask is None else self.mask, shape)
-
-
-class Watch:
-    """Sees every access of memory. `owners`: which lane touches what, None for all together."""
-
-    exact = False  # wants lanes and masks spelt out, not boxes
-
-    def read(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
-        raise NotImplementedError
-
-    def write(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
-        raise NotImplementedError
-
-    def update(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
-        """One tile op reads and writes it, in the order that it needs itself."""
-        self.read(fr, mem, where, None, loc)
-        self.write(fr, mem, where, None, loc)
-
-    def atomic(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
-        raise NotImplementedError
-
-    def enter_map(self, fr: Frame) -> None:
-        """An elementwise nest begins."""
-
-    def leave_map(self, fr: Frame) -> None:
-        """An elementwise nest ends."""
-
-    def synced(self, fr: Frame, scope: str) -> None:
-        """The agent's threads met: scope 'block' or 'warp'."""
-
-    def met_inside(self, fr: Frame, op: Op) -> bool:
-        """Whether the agent's threads meet inside `op`, which they have begun."""
-        return False
+from tilewright.machine.state import Frame, Where
+from tilewright.support.errors import RunError
 
 
 @lru_cache(256)
@@ -204,7 +125,7 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
         if mem.lead:
             at = (slice(None),) * len(mem.lead) + at  # type: ignore[assignment]
         if fr.watch is not None:
-            watch_lanes(fr, mem, idx, None, node, fr.watch.read)
+            watch_lanes(fr, mem, idx, fr.mask, node, READ)
         return mem.data[at]
     bad = _outside(idx, mem.shape)
     live = fr.mask
@@ -220,7 +141,7 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in idx)), mem.dtype.numpy)
         idx = tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, mem.shape, strict=True))
     if fr.watch is not None:
-        watch_lanes(fr, mem, idx, live, node, fr.watch.read, masked=True)
+        watch_lanes(fr, mem, idx, live, node, READ)
     full = (*lane_axes(fr, mem), *idx) if mem.lead else idx
     value = mem.data[full]
     if bad is not None and mem.is_global:
@@ -229,19 +150,12 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
 
 
 def watch_lanes(
-    fr: Frame,
-    mem: Memory,
-    idx: Where,
-    live: Any,
-    node: Load | None,
-    seen: Callable[..., None],
-    *,
-    masked: bool = False,
+    fr: Frame, mem: Memory, idx: Where, mask: Any, node: Load | None, kind: str
 ) -> None:
     """Tell the watcher which lanes touch which elements."""
-    mask = live if masked else fr.mask
+    assert fr.watch is not None
     if not fr.in_map and not mem.lead and mask is None and all(i.ndim == 0 for i in idx):
-        seen(fr, mem, tuple(map(int, idx)), None, fr.loc(node))
+        fr.watch.access(fr, kind, mem, tuple(map(int, idx)), None, fr.loc(node))
         return
     per_lane = fr.in_map or mask is not None or mem.lead or any(i.ndim for i in idx)
     shape = fr.lanes if per_lane else ()
@@ -253,7 +167,7 @@ def watch_lanes(
         full = tuple(i[keep] for i in full)
         owners = owners[keep]
     if owners.size:
-        seen(fr, mem, full, owners, fr.loc(node))
+        fr.watch.access(fr, kind, mem, full, owners, fr.loc(node))
 
 
 def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
@@ -276,7 +190,7 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
         one_place = all(i.ndim == 0 for i in idx) and not fr.in_map and not mem.lead
         if one_place and (mask is not None or value.ndim):
             seen = _storing(fr, value, mask)
-        watch_lanes(fr, mem, idx, seen, None, fr.watch.write, masked=True)
+        watch_lanes(fr, mem, idx, seen, None, WRITE)
     data = mem.data
     if not mem.lead and uniform:
         data[tuple(map(int, idx))] = value
@@ -314,6 +228,9 @@ BoxSpec = tuple[tuple[int, Value], ...]  # per dimension: nest axis (or -1) and 
 
 
 def _box_where(fr: Frame, mem: Memory, spec: BoxSpec) -> tuple[Where, list[int]] | None:
+    """The box and its axes, or None where it takes index arrays; told to the watcher's pattern."""
+    if mem.lead or (fr.watch is not None and fr.watch.exact):
+        return None
     where: list[Any] = []
     axes: list[int] = []
     for (axis, start), size in zip(spec, mem.shape, strict=True):
@@ -332,6 +249,8 @@ def _box_where(fr: Frame, mem: Memory, spec: BoxSpec) -> tuple[Where, list[int]]
                 return None
             where.append(slice(low, high))
             axes.append(axis)
+    if fr.watch is not None:
+        fr.pattern = tuple(axis for axis, _ in spec), tuple(where)
     return tuple(where), axes
 
 
@@ -341,18 +260,14 @@ def _generic(fr: Frame, spec: BoxSpec) -> Where:
 
 def gather_box(fr: Frame, mem: Memory, spec: BoxSpec, node: Load) -> Value:
     """`gather` where each index is a nest variable plus something uniform."""
-    found = (
-        None if mem.lead or (fr.watch is not None and fr.watch.exact) else _box_where(fr, mem, spec)
-    )
-    if found is not None and fr.watch is not None:
-        fr.pattern = tuple(axis for axis, _ in spec), found[0]
+    found = _box_where(fr, mem, spec)
     if found is None or (fr.mask is not None and fr.watch is not None):
         value = gather(fr, mem, _generic(fr, spec), node)
         fr.pattern = None
         return value
     where, axes = found
     if fr.watch is not None:
-        fr.watch.read(fr, mem, where, None, fr.loc(node))
+        fr.watch.access(fr, READ, mem, where, None, fr.loc(node))
         fr.pattern = None
     value = mem.data[where]
     if not axes:
@@ -366,11 +281,7 @@ def gather_box(fr: Frame, mem: Memory, spec: BoxSpec, node: Load) -> Value:
 
 def scatter_box(fr: Frame, mem: Memory, spec: BoxSpec, value: Value) -> None:
     """`scatter` where each index is a nest variable plus something uniform."""
-    found = (
-        None if mem.lead or (fr.watch is not None and fr.watch.exact) else _box_where(fr, mem, spec)
-    )
-    if found is not None and fr.watch is not None:
-        fr.pattern = tuple(axis for axis, _ in spec), found[0]
+    found = _box_where(fr, mem, spec)
     covered = {axis for axis, _ in spec}
     if found is None or fr.mask is not None or any(
         n > 1 and k not in covered and value.ndim for k, n in enumerate(fr.lanes)
@@ -380,7 +291,7 @@ def scatter_box(fr: Frame, mem: Memory, spec: BoxSpec, value: Value) -> None:
         return
     where, axes = found
     if fr.watch is not None:
-        fr.watch.write(fr, mem, where, None, fr.loc())
+        fr.watch.access(fr, WRITE, mem, where, None, fr.loc())
         fr.pattern = None
     data = mem.data
     if value.ndim and axes:
@@ -462,7 +373,8 @@ def region_memory(fr: Frame, tile: TileRegion) -> Memory:
     name = tile.region.buffer.name
     if tile.cta is None:
         return fr.memory(name)
-    return fr.agent.peer_memory(fr, uniform_int(fr, tile.cta(fr), "a cluster rank"), name)
+    rank = uniform_int(fr, tile.cta(fr), "a cluster rank")
+    return fr.agent.block.cluster.block(rank, fr).existing(name, fr)
 
 
 def locate(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box | None:

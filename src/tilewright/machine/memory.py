@@ -21,7 +21,7 @@ from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import DType
 from tilewright.ir.layout.layout import ComposedLayout, Layout, make_layout
 from tilewright.machine.numbers import from_bits, poison, poison_fill, raw_bits
-from tilewright.support.errors import Loc, RunError
+from tilewright.support.errors import Loc, RunError, SanitizerError
 
 Array = np.ndarray[Any, Any]
 
@@ -246,8 +246,6 @@ def out_of_range(
     memory: Memory, index: tuple[int, ...], loc: Loc | None, *, sanitize: bool
 ) -> RunError:
     """The error for an index outside a shared, fragment or local buffer."""
-    from tilewright.support.errors import SanitizerError
-
     what = f"{describe_index(memory, index)} is outside {memory.name}"
     shape = "(" + ", ".join(map(str, memory.shape)) + ("," if len(memory.shape) == 1 else "") + ")"
     fix = f"guard the access with an `if`, or make {memory.name} larger"

@@ -11,20 +11,19 @@ and is dropped where it would be stored.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.buffer import Space
+from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, walk
 from tilewright.ir.op import Copy, Gemm, Op, Reduce, Relayout, Store
 from tilewright.machine.evaluate import Evaluator
-from tilewright.machine.lanes import NOTHING, Box, Frame, Where, lane_axes, narrow, narrow_not
+from tilewright.machine.lanes import NOTHING, Box, lane_axes, narrow, narrow_not
 from tilewright.machine.memory import Array, Memory
+from tilewright.machine.state import Frame, Where
 from tilewright.support.errors import SanitizerWarning
-
-if TYPE_CHECKING:
-    from tilewright.ir.dtype import DType
 
 DATA, OUTSIDE, FLOOR, BLANK = 0, 1, 2, 3  # FLOOR: outside, among values that are not below zero
 SUMMED = 8  # SUMMED + n: a sum of n elements, some of which were outside
@@ -130,7 +129,7 @@ def _all_outside(marks: Array | None, rows_last: bool) -> Any:
     return None if flat.ndim != 2 else _outside(flat).all(axis=0 if rows_last else 1)
 
 
-_Harm = Callable[[Any, Any, "DType"], Any]
+_Harm = Callable[[Any, Any, DType], Any]
 _HARMED: dict[str, _Harm] = {  # by a zero, or by whatever became of one
     "max": lambda marks, tile, dtype: _over(marks, tile, dtype),
     "min": lambda marks, tile, dtype: np.ones(tile.shape, np.bool_),

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.expr import variables
-from tilewright.ir.op import expressions
+from tilewright.ir.op import Intrinsic, Op, expressions
+from tilewright.machine.memory import Memory
+from tilewright.machine.state import Agent, Frame
 from tilewright.support.errors import RunError
-
-if TYPE_CHECKING:
-    from tilewright.machine.lanes import Frame
-    from tilewright.machine.memory import Memory
-    from tilewright.machine.tile_machine import Agent
 
 MANY = 8  # values that are told at most
 
@@ -64,6 +61,12 @@ def tell(error: RunError, agent: Agent) -> None:
     note = f"in {where}" + (f": {values}" if values else "")
     found = error.diagnostic
     error.diagnostic = replace(found, notes=(*found.notes, note))
+
+
+def describe(op: Op | None) -> str:
+    """An op and where it stands, in words."""
+    name = op.name if isinstance(op, Intrinsic) else type(op).__name__
+    return name + (f" at {op.loc}" if op is not None and op.loc is not None else "")
 
 
 def _values(fr: Frame, at: tuple[int, ...]) -> list[tuple[str, Any]]:

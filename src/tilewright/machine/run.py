@@ -15,15 +15,16 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.expr import Bin, Var
 from tilewright.ir.op import Program
+from tilewright.machine.engine import NOBODY, run_kernel
 from tilewright.machine.evaluate import Evaluator
-from tilewright.machine.lanes import Frame
 from tilewright.machine.meaning import Family
 from tilewright.machine.memory import Memory, allocate
 from tilewright.machine.numbers import from_bits, raw_bits
 from tilewright.machine.sanitizer import unwritten
+from tilewright.machine.state import Frame, Launch, Options
 from tilewright.machine.step import Stepper
-from tilewright.machine.thread_machine import ThreadKernel, ThreadLaunch, is_thread_ir
-from tilewright.machine.tile_machine import CompiledKernel, Launch, Options
+from tilewright.machine.thread_machine import ThreadKernel, is_thread_ir
+from tilewright.machine.tile_machine import CompiledKernel
 from tilewright.support.errors import LaunchError, SanitizerWarning
 
 
@@ -115,7 +116,7 @@ def run(
         launch = Launch(call.memories, call.values, options, call.say)
         rng = random.Random(seed)
         for kernel in kernels:
-            launch.run(kernel, rng)
+            run_kernel(launch, kernel, rng)
         if sanitize:
             call.result.warnings += launch.warnings.values()
             call.warn_unwritten(made)
@@ -135,10 +136,10 @@ def run_threads(program: Program, args: Mapping[str, Any], *, seed: int = 0) -> 
         kernels = _compiled_threads.get(program, lambda: [ThreadKernel(k) for k in program.kernels])
         packed = _PackedArrays(program, args)
         call = _Call(packed.declared, packed.args, {}, track=False, bytes_of=packed.bytes)
-        launch = ThreadLaunch(call.memories, call.values, seed, call.say)
+        launch = Launch(call.memories, call.values, Options(seed=seed), call.say)
         rng = random.Random(seed)
         for kernel in kernels:
-            launch.run(kernel, rng)
+            run_kernel(launch, kernel, rng)
         packed.unpack()
         return call.finish()
 
@@ -264,7 +265,7 @@ def _tensors(
 ) -> tuple[dict[str, Memory], dict[str, Memory]]:
     """Memory of every tensor, and of those that were copied because their array will not do."""
     evaluate = Evaluator()
-    probe = Frame(None, ())  # type: ignore[arg-type]
+    probe = Frame(NOBODY, ())
     probe.vars = dict(values)
     memories: dict[str, Memory] = {}
     copied: dict[str, Memory] = {}

@@ -3,55 +3,81 @@ products by warpgroups. What they touch is checked when they are issued; their d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import numpy as np
 
 from tilewright.ir.atoms import MATRIX_TYPES
 from tilewright.ir.dtype import DTYPES
 from tilewright.ir.op import Intrinsic
-from tilewright.machine.lanes import Frame, TileRegion
-from tilewright.machine.meaning import Flow, Step
+from tilewright.machine.barriers import at, find_cells, home, ranks_of
+from tilewright.machine.conflicts import ATOMIC, READ, WRITE
+from tilewright.machine.lanes import TileRegion
+from tilewright.machine.meaning import Builder, Step, TensorMap, thread_meaning
 from tilewright.machine.memory import Array, Memory
 from tilewright.machine.numbers import bin_fn
-from tilewright.machine.thread_memory import POISON, operand_addresses, size_of, swizzled
-from tilewright.machine.thread_moves import as_tile, fragment_table
-from tilewright.machine.thread_ops import (
-    WARP,
-    TensorMap,
-    ThreadBuilder,
+from tilewright.machine.state import WARP, WARPGROUP, Frame
+from tilewright.machine.sync import Cell, Flow, Groups, Transfer
+from tilewright.machine.thread_agents import (
+    Registers,
+    ThreadBlock,
     active,
+    agent_block,
     agent_of,
     agreed,
-    fields_of,
-    instruction,
-    note_elements,
-    read_registers,
-    require_inside,
     whole_groups,
 )
-from tilewright.machine.thread_sync import Cell, Groups, Transfer, at, cell_at, home
+from tilewright.machine.thread_memory import POISON, operand_addresses, size_of, swizzled
+from tilewright.machine.thread_moves import as_tile, fragment_table
+from tilewright.machine.thread_ops import fields_of, note_elements, read_registers, require_inside
 from tilewright.machine.tiles import multiplied
 from tilewright.support.errors import RunError
-
-if TYPE_CHECKING:
-    from tilewright.machine.thread_machine import ThreadAgent, ThreadBlock
 
 _REDUCE = {"add": "+", "min": "min", "max": "max", "and": "&", "or": "|", "xor": "^"}
 
 
-def _launch(t: Transfer) -> Transfer:
-    t.agent.block.cluster.pending.append(t)
+def _launch(
+    fr: Frame,
+    op: Intrinsic,
+    fetch: Callable[[], Array],
+    store: Callable[[Array], None],
+    groups: Groups | None = None,
+) -> Transfer:
+    """Let an op fly, in a group where it completes with one."""
+    pending = fr.agent.block.cluster.pending
+    t = Transfer(op, pending, fetch, store)
+    pending.append(t)
+    if groups is not None:
+        groups.add(t)
     return t
 
 
-def _groups(agent: ThreadAgent, unit: str, owners: Array) -> Groups:
-    key = (unit, int(owners[0]))
-    if key not in agent.groups:
-        agent.groups[key] = Groups(unit, owners, agent.clocks.entity())
-    return agent.groups[key]
+@dataclass
+class Landing:
+    """Where the bytes of an asynchronous write go, and the barrier that counts them."""
+
+    block: ThreadBlock
+    cell: Cell
+    units: Array
+
+    def landed(self, size: int, op: Intrinsic) -> None:
+        self.block.shadow.landed(self.units, self.cell.entity, self.cell.phase + 1)
+        self.cell.count_bytes(size, op)
+
+
+def _begin_write(
+    fr: Frame, op: Intrinsic, lane: int, cell: Cell, addresses: Array, size: int
+) -> Landing:
+    """One thread begins a write of `size` bytes at each address of the barrier's block."""
+    block, ids = cast("ThreadBlock", cell.home), agent_of(fr).gids[lane : lane + 1]
+    cell.require_ready(ids, fr.loc(), fenced=True)
+    units = block.shadow.units(addresses, size)
+    block.shadow.async_write(units, np.repeat(ids, units.size), cell.entity, op)
+    block.incoming.append((cell, units, op))
+    return Landing(block, cell, units)
 
 
 # ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
@@ -66,7 +92,7 @@ class BoxCopy:
     addresses: Array  # in shared memory, shaped like the box
 
 
-def _box(b: ThreadBuilder, fr: Frame, tile: TileRegion, lane: int, spot: list[Any],
+def _box(b: Builder, fr: Frame, tile: TileRegion, lane: int, spot: list[Any],
          op: Intrinsic) -> BoxCopy:  # fmt: skip
     found = b.maps[fields_of(op)["map"]]
     size, box = found.tensor.dtype.bytes, found.box
@@ -78,7 +104,7 @@ def _box(b: ThreadBuilder, fr: Frame, tile: TileRegion, lane: int, spot: list[An
         part.append(slice(low, high))
         inner.append(slice(low - c, high - c) if high > low else slice(0, 0))
     buffer = tile.region.buffer
-    shared = agent_of(fr).block.shared
+    shared = agent_block(fr).shared
     place = shared.plan.places[buffer.name]
     start = int(shared.address(buffer.name, at(tile.starts[0](fr), lane)))
     if (start % 128 and not found.swizzle) or start % 16:
@@ -98,48 +124,36 @@ def _box(b: ThreadBuilder, fr: Frame, tile: TileRegion, lane: int, spot: list[An
 
 
 def _note_part(
-    fr: Frame, mem: Memory, found: TensorMap, copy: BoxCopy, actor: int, kind: str
+    fr: Frame, mem: Memory, found: TensorMap, copy: BoxCopy, lane: int, kind: str
 ) -> None:
-    """The part of a tensor that a bulk copy of thread `actor` touches. It counts as touched when it
+    """The part of a tensor that a bulk copy of thread `lane` touches. It counts as touched when it
     is issued: its end is known by its group, or by its barrier."""
-    if mem.name in agent_of(fr).block.cluster.compiled.written:
+    if mem.name in agent_block(fr).written:
         places = np.arange(mem.data.size).reshape(mem.data.shape)
         units = found.seen(places)[copy.part].reshape(-1)
-        note_elements(fr, mem, units, np.full(units.size, actor), kind)
+        note_elements(fr, mem, units, np.full(units.size, agent_of(fr).gids[lane]), kind)
 
 
-@instruction("bulk_load")
-def bulk_load(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("bulk_load")
+def bulk_load(b: Builder, op: Intrinsic) -> Step:
     where, barrier, *rest = (b.operand(a) for a in op.args)
     words = fields_of(op)
     found = b.maps[words["map"]]
     kind = found.tensor.dtype
     spot, mask = rest[: len(found.box)], rest[len(found.box) :]
 
-    def issue(fr: Frame, lane: int) -> None:
-        agent = agent_of(fr)
-        cluster, me = agent.block.cluster, int(agent.gids[lane])
+    def issue(fr: Frame, lane: int) -> Flow:
         copy = _box(b, fr, where, lane, spot, op)
-        ranks: list[int | None] = [None]
+        cluster = fr.agent.block.cluster
+        blocks = [home(fr, barrier, lane)]
         if mask:
-            bits = at(mask[0](fr), lane)
-            ranks = [r for r in range(len(cluster.blocks)) if bits >> r & 1]
-            if not ranks or bits >> len(cluster.blocks):
-                raise RunError(
-                    f"multicast mask {bits:#x} names no block, or blocks outside the cluster",
-                    loc=op.loc,
-                )
-        targets: list[tuple[ThreadBlock, Cell, Array]] = []
-        for rank in ranks:
-            block = agent.block if rank is None else cluster.block(rank, fr)
-            (cell,) = cell_at(fr, barrier, lane, rank)
-            cell.require_ready(fr, agent.gids[lane : lane + 1], fenced=True)
-            units = block.shadow.units(copy.addresses, kind.bytes)
-            block.shadow.async_write(units, np.full(units.size, me), cell.entity, op)
-            block.incoming.append((cell, units, op))
-            targets.append((block, cell, units))
+            blocks = [cluster.block(r, fr) for r in ranks_of(fr, at(mask[0](fr), lane))]
+        targets: list[Landing] = []
+        for block in blocks:
+            (cell,) = yield from find_cells(b, fr, barrier, lane, block)
+            targets.append(_begin_write(fr, op, lane, cell, copy.addresses, kind.bytes))
         tensor = fr.memory(found.tensor.name)
-        _note_part(fr, tensor, found, copy, me, "read")
+        _note_part(fr, tensor, found, copy, lane, READ)
 
         def fetch() -> Array:
             value = np.zeros(found.box, kind.numpy)
@@ -147,25 +161,29 @@ def bulk_load(b: ThreadBuilder, op: Intrinsic) -> Step:
             return value
 
         def store(value: Array) -> None:
-            for block, cell, units in targets:
-                block.shared.view(kind.numpy)[copy.addresses // kind.bytes] = value
-                block.shadow.landed(units, cell.entity, cell.phase + 1)
-                cell.count_bytes(value.size * kind.bytes, op)
+            for target in targets:
+                shared = target.block.shared
+                shared.view(kind.numpy)[copy.addresses // kind.bytes] = value
+                target.landed(value.size * kind.bytes, op)
 
-        for block, _, _ in targets:
-            block.shared.bytes[copy.addresses[..., None] + np.arange(kind.bytes)] = POISON
-        _launch(Transfer(agent, op, fetch, store))
+        for target in targets:
+            _poison(target.block, copy.addresses, kind.bytes)
+        _launch(fr, op, fetch, store)
 
     def run(fr: Frame) -> Flow:
         for lane in active(fr):
-            issue(fr, int(lane))
+            yield from issue(fr, int(lane))
         yield None
 
     return Step(op, run, waits=True)
 
 
-@instruction("bulk_store")
-def bulk_store(b: ThreadBuilder, op: Intrinsic) -> Step:
+def _poison(block: ThreadBlock, addresses: Array, size: int) -> None:
+    block.shared.bytes[addresses[..., None] + np.arange(size)] = POISON
+
+
+@thread_meaning("bulk_store")
+def bulk_store(b: Builder, op: Intrinsic) -> Step:
     where, *spot = (b.operand(a) for a in op.args)
     words = fields_of(op)
     found = b.maps[words["map"]]
@@ -173,15 +191,15 @@ def bulk_store(b: ThreadBuilder, op: Intrinsic) -> Step:
     reduce = bin_fn(_REDUCE[words["reduce"]], kind) if "reduce" in words else None
 
     def issue(fr: Frame, lane: int) -> None:
-        agent = agent_of(fr)
-        block, me = agent.block, int(agent.gids[lane])
+        agent, block = agent_of(fr), agent_block(fr)
         copy = _box(b, fr, where, lane, spot, op)
-        groups = _groups(agent, "bulk", agent.gids[lane : lane + 1])
-        row = agent.clocks.common(agent.gids[lane : lane + 1])
+        ids = agent.gids[lane : lane + 1]
+        groups = agent.groups_in("bulk", ids)
         units = block.shadow.units(copy.addresses, kind.bytes)
-        block.shadow.async_read(units, row, me, groups.entity, groups.committed + 1, op)
+        row = agent.clocks.common(ids)
+        block.shadow.async_read(units, row, int(ids[0]), groups.entity, groups.number, op)
         tensor = fr.memory(found.tensor.name)
-        _note_part(fr, tensor, found, copy, me, "write" if reduce is None else "atomic")
+        _note_part(fr, tensor, found, copy, lane, WRITE if reduce is None else ATOMIC)
 
         def fetch() -> Array:
             value: Array = block.shared.view(kind.numpy)[copy.addresses // kind.bytes]
@@ -193,7 +211,7 @@ def bulk_store(b: ThreadBuilder, op: Intrinsic) -> Step:
                 new = reduce(data[copy.part], new)
             data[copy.part] = new
 
-        groups.open.append(_launch(Transfer(agent, op, fetch, store)))
+        _launch(fr, op, fetch, store, groups)
 
     def run(fr: Frame) -> None:
         for lane in active(fr):
@@ -205,84 +223,65 @@ def bulk_store(b: ThreadBuilder, op: Intrinsic) -> Step:
 # ── stores into peers ────────────────────────────────────────────────────────────────────────
 
 
-@instruction("store_remote")
-def store_remote(b: ThreadBuilder, op: Intrinsic) -> Step:
-    """`words` words of registers into a peer's memory; their bytes count on a barrier there."""
-    to, of, barrier = (b.operand(a) for a in op.args)
+def _peer_words(
+    fr: Frame, to: TileRegion, lane: int, count: int, op: Intrinsic, block: ThreadBlock
+) -> Array:
+    """The addresses of `count` elements in a peer's memory, which one store of a thread fills."""
+    buffer, first = to.region.buffer, at(to.starts[0](fr), lane)
+    if not 0 <= first <= buffer.static_shape[0] - count:
+        raise RunError(f"out-of-range: a remote store leaves {buffer.name}", loc=op.loc)
+    addresses: Array = block.shared.address(buffer.name, first + np.arange(count))
+    if int(addresses[0]) % (count * buffer.dtype.bytes):
+        raise RunError(f"a remote store to {buffer.name} is not aligned", loc=op.loc)
+    return addresses
+
+
+@thread_meaning("store_remote", "store_cluster")
+def store_peer(b: Builder, op: Intrinsic) -> Step:
+    """`words` words of registers into a peer's memory. With a barrier there their bytes count on
+    it when they have come; without one they come in order with what the thread does."""
+    to, of, *barriers = (b.operand(a) for a in op.args)
     size = 4 * int(fields_of(op)["words"])
     kind = of.region.buffer.dtype
     count = size // kind.bytes
 
-    def issue(fr: Frame, lane: int, value: Array) -> None:
-        agent = agent_of(fr)
-        me, block = int(agent.gids[lane]), home(fr, to, lane)
-        (cell,) = cell_at(fr, barrier, lane)
-        cell.require_ready(fr, agent.gids[lane : lane + 1], fenced=True)
-        buffer = to.region.buffer
-        first = at(to.starts[0](fr), lane)
-        if cell.block is not block or not 0 <= first <= buffer.static_shape[0] - count:
-            raise RunError(
-                f"out-of-range: a remote store leaves {buffer.name}, or its barrier is in another "
-                "block",
-                loc=op.loc,
-            )
-        addresses = block.shared.address(buffer.name, first + np.arange(count))
-        if int(addresses[0]) % size:
-            raise RunError(f"a remote store to {buffer.name} is not aligned", loc=op.loc)
-        units = block.shadow.units(addresses, kind.bytes)
-        block.shadow.async_write(units, np.full(units.size, me), cell.entity, op)
-        block.incoming.append((cell, units, op))
+    def issue(fr: Frame, lane: int, value: Array) -> Flow:
+        block = cast("ThreadBlock", home(fr, to, lane))
+        addresses = _peer_words(fr, to, lane, count, op, block)
         places = addresses[:, None] + np.arange(kind.bytes)
         raw = np.ascontiguousarray(value).view(np.uint8).reshape(places.shape)
+        if not barriers:
+            units = block.shadow.units(addresses, kind.bytes)
+            block.shadow.write(units, np.full(units.size, agent_of(fr).gids[lane]), op)
+            block.shared.bytes[places] = raw
+            return
+        (cell,) = yield from find_cells(b, fr, barriers[0], lane)
+        if cell.home is not block:
+            raise RunError("the barrier of a remote store is in another block", loc=op.loc)
+        target = _begin_write(fr, op, lane, cell, addresses, kind.bytes)
 
         def store(bits: Array) -> None:
             block.shared.bytes[places] = bits
-            block.shadow.landed(units, cell.entity, cell.phase + 1)
-            cell.count_bytes(size, op)
+            target.landed(size, op)
 
         block.shared.bytes[places] = POISON
-        _launch(Transfer(agent, op, lambda: raw, store))
+        _launch(fr, op, lambda: raw, store)
 
     def run(fr: Frame) -> Flow:
         values = read_registers(fr, of, count)
         for lane in active(fr):
-            issue(fr, int(lane), values[lane].copy())
-        yield None
+            yield from issue(fr, int(lane), values[lane].copy())
+        if barriers:
+            yield None
 
     return Step(op, run, waits=True)
-
-
-@instruction("store_cluster")
-def store_cluster(b: ThreadBuilder, op: Intrinsic) -> Step:
-    """`words` words of registers into a peer's memory, in order with what the thread does."""
-    to, of = (b.operand(a) for a in op.args)
-    size = 4 * int(fields_of(op)["words"])
-    kind = of.region.buffer.dtype
-    count = size // kind.bytes
-
-    def run(fr: Frame) -> None:
-        values, agent, buffer = read_registers(fr, of, count), agent_of(fr), to.region.buffer
-        for lane in (int(i) for i in active(fr)):
-            block, first = home(fr, to, lane), at(to.starts[0](fr), lane)
-            if not 0 <= first <= buffer.static_shape[0] - count:
-                raise RunError(f"out-of-range: a remote store leaves {buffer.name}", loc=op.loc)
-            addresses = block.shared.address(buffer.name, first + np.arange(count))
-            if int(addresses[0]) % size:
-                raise RunError(f"a remote store to {buffer.name} is not aligned", loc=op.loc)
-            units = block.shadow.units(addresses, kind.bytes)
-            block.shadow.write(units, np.full(units.size, int(agent.gids[lane])), op)
-            places = addresses[:, None] + np.arange(kind.bytes)
-            raw = np.ascontiguousarray(values[lane]).view(np.uint8)
-            block.shared.bytes[places] = raw.reshape(places.shape)
-
-    return Step(op, run)
 
 
 # ── copies by threads that do not wait ───────────────────────────────────────────────────────
 
 
-@instruction("cp_async")
-def cp_async(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("cp_async")
+def cp_async(b: Builder, op: Intrinsic) -> Step:
     """`bytes` bytes from global to shared memory by each thread, of which the last argument says
     how many are read; the rest are zeros. A wait tells the thread that copied, and no other."""
     to, of, amount = (b.operand(a) for a in op.args)
@@ -291,9 +290,9 @@ def cp_async(b: ThreadBuilder, op: Intrinsic) -> Step:
     count = size // kind.bytes
 
     def run(fr: Frame) -> None:
-        agent, lanes = agent_of(fr), active(fr)
-        block, ids = agent.block, agent.gids[lanes]
-        groups = _groups(agent, "cp_async", agent.gids)
+        agent, block, lanes = agent_of(fr), agent_block(fr), active(fr)
+        ids = agent.gids[lanes]
+        groups = agent.groups_in("cp_async", agent.gids)
         target, tensor = (fr.memory(r.region.buffer.name) for r in (to, of))
         idx = tuple(s(fr) for s in to.starts)
         require_inside(fr, target, idx, count, None)
@@ -309,7 +308,7 @@ def cp_async(b: ThreadBuilder, op: Intrinsic) -> Step:
                 raise RunError(f"out-of-range: a copy reads outside {tensor.name}", loc=op.loc)
         if valid.any():
             units = np.ravel_multi_index(where, tensor.shape)
-            note_elements(fr, tensor, units, np.repeat(ids, count)[valid.reshape(-1)], "read")
+            note_elements(fr, tensor, units, np.repeat(ids, count)[valid.reshape(-1)], READ)
         if (addresses[:, 0] % size).any():
             raise RunError(f"a copy of {size} bytes to {target.name} is not aligned", loc=op.loc)
         units = block.shadow.units(addresses, kind.bytes)
@@ -329,8 +328,8 @@ def cp_async(b: ThreadBuilder, op: Intrinsic) -> Step:
             agent.unfenced.append(units)
             agent.apart = True
 
-        block.shared.bytes[addresses[..., None] + np.arange(kind.bytes)] = POISON
-        groups.open.append(_launch(Transfer(agent, op, fetch, store, seen=seen)))
+        _poison(block, addresses, kind.bytes)
+        _launch(fr, op, fetch, store, groups).seen = seen
 
     return Step(op, run)
 
@@ -338,21 +337,8 @@ def cp_async(b: ThreadBuilder, op: Intrinsic) -> Step:
 # ── products by warpgroups ───────────────────────────────────────────────────────────────────
 
 
-@dataclass
-class Registers:
-    """Registers that a matrix instruction under way uses."""
-
-    name: str
-    start: int
-    stop: int
-    lanes: Array
-    written: bool
-    groups: Groups
-    number: int
-
-
-@instruction("descriptor")
-def descriptor(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("descriptor")
+def descriptor(b: Builder, op: Intrinsic) -> Step:
     where = b.operand(op.args[0])
     words = {k: int(v) for k, v in fields_of(op).items()}
     high = words["leading"] << 16 | words["stride"] << 32 | words["swizzle"] << 62
@@ -360,7 +346,7 @@ def descriptor(b: ThreadBuilder, op: Intrinsic) -> Step:
     name = op.result.name
 
     def run(fr: Frame) -> None:
-        address = agent_of(fr).block.shared.address(where.region.buffer.name, where.starts[0](fr))
+        address = agent_block(fr).shared.address(where.region.buffer.name, where.starts[0](fr))
         mine = address[active(fr)] if address.ndim else address
         if (mine % 16).any():
             raise RunError("a matrix descriptor's tile does not begin on 16 bytes", loc=op.loc)
@@ -370,8 +356,8 @@ def descriptor(b: ThreadBuilder, op: Intrinsic) -> Step:
     return Step(op, run)
 
 
-@instruction("wgmma")
-def wgmma(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("wgmma")
+def wgmma(b: Builder, op: Intrinsic) -> Step:
     c, left, right, keep = (b.operand(a) for a in op.args)
     words = fields_of(op)
     n, a_kind, b_kind = int(words["n"]), MATRIX_TYPES[words["a"]], MATRIX_TYPES[words["b"]]
@@ -382,15 +368,15 @@ def wgmma(b: ThreadBuilder, op: Intrinsic) -> Step:
 
     def shared_operand(fr: Frame, code: int, mn: int, major: bool, bits: int, k: int) -> Array:
         addresses = operand_addresses(code, mn, k, bits // 8, major)
-        if addresses.max() + bits // 8 > agent_of(fr).block.shared.bytes.size:
+        if addresses.max() + bits // 8 > agent_block(fr).shared.bytes.size:
             raise RunError("a matrix descriptor reaches outside of shared memory", loc=op.loc)
         return addresses
 
     def issue(fr: Frame, lanes: Array) -> None:
-        agent = agent_of(fr)
-        ids, block = agent.gids[lanes], agent.block
-        groups = _groups(agent, "wgmma", ids)
-        number = groups.committed + 1
+        agent, block = agent_of(fr), agent_block(fr)
+        ids = agent.gids[lanes]
+        groups = agent.groups_in("wgmma", ids)
+        number = groups.number
         row = agent.clocks.common(ids)
         accumulate = bool(agreed(fr, keep(fr), "accumulate", lanes))
         _require_fenced(fr, c, op)
@@ -445,12 +431,10 @@ def wgmma(b: ThreadBuilder, op: Intrinsic) -> Step:
         def store(tile: Array) -> None:
             accumulator[lanes] = tile.reshape(-1)[c_table]
 
-        t = Transfer(agent, op, fetch, store, before=groups.last)
-        groups.last = t
-        groups.open.append(_launch(t))
+        _launch(fr, op, fetch, store, groups)
 
     def run(fr: Frame) -> None:
-        for lanes in whole_groups(fr, 4 * WARP, "wgmma"):
+        for lanes in whole_groups(fr, WARPGROUP * WARP, "wgmma"):
             issue(fr, lanes)
 
     return Step(op, run)

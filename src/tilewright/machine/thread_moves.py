@@ -12,29 +12,31 @@ from tilewright.ir.atoms import MATRIX_TYPES, matrix_fragments
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.dtype import DTYPES
 from tilewright.ir.op import Intrinsic
-from tilewright.machine.lanes import Frame, TileRegion
-from tilewright.machine.meaning import MEANINGS, Step
+from tilewright.machine.conflicts import ATOMIC, READ, WRITE
+from tilewright.machine.lanes import TileRegion
+from tilewright.machine.meaning import THREADS, Builder, Step, thread_meaning
 from tilewright.machine.memory import Array, Memory
 from tilewright.machine.numbers import cast_fn
-from tilewright.machine.thread_ops import (
-    WARP,
-    ThreadBuilder,
+from tilewright.machine.state import WARP, Frame
+from tilewright.machine.thread_agents import (
     active,
+    agent_block,
     agent_of,
+    converge,
+    spread,
+    whole_groups,
+)
+from tilewright.machine.thread_ops import (
     as_words,
     fields_of,
-    instruction,
     note_bytes,
     note_global,
     note_shared,
     of_words,
     read_registers,
     require_inside,
-    spread,
-    whole_groups,
     write_registers,
 )
-from tilewright.machine.thread_sync import converge
 from tilewright.machine.threads import require_lanes
 from tilewright.machine.tiles import atomic_fn, multiplied
 from tilewright.support.errors import RunError
@@ -48,8 +50,8 @@ def _result(op: Intrinsic) -> tuple[str, np.dtype[Any]]:
     return op.result.name, op.result.dtype.numpy
 
 
-@instruction("warp_index")
-def warp_index(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("warp_index")
+def warp_index(b: Builder, op: Intrinsic) -> Step:
     thread, (name, kind) = b.operand(op.args[0]), _result(op)
 
     def run(fr: Frame) -> None:
@@ -60,37 +62,32 @@ def warp_index(b: ThreadBuilder, op: Intrinsic) -> Step:
     return Step(op, run)
 
 
-@instruction("elect")
-def elect(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("elect")
+def elect(b: Builder, op: Intrinsic) -> Step:
     """True in one thread of each warp for which the condition holds; which one, the seed says."""
     cond, (name, _) = b.operand(op.args[0]), _result(op)
 
     def run(fr: Frame) -> None:
-        agent = agent_of(fr)
-        lanes = agent.positions % WARP
-        chosen = agent.block.cluster.launch.elected % min(WARP, lanes.size)
+        lanes = fr.agent.positions % WARP
+        seed = fr.agent.block.cluster.launch.options.seed
+        chosen = seed * 13 % WARP % min(WARP, lanes.size)
         fr.vars[name] = spread(fr, cond(fr)) & (lanes == chosen)
 
     return Step(op, run)
 
 
-@instruction("prefetch_map", "pin", "settle", "pdl_wait", "pdl_launch")
-def nothing(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("prefetch_map", "pin", "settle")
+def nothing(b: Builder, op: Intrinsic) -> Step:
     return Step(op, lambda fr: None)
 
 
-@instruction("print", "device_assert")
-def plain(b: ThreadBuilder, op: Intrinsic) -> Step:
-    return MEANINGS[Intrinsic](b, op)
-
-
-@instruction(
+@thread_meaning(
     *(f"shfl_{kind}" for kind in ("sync", "xor", "up", "down")),
     *(f"warp_reduce_{kind}" for kind in ("sum", "max", "min", "and", "or")),
     *("ballot", "any_sync", "all_sync"),
 )
-def across_lanes(b: ThreadBuilder, op: Intrinsic) -> Step:
-    inner = MEANINGS[Intrinsic](b, op)
+def across_lanes(b: Builder, op: Intrinsic) -> Step:
+    inner = THREADS[Intrinsic](b, op)
     some = "mask=active" in op.text
     by = b.operand(op.args[1]) if op.name.startswith("shfl_") else None
 
@@ -123,17 +120,23 @@ def _vector(fr: Frame, tile: TileRegion, count: int, op: Intrinsic) -> tuple[Mem
     return mem, (*rows, last[:, None] + np.arange(count))
 
 
-@instruction("load_shared", "load_global")
-def load_vector(b: ThreadBuilder, op: Intrinsic) -> Step:
+def _note(fr: Frame, tile: TileRegion, count: int, kind: str, values: Array | None = None) -> None:
+    """`count` elements that each running thread touches."""
+    mem, starts = fr.memory(tile.region.buffer.name), tuple(s(fr) for s in tile.starts)
+    if mem.space is Space.SHARED:
+        note_shared(fr, mem, starts, count, writes=kind == WRITE)
+    else:
+        note_global(fr, mem, starts, count, kind, values)
+
+
+@thread_meaning("load_shared", "load_global")
+def load_vector(b: Builder, op: Intrinsic) -> Step:
     to, of = (b.operand(a) for a in op.args)
     count = int(fields_of(op)["count"])
 
     def run(fr: Frame) -> None:
         mem, where = _vector(fr, of, count, op)
-        if mem.space is Space.SHARED:
-            note_shared(fr, mem, tuple(s(fr) for s in of.starts), count, writes=False)
-        else:
-            note_global(fr, mem, tuple(s(fr) for s in of.starts), count, "read")
+        _note(fr, of, count, READ)
         kind = to.region.buffer.dtype
         values = np.zeros((fr.lanes[0], count), kind.numpy)
         values[active(fr)] = cast_fn(mem.dtype, kind)(mem.data[where])
@@ -142,8 +145,8 @@ def load_vector(b: ThreadBuilder, op: Intrinsic) -> Step:
     return Step(op, run)
 
 
-@instruction("store_shared", "store_global")
-def store_vector(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("store_shared", "store_global")
+def store_vector(b: Builder, op: Intrinsic) -> Step:
     to, of = (b.operand(a) for a in op.args)
     count = int(fields_of(op)["count"])
 
@@ -151,11 +154,9 @@ def store_vector(b: ThreadBuilder, op: Intrinsic) -> Step:
         mem, where = _vector(fr, to, count, op)
         values = read_registers(fr, of, count)
         new = cast_fn(of.region.buffer.dtype, mem.dtype)(values)[active(fr)]
+        _note(fr, to, count, WRITE, new)
         if mem.space is Space.SHARED:
-            note_shared(fr, mem, tuple(s(fr) for s in to.starts), count, writes=True)
             _require_apart(mem, where, op)
-        else:
-            note_global(fr, mem, tuple(s(fr) for s in to.starts), count, "write", new)
         mem.data[where] = new
 
     return Step(op, run)
@@ -169,8 +170,8 @@ def _require_apart(mem: Memory, where: tuple[Array, ...], op: Intrinsic) -> None
         )
 
 
-@instruction("store_packed")
-def store_packed(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("store_packed")
+def store_packed(b: Builder, op: Intrinsic) -> Step:
     """A word of 32 bits over elements that fill it."""
     to, word = (b.operand(a) for a in op.args)
     kind = to.region.buffer.dtype.numpy
@@ -182,12 +183,9 @@ def store_packed(b: ThreadBuilder, op: Intrinsic) -> Step:
             write_registers(fr, to, values)
             return
         mem, where = _vector(fr, to, values.shape[1], op)
-        if mem.space is Space.SHARED:
-            note_shared(fr, mem, tuple(s(fr) for s in to.starts), values.shape[1], writes=True)
-        else:
-            starts, new = tuple(s(fr) for s in to.starts), values[active(fr)]
-            note_global(fr, mem, starts, values.shape[1], "write", new)
-        mem.data[where] = values[active(fr)]
+        new = values[active(fr)]
+        _note(fr, to, values.shape[1], WRITE, new)
+        mem.data[where] = new
 
     return Step(op, run)
 
@@ -206,7 +204,7 @@ def _rows(fr: Frame, memory: TileRegion, count: int, op: Intrinsic) -> tuple[Arr
     per_row = 16 // mem.dtype.bytes
     if (where < 0).any() or (where > mem.shape[0] - per_row).any():
         raise RunError(f"out-of-range: a row lies outside {mem.name}", loc=op.loc)
-    address = agent_of(fr).block.shared.address(mem.name, where)
+    address = agent_block(fr).shared.address(mem.name, where)
     if (address % 16).any():
         raise RunError(f"a row of {mem.name} does not begin on 16 bytes", loc=op.loc)
     return warps, address.reshape(len(warps), count, 8)
@@ -217,8 +215,8 @@ def _note_rows(fr: Frame, warps: Array, address: Array, *, writes: bool) -> None
     note_bytes(fr, address.reshape(-1), 16, givers, writes=writes)
 
 
-@instruction("ldmatrix")
-def ldmatrix(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("ldmatrix")
+def ldmatrix(b: Builder, op: Intrinsic) -> Step:
     to, of = (b.operand(a) for a in op.args)
     words = fields_of(op)
     count, trans = int(words["count"]), words["trans"] == "1"
@@ -227,7 +225,7 @@ def ldmatrix(b: ThreadBuilder, op: Intrinsic) -> Step:
     def run(fr: Frame) -> None:
         warps, address = _rows(fr, of, count, op)
         _note_rows(fr, warps, address, writes=False)
-        data = agent_of(fr).block.shared.bytes[address[..., None] + np.arange(16)]
+        data = agent_block(fr).shared.bytes[address[..., None] + np.arange(16)]
         if trans:
             halves = np.ascontiguousarray(data).view(np.uint16)
             data = np.ascontiguousarray(np.swapaxes(halves, 2, 3)).view(np.uint8)
@@ -239,8 +237,8 @@ def ldmatrix(b: ThreadBuilder, op: Intrinsic) -> Step:
     return Step(op, run)
 
 
-@instruction("stmatrix")
-def stmatrix(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("stmatrix")
+def stmatrix(b: Builder, op: Intrinsic) -> Step:
     to, *given = (b.operand(a) for a in op.args)
     words = fields_of(op)
     count, trans = int(words["count"]), words["trans"] == "1"
@@ -261,7 +259,7 @@ def stmatrix(b: ThreadBuilder, op: Intrinsic) -> Step:
         if np.unique(address).size < address.size:
             raise RunError("two rows of a stmatrix lie at one place", loc=op.loc)
         _note_rows(fr, warps, address, writes=True)
-        agent_of(fr).block.shared.bytes[address[..., None] + np.arange(16)] = rows
+        agent_block(fr).shared.bytes[address[..., None] + np.arange(16)] = rows
 
     return Step(op, run)
 
@@ -283,8 +281,8 @@ def as_tile(registers: Array, table: Array, shape: tuple[int, ...]) -> Array:
     return tile
 
 
-@instruction("mma")
-def mma(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("mma")
+def mma(b: Builder, op: Intrinsic) -> Step:
     c, x, y = (b.operand(a) for a in op.args)
     words = fields_of(op)
     types = (DTYPES[words["a"]], DTYPES[words["b"]], DTYPES[words["d"]])
@@ -320,8 +318,8 @@ def _typed(registers: Array, dtype: Any) -> Array:
 # ── atomics ──────────────────────────────────────────────────────────────────────────────────
 
 
-@instruction("atomic", "atomic_of_warp")
-def atomic(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("atomic", "atomic_of_warp")
+def atomic(b: Builder, op: Intrinsic) -> Step:
     """One after another, by thread; of a warp: by its first lane, which tells the others."""
     target, *given = op.args
     if not isinstance(target, Region):
@@ -345,15 +343,15 @@ def atomic(b: ThreadBuilder, op: Intrinsic) -> Step:
             lanes = np.array([w[0] for w in whole_groups(fr, WARP, op.name)])
         places = [np.broadcast_to(i, fr.lanes) for i in idx]
         if mem.space is Space.SHARED:
-            agent = agent_of(fr)
-            address = agent.block.shared.address(mem.name, places[0][lanes])
-            units = agent.block.shadow.units(address, kind.bytes)
+            agent, block = agent_of(fr), agent_block(fr)
+            address = block.shared.address(mem.name, places[0][lanes])
+            units = block.shadow.units(address, kind.bytes)
             actors = np.repeat(agent.gids[lanes], units.size // lanes.size)
-            agent.block.shadow.update(units, actors, op)
+            block.shadow.update(units, actors, op)
             agent.unfenced.append(units)
             agent.apart = True
         elif mem.is_global:
-            note_global(fr, mem, idx, count, "atomic", lanes=lanes)
+            note_global(fr, mem, idx, count, ATOMIC, lanes=lanes)
         none = [np.zeros((), kind.numpy)]
         news = [spread(fr, x) for x in ([to(value(fr)) for value, to in values] or none)]
         old = np.zeros(fr.lanes, kind.numpy)

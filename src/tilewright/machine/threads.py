@@ -13,7 +13,6 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import Intrinsic
 from tilewright.machine.lanes import (
-    Frame,
     TileRegion,
     extents_of,
     gather,
@@ -25,10 +24,9 @@ from tilewright.machine.meaning import Builder, Step, meaning
 from tilewright.machine.memory import Array
 from tilewright.machine.numbers import Value, bin_fn
 from tilewright.machine.postmortem import in_lane
+from tilewright.machine.state import WARP, Frame
 from tilewright.support.errors import RunError, SanitizerError
 from tilewright.support.show import cut, show_line
-
-WARP = 32
 
 
 def _threads(fr: Frame, value: Value) -> Array:
@@ -198,15 +196,15 @@ def run_intrinsic(b: Builder, op: Intrinsic) -> Step:
             )
 
         return Step(op, refuse)
-    args: list[Any] = [
-        b.evaluate.region(a) if isinstance(a, Region) else b.evaluate(a) for a in op.args
-    ]
+    args = [b.operand(a) for a in op.args]
     if op.name in ("pdl_wait", "pdl_launch"):
         return Step(op, lambda fr: None)
     if op.name == "print":
         return Step(op, lambda fr: run_print(fr, op, args))
     if op.name == "device_assert":
         return Step(op, lambda fr: run_assert(fr, op, args))
+    if op.name not in _VALUES:
+        raise RunError(f"the interpreter has no meaning for intrinsic {op.name}", loc=op.loc)
     fn, result = _VALUES[op.name], op.result
 
     def run(fr: Frame) -> None:
