@@ -425,7 +425,7 @@ class Load(Expr):
 
 BIN_OPS = ("+", "-", "*", "/", "//", "%", "min", "max", "&", "|", "^", "<<", ">>", "and", "or")
 CMP_OPS = ("<", "<=", "==", "!=", ">", ">=")
-_FOLD: dict[str, Callable[[Any, Any], Any]] = {
+FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
     "//": lambda a, b: a // b, "%": lambda a, b: a % b, "min": min, "max": max,
     "&": lambda a, b: a & b, "|": lambda a, b: a | b, "^": lambda a, b: a ^ b,
@@ -665,7 +665,7 @@ def fold(op: str, x: Expr, y: Expr) -> Expr:
         count = y.value
         if op in ("<<", ">>") and not 0 <= count < x.dtype.bits:
             count = x.dtype.bits  # as an unsigned number it is large
-        value = _FOLD[op](x.value, count)
+        value = FOLD[op](x.value, count)
         if op in CMP_OPS or op in ("and", "or"):
             return TRUE if value else FALSE
         return const(_wrap_int(int(value), x.dtype), x.dtype)

@@ -22,7 +22,7 @@ from tilewright.ir.op import (
     WaitGroup,
 )
 from tilewright.machine.lanes import TileRegion, extents_of
-from tilewright.machine.meaning import Builder, Step, meaning, thread_meaning, tile_meaning
+from tilewright.machine.meaning import Builder, Run, meaning, thread_meaning, tile_meaning
 from tilewright.machine.numbers import Value
 from tilewright.machine.state import Block, Frame
 from tilewright.machine.sync import Blocked, Cell, Flow, Meeting
@@ -38,7 +38,7 @@ def at(value: Value, lane: int) -> int:
 
 def _places(fr: Frame, tile: TileRegion, lane: int) -> list[tuple[str, tuple[int, ...]]]:
     """The names and indices of a region's barriers, as thread `lane` sees it."""
-    buffer = tile.region.buffer
+    buffer = tile.buffer
     starts = [at(s(fr), lane) for s in tile.starts]
     found = []
     for place in product(
@@ -77,10 +77,10 @@ def find_cells(
 ) -> Generator[Blocked | None, None, list[Cell]]:
     """The barriers of a region; waits for their initialisation where the compiler orders it."""
     block = home(fr, tile, lane) if block is None else block
-    block.require_alive(tile.region.buffer.name, fr.loc())
+    block.require_alive(tile.buffer.name, fr.loc())
     cells: list[Cell] = []
     for name, place in _places(fr, tile, lane):
-        key = (tile.region.buffer.name, place)
+        key = (tile.buffer.name, place)
         if key not in block.cells and not b.explicit:
             yield Blocked(partial(block.cells.__contains__, key), lambda: "its initialisation")
         if key not in block.cells:
@@ -100,7 +100,7 @@ def _where(fr: Frame, tile: TileRegion) -> list[tuple[Value, str]]:
 
 
 @meaning(BarrierInit)
-def run_barrier_init(b: Builder, op: BarrierInit) -> Step:
+def run_barrier_init(b: Builder, op: BarrierInit) -> Run:
     barrier, count = b.evaluate.region(op.barrier), b.evaluate(op.count)
 
     def run(fr: Frame) -> None:
@@ -115,14 +115,14 @@ def run_barrier_init(b: Builder, op: BarrierInit) -> Step:
         where = "" if len(block.cluster.blocks) == 1 else f" of block {block.index}"
         for name, place in _places(fr, barrier, int(party.lanes[0])):
             cell = Cell(agent.clocks, name + where, number, int(party.ids[0]), block)
-            block.cells[barrier.region.buffer.name, place] = cell
+            block.cells[barrier.buffer.name, place] = cell
             agent.apart = True
 
-    return Step(op, run)
+    return run
 
 
 @meaning(Arrive)
-def run_arrive(b: Builder, op: Arrive) -> Step:
+def run_arrive(b: Builder, op: Arrive) -> Run:
     barrier, count = b.evaluate.region(op.barrier), b.evaluate(op.count)
     more = None if op.bytes is None else b.evaluate(op.bytes)
 
@@ -142,10 +142,10 @@ def run_arrive(b: Builder, op: Arrive) -> Step:
                 cell.arrive(many * at(times, lane), many * at(size, lane), knowledge, op)
         yield None
 
-    return Step(op, run, waits=True)
+    return run
 
 
-def _wait(b: Builder, op: Op, barrier: TileRegion, phase: Callable[[Frame], Value]) -> Step:
+def _wait(b: Builder, op: Op, barrier: TileRegion, phase: Callable[[Frame], Value]) -> Run:
     def run(fr: Frame) -> Flow:
         agent, parity = fr.agent, phase(fr)
         for party in agent.parties(fr, [*_where(fr, barrier), (parity, "a phase")]):
@@ -163,16 +163,16 @@ def _wait(b: Builder, op: Op, barrier: TileRegion, phase: Callable[[Frame], Valu
                 agent.clocks.learn(party.learns, cell.known)
                 agent.apart = agent.apart or not party.whole
 
-    return Step(op, run, waits=True)
+    return run
 
 
 @meaning(Wait)
-def run_wait(b: Builder, op: Wait) -> Step:
+def run_wait(b: Builder, op: Wait) -> Run:
     return _wait(b, op, b.evaluate.region(op.barrier), b.evaluate(op.phase))
 
 
 @thread_meaning("wait_cluster")
-def run_wait_cluster(b: Builder, op: Intrinsic) -> Step:
+def run_wait_cluster(b: Builder, op: Intrinsic) -> Run:
     barrier, phase = (b.operand(a) for a in op.args)
     return _wait(b, op, barrier, phase)
 
@@ -181,7 +181,7 @@ def run_wait_cluster(b: Builder, op: Intrinsic) -> Step:
 
 
 @meaning(Sync)
-def run_sync(b: Builder, op: Sync) -> Step:
+def run_sync(b: Builder, op: Sync) -> Run:
     number = None if op.id is None else b.evaluate(op.id)
     if op.scope not in ("block", "warp", "cluster", "named"):
         raise RunError(f"unknown scope {op.scope!r}", loc=op.loc)
@@ -220,11 +220,11 @@ def run_sync(b: Builder, op: Sync) -> Step:
             yield from meeting.wait(party, mine)
             agent.apart = agent.apart and not party.whole
 
-    return Step(op, run, waits=True)
+    return run
 
 
 @tile_meaning(Turn)
-def run_turn(b: Builder, op: Turn) -> Step:
+def run_turn(b: Builder, op: Turn) -> Run:
     """One agent stands for all warpgroups of the role: they come to it together."""
 
     def run(fr: Frame) -> None:
@@ -236,7 +236,7 @@ def run_turn(b: Builder, op: Turn) -> Step:
             raise RunError(f"a turn {word}", loc=op.loc)
         agent.in_turn = not agent.in_turn
 
-    return Step(op, run)
+    return run
 
 
 # ── groups and fences ────────────────────────────────────────────────────────────────────────
@@ -248,18 +248,18 @@ def _known_unit(op: Commit | WaitGroup) -> None:
 
 
 @meaning(Commit)
-def run_commit(b: Builder, op: Commit) -> Step:
+def run_commit(b: Builder, op: Commit) -> Run:
     _known_unit(op)
 
     def run(fr: Frame) -> None:
         for groups in fr.agent.groups_of(fr, op.unit, "a commit of matrix instructions"):
             groups.commit()
 
-    return Step(op, run)
+    return run
 
 
 @meaning(WaitGroup)
-def run_wait_group(b: Builder, op: WaitGroup) -> Step:
+def run_wait_group(b: Builder, op: WaitGroup) -> Run:
     _known_unit(op)
 
     def run(fr: Frame) -> Flow:
@@ -269,11 +269,11 @@ def run_wait_group(b: Builder, op: WaitGroup) -> Step:
             agent.note_over(groups, over, read=op.read, strict=b.explicit)
         yield None
 
-    return Step(op, run, waits=True)
+    return run
 
 
 @meaning(Fence)
-def run_fence(b: Builder, op: Fence) -> Step:
+def run_fence(b: Builder, op: Fence) -> Run:
     if op.kind not in ("proxy_async", "wgmma", "barrier_init", "cluster", "cluster_shared", "gpu"):
         raise RunError(f"unknown fence {op.kind!r}", loc=op.loc)
 
@@ -289,4 +289,4 @@ def run_fence(b: Builder, op: Fence) -> Step:
                 if cell.fence is None and cell.maker in ids:
                     cell.fence = agent.clocks.now
 
-    return Step(op, run)
+    return run

@@ -8,7 +8,7 @@ the stretch between two thread barriers) moves the base, which forgets everythin
 from __future__ import annotations
 
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,25 +21,37 @@ READ, WRITE, ATOMIC, UPDATE = "read", "write", "atomic", "update"
 AGAINST = {READ: (WRITE, ATOMIC), WRITE: (WRITE, READ, ATOMIC), ATOMIC: (WRITE, READ)}
 
 
+class Touch(NamedTuple):
+    """An access of memory. `kind`: read, write, atomic, or update: one tile op reads and writes, in
+    the order that it needs itself. `owners`: which lane touches what, None for all together."""
+
+    kind: str
+    mem: Memory
+    where: Any
+    owners: Any
+    loc: Loc | None
+
+
 class Lines:
     """Where the accesses of a period stand in the text, to name the other one of two."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[int, str], dict[Loc, None]] = {}
 
-    def add(self, mem: Memory, kind: str, loc: Loc | None) -> None:
-        if loc is not None:
-            self.seen.setdefault((id(mem.storage), kind), {})[loc] = None
+    def add(self, t: Touch) -> None:
+        if t.loc is not None:
+            self.seen.setdefault((id(t.mem.storage), t.kind), {})[t.loc] = None
 
-    def other(self, mem: Memory, kind: str, loc: Loc | None) -> tuple[str, ...]:
-        """The accesses that one of `kind` at `loc` may have met, in words."""
+    def other(self, t: Touch) -> tuple[str, ...]:
+        """The accesses that this one may have met, in words."""
+        mem = t.mem
         found = {
             place: how
-            for how in AGAINST[kind]
+            for how in AGAINST[t.kind]
             for place in self.seen.get((id(mem.storage), how), ())
         }
         if len(found) > 1:
-            found.pop(loc, None)  # type: ignore[arg-type]
+            found.pop(t.loc, None)  # type: ignore[arg-type]
         verb = {READ: "read", WRITE: "written", ATOMIC: "updated atomically"}
         return tuple(f"{mem.name} is {verb[how]} at {at}" for at, how in list(found.items())[:3])
 
@@ -73,15 +85,16 @@ class Conflicts:
         """Where an entry of this period includes `ids`."""
         return (entries == self.base + ids) | (entries == self.base + self.span - 1)
 
-    def access(self, mem: Memory, where: Any, ids: Any, kind: str, loc: Loc | None) -> Any:
-        """The elements where this access by `ids` conflicts, or None."""
+    def access(self, t: Touch, ids: Any) -> Any:
+        """The elements where an access by `ids` conflicts, or None."""
+        kind, mem, where = t.kind, t.mem, t.where
         ids = np.asarray(ids, np.int64)
         ids = ids[..., None] if mem.ratio > 1 and ids.ndim else ids
         wrong: Any = np.False_
         for other in AGAINST[kind]:
             if f"{self.name}.{other}" in mem.storage.shadows:
                 wrong = wrong | ~self.ordered(self.marks(mem, other)[where], ids)
-        self.lines.add(mem, kind, loc)
+        self.lines.add(t)
         marks, entry = self.marks(mem, kind), self.entry(ids)
         if kind == WRITE:
             marks[where] = entry
@@ -172,20 +185,21 @@ class ThreadRaces(Conflicts):
         code = (entries - self.base) % self.span
         return (code == ids) | (code == self.threads + ids // WARP) | (code == self.span - 1)
 
-    def all_read(self, mem: Memory, where: Any, loc: Loc | None) -> Any:
+    def all_read(self, t: Touch) -> Any:
         """Every thread reads the elements."""
+        mem, where = t.mem, t.where
         wrong: Any = np.False_
         for other in AGAINST[READ]:
             if f"thread.{other}" in mem.storage.shadows:
                 wrong = wrong | np.asarray(self.marks(mem, other)[where] >= self.base)
-        self.lines.add(mem, READ, loc)
+        self.lines.add(t)
         if self.threads == 1 or not np.any(wrong):
             self.marks(mem, READ)[where] = self.entry(self.span - 1)
             return None
         return wrong
 
-    def forget(self, mem: Memory, where: Any) -> None:
+    def forget(self, t: Touch) -> None:
         """An operation that the compiler synchronises touched the elements."""
         for kind in AGAINST:
-            if f"thread.{kind}" in mem.storage.shadows:
-                self.marks(mem, kind)[where] = -1
+            if f"thread.{kind}" in t.mem.storage.shadows:
+                self.marks(t.mem, kind)[t.where] = -1

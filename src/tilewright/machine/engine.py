@@ -125,7 +125,7 @@ def enter(agent: Agent) -> None:
     if kernel.rank is not None:
         fr.vars[kernel.rank.name] = kernel.rank.dtype.numpy.type(block.rank)
     fr.bufs.update(launch.memories)
-    fr.watch = compiled.watch(agent)
+    fr.watches = compiled.watches(agent)
 
 
 def _unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:

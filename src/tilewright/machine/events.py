@@ -28,7 +28,7 @@ from tilewright.machine.lanes import (
     uniform_int,
     write_box,
 )
-from tilewright.machine.meaning import Builder, Step, tile_meaning
+from tilewright.machine.meaning import Builder, Run, tile_meaning
 from tilewright.machine.memory import Array, make_poison
 from tilewright.machine.ops import (
     gemm_operands,
@@ -103,7 +103,7 @@ def _storing(boxes: list[Box], store: Callable[[Box, Array], None]) -> Callable[
 
 
 @tile_meaning(("async", Copy))
-def async_copy(b: Builder, op: Copy) -> Step:
+def async_copy(b: Builder, op: Copy) -> Run:
     """A copy whose atom completes later."""
     src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
     unit = ATOMS[str(op.atom)].completion
@@ -133,7 +133,7 @@ def async_copy(b: Builder, op: Copy) -> Step:
         if op.reduce is None and not here.is_empty:
             make_poison(here.mem, here.where, here.mem.dtype)
 
-    return Step(op, run)
+    return run
 
 
 def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
@@ -181,7 +181,7 @@ def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
     return run
 
 
-def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Step:
+def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Run:
     if op.barrier is None:
         raise RunError(f"a {op.atom} needs the barrier that counts its bytes", loc=op.loc)
     barrier = b.evaluate.region(op.barrier)
@@ -252,14 +252,14 @@ def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Ste
             make_poison(box.mem, box.where, box.mem.dtype)
         yield None
 
-    return Step(op, run, waits=True)
+    return run
 
 
 # ── matrix instructions ──────────────────────────────────────────────────────────────────────
 
 
 @tile_meaning(("async", Gemm))
-def async_gemm(b: Builder, op: Gemm) -> Step:
+def async_gemm(b: Builder, op: Gemm) -> Run:
     """A gemm whose atom completes later."""
     tiles, clear = gemm_operands(b, op)
     strict, unit = b.explicit, ATOMS[str(op.atom)].completion
@@ -290,4 +290,4 @@ def async_gemm(b: Builder, op: Gemm) -> Step:
                     require_written(box.mem, box.where, fr.loc())
         _launch_in_group(fr, t, accesses, agent.known, strict)
 
-    return Step(op, run)
+    return run

@@ -10,6 +10,7 @@ belong to the phase of the barrier that they were counted in.
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -19,63 +20,49 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Copy, Op
-from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE
+from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE, Touch
 from tilewright.machine.memory import Array, Memory
 from tilewright.machine.state import Block, Frame, Watch, Where
 from tilewright.machine.tile_agents import TileAgent
 from tilewright.support.errors import Loc, RunError
 
 
+@dataclass(eq=False)
 class Access:
     """Elements of some storage touched at one time."""
 
-    __slots__ = ("agent", "box", "clock", "entity", "fence", "kind", "loc", "mask", "mem",
-                 "nest", "op", "owners", "proxy", "span", "threads", "unit")  # fmt: skip
+    agent: TileAgent
+    mem: Memory
+    where: InitVar[Where]
+    kind: str
+    op: Op | None
+    entity: int
+    clock: int
+    proxy: str = "generic"
+    unit: str = ""
+    loc: Loc | None = None
+    owners: Any = None
+    threads: Any = None  # equal for accesses that take each element to the same thread
+    nest: Any = None  # the run of a nest that it belongs to: iterations are independent
+    # what all iterations of a nest would touch; the box, where it is all of it
+    span: Any = None
+    box: tuple[tuple[int, int], ...] | None = None
+    mask: Array | None = None
+    fence: int | None = None  # when the writer made it visible to the async proxy
 
-    def __init__(
-        self,
-        agent: TileAgent,
-        mem: Memory,
-        where: Where,
-        kind: str,
-        op: Op | None,
-        *,
-        entity: int,
-        clock: int,
-        proxy: str = "generic",
-        owners: Any = None,
-        unit: str = "",
-        loc: Loc | None = None,
-        threads: Any = None,
-        nest: Any = None,
-        span: Where | None = None,
-    ) -> None:
-        self.agent = agent
-        self.mem = mem
-        self.kind = kind
-        self.op = op
-        self.loc = loc or (op.loc if op is not None else None)
-        self.entity = entity
-        self.clock = clock
-        self.proxy = proxy
-        self.unit = unit
-        self.fence: int | None = None  # when the writer made it visible to the async proxy
-        self.threads = threads  # equal for accesses that take each element to the same thread
-        self.nest = nest  # the run of a nest that it belongs to: iterations are independent
-        self.mask: Array | None = None
-        self.owners: Array | None = None
-        self.box: tuple[tuple[int, int], ...] | None = None
-        # what all iterations of a nest would touch; the box, where it is all of it
-        self.span: tuple[tuple[int, int], ...] | None
+    def __post_init__(self, where: Where) -> None:
+        mem, owners, self.owners = self.mem, self.owners, None
+        if self.loc is None and self.op is not None:
+            self.loc = self.op.loc
         if all(isinstance(w, (int, np.integer, slice)) for w in where):
             self.box = self.span = tuple(_span(w) for w in where)
-        else:
-            self.span = None if span is None else tuple(_span(w) for w in span)
-            self.mask = np.zeros(mem.storage.units, np.bool_)
-            mem.window(self.mask)[where] = True
-            if owners is not None and mem.ratio == 1:
-                self.owners = np.full(mem.storage.units, -1, np.int32)
-                mem.window(self.owners)[where] = owners
+            return
+        self.span = None if self.span is None else tuple(_span(w) for w in self.span)
+        self.mask = np.zeros(mem.storage.units, np.bool_)
+        mem.window(self.mask)[where] = True
+        if owners is not None and mem.ratio == 1:
+            self.owners = np.full(mem.storage.units, -1, np.int32)
+            mem.window(self.owners)[where] = owners
 
     @property
     def writes(self) -> bool:
@@ -240,10 +227,8 @@ class HazardWatch(Watch):
         self.agent.meet()
         return True
 
-    def access(
-        self, fr: Frame, kind: str, mem: Memory, where: Where, owners: Any, loc: Loc | None
-    ) -> None:
-        space, agent = mem.space, self.agent
+    def access(self, fr: Frame, t: Touch) -> None:
+        mem, space, agent = t.mem, t.mem.space, self.agent
         if space is Space.LOCAL:
             return
         if space is not Space.SHARED:
@@ -255,13 +240,13 @@ class HazardWatch(Watch):
         new = Access(
             agent,
             mem,
-            where,
-            WRITE if kind == UPDATE else kind,  # conflicts with all that a read does
+            t.where,
+            WRITE if t.kind == UPDATE else t.kind,  # conflicts with all that a read does
             fr.op,
             entity=agent.each,
             clock=agent.clocks.now,
-            owners=None if fr.in_map or kind == ATOMIC else owners,
-            loc=loc,
+            owners=None if fr.in_map or t.kind == ATOMIC else t.owners,
+            loc=t.loc,
             threads=_pattern(fr),
             nest=self.nest,
             span=fr.pattern[1] if fr.pattern else None,

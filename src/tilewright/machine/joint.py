@@ -98,13 +98,7 @@ def _part(joint: Agent, members: list[Agent]) -> None:
             new = joint.frame.bufs.get(name)
             if memory.space is not Space.LOCAL or new is memory or new is None:
                 continue
-            if new.lead:
-                if not memory.lead:
-                    memory.spread(agent.frame.lanes)
-                memory.data[...] = new.data[start:stop]
-            else:
-                memory.data[...] = new.data
-            if memory.storage.valid is not None and new.storage.valid is not None:
-                part = new.window(new.storage.valid)
-                memory.window(memory.storage.valid)[...] = part[start:stop] if new.lead else part
+            if new.lead and not memory.lead:
+                memory.spread(agent.frame.lanes)
+            memory.copy(new, slice(start, stop) if new.lead else ...)
         start = stop

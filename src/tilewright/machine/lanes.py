@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Region, Space
+from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Load
 from tilewright.machine.conflicts import READ, WRITE
-from tilewright.machine.memory import Array, Memory, out_of_range
+from tilewright.machine.memory import Array, Memory, describe_index
 from tilewright.machine.numbers import Value
 from tilewright.machine.postmortem import in_lane
 from tilewright.machine.state import Frame, Where
-from tilewright.support.errors import RunError
+from tilewright.support.errors import RunError, SanitizerError
 
 
 @lru_cache(256)
@@ -92,11 +92,23 @@ def lane_axes(fr: Frame, mem: Memory) -> Where:
     )
 
 
+def out_of_range(
+    fr: Frame, mem: Memory, index: tuple[int, ...], node: Load | None = None
+) -> RunError:
+    """The error for an index outside a shared, fragment or local buffer."""
+    what = f"{describe_index(mem, index)} is outside {mem.name}"
+    shape = "(" + ", ".join(map(str, mem.shape)) + ("," if len(mem.shape) == 1 else "") + ")"
+    fix, loc = f"guard the access with an `if`, or make {mem.name} larger", fr.loc(node)
+    if fr.agent.sanitize:
+        return SanitizerError("out-of-range", f"{what}, which has shape {shape}", loc=loc, fix=fix)
+    return RunError(f"out-of-range: {what}", loc=loc, expected=f"an index inside {shape}", fix=fix)
+
+
 def _fail(fr: Frame, mem: Memory, idx: Where, bad: Array, node: Load | None) -> RunError:
     shape = np.broadcast_shapes(*(np.shape(i) for i in idx), bad.shape)
     at = np.unravel_index(int(np.argmax(np.broadcast_to(bad, shape))), shape)
     first = tuple(int(np.broadcast_to(i, shape)[at]) for i in idx)
-    return in_lane(out_of_range(mem, first, fr.loc(node), sanitize=fr.agent.sanitize), fr, bad)
+    return in_lane(out_of_range(fr, mem, first, node), fr, bad)
 
 
 def _outside(idx: Where, shape: tuple[int, ...]) -> Array | None:
@@ -121,10 +133,10 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
                 if mem.is_global:
                     fr.outside = True
                     return np.zeros((), mem.dtype.numpy)[()]
-                raise out_of_range(mem, at, fr.loc(node), sanitize=fr.agent.sanitize)
+                raise out_of_range(fr, mem, at, node)
         if mem.lead:
             at = (slice(None),) * len(mem.lead) + at  # type: ignore[assignment]
-        if fr.watch is not None:
+        if fr.watches:
             watch_lanes(fr, mem, idx, fr.mask, node, READ)
         return mem.data[at]
     bad = _outside(idx, mem.shape)
@@ -140,7 +152,7 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
         if 0 in mem.shape:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in idx)), mem.dtype.numpy)
         idx = tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, mem.shape, strict=True))
-    if fr.watch is not None:
+    if fr.watches:
         watch_lanes(fr, mem, idx, live, node, READ)
     full = (*lane_axes(fr, mem), *idx) if mem.lead else idx
     value = mem.data[full]
@@ -153,9 +165,8 @@ def watch_lanes(
     fr: Frame, mem: Memory, idx: Where, mask: Any, node: Load | None, kind: str
 ) -> None:
     """Tell the watcher which lanes touch which elements."""
-    assert fr.watch is not None
     if not fr.in_map and not mem.lead and mask is None and all(i.ndim == 0 for i in idx):
-        fr.watch.access(fr, kind, mem, tuple(map(int, idx)), None, fr.loc(node))
+        fr.touch(kind, mem, tuple(map(int, idx)), None, node)
         return
     per_lane = fr.in_map or mask is not None or mem.lead or any(i.ndim for i in idx)
     shape = fr.lanes if per_lane else ()
@@ -167,7 +178,7 @@ def watch_lanes(
         full = tuple(i[keep] for i in full)
         owners = owners[keep]
     if owners.size:
-        fr.watch.access(fr, kind, mem, full, owners, fr.loc(node))
+        fr.touch(kind, mem, full, owners, node)
 
 
 def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
@@ -185,7 +196,7 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
         mask = ~bad if mask is None else mask & ~bad
         if not mask.any():
             return
-    if fr.watch is not None:
+    if fr.watches:
         seen = mask
         one_place = all(i.ndim == 0 for i in idx) and not fr.in_map and not mem.lead
         if one_place and (mask is not None or value.ndim):
@@ -229,7 +240,7 @@ BoxSpec = tuple[tuple[int, Value], ...]  # per dimension: nest axis (or -1) and 
 
 def _box_where(fr: Frame, mem: Memory, spec: BoxSpec) -> tuple[Where, list[int]] | None:
     """The box and its axes, or None where it takes index arrays; told to the watcher's pattern."""
-    if mem.lead or (fr.watch is not None and fr.watch.exact):
+    if mem.lead or fr.exact:
         return None
     where: list[Any] = []
     axes: list[int] = []
@@ -249,7 +260,7 @@ def _box_where(fr: Frame, mem: Memory, spec: BoxSpec) -> tuple[Where, list[int]]
                 return None
             where.append(slice(low, high))
             axes.append(axis)
-    if fr.watch is not None:
+    if fr.watches:
         fr.pattern = tuple(axis for axis, _ in spec), tuple(where)
     return tuple(where), axes
 
@@ -261,13 +272,13 @@ def _generic(fr: Frame, spec: BoxSpec) -> Where:
 def gather_box(fr: Frame, mem: Memory, spec: BoxSpec, node: Load) -> Value:
     """`gather` where each index is a nest variable plus something uniform."""
     found = _box_where(fr, mem, spec)
-    if found is None or (fr.mask is not None and fr.watch is not None):
+    if found is None or (fr.mask is not None and fr.watches):
         value = gather(fr, mem, _generic(fr, spec), node)
         fr.pattern = None
         return value
     where, axes = found
-    if fr.watch is not None:
-        fr.watch.access(fr, READ, mem, where, None, fr.loc(node))
+    if fr.watches:
+        fr.touch(READ, mem, where, None, node)
         fr.pattern = None
     value = mem.data[where]
     if not axes:
@@ -290,8 +301,8 @@ def scatter_box(fr: Frame, mem: Memory, spec: BoxSpec, value: Value) -> None:
         fr.pattern = None
         return
     where, axes = found
-    if fr.watch is not None:
-        fr.watch.access(fr, WRITE, mem, where, None, fr.loc())
+    if fr.watches:
+        fr.touch(WRITE, mem, where)
         fr.pattern = None
     data = mem.data
     if value.ndim and axes:
@@ -317,6 +328,16 @@ class TileRegion:
     starts: tuple[Callable[[Frame], Value], ...]
     extents: tuple[Callable[[Frame], Value] | int, ...]
     cta: Callable[[Frame], Value] | None
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.region.buffer
+
+    def index(self, fr: Frame) -> Where:
+        return tuple([s(fr) for s in self.starts])
+
+    def memory(self, fr: Frame) -> Memory:
+        return fr.memory(self.region.buffer.name)
 
 
 @dataclass
@@ -370,7 +391,7 @@ def extents_of(fr: Frame, tile: TileRegion) -> tuple[int, ...]:
 
 
 def region_memory(fr: Frame, tile: TileRegion) -> Memory:
-    name = tile.region.buffer.name
+    name = tile.buffer.name
     if tile.cta is None:
         return fr.memory(name)
     rank = uniform_int(fr, tile.cta(fr), "a cluster rank")
@@ -397,7 +418,7 @@ def locate(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box | None
                     s if s < 0 else s + e - 1 if s + e > n else s
                     for s, e, n in zip(starts, extents, mem.shape, strict=True)
                 )
-                raise out_of_range(mem, at, fr.loc(), sanitize=fr.agent.sanitize)
+                raise out_of_range(fr, mem, at)
             lo = min(max(s, 0), n)
             hi = max(min(s + e, n), lo)
         else:

@@ -1,6 +1,6 @@
 """The table from op class to meaning, and what its entries share.
 
-A meaning turns an op, once, into a `Step`: a function of a `Frame`, or a generator function that
+A meaning turns an op, once, into a function of a `Frame`, or into a generator function that
 yields wherever its agent has to wait for others. Bodies, loops and branches are generators too,
 so one engine runs sequential programs straight through and interleaves scheduled ones.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import isgeneratorfunction
 from typing import Any, TypeVar
 
 from tilewright.ir.atoms import ATOMS
@@ -24,11 +25,11 @@ from tilewright.ir.op import (
     Intrinsic,
     Kernel,
     Let,
+    Map,
     Op,
     View,
     While,
     bodies,
-    expressions,
     op_loads,
     regions,
     walk_ops,
@@ -50,11 +51,11 @@ class Step:
 
     op: Op
     run: Run
-    waits: bool = False
-    jumps: bool = False
+    waits: bool
+    jumps: bool  # it may switch lanes off
 
 
-Meaning = Callable[["Builder", Any], Step]
+Meaning = Callable[["Builder", Any], Run]
 Key = type[Op] | str | tuple[str, type[Op]]  # an op, an intrinsic's name, ops of some instruction
 TILES: dict[Key, Meaning] = {}
 THREADS: dict[Key, Meaning] = {}  # at stage THREAD
@@ -143,7 +144,9 @@ class Builder:
         if found is None:
             stage = " at stage THREAD" if self.threads else ""
             raise RunError(f"the interpreter has no meaning for {key.__name__}{stage}", loc=op.loc)
-        return found(self, op) if self.wrap is None else self.wrap(found(self, op))
+        run = found(self, op)
+        step = Step(op, run, isgeneratorfunction(run), has_jump(op))
+        return step if self.wrap is None else self.wrap(step)
 
     def operand(self, arg: Expr | Region) -> Any:
         return self.evaluate.region(arg) if isinstance(arg, Region) else self.evaluate(arg)
@@ -193,7 +196,7 @@ def has_jump(op: Op) -> bool:
     """`op` may leave or continue a loop around it."""
     if isinstance(op, (Break, Continue)):
         return True
-    if isinstance(op, (For, While)):
+    if isinstance(op, (For, While, Map)):
         return False
     return any(has_jump(each) for inner in bodies(op) for each in inner)
 
@@ -246,27 +249,6 @@ def find_index_vars(kernel: Kernel) -> set[Var]:
             indexed |= new
             todo += new
     return indexed
-
-
-def free_vars(ops: Body) -> set[Var]:
-    """Variables mentioned anywhere in `ops`."""
-    found: set[Var] = set()
-    for op in walk_ops(ops):
-        for expr in expressions(op):
-            found |= variables(expr)
-    return found
-
-
-def named_buffers(op: Op) -> set[Buffer]:
-    """Buffers that `op` itself mentions."""
-    found = {load.buffer for load in op_loads(op)}
-    for value in vars(op).values():
-        for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, Buffer):
-                found.add(each)
-            elif isinstance(each, Region):
-                found.add(each.buffer)
-    return found
 
 
 def drain(flow: Flow, fr: Frame) -> None:

@@ -17,6 +17,7 @@ from tilewright.machine.lanes import (
     element_indices,
     gather,
     locate,
+    out_of_range,
     read_box,
     region_memory,
     scatter,
@@ -25,8 +26,8 @@ from tilewright.machine.lanes import (
     widened,
     write_box,
 )
-from tilewright.machine.meaning import Builder, Step, meaning, tile_meaning
-from tilewright.machine.memory import Array, Memory, out_of_range
+from tilewright.machine.meaning import Builder, Run, meaning, tile_meaning
+from tilewright.machine.memory import Array, Memory
 from tilewright.machine.numbers import Value, cast_fn
 from tilewright.machine.postmortem import in_lane
 from tilewright.machine.state import Frame, Where
@@ -35,20 +36,19 @@ from tilewright.support.errors import RunError, SanitizerError
 
 
 def watch(fr: Frame, kind: str, box: Box, where: Where | None = None) -> None:
-    if fr.watch is not None and not box.is_empty:
-        where = box.where if where is None else where
-        fr.watch.access(fr, kind, box.mem, where, None, fr.loc())
+    if fr.watches and not box.is_empty:
+        fr.touch(kind, box.mem, box.where if where is None else where)
 
 
 def watch_meeting(fr: Frame, op: Op) -> bool:
     """Whether the agent's threads meet in the middle of `op`; then they know of each other."""
-    return fr.watch is not None and fr.watch.met_inside(fr, op)
+    return any(w.met_inside(fr, op) for w in fr.watches)
 
 
 def watch_overlap(fr: Frame, src: Box, dst: Box, *, in_place: bool = False) -> None:
     """An op that reads one place and writes another must not write what it reads; `in_place`:
     but each element may be read where it is written."""
-    if fr.watch is None or not fr.watch.exact or src.mem.storage is not dst.mem.storage:
+    if not fr.exact or src.mem.storage is not dst.mem.storage:
         return
     x, y = src.mem.data[src.where], dst.mem.data[dst.where]
     places = [(a.__array_interface__["data"], a.strides) for a in (np.squeeze(x), np.squeeze(y))]
@@ -68,7 +68,7 @@ def tile_box(fr: Frame, tile: TileRegion) -> Box:
     box = locate(fr, tile)
     if box is None or box.mem.lead:
         raise RunError(
-            f"the place of {tile.region.buffer.name} differs between threads, but this operation "
+            f"the place of {tile.buffer.name} differs between threads, but this operation "
             "is collective",
             loc=fr.loc(),
             fix="use uniform coordinates",
@@ -175,7 +175,7 @@ def copy_lanes(fr: Frame, op: Copy, src: TileRegion, dst: TileRegion) -> None:
 
 
 @tile_meaning(Copy)
-def run_copy(b: Builder, op: Copy) -> Step:
+def run_copy(b: Builder, op: Copy) -> Run:
     src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
     if op.multicast is not None or op.barrier is not None:
         raise RunError("only bulk copies take a barrier or a multicast mask", loc=op.loc)
@@ -189,11 +189,11 @@ def run_copy(b: Builder, op: Copy) -> Step:
                 return
         copy_lanes(fr, op, src, dst)
 
-    return Step(op, run)
+    return run
 
 
 @tile_meaning(Relayout)
-def run_relayout(b: Builder, op: Relayout) -> Step:
+def run_relayout(b: Builder, op: Relayout) -> Run:
     src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
     plain = Copy(op.src, op.dst, loc=op.loc)
 
@@ -202,11 +202,11 @@ def run_relayout(b: Builder, op: Relayout) -> Step:
         copy_now(fr, plain, tile_box(fr, src), tile_box(fr, dst))
         watch_meeting(fr, op)
 
-    return Step(op, run)
+    return run
 
 
 @tile_meaning(Fill)
-def run_fill(b: Builder, op: Fill) -> Step:
+def run_fill(b: Builder, op: Fill) -> Run:
     dst, value = b.evaluate.region(op.dst), b.evaluate(op.value)
     to = cast_fn(op.value.dtype, op.dst.buffer.dtype)
 
@@ -232,11 +232,11 @@ def run_fill(b: Builder, op: Fill) -> Step:
         with widened(fr, extents):
             scatter(fr, memory, where, what)
 
-    return Step(op, run)
+    return run
 
 
 @meaning(Store)
-def run_store(b: Builder, op: Store) -> Step:
+def run_store(b: Builder, op: Store) -> Run:
     value, name = b.evaluate(op.value), op.buffer.name
     to = cast_fn(op.value.dtype, op.buffer.dtype)
     box = b.evaluate.box(op.indices) if b.evaluate.axes and not b.evaluate.sanitize else None
@@ -248,7 +248,7 @@ def run_store(b: Builder, op: Store) -> Step:
             spec = tuple((axis, zero if rest is None else rest(fr)) for axis, rest in parts)
             scatter_box(fr, fr.memory(name), spec, to(value(fr)))
 
-        return Step(op, run_box)
+        return run_box
     indices, put = [b.evaluate(i, index=True) for i in op.indices], b.scatter
     marks = padding.Tracer(b.evaluate, op.value, op) if b.evaluate.sanitize else None
 
@@ -261,7 +261,7 @@ def run_store(b: Builder, op: Store) -> Step:
         put(fr, fr.memory(name), idx, new)
         fr.storing = None
 
-    return Step(op, run)
+    return run
 
 
 # ── compute ──────────────────────────────────────────────────────────────────────────────────
@@ -274,7 +274,7 @@ def gemm_operands(b: Builder, op: Gemm) -> tuple[list[TileRegion], Callable[[Fra
 
 
 @tile_meaning(Gemm)
-def run_gemm(b: Builder, op: Gemm) -> Step:
+def run_gemm(b: Builder, op: Gemm) -> Run:
     tiles, clear = gemm_operands(b, op)
     nan = b.evaluate.nan
 
@@ -297,7 +297,7 @@ def run_gemm(b: Builder, op: Gemm) -> Step:
             )
         write_box(c, value)
 
-    return Step(op, run)
+    return run
 
 
 def gemm_value(op: Gemm, x: Box, y: Box, c: Box, fresh: bool) -> Array:
@@ -319,7 +319,7 @@ def _no_new_nan(fr: Frame, what: str, value: Array, inputs: list[Array]) -> None
 
 
 @tile_meaning(Reduce)
-def run_reduce(b: Builder, op: Reduce) -> Step:
+def run_reduce(b: Builder, op: Reduce) -> Run:
     src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
     nan = b.evaluate.nan
 
@@ -340,7 +340,7 @@ def run_reduce(b: Builder, op: Reduce) -> Step:
             _no_new_nan(fr, "reduction", value, [tile] if old is None else [tile, old])
         write_box(y, value.reshape(y.extents))
 
-    return Step(op, run)
+    return run
 
 
 def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array, int]:
@@ -362,7 +362,7 @@ def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array,
 
 
 @tile_meaning(Scan)
-def run_scan(b: Builder, op: Scan) -> Step:
+def run_scan(b: Builder, op: Scan) -> Run:
     src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
 
     def run(fr: Frame) -> None:
@@ -384,14 +384,14 @@ def run_scan(b: Builder, op: Scan) -> Step:
         value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, axis, op.reverse)
         write_box(y, fit(value, y.extents, 0, op))
 
-    return Step(op, run)
+    return run
 
 
 # ── atomics ──────────────────────────────────────────────────────────────────────────────────
 
 
 @tile_meaning(Atomic)
-def run_atomic(b: Builder, op: Atomic) -> Step:
+def run_atomic(b: Builder, op: Atomic) -> Run:
     if op.dst.buffer.dtype.packed:
         raise RunError(f"{op.dst.buffer.dtype} is packed and has no atomics", loc=op.loc)
     dst, dtype = b.evaluate.region(op.dst), op.dst.buffer.dtype
@@ -410,7 +410,7 @@ def run_atomic(b: Builder, op: Atomic) -> Step:
         marks = padding.Tracer(b.evaluate, op.value, op) if folds and op.value is not None else None
 
         def run_element(fr: Frame) -> None:
-            idx = tuple(s(fr) for s in dst.starts)
+            idx = dst.index(fr)
             fr.outside = False
             given = operand(fr)
             fr.storing = None if marks is None else marks(fr)
@@ -419,7 +419,7 @@ def run_atomic(b: Builder, op: Atomic) -> Step:
             if result is not None:
                 fr.vars[result] = old
 
-        return Step(op, run_element)
+        return run_element
     if op.result is not None:
         raise RunError("only an atomic on one element has a result", loc=op.loc)
     src = None if op.src is None else b.evaluate.region(op.src)
@@ -439,7 +439,7 @@ def run_atomic(b: Builder, op: Atomic) -> Step:
         watch(fr, ATOMIC, box)
         write_box(box, np.asarray(fn(read_box(box), got)))
 
-    return Step(op, run_tile)
+    return run_tile
 
 
 def atomic_elements(
@@ -455,9 +455,7 @@ def atomic_elements(
         if not mem.is_global and not inside[ok].all():
             first = int(np.argmax(ok & ~inside))
             where = tuple(int(k.reshape(-1)[first]) for k in at)
-            raise in_lane(
-                out_of_range(mem, where, op.loc, sanitize=fr.agent.sanitize), fr, ok & ~inside
-            )
+            raise in_lane(out_of_range(fr, mem, where), fr, ok & ~inside)
         ok &= inside
     out = np.zeros(shape, mem.dtype.numpy)
     places = tuple(i[ok].astype(np.int64) for i in at)
@@ -465,12 +463,12 @@ def atomic_elements(
     count = int(ok.sum())
     if count == 0:
         return out[()]
-    if fr.watch is not None:
+    if fr.watches:
         owners = fr.agent.lane_ids(fr)[ok] if per_lane else None
         if fr.agent.sanitize:
             found = 0 if fr.storing is None else np.broadcast_to(fr.storing, shape)[ok]
             padding.updated(fr, op, mem, places, found)
-        fr.watch.access(fr, ATOMIC, mem, places, owners, fr.loc())
+        fr.touch(ATOMIC, mem, places, owners)
     data = mem.data
     flat = np.ravel_multi_index(places, mem.shape) if places else np.zeros(count, np.int64)
     if np.unique(flat).size == count and places:

@@ -201,14 +201,18 @@ def updated(fr: Frame, op: Op, mem: Memory, places: Where, marks: Any) -> None:
     data = flat[(marks == DATA) | (marks_at(mem, places) == DATA)]
     mixed = np.isin(flat, data)
     if np.any(mixed & (marks == OUTSIDE)):
-        warn(
-            fr,
-            op,
-            f"{mem.name} takes up elements that lie outside their tensor, as if they were data",
-            "leave them out with an `if` on the index, or choose another value for them with "
-            "T.if_then_else",
-        )
+        _warn_taken(fr, op, mem.name)
     written(mem, places if places else (...,), np.where(mixed, DATA, OUTSIDE))
+
+
+def _warn_taken(fr: Frame, op: Op, name: str) -> None:
+    warn(
+        fr,
+        op,
+        f"{name} takes up elements that lie outside their tensor, as if they were data",
+        "leave them out with an `if` on the index, or choose another value for them with "
+        "T.if_then_else",
+    )
 
 
 def warn(fr: Frame, op: Op, message: str, fix: str) -> None:
@@ -238,12 +242,12 @@ class Tracer:
             return np.array(BLANK, KIND)
         if not (fr.outside or self._touches_marks(fr)):
             return None
-        watch, fr.watch = fr.watch, None  # what is evaluated here has been watched before
+        watches, fr.watches = fr.watches, ()  # what is evaluated here has been watched before
         try:
             found = self.of(fr, self.expr)
             self._accumulates(fr)
         finally:
-            fr.watch = watch
+            fr.watches = watches
         return found if np.any(found) else None
 
     def _touches_marks(self, fr: Frame) -> bool:
@@ -328,14 +332,7 @@ class Tracer:
         if fr.mask is not None:
             mixed = mixed & fr.mask
         if np.any(mixed):
-            warn(
-                fr,
-                op,
-                f"{op.buffer.name} takes up elements that lie outside their tensor, as if they "
-                "were data",
-                "leave them out with an `if` on the index, or choose another value for them with "
-                "T.if_then_else",
-            )
+            _warn_taken(fr, op, op.buffer.name)
 
 
 def _combined(e: Expr, parts: list[Any]) -> Any:

@@ -19,7 +19,7 @@ from tilewright.machine.engine import NOBODY, run_kernel
 from tilewright.machine.evaluate import Evaluator
 from tilewright.machine.meaning import Family
 from tilewright.machine.memory import Memory, allocate
-from tilewright.machine.numbers import from_bits, raw_bits
+from tilewright.machine.numbers import pack, unpack
 from tilewright.machine.sanitizer import unwritten
 from tilewright.machine.state import Frame, Launch, Options
 from tilewright.machine.step import Stepper
@@ -144,9 +144,6 @@ def run_threads(program: Program, args: Mapping[str, Any], *, seed: int = 0) -> 
         return call.finish()
 
 
-_narrow = {d.numpy: d for d in DTYPES.values() if d.packed}
-
-
 class _PackedArrays:
     """Arrays of elements of less than a byte, given for tensors that are bytes: `declared` has
     the tensors as they were before they became bytes."""
@@ -164,7 +161,7 @@ class _PackedArrays:
                 )
                 if kind is not None and param.dtype.name == "uint8":
                     self.kinds[param.name] = kind
-                    self.bytes[param.name] = (param, _packed(array, kind))
+                    self.bytes[param.name] = (param, pack(array, kind))
                     row = param.shape[-1]
                     halved = isinstance(row, Bin) and row.op == "//"
                     last = row.a if isinstance(row, Bin) and halved else row * (8 // kind.bits)
@@ -174,19 +171,8 @@ class _PackedArrays:
 
     def unpack(self) -> None:
         for name, kind in self.kinds.items():
-            raw = self.bytes[name][1]
-            shifts = np.arange(8 // kind.bits, dtype=np.uint8) * kind.bits
-            parts = (raw[..., None] >> shifts) & ((1 << kind.bits) - 1)
             if self.args[name].flags.writeable:
-                bits = parts.astype(np.uint8).reshape(self.args[name].shape)
-                self.args[name][...] = from_bits(bits, kind)
-
-
-def _packed(array: np.ndarray[Any, Any], kind: DType) -> np.ndarray[Any, Any]:
-    per = 8 // kind.bits
-    bits = raw_bits(array, kind).reshape(*array.shape[:-1], -1, per)
-    shifts = np.arange(per, dtype=np.uint8) * kind.bits
-    return np.asarray(np.bitwise_or.reduce(bits << shifts, axis=-1), np.uint8)
+                self.args[name][...] = unpack(self.bytes[name][1], kind)
 
 
 class _Call:

@@ -18,6 +18,7 @@ from tilewright.machine.conflicts import (
     Conflicts,
     NestRaces,
     ThreadRaces,
+    Touch,
 )
 from tilewright.machine.memory import Memory, describe_index
 from tilewright.machine.postmortem import of_owner
@@ -104,85 +105,80 @@ class Sanitizer(Watch):
         if self.threads is not None:
             self.threads.meet(scope)
 
-    def access(
-        self, fr: Frame, kind: str, mem: Memory, where: Where, owners: Any, loc: Loc | None
-    ) -> None:
-        if kind == UPDATE:
-            self.access(fr, READ, mem, where, owners, loc)
-            kind = WRITE
+    def access(self, fr: Frame, t: Touch) -> None:
+        mem, where = t.mem, t.where
+        if t.kind == UPDATE:
+            self.access(fr, t._replace(kind=READ))
+            t = t._replace(kind=WRITE)
         sets = isinstance(fr.op, Atomic) and fr.op.op == "store"
-        if kind == READ or (kind == ATOMIC and not sets):
-            how = READ if kind == READ else "updated atomically"
-            self._require_written(fr, mem, where, owners, loc, how)
-        self._touch(fr, mem, where, owners, loc, kind)
-        if kind == WRITE:
-            self._mark(fr, mem, where, owners)
-        if kind != READ and mem.storage.valid is not None:
+        if t.kind == READ or (t.kind == ATOMIC and not sets):
+            self._require_written(fr, t)
+        self._meet(fr, t)
+        if t.kind == WRITE:
+            self._mark(fr, t)
+        if t.kind != READ and mem.storage.valid is not None:
             mem.window(mem.storage.valid)[where] = True
 
-    def _mark(self, fr: Frame, mem: Memory, where: Where, owners: Any) -> None:
+    def _mark(self, fr: Frame, t: Touch) -> None:
         """What is written is data, unless the op said otherwise."""
         marks, fr.storing = fr.storing, None
-        if marks is None or owners is None:
-            padding.written(mem, where, None)
+        if marks is None or t.owners is None:
+            padding.written(t.mem, t.where, None)
             return
-        covers = np.size(owners) == mem.size and not mem.is_global
+        covers = np.size(t.owners) == t.mem.size and not t.mem.is_global
         if covers and np.all(marks == padding.BLANK):
-            padding.blank(mem)
+            padding.blank(t.mem)
             return
         by_lane = np.broadcast_to(marks, fr.lanes).reshape(-1)
-        padding.written(mem, where, by_lane[np.asarray(owners)])
+        padding.written(t.mem, t.where, by_lane[np.asarray(t.owners)])
 
-    def _require_written(
-        self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None, how: str
-    ) -> None:
+    def _require_written(self, fr: Frame, t: Touch) -> None:
         try:
-            require_written(mem, where, loc, how)
+            how = READ if t.kind == READ else "updated atomically"
+            require_written(t.mem, t.where, t.loc, how)
         except SanitizerError as error:
-            if owners is not None and mem.storage.valid is not None:
-                known = np.asarray(mem.window(mem.storage.valid)[where])
-                of_owner(error, fr, mem, where, owners, ~known)
+            if t.owners is not None and t.mem.storage.valid is not None:
+                known = np.asarray(t.mem.window(t.mem.storage.valid)[t.where])
+                of_owner(error, fr, t, ~known)
             raise
 
-    def _touch(
-        self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None, kind: str
-    ) -> None:
+    def _meet(self, fr: Frame, t: Touch) -> None:
+        """The access must not meet others, unordered."""
+        mem = t.mem
         if mem.space is Space.LOCAL:
             return
-        met: list[tuple[Conflicts, str, Any]] = []  # where the access met others
+        met: list[tuple[Conflicts, str, Any]] = []
         if fr.in_map:
-            met.append((self.nest, "iteration", self.nest.access(mem, where, owners, kind, loc)))
+            met.append((self.nest, "iteration", self.nest.access(t, t.owners)))
         if mem.is_global:
             linear = self.agent.block.linear
-            met.append((self.races, "block", self.races.access(mem, where, linear, kind, loc)))
+            met.append((self.races, "block", self.races.access(t, linear)))
         if self.threads is not None and mem.space in (Space.SHARED, Space.GLOBAL):
-            met.append((self.threads, "thread", self._thread(fr, mem, where, owners, loc, kind)))
+            met.append((self.threads, "thread", self._thread(fr, t)))
         for races, who, wrong in met:
             if wrong is None:
                 continue
             name, more, fix = _CONFLICTS[who]
             error = SanitizerError(
                 name,
-                f"{_first(mem, where, wrong)} is {meets(kind, who)}{more}",
-                loc=loc,
-                notes=races.lines.other(mem, kind, loc),
+                f"{_first(mem, t.where, wrong)} is {meets(t.kind, who)}{more}",
+                loc=t.loc,
+                notes=races.lines.other(t),
                 fix=fix,
             )
-            if who == "block" or owners is None:
+            if who == "block" or t.owners is None:
                 raise error
-            raise of_owner(error, fr, mem, where, owners, wrong)
+            raise of_owner(error, fr, t, wrong)
 
-    def _thread(
-        self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None, kind: str
-    ) -> Any:
+    def _thread(self, fr: Frame, t: Touch) -> Any:
         races = self.threads
         assert races is not None
-        alone = owners is None and kind != READ
+        alone = t.owners is None and t.kind != READ
         if fr.in_map or alone or isinstance(fr.op, TILE_OPS):
-            return races.forget(mem, where)
-        if owners is None:
-            return races.all_read(mem, where, loc)
-        return races.access(mem, where, np.asarray(owners) - int(self.agent.ids[0]), kind, loc)
+            return races.forget(t)
+        if t.owners is None:
+            return races.all_read(t)
+        return races.access(t, np.asarray(t.owners) - int(self.agent.ids[0]))
 
 
 _CONFLICTS = {

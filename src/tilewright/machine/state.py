@@ -18,7 +18,7 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Load
 from tilewright.ir.op import Kernel, Op, Sync
 from tilewright.machine.clocks import Clocks, Party
-from tilewright.machine.conflicts import BlockRaces
+from tilewright.machine.conflicts import BlockRaces, Touch
 from tilewright.machine.memory import Array, Memory
 from tilewright.machine.numbers import Value
 from tilewright.machine.sync import Blocked, Cell, Groups, Meeting, Transfer
@@ -52,7 +52,7 @@ class Frame:
     """What one agent knows while it runs: variables, buffers, lanes and the mask over them."""
 
     __slots__ = ("agent", "broke", "bufs", "grid", "in_map", "lanes", "layout", "marks", "mask",
-                 "op", "outside", "pattern", "stop", "storing", "vars", "watch")  # fmt: skip
+                 "op", "outside", "pattern", "stop", "storing", "vars", "watches")  # fmt: skip
 
     def __init__(self, agent: Agent, lanes: tuple[int, ...], grid: tuple[Array, ...] = ()) -> None:
         self.agent = agent
@@ -68,7 +68,7 @@ class Frame:
         self.op: Op | None = None
         self.stop: Any = None  # lanes that left the current iteration: None, True or an array
         self.broke: Any = None  # lanes that left the current loop
-        self.watch: Watch | None = None
+        self.watches: tuple[Watch, ...] = ()
         # of values, to the sanitizer (padding.py): marks of variables, of what is being stored, and
         # whether a load went outside a tensor
         self.marks: dict[str, Any] | None = None
@@ -85,6 +85,19 @@ class Frame:
             raise RunError(f"{name} is used where it does not exist", loc=self.loc())
         return found
 
+    def touch(
+        self, kind: str, mem: Memory, where: Where, owners: Any = None, node: Load | None = None
+    ) -> None:
+        """Tell the watchers of an access."""
+        touch = Touch(kind, mem, where, owners, self.loc(node))
+        for watch in self.watches:
+            watch.access(self, touch)
+
+    @property
+    def exact(self) -> bool:
+        """Some watcher wants lanes and masks spelt out, not boxes."""
+        return any(watch.exact for watch in self.watches)
+
     @property
     def is_partial(self) -> bool:
         """Some lanes do not run this."""
@@ -98,13 +111,9 @@ class Frame:
 class Watch:
     """Sees every access of memory."""
 
-    exact = False  # wants lanes and masks spelt out, not boxes
+    exact = False
 
-    def access(
-        self, fr: Frame, kind: str, mem: Memory, where: Where, owners: Any, loc: Loc | None
-    ) -> None:
-        """`kind`: read, write, atomic, or update: one tile op reads and writes, in the order that
-        it needs itself. `owners`: which lane touches what, None for all together."""
+    def access(self, fr: Frame, t: Touch) -> None:
         raise NotImplementedError
 
     def enter_map(self, fr: Frame) -> None:
@@ -291,9 +300,9 @@ class Compiled:
     def make_agent(self, block: Block, crew: Crew) -> Agent:
         raise NotImplementedError
 
-    def watch(self, agent: Agent) -> Watch | None:
+    def watches(self, agent: Agent) -> tuple[Watch, ...]:
         """What sees the accesses of an agent."""
-        return None
+        return ()
 
 
 @dataclass

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from tilewright.ir.atoms import MATRIX_TYPES
+from tilewright.ir.atoms import MATRIX_TYPES, MatrixType
 from tilewright.ir.dtype import DTYPES
 from tilewright.ir.op import Intrinsic
 from tilewright.machine.barriers import at, find_cells, home, ranks_of
 from tilewright.machine.conflicts import ATOMIC, READ, WRITE
 from tilewright.machine.lanes import TileRegion
-from tilewright.machine.meaning import Builder, Step, TensorMap, thread_meaning
+from tilewright.machine.meaning import Builder, Run, TensorMap, thread_meaning
 from tilewright.machine.memory import Array, Memory
 from tilewright.machine.numbers import bin_fn
 from tilewright.machine.state import WARP, WARPGROUP, Frame
@@ -32,7 +32,13 @@ from tilewright.machine.thread_agents import (
 )
 from tilewright.machine.thread_memory import POISON, operand_addresses, size_of, swizzled
 from tilewright.machine.thread_moves import as_tile, fragment_table
-from tilewright.machine.thread_ops import fields_of, note_elements, read_registers, require_inside
+from tilewright.machine.thread_ops import (
+    fields_of,
+    first_register,
+    note_elements,
+    read_registers,
+    require_inside,
+)
 from tilewright.machine.tiles import multiplied
 from tilewright.support.errors import RunError
 
@@ -103,7 +109,7 @@ def _box(b: Builder, fr: Frame, tile: TileRegion, lane: int, spot: list[Any],
         low, high = min(max(c, 0), n), max(min(c + e, n), min(max(c, 0), n))
         part.append(slice(low, high))
         inner.append(slice(low - c, high - c) if high > low else slice(0, 0))
-    buffer = tile.region.buffer
+    buffer = tile.buffer
     shared = agent_block(fr).shared
     place = shared.plan.places[buffer.name]
     start = int(shared.address(buffer.name, at(tile.starts[0](fr), lane)))
@@ -135,7 +141,7 @@ def _note_part(
 
 
 @thread_meaning("bulk_load")
-def bulk_load(b: Builder, op: Intrinsic) -> Step:
+def bulk_load(b: Builder, op: Intrinsic) -> Run:
     where, barrier, *rest = (b.operand(a) for a in op.args)
     words = fields_of(op)
     found = b.maps[words["map"]]
@@ -175,7 +181,7 @@ def bulk_load(b: Builder, op: Intrinsic) -> Step:
             yield from issue(fr, int(lane))
         yield None
 
-    return Step(op, run, waits=True)
+    return run
 
 
 def _poison(block: ThreadBlock, addresses: Array, size: int) -> None:
@@ -183,7 +189,7 @@ def _poison(block: ThreadBlock, addresses: Array, size: int) -> None:
 
 
 @thread_meaning("bulk_store")
-def bulk_store(b: Builder, op: Intrinsic) -> Step:
+def bulk_store(b: Builder, op: Intrinsic) -> Run:
     where, *spot = (b.operand(a) for a in op.args)
     words = fields_of(op)
     found = b.maps[words["map"]]
@@ -217,7 +223,7 @@ def bulk_store(b: Builder, op: Intrinsic) -> Step:
         for lane in active(fr):
             issue(fr, int(lane))
 
-    return Step(op, run)
+    return run
 
 
 # ── stores into peers ────────────────────────────────────────────────────────────────────────
@@ -227,7 +233,7 @@ def _peer_words(
     fr: Frame, to: TileRegion, lane: int, count: int, op: Intrinsic, block: ThreadBlock
 ) -> Array:
     """The addresses of `count` elements in a peer's memory, which one store of a thread fills."""
-    buffer, first = to.region.buffer, at(to.starts[0](fr), lane)
+    buffer, first = to.buffer, at(to.starts[0](fr), lane)
     if not 0 <= first <= buffer.static_shape[0] - count:
         raise RunError(f"out-of-range: a remote store leaves {buffer.name}", loc=op.loc)
     addresses: Array = block.shared.address(buffer.name, first + np.arange(count))
@@ -237,12 +243,12 @@ def _peer_words(
 
 
 @thread_meaning("store_remote", "store_cluster")
-def store_peer(b: Builder, op: Intrinsic) -> Step:
+def store_peer(b: Builder, op: Intrinsic) -> Run:
     """`words` words of registers into a peer's memory. With a barrier there their bytes count on
     it when they have come; without one they come in order with what the thread does."""
     to, of, *barriers = (b.operand(a) for a in op.args)
     size = 4 * int(fields_of(op)["words"])
-    kind = of.region.buffer.dtype
+    kind = of.buffer.dtype
     count = size // kind.bytes
 
     def issue(fr: Frame, lane: int, value: Array) -> Flow:
@@ -274,27 +280,27 @@ def store_peer(b: Builder, op: Intrinsic) -> Step:
         if barriers:
             yield None
 
-    return Step(op, run, waits=True)
+    return run
 
 
 # ── copies by threads that do not wait ───────────────────────────────────────────────────────
 
 
 @thread_meaning("cp_async")
-def cp_async(b: Builder, op: Intrinsic) -> Step:
+def cp_async(b: Builder, op: Intrinsic) -> Run:
     """`bytes` bytes from global to shared memory by each thread, of which the last argument says
     how many are read; the rest are zeros. A wait tells the thread that copied, and no other."""
     to, of, amount = (b.operand(a) for a in op.args)
     size = int(fields_of(op)["bytes"])
-    kind = to.region.buffer.dtype
+    kind = to.buffer.dtype
     count = size // kind.bytes
 
     def run(fr: Frame) -> None:
         agent, block, lanes = agent_of(fr), agent_block(fr), active(fr)
         ids = agent.gids[lanes]
         groups = agent.groups_in("cp_async", agent.gids)
-        target, tensor = (fr.memory(r.region.buffer.name) for r in (to, of))
-        idx = tuple(s(fr) for s in to.starts)
+        target, tensor = (r.memory(fr) for r in (to, of))
+        idx = to.index(fr)
         require_inside(fr, target, idx, count, None)
         first = np.broadcast_to(idx[0], fr.lanes)[lanes]
         addresses = block.shared.address(target.name, first[:, None] + np.arange(count))
@@ -331,14 +337,14 @@ def cp_async(b: Builder, op: Intrinsic) -> Step:
         _poison(block, addresses, kind.bytes)
         _launch(fr, op, fetch, store, groups).seen = seen
 
-    return Step(op, run)
+    return run
 
 
 # ── products by warpgroups ───────────────────────────────────────────────────────────────────
 
 
 @thread_meaning("descriptor")
-def descriptor(b: Builder, op: Intrinsic) -> Step:
+def descriptor(b: Builder, op: Intrinsic) -> Run:
     where = b.operand(op.args[0])
     words = {k: int(v) for k, v in fields_of(op).items()}
     high = words["leading"] << 16 | words["stride"] << 32 | words["swizzle"] << 62
@@ -346,18 +352,18 @@ def descriptor(b: Builder, op: Intrinsic) -> Step:
     name = op.result.name
 
     def run(fr: Frame) -> None:
-        address = agent_block(fr).shared.address(where.region.buffer.name, where.starts[0](fr))
+        address = agent_block(fr).shared.address(where.buffer.name, where.starts[0](fr))
         mine = address[active(fr)] if address.ndim else address
         if (mine % 16).any():
             raise RunError("a matrix descriptor's tile does not begin on 16 bytes", loc=op.loc)
         low = (address & 0x3FFFF) >> 4
         fr.vars[name] = (low.astype(np.uint64) | np.uint64(high))[()]
 
-    return Step(op, run)
+    return run
 
 
 @thread_meaning("wgmma")
-def wgmma(b: Builder, op: Intrinsic) -> Step:
+def wgmma(b: Builder, op: Intrinsic) -> Run:
     c, left, right, keep = (b.operand(a) for a in op.args)
     words = fields_of(op)
     n, a_kind, b_kind = int(words["n"]), MATRIX_TYPES[words["a"]], MATRIX_TYPES[words["b"]]
@@ -366,67 +372,40 @@ def wgmma(b: Builder, op: Intrinsic) -> Step:
     c_table, c_shape = fragment_table("wgmma", a_kind.name, n, "c")
     a_table, a_shape = fragment_table("wgmma", a_kind.name, n, "a")
 
-    def shared_operand(fr: Frame, code: int, mn: int, major: bool, bits: int, k: int) -> Array:
-        addresses = operand_addresses(code, mn, k, bits // 8, major)
-        if addresses.max() + bits // 8 > agent_block(fr).shared.bytes.size:
+    def shared_operand(
+        fr: Frame, code: Any, lanes: Array, groups: Groups, mn: int, kind: MatrixType, flag: str
+    ) -> Array:
+        """The places of an operand in shared memory, which is read from now on."""
+        block, size = agent_block(fr), kind.bits // 8
+        number = agreed(fr, code(fr), "a descriptor", lanes)
+        addresses = operand_addresses(number, mn, a_kind.k, size, words.get(flag) == "1")
+        if addresses.max() + size > block.shared.bytes.size:
             raise RunError("a matrix descriptor reaches outside of shared memory", loc=op.loc)
-        return addresses
+        row, units = fr.agent.clocks.common(groups.owners), block.shadow.units(addresses, size)
+        block.shadow.async_read(units, row, -1, groups.entity, groups.number, op)
+        return addresses // size
 
     def issue(fr: Frame, lanes: Array) -> None:
-        agent, block = agent_of(fr), agent_block(fr)
-        ids = agent.gids[lanes]
-        groups = agent.groups_in("wgmma", ids)
-        number = groups.number
-        row = agent.clocks.common(ids)
+        agent, shared = agent_of(fr), agent_block(fr).shared
+        groups = agent.groups_in("wgmma", agent.gids[lanes])
         accumulate = bool(agreed(fr, keep(fr), "accumulate", lanes))
-        _require_fenced(fr, c, op)
-        k = a_kind.k
-        code = agreed(fr, right(fr), "a descriptor", lanes)
-        b_at = shared_operand(fr, code, n, words.get("tb") == "1", b_kind.bits, k)
-        reads = [(b_at, b_kind.bits // 8)]
-        a_at: Array | None = None
-        used = [(c, c_table.shape[1], True)]
+        accumulator = _in_flight(fr, c, c_table.shape[1], lanes, groups, written=True)
+        b_at = shared_operand(fr, right, lanes, groups, n, b_kind, "tb")
+        a_at: Array
         if from_registers:
-            _require_fenced(fr, left, op)
-            used.append((left, a_table.shape[1], False))
+            a_at = _in_flight(fr, left, a_table.shape[1], lanes, groups, written=False)
         else:
-            code = agreed(fr, left(fr), "a descriptor", lanes)
-            a_at = shared_operand(fr, code, 64, words.get("ta") == "1", a_kind.bits, k)
-            reads.append((a_at, a_kind.bits // 8))
-        for addresses, size in reads:
-            units = block.shadow.units(addresses, size)
-            block.shadow.async_read(units, row, -1, groups.entity, number, op)
-        for tile, count, written in used:
-            first = agreed(fr, tile.starts[0](fr), "a register's index", lanes)
-            name = tile.region.buffer.name
-            agent.in_flight.append(
-                Registers(name, first, first + count, lanes, written, groups, number)
-            )
-        read_registers(fr, c, c_table.shape[1], ordinary=False)  # in range?
-        memory = fr.memory(c.region.buffer.name)
-        if not memory.lead:
-            memory.spread(fr.lanes)
-        start = agreed(fr, c.starts[0](fr), "a register's index", lanes)
-        accumulator = memory.data[:, start : start + c_table.shape[1]]
-        held: Array | None = None
-        if from_registers:
-            source = fr.memory(left.region.buffer.name)
-            if not source.lead:
-                source.spread(fr.lanes)
-            first = agreed(fr, left.starts[0](fr), "a register's index", lanes)
-            held = source.data[:, first : first + a_table.shape[1]]
+            a_at = shared_operand(fr, left, lanes, groups, 64, a_kind, "ta")
 
         def fetch() -> Array:
-            right_tile = block.shared.view(types[1].numpy)[b_at // (b_kind.bits // 8)]
-            if held is not None:
-                left_tile = as_tile(held[lanes], a_table, a_shape)
+            if from_registers:
+                left_tile = as_tile(a_at[lanes], a_table, a_shape)
             else:
-                assert a_at is not None
-                left_tile = block.shared.view(types[0].numpy)[a_at // (a_kind.bits // 8)]
+                left_tile = shared.view(types[0].numpy)[a_at]
             old = np.zeros(c_shape, types[2].numpy)
             if accumulate:
                 old = as_tile(accumulator[lanes], c_table, c_shape)
-            return multiplied(left_tile, right_tile.T, old, types)
+            return multiplied(left_tile, shared.view(types[1].numpy)[b_at].T, old, types)
 
         def store(tile: Array) -> None:
             accumulator[lanes] = tile.reshape(-1)[c_table]
@@ -437,15 +416,24 @@ def wgmma(b: Builder, op: Intrinsic) -> Step:
         for lanes in whole_groups(fr, WARPGROUP * WARP, "wgmma"):
             issue(fr, lanes)
 
-    return Step(op, run)
+    return run
 
 
-def _require_fenced(fr: Frame, tile: TileRegion, op: Intrinsic) -> None:
-    agent, name = agent_of(fr), tile.region.buffer.name
-    if agent.touched.get(name, 0) >= agent.fenced:
+def _in_flight(
+    fr: Frame, tile: TileRegion, count: int, lanes: Array, groups: Groups, *, written: bool
+) -> Array:
+    """Registers that a matrix instruction uses from now on: [thread, register]."""
+    agent, mem = agent_of(fr), tile.memory(fr)
+    if agent.touched.get(mem.name, 0) >= agent.fenced:
         raise RunError(
-            f"ordinary code touched the registers of {name}, and no fence orders that before this "
-            "matrix instruction",
-            loc=op.loc,
+            f"ordinary code touched the registers of {mem.name}, and no fence orders that before "
+            "this matrix instruction",
+            loc=fr.loc(),
             fix="execute `fence wgmma` between the two",
         )
+    first = first_register(fr, mem, tile.index(fr), count, lanes)
+    used = Registers(mem.name, first, first + count, lanes, written, groups, groups.number)
+    agent.in_flight.append(used)
+    if not mem.lead:
+        mem.spread(fr.lanes)
+    return mem.data[:, first : first + count]

@@ -14,7 +14,7 @@ from tilewright.ir.dtype import DTYPES
 from tilewright.ir.op import Intrinsic
 from tilewright.machine.conflicts import ATOMIC, READ, WRITE
 from tilewright.machine.lanes import TileRegion
-from tilewright.machine.meaning import THREADS, Builder, Step, thread_meaning
+from tilewright.machine.meaning import THREADS, Builder, Run, thread_meaning
 from tilewright.machine.memory import Array, Memory
 from tilewright.machine.numbers import cast_fn
 from tilewright.machine.state import WARP, Frame
@@ -51,7 +51,7 @@ def _result(op: Intrinsic) -> tuple[str, np.dtype[Any]]:
 
 
 @thread_meaning("warp_index")
-def warp_index(b: Builder, op: Intrinsic) -> Step:
+def warp_index(b: Builder, op: Intrinsic) -> Run:
     thread, (name, kind) = b.operand(op.args[0]), _result(op)
 
     def run(fr: Frame) -> None:
@@ -59,11 +59,11 @@ def warp_index(b: Builder, op: Intrinsic) -> Step:
         same = found.ndim and (found == found[0]).all()
         fr.vars[name] = found[0] if same else found
 
-    return Step(op, run)
+    return run
 
 
 @thread_meaning("elect")
-def elect(b: Builder, op: Intrinsic) -> Step:
+def elect(b: Builder, op: Intrinsic) -> Run:
     """True in one thread of each warp for which the condition holds; which one, the seed says."""
     cond, (name, _) = b.operand(op.args[0]), _result(op)
 
@@ -73,12 +73,12 @@ def elect(b: Builder, op: Intrinsic) -> Step:
         chosen = seed * 13 % WARP % min(WARP, lanes.size)
         fr.vars[name] = spread(fr, cond(fr)) & (lanes == chosen)
 
-    return Step(op, run)
+    return run
 
 
 @thread_meaning("prefetch_map", "pin", "settle")
-def nothing(b: Builder, op: Intrinsic) -> Step:
-    return Step(op, lambda fr: None)
+def nothing(b: Builder, op: Intrinsic) -> Run:
+    return lambda fr: None
 
 
 @thread_meaning(
@@ -86,7 +86,7 @@ def nothing(b: Builder, op: Intrinsic) -> Step:
     *(f"warp_reduce_{kind}" for kind in ("sum", "max", "min", "and", "or")),
     *("ballot", "any_sync", "all_sync"),
 )
-def across_lanes(b: Builder, op: Intrinsic) -> Step:
+def across_lanes(b: Builder, op: Intrinsic) -> Run:
     inner = THREADS[Intrinsic](b, op)
     some = "mask=active" in op.text
     by = b.operand(op.args[1]) if op.name.startswith("shfl_") else None
@@ -95,9 +95,9 @@ def across_lanes(b: Builder, op: Intrinsic) -> Step:
         converge(fr, op.name, some=some)
         if by is not None:
             require_lanes(fr, op, by(fr))
-        inner.run(fr)
+        inner(fr)
 
-    return Step(op, run)
+    return run
 
 
 # ── vectors ──────────────────────────────────────────────────────────────────────────────────
@@ -105,8 +105,8 @@ def across_lanes(b: Builder, op: Intrinsic) -> Step:
 
 def _vector(fr: Frame, tile: TileRegion, count: int, op: Intrinsic) -> tuple[Memory, Any]:
     """The memory and, per running thread, the indices of `count` aligned consecutive elements."""
-    mem = fr.memory(tile.region.buffer.name)
-    idx = tuple(s(fr) for s in tile.starts)
+    mem = tile.memory(fr)
+    idx = tile.index(fr)
     require_inside(fr, mem, idx, count, None)
     lanes = active(fr)
     last = np.broadcast_to(idx[-1], fr.lanes)[lanes]
@@ -122,7 +122,7 @@ def _vector(fr: Frame, tile: TileRegion, count: int, op: Intrinsic) -> tuple[Mem
 
 def _note(fr: Frame, tile: TileRegion, count: int, kind: str, values: Array | None = None) -> None:
     """`count` elements that each running thread touches."""
-    mem, starts = fr.memory(tile.region.buffer.name), tuple(s(fr) for s in tile.starts)
+    mem, starts = tile.memory(fr), tile.index(fr)
     if mem.space is Space.SHARED:
         note_shared(fr, mem, starts, count, writes=kind == WRITE)
     else:
@@ -130,36 +130,36 @@ def _note(fr: Frame, tile: TileRegion, count: int, kind: str, values: Array | No
 
 
 @thread_meaning("load_shared", "load_global")
-def load_vector(b: Builder, op: Intrinsic) -> Step:
+def load_vector(b: Builder, op: Intrinsic) -> Run:
     to, of = (b.operand(a) for a in op.args)
     count = int(fields_of(op)["count"])
 
     def run(fr: Frame) -> None:
         mem, where = _vector(fr, of, count, op)
         _note(fr, of, count, READ)
-        kind = to.region.buffer.dtype
+        kind = to.buffer.dtype
         values = np.zeros((fr.lanes[0], count), kind.numpy)
         values[active(fr)] = cast_fn(mem.dtype, kind)(mem.data[where])
         write_registers(fr, to, values)
 
-    return Step(op, run)
+    return run
 
 
 @thread_meaning("store_shared", "store_global")
-def store_vector(b: Builder, op: Intrinsic) -> Step:
+def store_vector(b: Builder, op: Intrinsic) -> Run:
     to, of = (b.operand(a) for a in op.args)
     count = int(fields_of(op)["count"])
 
     def run(fr: Frame) -> None:
         mem, where = _vector(fr, to, count, op)
         values = read_registers(fr, of, count)
-        new = cast_fn(of.region.buffer.dtype, mem.dtype)(values)[active(fr)]
+        new = cast_fn(of.buffer.dtype, mem.dtype)(values)[active(fr)]
         _note(fr, to, count, WRITE, new)
         if mem.space is Space.SHARED:
             _require_apart(mem, where, op)
         mem.data[where] = new
 
-    return Step(op, run)
+    return run
 
 
 def _require_apart(mem: Memory, where: tuple[Array, ...], op: Intrinsic) -> None:
@@ -171,15 +171,15 @@ def _require_apart(mem: Memory, where: tuple[Array, ...], op: Intrinsic) -> None
 
 
 @thread_meaning("store_packed")
-def store_packed(b: Builder, op: Intrinsic) -> Step:
+def store_packed(b: Builder, op: Intrinsic) -> Run:
     """A word of 32 bits over elements that fill it."""
     to, word = (b.operand(a) for a in op.args)
-    kind = to.region.buffer.dtype.numpy
+    kind = to.buffer.dtype.numpy
 
     def run(fr: Frame) -> None:
         words = np.array(spread(fr, word(fr)), np.uint32)[:, None]
         values = of_words(words, kind)
-        if to.region.buffer.space is Space.LOCAL:
+        if to.buffer.space is Space.LOCAL:
             write_registers(fr, to, values)
             return
         mem, where = _vector(fr, to, values.shape[1], op)
@@ -187,7 +187,7 @@ def store_packed(b: Builder, op: Intrinsic) -> Step:
         _note(fr, to, values.shape[1], WRITE, new)
         mem.data[where] = new
 
-    return Step(op, run)
+    return run
 
 
 # ── matrices of 8 rows of 16 bytes ───────────────────────────────────────────────────────────
@@ -197,7 +197,7 @@ def _rows(fr: Frame, memory: TileRegion, count: int, op: Intrinsic) -> tuple[Arr
     """The warps that run this, and the addresses [warp, matrix, row]: matrix m's row r is where
     lane 8 m + r says."""
     warps = np.stack(whole_groups(fr, WARP, op.name))
-    mem = fr.memory(memory.region.buffer.name)
+    mem = memory.memory(fr)
     start = np.broadcast_to(memory.starts[0](fr), fr.lanes)
     givers = warps[:, : 8 * count]
     where = start[givers]
@@ -210,35 +210,39 @@ def _rows(fr: Frame, memory: TileRegion, count: int, op: Intrinsic) -> tuple[Arr
     return warps, address.reshape(len(warps), count, 8)
 
 
+def _transposed(rows: Array) -> Array:
+    """Matrices [warp, matrix, row, byte] of 16-bit elements, transposed."""
+    halves = np.ascontiguousarray(rows).view(np.uint16)
+    return np.ascontiguousarray(np.swapaxes(halves, 2, 3)).view(np.uint8)
+
+
 def _note_rows(fr: Frame, warps: Array, address: Array, *, writes: bool) -> None:
     givers = agent_of(fr).gids[warps[:, : address[0].size]].reshape(-1)
     note_bytes(fr, address.reshape(-1), 16, givers, writes=writes)
 
 
 @thread_meaning("ldmatrix")
-def ldmatrix(b: Builder, op: Intrinsic) -> Step:
+def ldmatrix(b: Builder, op: Intrinsic) -> Run:
     to, of = (b.operand(a) for a in op.args)
     words = fields_of(op)
     count, trans = int(words["count"]), words["trans"] == "1"
-    kind = to.region.buffer.dtype.numpy
+    kind = to.buffer.dtype.numpy
 
     def run(fr: Frame) -> None:
         warps, address = _rows(fr, of, count, op)
         _note_rows(fr, warps, address, writes=False)
         data = agent_block(fr).shared.bytes[address[..., None] + np.arange(16)]
-        if trans:
-            halves = np.ascontiguousarray(data).view(np.uint16)
-            data = np.ascontiguousarray(np.swapaxes(halves, 2, 3)).view(np.uint8)
+        data = _transposed(data) if trans else data
         found = np.ascontiguousarray(data).view(np.uint32).reshape(len(warps), count, WARP)
         registers = np.zeros((fr.lanes[0], count), np.uint32)
         registers[warps] = np.swapaxes(found, 1, 2)
         write_registers(fr, to, of_words(registers, kind))
 
-    return Step(op, run)
+    return run
 
 
 @thread_meaning("stmatrix")
-def stmatrix(b: Builder, op: Intrinsic) -> Step:
+def stmatrix(b: Builder, op: Intrinsic) -> Run:
     to, *given = (b.operand(a) for a in op.args)
     words = fields_of(op)
     count, trans = int(words["count"]), words["trans"] == "1"
@@ -247,21 +251,19 @@ def stmatrix(b: Builder, op: Intrinsic) -> Step:
         warps, address = _rows(fr, to, count, op)
         if words["from"] == "words":
             (of,) = given
-            per = 4 // of.region.buffer.dtype.bytes
+            per = 4 // of.buffer.dtype.bytes
             registers = as_words(read_registers(fr, of, count * per))
         else:
             registers = np.stack([spread(fr, w(fr)).astype(np.uint32) for w in given], axis=1)
         data = np.ascontiguousarray(np.swapaxes(registers[warps], 1, 2))
         rows = data.view(np.uint8).reshape(len(warps), count, 8, 16)
-        if trans:
-            halves = np.ascontiguousarray(rows).view(np.uint16)
-            rows = np.ascontiguousarray(np.swapaxes(halves, 2, 3)).view(np.uint8)
+        rows = _transposed(rows) if trans else rows
         if np.unique(address).size < address.size:
             raise RunError("two rows of a stmatrix lie at one place", loc=op.loc)
         _note_rows(fr, warps, address, writes=True)
         agent_block(fr).shared.bytes[address[..., None] + np.arange(16)] = rows
 
-    return Step(op, run)
+    return run
 
 
 # ── products by warps ────────────────────────────────────────────────────────────────────────
@@ -282,7 +284,7 @@ def as_tile(registers: Array, table: Array, shape: tuple[int, ...]) -> Array:
 
 
 @thread_meaning("mma")
-def mma(b: Builder, op: Intrinsic) -> Step:
+def mma(b: Builder, op: Intrinsic) -> Run:
     c, x, y = (b.operand(a) for a in op.args)
     words = fields_of(op)
     types = (DTYPES[words["a"]], DTYPES[words["b"]], DTYPES[words["d"]])
@@ -305,7 +307,7 @@ def mma(b: Builder, op: Intrinsic) -> Step:
             out[warp] = multiplied(left, right, old, types).reshape(-1)[tables["c"][0]]
         write_registers(fr, c, out)
 
-    return Step(op, run)
+    return run
 
 
 def _typed(registers: Array, dtype: Any) -> Array:
@@ -319,7 +321,7 @@ def _typed(registers: Array, dtype: Any) -> Array:
 
 
 @thread_meaning("atomic", "atomic_of_warp")
-def atomic(b: Builder, op: Intrinsic) -> Step:
+def atomic(b: Builder, op: Intrinsic) -> Run:
     """One after another, by thread; of a warp: by its first lane, which tells the others."""
     target, *given = op.args
     if not isinstance(target, Region):
@@ -335,7 +337,7 @@ def atomic(b: Builder, op: Intrinsic) -> Step:
 
     def run(fr: Frame) -> None:
         mem = fr.memory(target.buffer.name)
-        idx = tuple(s(fr) for s in where.starts)
+        idx = where.index(fr)
         require_inside(fr, mem, idx, count, None)
         lanes = active(fr)
         if op.name == "atomic_of_warp":
@@ -366,4 +368,4 @@ def atomic(b: Builder, op: Intrinsic) -> Step:
                 old = old[agent_of(fr).positions // WARP * WARP]
             fr.vars[op.result.name] = old.astype(op.result.dtype.numpy)
 
-    return Step(op, run)
+    return run

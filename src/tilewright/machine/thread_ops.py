@@ -13,7 +13,7 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Load
 from tilewright.ir.op import Intrinsic
 from tilewright.machine import lanes
-from tilewright.machine.conflicts import ATOMIC, READ, WRITE
+from tilewright.machine.conflicts import ATOMIC, READ, WRITE, Touch
 from tilewright.machine.lanes import TileRegion
 from tilewright.machine.memory import Array, Memory, describe_index
 from tilewright.machine.numbers import Value
@@ -175,14 +175,15 @@ def require_apart(fr: Frame, mem: Memory, units: Array, kind: str) -> None:
     cluster = fr.agent.block.cluster
     races = cluster.launch.races
     where = np.unravel_index(units, mem.shape) if mem.shape else ()
-    wrong = races.access(mem, where, cluster.blocks[0].linear, kind, fr.loc())
+    touch = Touch(kind, mem, where, None, fr.loc())
+    wrong = races.access(touch, cluster.blocks[0].linear)
     if wrong is not None:
         at = int(units[np.argmax(np.broadcast_to(wrong, units.shape))])
         place = tuple(map(int, np.unravel_index(at, mem.shape)))
         raise RunError(
             f"block-race: {describe_index(mem, place)} is {meets(kind, 'block')}",
             loc=fr.loc(),
-            notes=races.lines.other(mem, kind, fr.loc()),
+            notes=races.lines.other(touch),
             fix="let blocks write disjoint elements, use atomics, or split the kernel in two",
         )
 
@@ -238,24 +239,24 @@ def use_registers(fr: Frame, mem: Memory, idx: Where, count: int, *, writes: boo
 # ── registers as a whole ─────────────────────────────────────────────────────────────────────
 
 
-def read_registers(fr: Frame, tile: TileRegion, count: int, *, ordinary: bool = True) -> Array:
+def read_registers(fr: Frame, tile: TileRegion, count: int) -> Array:
     """`count` registers from a region's start on: [thread, register]."""
-    mem = fr.memory(tile.region.buffer.name)
-    idx = tuple(s(fr) for s in tile.starts)
-    first = _first_register(fr, mem, idx, count)
-    if ordinary and mem.name in agent_of(fr).matrix:
+    mem = tile.memory(fr)
+    idx = tile.index(fr)
+    first = first_register(fr, mem, idx, count)
+    if mem.name in agent_of(fr).matrix:
         use_registers(fr, mem, idx, count, writes=False)
     data = mem.data.reshape(*mem.lead, -1)
     return np.broadcast_to(data[..., first : first + count], (fr.lanes[0], count))
 
 
-def write_registers(fr: Frame, tile: TileRegion, values: Array, *, ordinary: bool = True) -> None:
+def write_registers(fr: Frame, tile: TileRegion, values: Array) -> None:
     """Store [thread, register] in the running threads."""
-    mem = fr.memory(tile.region.buffer.name)
-    idx = tuple(s(fr) for s in tile.starts)
+    mem = tile.memory(fr)
+    idx = tile.index(fr)
     count = values.shape[1]
-    first = _first_register(fr, mem, idx, count)
-    if ordinary and mem.name in agent_of(fr).matrix:
+    first = first_register(fr, mem, idx, count)
+    if mem.name in agent_of(fr).matrix:
         use_registers(fr, mem, idx, count, writes=True)
     if not mem.lead:
         mem.spread(fr.lanes)
@@ -264,8 +265,10 @@ def write_registers(fr: Frame, tile: TileRegion, values: Array, *, ordinary: boo
     data[mine, first : first + count] = values[mine]
 
 
-def _first_register(fr: Frame, mem: Memory, idx: Where, count: int) -> int:
-    first = agreed(fr, idx[0], "a register's index") if idx else 0
+def first_register(
+    fr: Frame, mem: Memory, idx: Where, count: int, among: Array | None = None
+) -> int:
+    first = agreed(fr, idx[0], "a register's index", among) if idx else 0
     size = mem.shape[0] if mem.shape else 1
     if len(idx) > 1 or not 0 <= first <= size - count:
         raise RunError(

@@ -7,6 +7,7 @@ what tells of their end instead: a barrier's counts phases, a group's counts com
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -151,9 +152,12 @@ class Shadow:
     def write(self, units: Array, actors: Array, op: Op) -> None:
         if not self.clocks.watching:
             return
+        self._overwrite(units, actors, op, actors, self.clocks.now)
+        self.fence[units], self.generic[units] = 0, True
+
+    def _overwrite(self, units: Array, actors: Array, op: Op, writer: Any, time: Any) -> None:
         self.require_over(units, actors, op, "writes")
-        self.writer[units], self.wrote[units] = actors, self.clocks.now
-        self.last[units], self.fence[units], self.generic[units] = actors, 0, True
+        self.writer[units], self.wrote[units], self.last[units] = writer, time, writer
         self.by[units] = self.number(op)
         self.reads.clear(units)
         self.updates.clear(units)
@@ -172,16 +176,11 @@ class Shadow:
         writer = self.writer[units]
         over = (writer < 0) | (writer == actors)
         over |= self.clocks.known[actors, writer] >= self.wrote[units]
-        if not over.all():
-            self.fail(units, over, op, verb, "written")
+        self.require(over, units, op, verb, "written")
         if verb != "updates":
-            over = self.updates.over(units, actors)
-            if not over.all():
-                self.fail(units, over, op, verb, "updated")
+            self.require(self.updates.over(units, actors), units, op, verb, "updated")
         if verb != "reads":
-            over = self.reads.over(units, actors)
-            if not over.all():
-                self.fail(units, over, op, verb, "read")
+            self.require(self.reads.over(units, actors), units, op, verb, "read")
 
     # ── asynchronous accesses: `row` is what those know who issue them ───────────────────────
 
@@ -194,13 +193,10 @@ class Shadow:
         row = self.clocks.fit(row)
         writer, wrote = self.writer[units], self.wrote[units]
         over = (writer < 0) | (writer == issuer) | (row[writer] >= wrote)
-        if not over.all():
-            self.fail(units, over, op, "reads", "written")
+        self.require(over, units, op, "reads", "written")
         if self.updates.used and self.updates.at[units].any():
-            mine = np.full(units.size, max(issuer, 0))
-            over = self.updates.over(units, mine)
-            if not over.all():
-                self.fail(units, over, op, "reads", "updated")
+            over = self.updates.over(units, np.full(units.size, max(issuer, 0)))
+            self.require(over, units, op, "reads", "updated")
         fence = self.fence[units]
         last = self.last[units]
         shown = ~self.generic[units] | ((fence > 0) & ((last == issuer) | (row[last] >= fence)))
@@ -219,12 +215,8 @@ class Shadow:
         """A write issued by `actors` that is over when `landed` says so."""
         if not self.clocks.watching:
             return
-        self.require_over(units, actors, op, "writes")
-        self.writer[units], self.wrote[units], self.generic[units] = entity, NEVER, False
-        self.last[units] = entity
-        self.by[units] = self.number(op)
-        self.reads.clear(units)
-        self.updates.clear(units)
+        self._overwrite(units, actors, op, entity, NEVER)
+        self.generic[units] = False
 
     def landed(self, units: Array, entity: int, time: int) -> None:
         """What an asynchronous write brought belongs to `time` of `entity`."""
@@ -245,8 +237,10 @@ class Shadow:
 
     # ── errors ───────────────────────────────────────────────────────────────────────────────
 
-    def fail(self, units: Array, over: Array, op: Op, verb: str, before: str) -> None:
-        """`before`: what another thread did to the unit."""
+    def require(self, over: Array, units: Array, op: Op, verb: str, before: str) -> None:
+        """`over`: where what another thread did to a unit `before` is known."""
+        if over.all():
+            return
         at = int(units[np.argmin(over)])
         under_way = before == "written" and int(self.writer[at]) >= self.clocks.knowers
         if under_way or (before == "read" and self.reads.is_async(at)):

@@ -76,8 +76,8 @@ class TileAgent(Agent):
 
     def syncs_alone(self, fr: Frame, op: Sync) -> bool:
         self._require_all(fr, op)
-        if fr.watch is not None:
-            fr.watch.synced(fr, "warp" if op.scope == "warp" else "block")
+        for watch in fr.watches:
+            watch.synced(fr, "warp" if op.scope == "warp" else "block")
         if not self.block.cluster.compiled.scheduled or (op.scope == "named" and fr.is_partial):
             return True  # lanes run in step, so those that reach it are all here
         if op.scope == "warp" and self.first_warp == self.last_warp:

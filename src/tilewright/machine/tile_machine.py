@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any, cast
+from typing import cast
 
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.messages import label_kernel
@@ -35,7 +35,6 @@ from tilewright.machine.state import (
     Cluster,
     Compiled,
     Crew,
-    Frame,
     Options,
     Watch,
 )
@@ -103,38 +102,11 @@ class CompiledKernel(Compiled):
         first = block.rank * self.knowers + KNOWERS * self.crews.index(crew)
         return TileAgent(block, crew, self.options.sanitize, first)
 
-    def watch(self, agent: Agent) -> Watch | None:
-        watches: list[Watch] = []
+    def watches(self, agent: Agent) -> tuple[Watch, ...]:
+        found: list[Watch] = []
         if self.scheduled:
-            watches.append(HazardWatch(cast("TileAgent", agent), strict=self.explicit))
+            found.append(HazardWatch(cast("TileAgent", agent), strict=self.explicit))
         if self.options.sanitize:
             races = agent.block.cluster.launch.races
-            watches.append(Sanitizer(agent, races, threads=not self.scheduled))
-        return Both(watches) if len(watches) > 1 else watches[0] if watches else None
-
-
-class Both(Watch):
-    """Several watchers at once."""
-
-    def __init__(self, watches: list[Watch]) -> None:
-        self.watches = watches
-        self.exact = any(w.exact for w in watches)
-
-    def access(self, *args: Any) -> None:
-        for w in self.watches:
-            w.access(*args)
-
-    def enter_map(self, fr: Frame) -> None:
-        for w in self.watches:
-            w.enter_map(fr)
-
-    def leave_map(self, fr: Frame) -> None:
-        for w in self.watches:
-            w.leave_map(fr)
-
-    def synced(self, fr: Frame, scope: str) -> None:
-        for w in self.watches:
-            w.synced(fr, scope)
-
-    def met_inside(self, fr: Frame, op: Op) -> bool:
-        return any(tuple(w.met_inside(fr, op) for w in self.watches))
+            found.append(Sanitizer(agent, races, threads=not self.scheduled))
+        return tuple(found)

@@ -4,12 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import Const, Load, Select
+from tilewright.inspect.multiprocessor import (
+    GROUP,
+    WAITS,
+    WARP,
+    Multiprocessor,
+    Span,
+    Steps,
+    Who,
+    bytes_of,
+)
+from tilewright.inspect.steady_loop import Env, is_quiet, trips, value
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Load, Select
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
@@ -45,48 +55,11 @@ from tilewright.ir.op import (
 )
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.rings import filled_by
-from tilewright.passes.overlap.simulated_units import Steps
-from tilewright.passes.overlap.steady_loop import Env, is_quiet, trips, value
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
 
-if TYPE_CHECKING:
-    from tilewright.passes.overlap.simulate import Simulation
-
-COPIES, WAITS = "copies", "waits"
 ROUNDS, WARM = 10, 4  # iterations that are walked; those before the steady state
 MANY, CAP = 32, 3  # of loops that have nothing to do with it, longer than many, so few are walked
-WARP, GROUP = 32, 4
 EACH_OTHER, PRODUCTS, MEMORY, TURNS = "each other", "products", "memory", "their turn"
-
-
-@dataclass(frozen=True)
-class Span:
-    """An agent kept `unit` busy with `op`, which takes `work` cycles of it, or waited for `what`
-    (`unit` is then `WAITS`)."""
-
-    who: int
-    unit: str
-    op: Op
-    start: float
-    end: float
-    work: float = 0.0
-    size: float = 0.0  # bytes
-    what: str = ""
-
-
-@dataclass
-class Who:
-    """An agent: a warpgroup of a role (or fewer warps, where it has fewer)."""
-
-    number: int
-    role: str
-    block: int
-    instance: int
-    place: int  # among the warpgroups of its instance
-    peers: int  # how many these are
-    warps: int
-    leader: bool = False
-    starts: list[float] = field(default_factory=list)  # of the iterations asked about
 
 
 class Over(Exception):
@@ -104,7 +77,7 @@ class _Left(Exception):
 class Walk:
     """One agent's way through the kernel."""
 
-    def __init__(self, sim: Simulation, who: Who, env: Env) -> None:
+    def __init__(self, sim: Multiprocessor, who: Who, env: Env) -> None:
         self.sim, self.who, self.env = sim, who, env
         self.loaded: dict[str, float] = {}  # when what threads load of global memory is there
         self.groups: dict[str, list[tuple[float, float]]] = {}  # ends (read, whole) of groups
@@ -385,11 +358,6 @@ class Walk:
         while (ended[who.place - 1] <= mine) if who.place else (ended[-1] < mine):
             yield sim.turned
         self.wait(op, since, TURNS)
-
-
-def bytes_of(region: Region) -> float:
-    count = prod(int(e.value) if isinstance(e, Const) else 1 for e in region.extents)
-    return count * region.dtype.bits / 8
 
 
 def _only_loads(op: Store) -> bool:
