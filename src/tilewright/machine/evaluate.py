@@ -32,6 +32,7 @@ from tilewright.machine.state import Frame
 from tilewright.support.errors import RunError
 
 Eval = Callable[[Frame], Value]
+Done = dict[tuple[int, bool], str]  # what a scope has computed: an expression, its name
 
 
 class Evaluator:
@@ -167,7 +168,7 @@ class _Writer:
         self.names[name] = value
         return name
 
-    def emit(self, node: Expr, done: dict[tuple[int, bool], str], pad: str, index: bool) -> str:
+    def emit(self, node: Expr, done: Done, pad: str, index: bool) -> str:
         """Write `node`; `done` holds what this scope has already computed."""
         key = (id(node), index)
         found = done.get(key)
@@ -180,7 +181,7 @@ class _Writer:
         self.lines.append(f"{pad}{name} = {text}")
         return name
 
-    def write(self, node: Expr, done: dict[tuple[int, bool], str], pad: str, index: bool) -> str:
+    def write(self, node: Expr, done: Done, pad: str, index: bool) -> str:
         if isinstance(node, Const):
             return self.keep(constant(node))
         if isinstance(node, Var):
@@ -204,7 +205,7 @@ class _Writer:
         return self.apply(node, done, pad, index)
 
     def branch(
-        self, narrowing: str, cond: str, side: Expr, done: dict[tuple[int, bool], str], pad: str,
+        self, narrowing: str, cond: str, side: Expr, done: Done, pad: str,
         index: bool,
     ) -> str:  # fmt: skip
         """`side` under the lanes that chose it; None where no lane did."""
@@ -224,7 +225,7 @@ class _Writer:
         self.lines += [f"{deeper}{result} = {value}", f"{deeper}fr.mask = {saved}"]
         return result
 
-    def load(self, node: Load, done: dict[tuple[int, bool], str], pad: str) -> str:
+    def load(self, node: Load, done: Done, pad: str) -> str:
         memory = self.assign(pad, f"fr.memory({node.buffer.name!r})")
         where = self.keep(node)
         box = self.owner.box(node.indices) if self.owner.axes else None
@@ -237,7 +238,7 @@ class _Writer:
         parts = [self.emit(i, done, pad, self.owner.sanitize) + ", " for i in node.indices]
         return self.assign(pad, f"gather(fr, {memory}, ({''.join(parts)}), {where})")
 
-    def apply(self, node: Expr, done: dict[tuple[int, bool], str], pad: str, index: bool) -> str:
+    def apply(self, node: Expr, done: Done, pad: str, index: bool) -> str:
         args = [self.emit(child, done, pad, index) for child in node.children]
         listed = ", ".join(args)
         owner = self.owner

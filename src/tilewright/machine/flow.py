@@ -372,7 +372,7 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
 
     def run(fr: Frame) -> None:
         if buffer.space in (Space.SHARED, Space.BARRIER):
-            fr.bufs[buffer.name] = fr.agent.block.shared_memory(buffer, lambda: make(fr))
+            fr.bufs[buffer.name] = fr.agent.block.own_memory(buffer, lambda: make(fr))
         elif buffer.space is Space.GLOBAL:
             fr.bufs[buffer.name] = fr.agent.block.cluster.launch.global_memory(
                 buffer, lambda: make(fr)
@@ -382,7 +382,7 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
             fr.bufs[buffer.name] = make(fr, fr.lanes if spread else ())
         elif not in_role and len(fr.agent.block.agents) > 1:
             # a tile over all threads of the block, whoever uses it
-            fr.bufs[buffer.name] = fr.agent.block.spread_memory(buffer, lambda: make(fr))
+            fr.bufs[buffer.name] = fr.agent.block.own_memory(buffer, lambda: make(fr))
         else:
             fr.bufs[buffer.name] = make(fr)
             fr.bufs[buffer.name].storage.touched = fr.agent.tick()

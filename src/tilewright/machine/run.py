@@ -255,33 +255,23 @@ def _tensors(
     probe.vars = dict(values)
     memories: dict[str, Memory] = {}
     copied: dict[str, Memory] = {}
-    for tensor in program.tensors:
-        array = arrays[tensor.name]
+    for tensor in (*program.tensors, *program.scratch):
         shape = tuple(int(evaluate(s)(probe)) for s in tensor.shape)
-        if program.kernels and array.shape != shape:
-            raise LaunchError(
-                f"{tensor.name} has the wrong shape",
-                expected=f"{describe(tensor.shape)} = {shape}",
-                got=str(array.shape),
-            )
-        family = families.get(tensor.name)
-        direct = family is None or (array.flags.c_contiguous and not family.packed)
-        memories[tensor.name] = allocate(
-            tensor,
-            array.shape,
-            array=array if direct else np.ascontiguousarray(array),
-            unit=family.unit if family else 0,
-            packed=family.packed if family else False,
+        family = families.get(tensor.name, Family(0, False))
+        given = array = arrays.get(tensor.name)
+        if array is not None:
+            if program.kernels and array.shape != shape:
+                raise LaunchError(
+                    f"{tensor.name} has the wrong shape",
+                    expected=f"{describe(tensor.shape)} = {shape}",
+                    got=str(array.shape),
+                )
+            shape = array.shape
+            if tensor.name in families and (family.packed or not array.flags.c_contiguous):
+                array = np.ascontiguousarray(array)
+        memory = memories[tensor.name] = allocate(
+            tensor, shape, array=array, unit=family.unit, packed=family.packed, track=track
         )
-        if not direct:
-            copied[tensor.name] = memories[tensor.name]
-    for tensor in program.scratch:
-        family = families.get(tensor.name)
-        memories[tensor.name] = allocate(
-            tensor,
-            tuple(int(evaluate(s)(probe)) for s in tensor.shape),
-            unit=family.unit if family else 0,
-            packed=family.packed if family else False,
-            track=track,
-        )
+        if array is not given or (array is not None and family.packed):
+            copied[tensor.name] = memory
     return memories, copied

@@ -227,15 +227,12 @@ class Block:
         """Those of whom one has to know what happens to the block's memory."""
         raise NotImplementedError
 
-    def shared_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
+    def own_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
+        """A shared buffer, or a fragment over all threads of the block; made once."""
         raise NotImplementedError
 
     def existing(self, name: str, fr: Frame) -> Memory:
         """Shared memory that another block may use."""
-        raise NotImplementedError
-
-    def spread_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
-        """A fragment over all threads of the block."""
         raise NotImplementedError
 
     def end(self) -> None:

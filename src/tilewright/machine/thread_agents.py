@@ -144,7 +144,7 @@ class ThreadBlock(Block):
     def knowers(self) -> Array:
         return np.concatenate([cast("ThreadAgent", a).gids for a in self.agents])
 
-    def shared_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
+    def own_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
         return self.shared.memories.get(buffer.name) or make()
 
     def existing(self, name: str, fr: Frame) -> Memory:

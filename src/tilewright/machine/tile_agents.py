@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer
+from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.op import Op, Sync
 from tilewright.machine.clocks import Party
 from tilewright.machine.lanes import uniform_int
@@ -138,17 +138,13 @@ class TileBlock(Block):
     def knowers(self) -> Array:
         return np.array([cast("TileAgent", a).elected for a in self.agents])
 
-    def shared_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
-        found = self.shared.get(buffer.name)
+    def own_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
+        table = self.spread if buffer.space is Space.FRAGMENT else self.shared
+        found = table.get(buffer.name)
         if found is None:
-            found = self.shared[buffer.name] = make()
+            found = table[buffer.name] = make()
             found.storage.owner = self
         return found
-
-    def spread_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
-        if buffer.name not in self.spread:
-            self.spread[buffer.name] = make()
-        return self.spread[buffer.name]
 
     def existing(self, name: str, fr: Frame) -> Memory:
         if name not in self.shared:
