@@ -11,7 +11,7 @@ import pytest
 from devtools.mutants.judge import accuse, measure
 from devtools.mutants.operators import OPERATORS, mutants
 from devtools.mutants.subjects import small
-from tilewright.machine import padding, sanitizer, threads
+from tilewright.machine import conflicts, padding, sanitizer, threads
 
 run = sys.modules["tilewright.machine.run"]
 SUBJECTS = {s.name: s for s in small()}
@@ -43,12 +43,12 @@ HOLES = {
     "what nothing wrote may be read": (
         "gemm", "drop a clear", sanitizer, "require_written", lambda *_: None),
     "atomics meet plain accesses": (
-        "histogram", "drop a barrier", sanitizer, "AGAINST",
+        "histogram", "drop a barrier", conflicts, "AGAINST",
         {"read": ("write",), "write": ("write", "read"), "atomic": ()}),
     "threads need no barrier": (
-        "reverse", "drop a barrier", sanitizer.ThreadRaces, "access", lambda *_: None),
+        "reverse", "drop a barrier", conflicts.ThreadRaces, "access", lambda *_: None),
     "blocks and iterations may meet": (
-        "added_up", "make an atomic plain", sanitizer.Conflicts, "access", lambda *_: None),
+        "added_up", "make an atomic plain", conflicts.Conflicts, "access", lambda *_: None),
     "a lane that is not there": (
         "segments", "shuffle from another lane", threads, "require_lanes", lambda *_: None),
     "zeros from outside are data": (

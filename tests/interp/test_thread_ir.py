@@ -20,7 +20,8 @@ from tilewright.ir.dtype import dtype
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage
-from tilewright.machine import thread_ops, thread_races
+from tilewright.machine import meaning
+from tilewright.machine.thread_machine import ThreadKernel
 from tilewright.machine.thread_memory import operand_addresses, swizzled
 from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.run import run_pipeline
@@ -97,7 +98,7 @@ ADDED = ("fence wgmma",)
 
 
 def test_clusters_too_large_to_watch_still_run(monkeypatch):
-    monkeypatch.setattr(thread_races, "_MOST", 0)
+    monkeypatch.setattr(ThreadKernel, "most", 0)
     same(load("gemm_cooperative"), gemm.problem(128, 128, 64, 2), range(1))
 
 
@@ -614,7 +615,7 @@ def test_foreign_code_that_is_never_reached_does_no_harm():
 
 
 def test_instructions_without_a_meaning_are_named(monkeypatch):
-    monkeypatch.delitem(thread_ops.INSTRUCTIONS, "elect")
+    monkeypatch.delitem(meaning.THREADS, "elect")
     with pytest.raises(RunError, match="no meaning for intrinsic elect") as error:
         threads("intrinsic elect tx < 32 result=leader: bool", X=X64)
     assert error.value.loc is not None and error.value.loc.line == 4

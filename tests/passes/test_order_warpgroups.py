@@ -21,7 +21,7 @@ from tilewright.ir.rewrite import map_kernels, map_ops, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op, print_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.machine import thread_sync
+from tilewright.machine import sync
 from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.overlap.order_warpgroups import order_warpgroups
 from tilewright.passes.reasons import listening
@@ -467,14 +467,14 @@ def test_products_come_in_turns(block, threads, monkeypatch):
         t.name: numbers(*(int(s) for s in t.shape), seed=i) for i, t in enumerate(given.tensors)
     }
     log = []
-    commit = thread_sync.Groups.commit
+    commit = sync.Groups.commit
 
     def noted(groups):
         if groups.unit == "wgmma":
             log.append(int(groups.owners[0]) // 128)
         commit(groups)
 
-    monkeypatch.setattr(thread_sync.Groups, "commit", noted)
+    monkeypatch.setattr(sync.Groups, "commit", noted)
     code, groups = trace(PLAIN, *sizes).result, threads // 128
     for seed in range(4):
         log.clear()

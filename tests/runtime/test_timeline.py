@@ -13,14 +13,14 @@ import tilewright.language as T
 from tests.cuda.test_zoo import KERNELS as ZOO
 from tests.cuda.test_zoo import TARGETS, lowered
 from tilewright.inspect.explain import explain, explanation
+from tilewright.inspect.multiprocessor import Clock, Slots
+from tilewright.inspect.simulate import Simulation, simulate
+from tilewright.inspect.steady_loop import sharing
 from tilewright.inspect.timeline import COLUMNS, drawing, interval, timeline
 from tilewright.ir.op import Gemm, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.passes.overlap import unit_times as rates
-from tilewright.passes.overlap.simulate import Simulation, simulate
-from tilewright.passes.overlap.simulated_units import Clock, Slots
-from tilewright.passes.overlap.steady_loop import sharing
 
 HERE = Path(__file__).parent
 CUDA = Target.parse("cuda")

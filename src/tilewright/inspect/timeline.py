@@ -1,5 +1,5 @@
 """Who works when in a kernel's main loop, and what limits it: `explain`'s timeline, modelled by
-`passes.overlap.simulate`, as data and as a drawing of two iterations."""
+`simulate`, as data and as a drawing of two iterations."""
 
 from __future__ import annotations
 
@@ -10,24 +10,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from tilewright.inspect.multiprocessor import COPIES, WAITS, Span, Who
+from tilewright.inspect.simulate import Run, simulate
+from tilewright.inspect.simulated_agents import EACH_OTHER, MEMORY, PRODUCTS, TURNS, WARM
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const
 from tilewright.ir.op import Copy, Gemm, Kernel, Op, Program, Store, Wait, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_op
 from tilewright.passes.overlap import unit_times as rates
-from tilewright.passes.overlap.simulate import Run, simulate
-from tilewright.passes.overlap.simulated_agents import (
-    COPIES,
-    EACH_OTHER,
-    MEMORY,
-    PRODUCTS,
-    TURNS,
-    WAITS,
-    WARM,
-    Span,
-    Who,
-)
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
 from tilewright.support.errors import Loc
 

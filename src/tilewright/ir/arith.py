@@ -308,7 +308,7 @@ class Call(Expr, metaclass=_Interned):
 
 BIN_OPS = ("+", "-", "*", "/", "//", "%", "min", "max", "&", "|", "^", "<<", ">>", "and", "or")
 CMP_OPS = ("<", "<=", "==", "!=", ">", ">=")
-_FOLD: dict[str, Callable[[Any, Any], Any]] = {
+FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "+": py.add, "-": py.sub, "*": py.mul, "//": py.floordiv, "%": py.mod, "min": min, "max": max,
     "&": py.and_, "|": py.or_, "^": py.xor, "<<": py.lshift, ">>": py.rshift,
     "and": lambda a, b: a and b, "or": lambda a, b: a or b,
@@ -549,7 +549,7 @@ def fold(op: str, x: Expr, y: Expr) -> Expr:
         count = y.value
         if op in ("<<", ">>") and not 0 <= count < x.dtype.bits:
             count = x.dtype.bits  # as an unsigned number it is large
-        value = _FOLD[op](x.value, count)
+        value = FOLD[op](x.value, count)
         if op in CMP_OPS or op in ("and", "or"):
             return TRUE if value else FALSE
         return const(_wrap_int(int(value), x.dtype), x.dtype)

@@ -18,7 +18,6 @@ from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, 
 from tilewright.machine import checks
 from tilewright.machine.lanes import (
     NOTHING,
-    Frame,
     TileRegion,
     gather,
     gather_box,
@@ -29,17 +28,22 @@ from tilewright.machine.lanes import (
     pick,
 )
 from tilewright.machine.numbers import Value, bin_fn, call_fn, cast_fn, cmp_fn
+from tilewright.machine.state import Frame
 from tilewright.support.errors import RunError
 
 Eval = Callable[[Frame], Value]
+Done = dict[tuple[int, bool], str]  # what a scope has computed: an expression, its name
 
 
 class Evaluator:
     """Compiles expressions, with the checks that were asked for built in."""
 
-    def __init__(self, *, sanitize: bool = False, nan: bool = False) -> None:
+    def __init__(
+        self, *, sanitize: bool = False, nan: bool = False, load: Callable[..., Value] = gather
+    ) -> None:
         self.sanitize = sanitize
         self.nan = nan
+        self.load = load
         self.axes: dict[Var, int] = {}  # nest variables of the `Map` being compiled
         self.varying: set[Var] = set()  # variables that may differ between its iterations
         self._cache: dict[Any, tuple[Expr, Eval]] = {}
@@ -141,7 +145,7 @@ class _Writer:
         self.owner = owner
         self.lines: list[str] = []
         self.names: dict[str, Any] = {
-            "gather": gather, "gather_box": gather_box, "narrow": narrow, "pick": pick,
+            "gather": owner.load, "gather_box": gather_box, "narrow": narrow, "pick": pick,
             "narrow_not": narrow_not, "lazy_and": lazy_and, "lazy_or": lazy_or, "lookup": lookup,
             "NOTHING": NOTHING, "divides": checks.divides, "fits": checks.fits,
             "born_nan": checks.born_nan, "shifts": checks.shifts,
@@ -164,7 +168,7 @@ class _Writer:
         self.names[name] = value
         return name
 
-    def emit(self, node: Expr, done: dict[tuple[int, bool], str], pad: str, index: bool) -> str:
+    def emit(self, node: Expr, done: Done, pad: str, index: bool) -> str:
         """Write `node`; `done` holds what this scope has already computed."""
         key = (id(node), index)
         found = done.get(key)
@@ -177,7 +181,7 @@ class _Writer:
         self.lines.append(f"{pad}{name} = {text}")
         return name
 
-    def write(self, node: Expr, done: dict[tuple[int, bool], str], pad: str, index: bool) -> str:
+    def write(self, node: Expr, done: Done, pad: str, index: bool) -> str:
         if isinstance(node, Const):
             return self.keep(constant(node))
         if isinstance(node, Var):
@@ -201,7 +205,7 @@ class _Writer:
         return self.apply(node, done, pad, index)
 
     def branch(
-        self, narrowing: str, cond: str, side: Expr, done: dict[tuple[int, bool], str], pad: str,
+        self, narrowing: str, cond: str, side: Expr, done: Done, pad: str,
         index: bool,
     ) -> str:  # fmt: skip
         """`side` under the lanes that chose it; None where no lane did."""
@@ -221,7 +225,7 @@ class _Writer:
         self.lines += [f"{deeper}{result} = {value}", f"{deeper}fr.mask = {saved}"]
         return result
 
-    def load(self, node: Load, done: dict[tuple[int, bool], str], pad: str) -> str:
+    def load(self, node: Load, done: Done, pad: str) -> str:
         memory = self.assign(pad, f"fr.memory({node.buffer.name!r})")
         where = self.keep(node)
         box = self.owner.box(node.indices) if self.owner.axes else None
@@ -234,7 +238,7 @@ class _Writer:
         parts = [self.emit(i, done, pad, self.owner.sanitize) + ", " for i in node.indices]
         return self.assign(pad, f"gather(fr, {memory}, ({''.join(parts)}), {where})")
 
-    def apply(self, node: Expr, done: dict[tuple[int, bool], str], pad: str, index: bool) -> str:
+    def apply(self, node: Expr, done: Done, pad: str, index: bool) -> str:
         args = [self.emit(child, done, pad, index) for child in node.children]
         listed = ", ".join(args)
         owner = self.owner

@@ -1,151 +1,139 @@
-"""Asynchronous operations: what is in flight, and the ops that wait for it.
+"""Asynchronous ops of tile code: copies and matrix instructions that return before they are done.
 
-An asynchronous op is a `Transfer`: its accesses are recorded when it is issued and its data moves
-later, at a moment the scheduler picks, at the latest when a wait needs it. Barriers are in
-`barriers.py`.
+Their accesses are recorded when they are issued; their data moves later, at a moment the scheduler
+picks, at the latest when a wait needs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.ir.atoms import ATOMS, GROUP_UNITS, Atom
+from tilewright.ir.atoms import ATOMS
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import const
 from tilewright.ir.gather import gather_of
-from tilewright.ir.op import Commit, Copy, Fence, Gemm, Map, WaitGroup
-from tilewright.machine.barriers import Cell, Meeting, find_cells, require_initialised
-from tilewright.machine.hazards import NEVER, Access, Knowledge, alive, check, check_proxy, record
+from tilewright.ir.op import Copy, Gemm, Map, Op
+from tilewright.machine.barriers import find_cells, home, ranks_of
+from tilewright.machine.clocks import NEVER
+from tilewright.machine.conflicts import ATOMIC, READ, WRITE
+from tilewright.machine.hazards import Access, check, check_proxy, record, require_alive
 from tilewright.machine.lanes import (
     NOTHING,
     Box,
-    Frame,
     TileRegion,
     locate,
     narrow,
     uniform_int,
     write_box,
 )
-from tilewright.machine.meaning import Builder, Flow, Step, meaning
-from tilewright.machine.memory import Array, Memory, make_poison
-from tilewright.machine.numbers import Value
-from tilewright.machine.ops import gemm_value, moved, require_collective, store_tile, tile_box
+from tilewright.machine.meaning import Builder, Run, tile_meaning
+from tilewright.machine.memory import Array, make_poison
+from tilewright.machine.ops import (
+    gemm_operands,
+    gemm_value,
+    moved,
+    require_collective,
+    store_tile,
+    tile_box,
+)
+from tilewright.machine.sanitizer import require_written
+from tilewright.machine.state import Block, Frame
+from tilewright.machine.sync import Cell, Flow, Transfer
+from tilewright.machine.tile_agents import TileAgent, tile_agent
 from tilewright.support.errors import RunError
 
-if TYPE_CHECKING:
-    from tilewright.machine.tile_machine import Agent
 
-WARPGROUP = 4  # warps
-
-__all__ = [
-    "Cell",
-    "Meeting",
-    "Transfer",
-    "agent_exits",
-    "async_copy",
-    "async_gemm",
-    "async_nest",
-    "complete",
-]
+def _access(
+    agent: TileAgent, op: Op, box: Box, kind: str, entity: int, unit: str, clock: int = NEVER
+) -> Access:
+    registers = box.mem.space is Space.FRAGMENT
+    proxy = "generic" if registers else ATOMS[str(op.atom)].proxy  # type: ignore[attr-defined]
+    return Access(
+        agent, box.mem, box.where, kind, op, entity=entity, clock=clock, proxy=proxy, unit=unit
+    )
 
 
-@dataclass(eq=False)
-class Transfer:
-    """An asynchronous op in flight."""
-
-    agent: Agent
-    unit: str
-    op: Copy | Map | Gemm
-    fetch: Callable[[], Array]  # reads the source
-    store: Callable[[Array], None]
-    accesses: list[Access] = field(default_factory=list)
-    targets: list[tuple[Cell, int, Access]] = field(default_factory=list)
-    knowledge: Knowledge = field(default_factory=dict)  # of the one who issued it, then
-    value: Array | None = None
-    done: bool = False
-
-    def read_source(self) -> None:
-        if self.value is None:
-            self.value = self.fetch().copy()
-
-
-def complete(t: Transfer) -> None:
-    """The op's effect happens now. Matrix instructions of one agent complete in order."""
-    if t.done:
-        return
-    pending = t.agent.block.cluster.pending
-    if t.unit == "wgmma":
-        for other in [p for p in pending if p.agent is t.agent and p.unit == "wgmma"]:
-            if other is t:
-                break
-            complete(other)
-    t.done = True
-    pending.remove(t)
-    t.read_source()
-    assert t.value is not None
-    t.store(t.value)
-    for cell, count, access in t.targets:
-        access.clock = cell.phase + 1
-        cell.count_bytes(count, t.op, t.knowledge)
-
-
-def _launch(t: Transfer, knowledge: Knowledge, fr: Frame, strict: bool) -> None:
+def _launch(fr: Frame, t: Transfer, accesses: list[Access], knowledge: Array, strict: bool) -> None:
     """Check and record the accesses of `t`, and let it fly."""
-    for access in t.accesses:
-        storage = access.mem.storage
-        alive(storage, fr)
+    for access in accesses:
+        require_alive(access.mem, fr)
         check(access, knowledge, strict)
         if strict and access.proxy == "async" and access.mem.space is Space.SHARED:
             check_proxy(access, knowledge)
-    for access in t.accesses:
+    for access in accesses:
         record(access, knowledge)
-    t.agent.block.cluster.pending.append(t)
+    t.pending.append(t)
+
+
+def _launch_in_group(
+    fr: Frame, t: Transfer, accesses: list[Access], knowledge: Array, strict: bool
+) -> None:
+    """`_launch` for what completes with its group."""
+    agent, unit = tile_agent(fr), accesses[0].unit if accesses else ""
+    _launch(fr, t, accesses, knowledge, strict)
+
+    def seen() -> None:
+        # each thread wrote its part; the others see it after a thread barrier
+        for access in accesses:
+            if access.writes:
+                access.entity, access.clock, access.unit = agent.each, agent.clocks.now, ""
+                agent.unfenced.append(access)
+
+    if accesses:
+        t.seen = seen if unit == "cp_async" else None
+        agent.groups_in(unit).add(t)
+
+
+def _storing(boxes: list[Box], store: Callable[[Box, Array], None]) -> Callable[[Array], None]:
+    """Store a value in all boxes, which then hold something."""
+
+    def run(value: Array) -> None:
+        for box in boxes:
+            store(box, value)
+            valid = box.mem.storage.valid
+            if valid is not None:
+                box.mem.window(valid)[box.where] = True
+
+    return run
 
 
 # ── copies ───────────────────────────────────────────────────────────────────────────────────
 
 
-def async_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Step:
-    """The meaning of a copy whose atom completes later."""
-    atom = ATOMS[str(op.atom)]
-    if atom.completion == "barrier":
-        return _barrier_copy(b, op, src, dst, atom)
+@tile_meaning(("async", Copy))
+def async_copy(b: Builder, op: Copy) -> Run:
+    """A copy whose atom completes later."""
+    src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
+    unit = ATOMS[str(op.atom)].completion
+    if unit == "barrier":
+        return _barrier_copy(b, op, src, dst)
     if op.barrier is not None or op.multicast is not None:
         raise RunError(f"{op.atom} takes no barrier and no multicast mask", loc=op.loc)
-    strict, unit = b.explicit, atom.completion
 
     def run(fr: Frame) -> None:
-        elected = unit == "bulk"
+        elected, agent = unit == "bulk", tile_agent(fr)
         if not elected:
             require_collective(fr)
-        agent = fr.agent
         there, here = tile_box(fr, src), tile_box(fr, dst)
-        knowledge = agent.clocks.single() if elected else agent.clocks.known
-        t = _copy_transfer(agent, op, unit, there, here)
-        for box, kind, entity in (
-            (there, "read", f"{unit}.read"),
-            (here, "write" if op.reduce is None else "atomic", unit),
-        ):
-            if not box.is_empty and not (kind == "read" and box.mem.is_global):
-                t.accesses.append(_access(t, box, kind, (agent, entity), atom.proxy, unit))
-        _launch(t, knowledge, fr, strict)
+        groups = agent.groups_in(unit)
+        store = _storing([here], lambda box, value: store_tile(op, box, value))
+        pending = agent.block.cluster.pending
+        t = Transfer(op, pending, lambda: moved(op, there, here).copy(), store)
+        accesses = [
+            _access(agent, op, box, kind, entity, unit, groups.number)
+            for box, kind, entity in (
+                (there, READ, groups.reads),
+                (here, WRITE if op.reduce is None else ATOMIC, groups.entity),
+            )
+            if not box.is_empty and not (kind == READ and box.mem.is_global)
+        ]
+        _launch_in_group(fr, t, accesses, agent.single if elected else agent.known, b.explicit)
         if op.reduce is None and not here.is_empty:
             make_poison(here.mem, here.where, here.mem.dtype)
-        agent.clocks.open[unit].append(t)
 
-    return Step(op, run)
-
-
-def _copy_transfer(agent: Agent, op: Copy, unit: str, there: Box, here: Box) -> Transfer:
-    def store(value: Array) -> None:
-        store_tile(op, here, value)
-        _mark_written(here)
-
-    return Transfer(agent, unit, op, lambda: moved(op, there, here), store)
+    return run
 
 
 def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
@@ -154,8 +142,7 @@ def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
     found = gather_of(op)
     if found is None or op.atom is None:
         raise RunError(f"{op.atom} does not make what this nest does", loc=op.loc)
-    strict, atom = b.explicit, ATOMS[op.atom]
-    unit = atom.completion
+    unit = ATOMS[op.atom].completion
     cond = b.evaluate(found.cond)
     indices = [b.evaluate(i, index=True) for i in found.load.indices]
     outer = found.store.indices[: -len(op.vars)]
@@ -165,7 +152,7 @@ def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
     name = found.load.buffer.name
 
     def run(fr: Frame) -> Flow:
-        agent, lanes, outside = fr.agent, fr.lanes, fr.mask
+        agent, lanes, outside = tile_agent(fr), fr.lanes, fr.mask
         here, tensor = tile_box(fr, tile), fr.memory(name)
         wanted = cond(fr)
         valid = np.broadcast_to(wanted, lanes).copy()
@@ -184,279 +171,123 @@ def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
                 value[valid] = tensor.data[where]
             return value.reshape(here.extents)
 
-        def store(value: Array) -> None:
-            write_box(here, value)
-            _mark_written(here)
-
-        t = Transfer(agent, unit, op, fetch, store)
-        t.accesses.append(_access(t, here, "write", (agent, unit), atom.proxy, unit))
-        _launch(t, agent.clocks.known, fr, strict)
+        groups = agent.groups_in(unit)
+        t = Transfer(op, agent.block.cluster.pending, fetch, _storing([here], write_box))
+        access = _access(agent, op, here, WRITE, groups.entity, unit, groups.number)
+        _launch_in_group(fr, t, [access], agent.known, b.explicit)
         make_poison(here.mem, here.where, here.mem.dtype)
-        agent.clocks.open[unit].append(t)
         yield from ()
 
     return run
 
 
-def _mark_written(box: Box) -> None:
-    valid = box.mem.storage.valid
-    if valid is not None:
-        box.mem.window(valid)[box.where] = True
-
-
-def _access(t: Transfer, box: Box, kind: str, entity: Any, proxy: str, unit: str) -> Access:
-    return Access(
-        t.agent, box.mem, box.where, kind, t.op, entity=entity, clock=NEVER, proxy=proxy, unit=unit
-    )
-
-
-def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion, atom: Atom) -> Step:
+def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Run:
     if op.barrier is None:
         raise RunError(f"a {op.atom} needs the barrier that counts its bytes", loc=op.loc)
     barrier = b.evaluate.region(op.barrier)
     mask = None if op.multicast is None else b.evaluate(op.multicast)
-    strict = b.explicit
+    elected = ATOMS[str(op.atom)].proxy == "async"
 
     def run(fr: Frame) -> Flow:
-        if atom.proxy != "async":
+        if not elected:
             require_collective(fr)
-        agent, block = fr.agent, fr.agent.block
+        agent, cluster = tile_agent(fr), fr.agent.block.cluster
         there = tile_box(fr, src)
         ranks: list[int | None] = [None]
         if dst.cta is not None:
             ranks = [uniform_int(fr, dst.cta(fr), "a cluster rank")]
         if mask is not None:
-            bits = uniform_int(fr, mask(fr), "a multicast mask")
-            ranks = [r for r in range(len(block.cluster.blocks)) if bits >> r & 1]
-            if not ranks or bits >> len(block.cluster.blocks):
-                raise RunError(
-                    f"multicast mask {bits:#x} names no block, or blocks outside the cluster",
-                    loc=op.loc,
-                )
-        knowledge = agent.clocks.single() if atom.proxy == "async" else agent.clocks.known
-        boxes: list[Box] = []
-        cells: list[Cell] = []
+            ranks = [*ranks_of(fr, uniform_int(fr, mask(fr), "a multicast mask"))]
+        targets: list[tuple[Block, Cell, Box]] = []
         for rank in ranks:
-            owner = block if rank is None else block.cluster.block(rank, fr)
-            home = owner
-            if mask is None and barrier.cta is not None:
-                home = block.cluster.block(uniform_int(fr, barrier.cta(fr), "a cluster rank"), fr)
-            (cell,) = yield from find_cells(b, fr, barrier, home)
-            require_initialised(b, cell, knowledge, fr, fenced=True)
-            if rank is None:
-                memory: Memory = fr.memory(op.dst.buffer.name)
-            else:
-                memory = owner.existing(op.dst.buffer.name, fr)
+            owner = agent.block if rank is None else cluster.block(rank, fr)
+            for start in barrier.starts:
+                uniform_int(fr, start(fr), "a barrier's index")
+            there_too = mask is None and barrier.cta is not None
+            block = home(fr, barrier, 0) if there_too else owner
+            (cell,) = yield from find_cells(b, fr, barrier, 0, block)
+            if b.explicit:
+                knows = np.array([agent.elected if elected else agent.every])
+                cell.require_ready(knows, fr.loc(), fenced=True)
+            name = op.dst.buffer.name
+            memory = fr.memory(name) if rank is None else owner.existing(name, fr)
             box = locate(fr, dst, memory)
             if box is None:
                 raise RunError("a bulk copy needs uniform coordinates", loc=op.loc)
-            boxes.append(box)
-            cells.append(cell)
+            targets.append((block, cell, box))
+        knowledge = agent.single if elected else agent.known
+        told = knowledge.copy()  # what the one who issues this knows now
+        told[agent.each] = agent.clocks.now
+        counted: list[tuple[Cell, int, Access]] = []
 
         def store(value: Array) -> None:
-            for box in boxes:
-                store_tile(op, box, value)
-                _mark_written(box)
+            fill(value)
+            for cell, count, access in counted:
+                access.clock = cell.phase + 1
+                cell.count_bytes(count, op, told)
 
-        t = Transfer(agent, "barrier", op, lambda: moved(op, there, boxes[0]), store)
-        t.knowledge = {**knowledge, agent: agent.clocks.now}
+        boxes = [box for _, _, box in targets]
+        fill = _storing(boxes, lambda box, value: store_tile(op, box, value))
+        t = Transfer(op, cluster.pending, lambda: moved(op, there, boxes[0]).copy(), store)
+        accesses: list[Access] = []
+        source = _access(agent, op, there, READ, targets[0][1].entity, "barrier")
         if there.mem.space is Space.FRAGMENT:
             t.read_source()  # registers are read when the instruction issues
             there.mem.storage.touched = agent.tick()
         elif not there.mem.is_global:
-            t.accesses.append(_access(t, there, "read", cells[0], atom.proxy, "barrier"))
+            accesses.append(source)
         elif there.mem.storage.accesses:
-            probe = _access(t, there, "read", cells[0], atom.proxy, "barrier")
-            check(probe, knowledge, strict)
-        for box, cell in zip(boxes, cells, strict=True):
-            access = _access(t, box, "write", cell, atom.proxy, "barrier")
-            t.accesses.append(access)
-            count = 1
-            for n in box.extents:
-                count *= n
-            t.targets.append((cell, box.mem.dtype.storage_bytes(count), access))
-            cell.block.incoming.append(access)
-        if not there.mem.is_global and there.mem.space is not Space.FRAGMENT:
+            check(source, knowledge, b.explicit)
+        for block, cell, box in targets:
+            access = _access(agent, op, box, WRITE, cell.entity, "barrier")
+            accesses.append(access)
+            size = box.mem.dtype.storage_bytes(int(np.prod(box.extents, dtype=np.int64)))
+            counted.append((cell, size, access))
+            block.incoming.append(access)
+        if accesses[0] is source:
             # the source is free again when the bytes have been counted
-            t.targets.append((cells[0], 0, t.accesses[0]))
-        _launch(t, knowledge, fr, strict)
+            counted.append((targets[0][1], 0, source))
+        _launch(fr, t, accesses, knowledge, b.explicit)
         for box in boxes:
             make_poison(box.mem, box.where, box.mem.dtype)
         yield None
 
-    return Step(op, run, waits=True)
+    return run
 
 
 # ── matrix instructions ──────────────────────────────────────────────────────────────────────
 
 
-def async_gemm(
-    b: Builder, op: Gemm, tiles: list[TileRegion], clear: Callable[[Frame], Value]
-) -> Step:
-    """The meaning of a gemm whose atom completes later."""
-    atom = ATOMS[str(op.atom)]
-    strict, unit = b.explicit, atom.completion
+@tile_meaning(("async", Gemm))
+def async_gemm(b: Builder, op: Gemm) -> Run:
+    """A gemm whose atom completes later."""
+    tiles, clear = gemm_operands(b, op)
+    strict, unit = b.explicit, ATOMS[str(op.atom)].completion
 
     def run(fr: Frame) -> None:
         require_collective(fr)
-        agent = fr.agent
+        agent = tile_agent(fr)
         x, y, c = (tile_box(fr, t) for t in tiles)
         fresh = bool(uniform_int(fr, clear(fr), "clear"))
-
-        def store(value: Array) -> None:
-            write_box(c, value)
-            _mark_written(c)
-
-        t = Transfer(agent, unit, op, lambda: gemm_value(op, x, y, c, fresh), store)
-        for box, kind in ((x, "read"), (y, "read"), (c, "write")):
+        groups = agent.groups_in(unit)
+        pending, store = agent.block.cluster.pending, _storing([c], write_box)
+        t = Transfer(op, pending, lambda: gemm_value(op, x, y, c, fresh), store)
+        accesses = []
+        for box, kind in ((x, READ), (y, READ), (c, WRITE)):
             registers = box.mem.space is Space.FRAGMENT
-            if strict and registers and box.mem.storage.touched >= agent.clocks.fenced:
+            if strict and registers and box.mem.storage.touched >= agent.fenced:
                 raise RunError(
                     f"ordinary code touched the registers of {box.mem.name}, and no fence orders "
                     "that before this matrix instruction",
                     loc=op.loc,
-                    fix="execute `Fence wgmma` between the two",
+                    fix="execute `fence wgmma` between the two",
                 )
-            proxy = "generic" if registers else atom.proxy
-            entity = unit if registers else f"{unit}.shared"
-            t.accesses.append(_access(t, box, kind, (agent, entity), proxy, unit))
-        if fr.agent.sanitize:
-            _check_valid(fr, x, y, *(() if fresh else (c,)))
-        _launch(t, agent.clocks.known, fr, strict)
-        agent.clocks.open[unit].append(t)
+            entity = groups.entity if registers else groups.reads
+            accesses.append(_access(agent, op, box, kind, entity, unit, groups.number))
+        if agent.sanitize:
+            for box in (x, y, *(() if fresh else (c,))):
+                if all(a.known_to(agent, agent.known) for a in box.mem.storage.accesses):
+                    require_written(box.mem, box.where, fr.loc())
+        _launch_in_group(fr, t, accesses, agent.known, strict)
 
-    return Step(op, run)
-
-
-def _check_valid(fr: Frame, *boxes: Box) -> None:
-    from tilewright.machine.sanitizer import require_written
-
-    for box in boxes:
-        if not any(not a.known_to(fr.agent.clocks.known) for a in box.mem.storage.accesses):
-            require_written(box.mem, box.where, fr.loc())
-
-
-# ── groups and fences ────────────────────────────────────────────────────────────────────────
-
-
-@meaning(Commit)
-def run_commit(b: Builder, op: Commit) -> Step:
-    _known_unit(op.unit, op)
-
-    def run(fr: Frame) -> None:
-        clocks = fr.agent.clocks
-        clocks.committed[op.unit] += 1
-        number = clocks.committed[op.unit]
-        group = clocks.open[op.unit]
-        clocks.open[op.unit] = []
-        clocks.groups[op.unit].append(group)
-        for t in group:
-            for access in t.accesses:
-                access.clock = number
-
-    return Step(op, run)
-
-
-def _known_unit(unit: str, op: Commit | WaitGroup) -> None:
-    if unit not in GROUP_UNITS:
-        raise RunError(f"unknown unit {unit!r}", loc=op.loc, expected=", ".join(GROUP_UNITS))
-
-
-@meaning(WaitGroup)
-def run_wait_group(b: Builder, op: WaitGroup) -> Step:
-    unit, strict = op.unit, b.explicit
-    _known_unit(unit, op)
-
-    def run(fr: Frame) -> Flow:
-        agent, clocks = fr.agent, fr.agent.clocks
-        groups = clocks.groups[unit]
-        closed = len(groups) - op.pending
-        for group in groups[: max(closed, 0)]:
-            for t in group:
-                if op.read:
-                    t.read_source()
-                else:
-                    complete(t)
-        upto = clocks.committed[unit] - op.pending
-        if unit == "cp_async":
-            for group in groups[: max(closed, 0)]:
-                for access in (a for t in group for a in t.accesses if a.writes):
-                    # each thread wrote its part; the others see it after a thread barrier
-                    access.entity, access.clock, access.unit = agent, clocks.now, ""
-                    clocks.unfenced.append(access)
-        gained: Knowledge = {(agent, f"{unit}.read"): upto}
-        if unit == "wgmma":
-            shared = agent.clocks.each if strict and agent.crew.warps > WARPGROUP else gained
-            shared[(agent, "wgmma.shared")] = max(shared.get((agent, "wgmma.shared"), 0), upto)
-        if not op.read:
-            gained[(agent, unit)] = upto
-            del groups[: max(closed, 0)]
-        if unit == "bulk" and strict:
-            for key, time in gained.items():
-                clocks.elected[key] = max(clocks.elected.get(key, 0), time)
-        else:
-            clocks.acquire(gained)
-        yield None
-
-    return Step(op, run, waits=True)
-
-
-@meaning(Fence)
-def run_fence(b: Builder, op: Fence) -> Step:
-    def run(fr: Frame) -> None:
-        clocks = fr.agent.clocks
-        if op.kind == "proxy_async":
-            for access in clocks.unfenced:
-                access.fence = clocks.now
-            clocks.unfenced = []
-        elif op.kind == "wgmma":
-            clocks.fenced = fr.agent.tick()
-        elif op.kind == "barrier_init":
-            for cell in clocks.unfenced_cells:
-                cell.fence = clocks.now
-            clocks.unfenced_cells = []
-        elif op.kind not in ("cluster", "cluster_shared", "gpu"):
-            raise RunError(f"unknown fence {op.kind!r}", loc=op.loc)
-
-    return Step(op, run)
-
-
-# ── the end ──────────────────────────────────────────────────────────────────────────────────
-
-
-def agent_exits(agent: Agent) -> None:
-    """Nothing the agent started may outlive what it uses."""
-    clocks = agent.clocks
-    known = clocks.single()
-    for unit in GROUP_UNITS:
-        key = (agent, f"{unit}.read")
-        left = [t for group in clocks.groups[unit] for t in group] + clocks.open[unit]
-        for t in left:
-            if any(a.clock > known.get(key, 0) for a in t.accesses):
-                raise RunError(
-                    f"{agent} ends while an asynchronous operation is open",
-                    loc=t.op.loc,
-                    fix=f"commit it, and wait for its group (wait_group {unit}) before the end",
-                )
-    block = agent.block
-    if not all(a.done for a in block.agents):
-        return
-    for access in [
-        *block.incoming,
-        *(
-            a
-            for m in block.shared.values()
-            for a in m.storage.accesses
-            if a.agent.block is not block
-        ),
-    ]:
-        if not any(access.known_to(a.clocks.single()) for a in block.agents):
-            raise RunError(
-                f"block {block.index} ends while {access.mem.name} may still be used",
-                loc=access.loc,
-                notes=(f"by {access}",),
-                fix="wait on the barrier that counts the copy, or synchronise the cluster, first",
-            )
-    for cell in block.cells.values():
-        cell.require_drained(block)
-    block.exited = True
+    return run

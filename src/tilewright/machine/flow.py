@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Const
+from tilewright.ir.expr import Const, variables
 from tilewright.ir.op import (
     Alloc,
     Break,
@@ -21,14 +21,16 @@ from tilewright.ir.op import (
     View,
     While,
     bound,
+    expressions,
+    named_buffers,
     walk_ops,
     written_buffers,
 )
 from tilewright.machine import checks
+from tilewright.machine.events import async_nest
 from tilewright.machine.joint import together
 from tilewright.machine.lanes import (
     NOTHING,
-    Frame,
     narrow,
     narrow_not,
     open_grid,
@@ -37,17 +39,16 @@ from tilewright.machine.lanes import (
 )
 from tilewright.machine.meaning import (
     Builder,
-    Flow,
-    Step,
+    Run,
     drain,
-    free_vars,
-    has_jump,
     meaning,
-    named_buffers,
+    tile_meaning,
 )
 from tilewright.machine.memory import Memory, allocate, make_poison, open_view
 from tilewright.machine.numbers import cast_fn
 from tilewright.machine.padding import Tracer, blank
+from tilewright.machine.state import Frame
+from tilewright.machine.sync import Flow
 from tilewright.support.errors import RunError
 
 MANY = 1 << 22  # iterations of one `while` after which nobody would wait any longer
@@ -93,7 +94,7 @@ class _Loop:
 
 
 @meaning(For)
-def run_for(b: Builder, op: For) -> Step:
+def run_for(b: Builder, op: For) -> Run:
     name, number = op.var.name, op.var.dtype.numpy.type
     start, stop, step = b.evaluate(op.start), b.evaluate(op.stop), b.evaluate(op.step)
     body = b.body(op.body)
@@ -124,11 +125,11 @@ def run_for(b: Builder, op: For) -> Step:
                 yield from body(fr)
         loop.close(fr)
 
-    return Step(op, run, waits=True)
+    return run
 
 
 @meaning(While)
-def run_while(b: Builder, op: While) -> Step:
+def run_while(b: Builder, op: While) -> Run:
     cond, body = b.evaluate(op.cond), b.body(op.body)
 
     def run(fr: Frame) -> Flow:
@@ -150,11 +151,11 @@ def run_while(b: Builder, op: While) -> Step:
             yield from body(fr)
         loop.close(fr)
 
-    return Step(op, run, waits=True)
+    return run
 
 
 @meaning(If)
-def run_if(b: Builder, op: If) -> Step:
+def run_if(b: Builder, op: If) -> Run:
     cond, then, orelse = b.evaluate(op.cond), b.body(op.then), b.body(op.orelse)
 
     def run(fr: Frame) -> Flow:
@@ -169,28 +170,28 @@ def run_if(b: Builder, op: If) -> Step:
             yield from orelse(fr)
         fr.mask = entry
 
-    return Step(op, run, waits=True, jumps=has_jump(op))
+    return run
 
 
 @meaning(Break)
-def run_break(b: Builder, op: Break) -> Step:
+def run_break(b: Builder, op: Break) -> Run:
     def run(fr: Frame) -> None:
         lanes = True if fr.mask is None else fr.mask
         fr.stop, fr.broke = _union(fr.stop, lanes), _union(fr.broke, lanes)
 
-    return Step(op, run, jumps=True)
+    return run
 
 
 @meaning(Continue)
-def run_continue(b: Builder, op: Continue) -> Step:
+def run_continue(b: Builder, op: Continue) -> Run:
     def run(fr: Frame) -> None:
         fr.stop = _union(fr.stop, True if fr.mask is None else fr.mask)
 
-    return Step(op, run, jumps=True)
+    return run
 
 
 @meaning(Let)
-def run_let(b: Builder, op: Let) -> Step:
+def run_let(b: Builder, op: Let) -> Run:
     value = b.evaluate(op.value, index=op.var in b.index_vars)
     to, name = cast_fn(op.value.dtype, op.var.dtype), op.var.name
     marks = Tracer(b.evaluate, op.value, op) if b.evaluate.sanitize else None
@@ -203,7 +204,7 @@ def run_let(b: Builder, op: Let) -> Step:
         # a box of a buffer may alias it, and later stores must not show through
         fr.vars[name] = got.copy() if got.ndim and got.base is not None else got
 
-    return Step(op, run)
+    return run
 
 
 def _mark(fr: Frame, name: str, marks: Any) -> None:
@@ -215,7 +216,7 @@ def _mark(fr: Frame, name: str, marks: Any) -> None:
 
 
 @meaning(Role)
-def run_role(b: Builder, op: Role) -> Step:
+def run_role(b: Builder, op: Role) -> Run:
     b.role_depth += 1
     body = b.body(op.body)
     b.role_depth -= 1
@@ -238,50 +239,38 @@ def run_role(b: Builder, op: Role) -> Step:
         else:
             yield from body(fr)
 
-    return Step(op, run, waits=True, jumps=has_jump(op))
+    return run
 
 
 @meaning(Hint)
-def run_hint(b: Builder, op: Hint) -> Step:
-    return Step(op, lambda fr: None)
+def run_hint(b: Builder, op: Hint) -> Run:
+    return lambda fr: None
 
 
 # ── nests ────────────────────────────────────────────────────────────────────────────────────
 
 
-@meaning(Map)
-def run_map(b: Builder, op: Map) -> Step:
+@tile_meaning(Map)
+def run_map(b: Builder, op: Map) -> Run:
     evaluate = b.evaluate
     extents = [evaluate(e) for e in op.extents]
     inner_vars = {v for each in walk_ops(op) for v in bound(each)}
-    outer = sorted(v.name for v in free_vars(op.body) - inner_vars)
+    used = {v for i in walk_ops(op.body) for e in expressions(i) for v in variables(e)}
+    outer = sorted(v.name for v in used - inner_vars)
     own = {each.buffer.name for each in walk_ops(op.body) if isinstance(each, (Alloc, View))}
-    private = sorted(
-        {
-            buf.name
-            for each in walk_ops(op.body)
-            for buf in written_buffers(each)
-            if buf.space is Space.LOCAL and buf.name not in own
-        }
-    )
-    read_only = sorted(
-        {
-            buf.name
-            for each in walk_ops(op.body)
-            for buf in named_buffers(each)
-            if buf.space is Space.LOCAL and buf.name not in own and buf.name not in private
-        }
-    )
+    locals_ = {
+        (buf.name, buf in written_buffers(each))
+        for each in walk_ops(op.body)
+        for buf in named_buffers(each)
+        if buf.space is Space.LOCAL and buf.name not in own
+    }
+    private = sorted(name for name, written in locals_ if written)
+    read_only = sorted({name for name, _ in locals_}.difference(private))
     saved_axes, saved_varying = evaluate.axes, evaluate.varying
     base = len(saved_axes)
     evaluate.axes = {**saved_axes, **{v: base + k for k, v in enumerate(op.vars)}}
     evaluate.varying = saved_varying | inner_vars
-    if op.atom is None:
-        body = b.body(op.body)
-    else:
-        from tilewright.machine.events import async_nest
-
-        body = async_nest(b, op)
+    body = b.body(op.body) if op.atom is None else async_nest(b, op)
     evaluate.axes, evaluate.varying = saved_axes, saved_varying
     numbers = [(v.name, v.dtype.numpy) for v in op.vars]
 
@@ -313,22 +302,22 @@ def run_map(b: Builder, op: Map) -> Step:
             for name in private:
                 kept[name] = fr.memory(name)
                 fr.bufs[name] = _private_copy(fr, kept[name])
-            if fr.watch is not None:
-                fr.watch.enter_map(fr)
+            for watch in fr.watches:
+                watch.enter_map(fr)
         drain(body(fr), fr)
-        if not nested and fr.watch is not None:
-            fr.watch.leave_map(fr)
+        for watch in () if nested else fr.watches:
+            watch.leave_map(fr)
         fr.lanes, fr.grid, fr.mask, fr.in_map, fr.layout = saved
         fr.vars.update(deeper)
         for name, memory in kept.items():
             fr.bufs[name] = memory
             make_poison(memory, (...,), memory.dtype)
 
-    return Step(op, run)
+    return run
 
 
 def _check_collective(fr: Frame, variables: list[str], locals_: list[str]) -> None:
-    if fr.mask is not None and not fr.mask.all():
+    if fr.is_partial:
         raise RunError(
             "a tile operation stands under a guard that differs between threads", loc=fr.loc(),
             fix="make the guard uniform, or move it inside the nest",
@@ -354,9 +343,7 @@ def _private_copy(fr: Frame, memory: Memory) -> Memory:
     track = memory.storage.valid is not None
     fresh = allocate(memory.buffer, memory.shape, lead=fr.lanes, track=track)
     if not memory.lead:
-        fresh.data[...] = memory.data
-        if fresh.storage.valid is not None and memory.storage.valid is not None:
-            fresh.window(fresh.storage.valid)[...] = memory.window(memory.storage.valid)
+        fresh.copy(memory)
     return fresh
 
 
@@ -364,12 +351,14 @@ def _private_copy(fr: Frame, memory: Memory) -> Memory:
 
 
 @meaning(Alloc)
-def run_alloc(b: Builder, op: Alloc) -> Step:
+def run_alloc(b: Builder, op: Alloc) -> Run:
     buffer, family = op.buffer, b.family(op.buffer)
     shape = [b.evaluate(s) for s in buffer.shape]
     init = None if op.init is None else b.evaluate(op.init)
     to = None if op.init is None else cast_fn(op.init.dtype, buffer.dtype)
     track, in_role = b.evaluate.sanitize, b.role_depth > 0
+    if b.threads and buffer.space is Space.FRAGMENT:
+        raise RunError(f"{buffer.name} is a fragment, which threads do not have", loc=op.loc)
 
     def make(fr: Frame, lead: tuple[int, ...] = ()) -> Memory:
         return allocate(
@@ -383,7 +372,7 @@ def run_alloc(b: Builder, op: Alloc) -> Step:
 
     def run(fr: Frame) -> None:
         if buffer.space in (Space.SHARED, Space.BARRIER):
-            fr.bufs[buffer.name] = fr.agent.block.shared_memory(buffer, lambda: make(fr))
+            fr.bufs[buffer.name] = fr.agent.block.own_memory(buffer, lambda: make(fr))
         elif buffer.space is Space.GLOBAL:
             fr.bufs[buffer.name] = fr.agent.block.cluster.launch.global_memory(
                 buffer, lambda: make(fr)
@@ -393,7 +382,7 @@ def run_alloc(b: Builder, op: Alloc) -> Step:
             fr.bufs[buffer.name] = make(fr, fr.lanes if spread else ())
         elif not in_role and len(fr.agent.block.agents) > 1:
             # a tile over all threads of the block, whoever uses it
-            fr.bufs[buffer.name] = fr.agent.block.spread_memory(buffer, lambda: make(fr))
+            fr.bufs[buffer.name] = fr.agent.block.own_memory(buffer, lambda: make(fr))
         else:
             fr.bufs[buffer.name] = make(fr)
             fr.bufs[buffer.name].storage.touched = fr.agent.tick()
@@ -402,17 +391,21 @@ def run_alloc(b: Builder, op: Alloc) -> Step:
             if track and isinstance(op.init, Const):
                 blank(fr.bufs[buffer.name])
 
-    return Step(op, run)
+    return run
 
 
 @meaning(View)
-def run_view(b: Builder, op: View) -> Step:
+def run_view(b: Builder, op: View) -> Run:
     shape = [b.evaluate(s) for s in op.buffer.shape]
     offset = b.evaluate(op.offset)
+    placed = b.threads and op.buffer.space is Space.SHARED
 
     def run(fr: Frame) -> None:
+        if placed:
+            fr.bufs[op.buffer.name] = fr.agent.block.existing(op.buffer.name, fr)
+            return
         sizes = tuple(uniform_int(fr, s(fr), "a size") for s in shape)
         at = uniform_int(fr, offset(fr), "a view's offset")
         fr.bufs[op.buffer.name] = open_view(op.buffer, sizes, fr.memory(op.source.name), at)
 
-    return Step(op, run)
+    return run

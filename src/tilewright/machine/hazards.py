@@ -1,28 +1,18 @@
-"""Who knows what has happened: vector clocks over agents, barriers and groups of async ops, and
-the accesses that have to be ordered by them.
+"""The accesses of shared memory by tile code, and which of them have to be ordered.
 
 Every access of shared memory leaves a record: which elements, by whom, at what time on whose
 clock. An access that conflicts with an earlier one (one of them writes) must *know* of it: through
 a chain of arrivals and waits, thread barriers, or the wait that an asynchronous op completes at.
-Whether it does follows from the program, not from the interleaving that happened to run, so a
-missing barrier is found whatever the seed.
-
-Clocks. An agent's own clock advances at each release (an arrival, a thread barrier); its accesses
-bear its present time. What an agent knows of *itself* lags too: an agent is many threads, so one
-tile op sees another's shared writes only after a thread barrier, or an exchange between all of its
-warps (unless the program leaves synchronisation to the compiler, `strict=False`, or both touch an
-element from the same thread).
-Groups of asynchronous ops have a clock per agent and unit, barriers one that counts phases: a
-bulk copy's bytes belong to the phase they were counted in. A bulk group's end is seen by the
-elected thread that waits for it; other threads learn of it at the next thread barrier. A group of
-matrix instructions is waited for by each warpgroup for its own part: an agent of several knows that
-none reads shared memory any more at its next barrier or arrival.
+Tile ops of one agent are ordered like those of two, unless the program leaves synchronisation to
+the compiler (`strict=False`), or both touch an element from the same thread. A bulk copy's bytes
+belong to the phase of the barrier that they were counted in.
 """
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,113 +20,53 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Copy, Op
-from tilewright.machine.lanes import Frame, Watch, Where
-from tilewright.machine.memory import Array, Memory, Storage
+from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE, Touch
+from tilewright.machine.memory import Array, Memory
+from tilewright.machine.state import Block, Frame, Watch, Where
+from tilewright.machine.tile_agents import TileAgent
 from tilewright.support.errors import Loc, RunError
 
-if TYPE_CHECKING:
-    from tilewright.machine.tile_machine import Agent
 
-Knowledge = dict[Any, float]
-NEVER = float("inf")
-
-
-def learn(known: Knowledge, more: Knowledge) -> None:
-    """`known` becomes the later of both, entry by entry."""
-    for key, time in more.items():
-        if known.get(key, 0) < time:
-            known[key] = time
-
-
-class Clocks:
-    """One agent's time and what it knows of others'."""
-
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
-        self.now = 1
-        self.known: Knowledge = {}  # what every thread of the agent knows
-        self.elected: Knowledge = {}  # what the thread that issues bulk copies knows, besides
-        self.each: Knowledge = {}  # what each warpgroup knows of its own matrix instructions only
-        self.committed = {"wgmma": 0, "bulk": 0, "cp_async": 0}
-        self.open: dict[str, list[Any]] = {"wgmma": [], "bulk": [], "cp_async": []}
-        self.groups: dict[str, list[list[Any]]] = {"wgmma": [], "bulk": [], "cp_async": []}
-        self.unfenced: list[Access] = []
-        self.unfenced_cells: list[Any] = []
-        self.fenced = 0  # tick of the last `Fence wgmma`
-
-    def release(self) -> Knowledge:
-        """Everything this agent did and knows, for others to learn."""
-        out = {**self.elected}
-        learn(out, self.known)
-        learn(out, self.each)
-        out[self.agent] = self.now
-        self.now += 1
-        return out
-
-    def acquire(self, more: Knowledge) -> None:
-        learn(self.known, more)
-        learn(self.elected, self.known)
-
-    def single(self) -> Knowledge:
-        """What the elected thread knows."""
-        learn(self.elected, self.known)
-        return self.elected
-
-
+@dataclass(eq=False)
 class Access:
     """Elements of some storage touched at one time."""
 
-    __slots__ = ("agent", "box", "clock", "entity", "fence", "kind", "loc", "mask", "mem",
-                 "nest", "op", "owners", "proxy", "span", "threads", "unit")  # fmt: skip
+    agent: TileAgent
+    mem: Memory
+    where: InitVar[Where]
+    kind: str
+    op: Op | None
+    entity: int
+    clock: int
+    proxy: str = "generic"
+    unit: str = ""
+    loc: Loc | None = None
+    owners: Any = None
+    threads: Any = None  # equal for accesses that take each element to the same thread
+    nest: Any = None  # the run of a nest that it belongs to: iterations are independent
+    # what all iterations of a nest would touch; the box, where it is all of it
+    span: Any = None
+    box: tuple[tuple[int, int], ...] | None = None
+    mask: Array | None = None
+    fence: int | None = None  # when the writer made it visible to the async proxy
 
-    def __init__(
-        self,
-        agent: Agent,
-        mem: Memory,
-        where: Where,
-        kind: str,
-        op: Op | None,
-        *,
-        entity: Any,
-        clock: float,
-        proxy: str = "generic",
-        owners: Any = None,
-        unit: str = "",
-        loc: Loc | None = None,
-        threads: Any = None,
-        nest: Any = None,
-        span: Where | None = None,
-    ) -> None:
-        self.agent = agent
-        self.mem = mem
-        self.kind = kind
-        self.op = op
-        self.loc = loc or (op.loc if op is not None else None)
-        self.entity = entity
-        self.clock = clock
-        self.proxy = proxy
-        self.unit = unit
-        self.fence: float | None = None  # when the writer made it visible to the async proxy
-        self.threads = threads  # equal for accesses that take each element to the same thread
-        self.nest = nest  # the run of a nest that it belongs to: iterations are independent
-        self.mask: Array | None = None
-        self.owners: Array | None = None
-        self.box: tuple[tuple[int, int], ...] | None = None
-        # what all iterations of a nest would touch; the box, where it is all of it
-        self.span: tuple[tuple[int, int], ...] | None
+    def __post_init__(self, where: Where) -> None:
+        mem, owners, self.owners = self.mem, self.owners, None
+        if self.loc is None and self.op is not None:
+            self.loc = self.op.loc
         if all(isinstance(w, (int, np.integer, slice)) for w in where):
             self.box = self.span = tuple(_span(w) for w in where)
-        else:
-            self.span = None if span is None else tuple(_span(w) for w in span)
-            self.mask = np.zeros(mem.storage.units, np.bool_)
-            mem.window(self.mask)[where] = True
-            if owners is not None and mem.ratio == 1:
-                self.owners = np.full(mem.storage.units, -1, np.int32)
-                mem.window(self.owners)[where] = owners
+            return
+        self.span = None if self.span is None else tuple(_span(w) for w in self.span)
+        self.mask = np.zeros(mem.storage.units, np.bool_)
+        mem.window(self.mask)[where] = True
+        if owners is not None and mem.ratio == 1:
+            self.owners = np.full(mem.storage.units, -1, np.int32)
+            mem.window(self.owners)[where] = owners
 
     @property
     def writes(self) -> bool:
-        return self.kind != "read"
+        return self.kind != READ
 
     def cells(self) -> Array:
         """The touched elements as a mask over the storage."""
@@ -164,13 +94,14 @@ class Access:
         self.mask = self.cells() & ~other.cells()
         self.box = None
 
-    def known_to(self, knowledge: Knowledge) -> bool:
-        return knowledge.get(self.entity, 0) >= self.clock
+    def known_to(self, agent: TileAgent, knowledge: Array) -> bool:
+        """Whether `knowledge` of the agent says so; of other clusters it says nothing."""
+        return self.agent.clocks is agent.clocks and bool(knowledge[self.entity] >= self.clock)
 
     def __str__(self) -> str:
         name = type(self.op).__name__ if self.op is not None else "an access"
         at = f" at {self.loc}" if self.loc is not None else ""
-        verb = {"read": "reads", "write": "writes", "atomic": "updates"}[self.kind]
+        verb = {READ: "reads", WRITE: "writes", ATOMIC: "updates"}[self.kind]
         return f"{name} by {self.agent}{at}, which {verb} {self.mem.name}"
 
 
@@ -192,13 +123,13 @@ def _same_threads(old: Access, new: Access) -> bool:
     )
 
 
-def check(new: Access, knowledge: Knowledge, strict: bool) -> None:
+def check(new: Access, knowledge: Array, strict: bool) -> None:
     """`new` conflicts with nothing that it does not know to be over."""
     storage = new.mem.storage
     for old in storage.accesses:
-        if not (old.writes or new.writes) or old.known_to(knowledge):
+        if not (old.writes or new.writes) or old.known_to(new.agent, knowledge):
             continue
-        if old.kind == new.kind == "atomic":
+        if old.kind == new.kind == ATOMIC:
             continue
         if old.unit and old.unit == new.unit == "wgmma" and old.agent is new.agent:
             continue  # matrix instructions of one agent run in order
@@ -236,13 +167,13 @@ def _race(old: Access, new: Access) -> RunError:
     )
 
 
-def check_proxy(new: Access, knowledge: Knowledge) -> None:
+def check_proxy(new: Access, knowledge: Array) -> None:
     """What an async-proxy op reads or overwrites was written by it, or fenced by the writer
     before; what was only read may be overwritten."""
     for old in new.mem.storage.accesses:
-        if old.kind == "read" or old.proxy != "generic" or not old.overlaps(new):
+        if old.kind == READ or old.proxy != "generic" or not old.overlaps(new):
             continue
-        if old.fence is None or knowledge.get(old.agent, 0) < old.fence:
+        if old.fence is None or knowledge[old.agent.each] < old.fence:
             raise RunError(
                 f"ordinary writes to {new.mem.name} are not visible to this asynchronous "
                 f"{new.kind}",
@@ -253,17 +184,17 @@ def check_proxy(new: Access, knowledge: Knowledge) -> None:
             )
 
 
-def record(new: Access, knowledge: Knowledge) -> None:
+def record(new: Access, knowledge: Array) -> None:
     """Keep `new`, and drop what it makes superfluous."""
     storage = new.mem.storage
     kept: list[Access] = []
     for old in storage.accesses:
-        if new.kind == "write" and old.known_to(knowledge) and old.overlaps(new):
+        if new.kind == WRITE and old.known_to(new.agent, knowledge) and old.overlaps(new):
             if new.covers(old):
                 continue
             old.forget(new)
         elif (
-            old.kind == new.kind == "read"
+            old.kind == new.kind == READ
             and old.entity == new.entity
             and old.clock <= new.clock
             and old.box is not None
@@ -279,7 +210,7 @@ def record(new: Access, knowledge: Knowledge) -> None:
 class HazardWatch(Watch):
     """Checks the ordinary accesses of an agent in a scheduled program."""
 
-    def __init__(self, agent: Agent, strict: bool) -> None:
+    def __init__(self, agent: TileAgent, strict: bool) -> None:
         self.agent = agent
         self.strict = strict
         self.nest: object | None = None
@@ -293,53 +224,40 @@ class HazardWatch(Watch):
     def met_inside(self, fr: Frame, op: Op) -> bool:
         if not meets_inside(op, self.agent.ids.size):
             return False
-        self.agent.clocks.acquire(self.agent.clocks.release())
+        self.agent.meet()
         return True
 
-    def read(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
-        self.access(fr, mem, where, owners, loc, "read")
-
-    def write(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
-        self.access(fr, mem, where, owners, loc, "write")
-
-    def update(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
-        self.access(fr, mem, where, None, loc, "write")  # conflicts with all that a read does
-
-    def atomic(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
-        self.access(fr, mem, where, None, loc, "atomic")
-
-    def access(
-        self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None, kind: str
-    ) -> None:
-        space, clocks = mem.space, self.agent.clocks
+    def access(self, fr: Frame, t: Touch) -> None:
+        mem, space, agent = t.mem, t.mem.space, self.agent
         if space is Space.LOCAL:
             return
         if space is not Space.SHARED:
             if space is Space.FRAGMENT:
-                mem.storage.touched = self.agent.tick()
+                mem.storage.touched = agent.tick()
             if not mem.storage.accesses:
                 return
-        alive(mem.storage, fr)
+        require_alive(mem, fr)
         new = Access(
-            self.agent,
+            agent,
             mem,
-            where,
-            kind,
+            t.where,
+            WRITE if t.kind == UPDATE else t.kind,  # conflicts with all that a read does
             fr.op,
-            entity=self.agent,
-            clock=clocks.now,
-            owners=None if fr.in_map else owners,
-            loc=loc,
+            entity=agent.each,
+            clock=agent.clocks.now,
+            owners=None if fr.in_map or t.kind == ATOMIC else t.owners,
+            loc=t.loc,
             threads=_pattern(fr),
             nest=self.nest,
             span=fr.pattern[1] if fr.pattern else None,
         )
-        check(new, clocks.known, self.strict)
+        known = agent.known
+        check(new, known, self.strict)
         if space is not Space.SHARED:
             return
-        record(new, clocks.known)
+        record(new, known)
         if new.writes:
-            clocks.unfenced.append(new)
+            agent.unfenced.append(new)
 
 
 def _pattern(fr: Frame) -> Any:
@@ -359,11 +277,7 @@ def _is_bijective(layout: Fragment) -> bool:
     return layout.is_bijective
 
 
-def alive(storage: Storage, fr: Frame) -> None:
+def require_alive(mem: Memory, fr: Frame) -> None:
     """The block that owns this shared memory has not ended."""
-    if storage.owner is not None and storage.owner.exited:
-        raise RunError(
-            f"{storage.key} is in block {storage.owner.index}, which has ended",
-            loc=fr.loc(),
-            fix="keep the block alive: synchronise the cluster, or drain its barriers, at the end",
-        )
+    if mem.storage.owner is not None:
+        cast("Block", mem.storage.owner).require_alive(mem.storage.key, fr.loc())

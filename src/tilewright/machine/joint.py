@@ -7,58 +7,55 @@ occasion out of those whose warps the role spans; barriers of threads stand on b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Role
-from tilewright.machine.barriers import Meeting
-from tilewright.machine.lanes import Frame
-from tilewright.machine.meaning import Flow, Run
+from tilewright.machine.engine import enter
 from tilewright.machine.memory import Memory, allocate
+from tilewright.machine.state import Agent, Crew, Frame
+from tilewright.machine.sync import Flow, Meeting
+from tilewright.machine.tile_agents import TileAgent, TileBlock
 
-if TYPE_CHECKING:
-    from tilewright.machine.tile_machine import Agent
 
-
-def together(fr: Frame, op: Role, body: Run, first: int, warps: int) -> Flow:
+def together(fr: Frame, op: Role, body: Callable[[Frame], Flow], first: int, warps: int) -> Flow:
     """Run `body` once for all agents with warps `first` … `first + warps - 1`."""
     agent = fr.agent
     members = [
         a for a in agent.block.agents if first <= a.first_warp and a.last_warp < first + warps
     ]
     size = sum(a.ids.size for a in members)
-    meetings: dict[Any, Meeting] = agent.block.meetings
-    gates = []
+    meetings = agent.block.meetings
     for side in ("enter", "leave"):
-        key = (op, id(op), first, side)
+        key = (id(op), first, side)
         if key not in meetings:
-            meetings[key] = Meeting(size, f"all warps of role {op.name} to {side}")
-        gates.append(meetings[key])
-    mine = gates[0].join(agent, op)
-    yield from gates[0].wait(mine)
-    agent.clocks.acquire(gates[0].known[mine])
-    if agent is members[0]:
-        joint = _join(members, first, warps, fr, op)
-        joint.clocks.acquire(gates[0].known[mine])
-        yield from body(joint.frame)
-        _part(joint, members)
-        agent.clocks.acquire(joint.clocks.release())
-    mine = gates[1].join(agent, op)
-    yield from gates[1].wait(mine)
-    agent.clocks.acquire(gates[1].known[mine])
+            name = f"all warps of role {op.name} to {side}"
+            meetings[key] = Meeting(agent.clocks, size, name)
+        party = agent.party(fr)
+        mine = meetings[key].join(party, op)
+        yield from meetings[key].wait(party, mine)
+        if side == "enter" and agent is members[0]:
+            joint = _join(members, first, warps, fr, op)
+            mutual = joint.party(joint.frame)
+            agent.clocks.learn(mutual.learns, meetings[key].known[mine])
+            yield from body(joint.frame)
+            _part(joint, members)
+            agent.clocks.learn(party.learns, agent.clocks.release(mutual.ids, mutual.shares))
 
 
-def _join(members: list[Agent], first: int, warps: int, fr: Frame, op: Role) -> Agent:
-    from tilewright.machine.tile_machine import Agent, Crew
-
-    leader = members[0]
-    cluster = leader.block.cluster
-    joint = Agent(leader.block, Crew(first, warps, op.name), leader.sanitize)
-    joint.joint = True
-    cluster.launch.enter(joint, cluster.compiled)
-    new = joint.frame
+def _join(members: list[Agent], first: int, warps: int, fr: Frame, op: Role) -> TileAgent:
+    leader, block = members[0], cast("TileBlock", members[0].block)
+    key = (id(op), first)
+    if key not in block.joint:
+        joint = TileAgent(block, Crew(first, warps, op.name), leader.sanitize)
+        joint.joint = True
+        block.joint[key] = joint
+    joint = block.joint[key]
+    new = joint.frame = Frame(joint, (joint.ids.size,), (joint.positions,))
+    enter(joint)
     for name, value in fr.vars.items():
         # what only some of them know is out of scope here
         if name in new.vars or not all(name in a.frame.vars for a in members):
@@ -101,13 +98,7 @@ def _part(joint: Agent, members: list[Agent]) -> None:
             new = joint.frame.bufs.get(name)
             if memory.space is not Space.LOCAL or new is memory or new is None:
                 continue
-            if new.lead:
-                if not memory.lead:
-                    memory.spread(agent.frame.lanes)
-                memory.data[...] = new.data[start:stop]
-            else:
-                memory.data[...] = new.data
-            if memory.storage.valid is not None and new.storage.valid is not None:
-                part = new.window(new.storage.valid)
-                memory.window(memory.storage.valid)[...] = part[start:stop] if new.lead else part
+            if new.lead and not memory.lead:
+                memory.spread(agent.frame.lanes)
+            memory.copy(new, slice(start, stop) if new.lead else ...)
         start = stop

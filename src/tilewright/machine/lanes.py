@@ -10,97 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Region, Space
+from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Load
-from tilewright.ir.op import Op
-from tilewright.machine.memory import Array, Memory, out_of_range
+from tilewright.machine.conflicts import READ, WRITE
+from tilewright.machine.memory import Array, Memory, describe_index
 from tilewright.machine.numbers import Value
 from tilewright.machine.postmortem import in_lane
-from tilewright.support.errors import Loc, RunError, occurrence
-
-if TYPE_CHECKING:
-    from tilewright.machine.tile_machine import Agent
-
-Where = tuple[Any, ...]
-
-
-class Frame:
-    """What one agent knows while it runs: variables, buffers, lanes and the mask over them."""
-
-    __slots__ = ("agent", "broke", "bufs", "grid", "in_map", "lanes", "layout", "marks", "mask",
-                 "op", "outside", "pattern", "stop", "storing", "vars", "watch")  # fmt: skip
-
-    def __init__(self, agent: Agent, lanes: tuple[int, ...]) -> None:
-        self.agent = agent
-        self.vars: dict[str, Value] = {}
-        self.bufs: dict[str, Memory] = {}
-        self.mask: Array | None = None
-        self.lanes = lanes
-        self.grid = open_grid(lanes)
-        self.in_map = False
-        self.layout: Any = None  # of the nest that is running
-        # which nest axes index the buffer being accessed, in order, and the box that they span
-        self.pattern: tuple[tuple[int, ...], Where] | None = None
-        self.op: Op | None = None
-        self.stop: Any = None  # lanes that left the current iteration: None, True or an array
-        self.broke: Any = None  # lanes that left the current loop
-        self.watch: Watch | None = None
-        # of values, to the sanitizer (padding.py): marks of variables, of what is being stored, and
-        # whether a load went outside a tensor
-        self.marks: dict[str, Any] | None = None
-        self.storing: Any = None
-        self.outside = False
-
-    def loc(self, node: Load | None = None) -> Loc | None:
-        own = self.op.loc if self.op is not None else None
-        return own if node is None else occurrence(node.loc, own)
-
-    def memory(self, name: str) -> Memory:
-        found = self.bufs.get(name)
-        if found is None:
-            raise RunError(f"{name} is used where it does not exist", loc=self.loc())
-        return found
-
-    def active(self, shape: tuple[int, ...]) -> Array:
-        """The mask broadcast to `shape`."""
-        return np.broadcast_to(True if self.mask is None else self.mask, shape)
-
-
-class Watch:
-    """Sees every access of memory. `owners`: which lane touches what, None for all together."""
-
-    exact = False  # wants lanes and masks spelt out, not boxes
-
-    def read(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
-        raise NotImplementedError
-
-    def write(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
-        raise NotImplementedError
-
-    def update(self, fr: Frame, mem: Memory, where: Where, loc: Loc | None) -> None:
-        """One tile op reads and writes it, in the order that it needs itself."""
-        self.read(fr, mem, where, None, loc)
-        self.write(fr, mem, where, None, loc)
-
-    def atomic(self, fr: Frame, mem: Memory, where: Where, owners: Any, loc: Loc | None) -> None:
-        raise NotImplementedError
-
-    def enter_map(self, fr: Frame) -> None:
-        """An elementwise nest begins."""
-
-    def leave_map(self, fr: Frame) -> None:
-        """An elementwise nest ends."""
-
-    def synced(self, fr: Frame, scope: str) -> None:
-        """The agent's threads met: scope 'block' or 'warp'."""
-
-    def met_inside(self, fr: Frame, op: Op) -> bool:
-        """Whether the agent's threads meet inside `op`, which they have begun."""
-        return False
+from tilewright.machine.state import Frame, Where
+from tilewright.support.errors import RunError, SanitizerError
 
 
 @lru_cache(256)
@@ -171,11 +92,23 @@ def lane_axes(fr: Frame, mem: Memory) -> Where:
     )
 
 
+def out_of_range(
+    fr: Frame, mem: Memory, index: tuple[int, ...], node: Load | None = None
+) -> RunError:
+    """The error for an index outside a shared, fragment or local buffer."""
+    what = f"{describe_index(mem, index)} is outside {mem.name}"
+    shape = "(" + ", ".join(map(str, mem.shape)) + ("," if len(mem.shape) == 1 else "") + ")"
+    fix, loc = f"guard the access with an `if`, or make {mem.name} larger", fr.loc(node)
+    if fr.agent.sanitize:
+        return SanitizerError("out-of-range", f"{what}, which has shape {shape}", loc=loc, fix=fix)
+    return RunError(f"out-of-range: {what}", loc=loc, expected=f"an index inside {shape}", fix=fix)
+
+
 def _fail(fr: Frame, mem: Memory, idx: Where, bad: Array, node: Load | None) -> RunError:
     shape = np.broadcast_shapes(*(np.shape(i) for i in idx), bad.shape)
     at = np.unravel_index(int(np.argmax(np.broadcast_to(bad, shape))), shape)
     first = tuple(int(np.broadcast_to(i, shape)[at]) for i in idx)
-    return in_lane(out_of_range(mem, first, fr.loc(node), sanitize=fr.agent.sanitize), fr, bad)
+    return in_lane(out_of_range(fr, mem, first, node), fr, bad)
 
 
 def _outside(idx: Where, shape: tuple[int, ...]) -> Array | None:
@@ -200,11 +133,11 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
                 if mem.is_global:
                     fr.outside = True
                     return np.zeros((), mem.dtype.numpy)[()]
-                raise out_of_range(mem, at, fr.loc(node), sanitize=fr.agent.sanitize)
+                raise out_of_range(fr, mem, at, node)
         if mem.lead:
             at = (slice(None),) * len(mem.lead) + at  # type: ignore[assignment]
-        if fr.watch is not None:
-            watch_lanes(fr, mem, idx, None, node, fr.watch.read)
+        if fr.watches:
+            watch_lanes(fr, mem, idx, fr.mask, node, READ)
         return mem.data[at]
     bad = _outside(idx, mem.shape)
     live = fr.mask
@@ -219,8 +152,8 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
         if 0 in mem.shape:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in idx)), mem.dtype.numpy)
         idx = tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, mem.shape, strict=True))
-    if fr.watch is not None:
-        watch_lanes(fr, mem, idx, live, node, fr.watch.read, masked=True)
+    if fr.watches:
+        watch_lanes(fr, mem, idx, live, node, READ)
     full = (*lane_axes(fr, mem), *idx) if mem.lead else idx
     value = mem.data[full]
     if bad is not None and mem.is_global:
@@ -229,19 +162,11 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
 
 
 def watch_lanes(
-    fr: Frame,
-    mem: Memory,
-    idx: Where,
-    live: Any,
-    node: Load | None,
-    seen: Callable[..., None],
-    *,
-    masked: bool = False,
+    fr: Frame, mem: Memory, idx: Where, mask: Any, node: Load | None, kind: str
 ) -> None:
     """Tell the watcher which lanes touch which elements."""
-    mask = live if masked else fr.mask
     if not fr.in_map and not mem.lead and mask is None and all(i.ndim == 0 for i in idx):
-        seen(fr, mem, tuple(map(int, idx)), None, fr.loc(node))
+        fr.touch(kind, mem, tuple(map(int, idx)), None, node)
         return
     per_lane = fr.in_map or mask is not None or mem.lead or any(i.ndim for i in idx)
     shape = fr.lanes if per_lane else ()
@@ -253,7 +178,7 @@ def watch_lanes(
         full = tuple(i[keep] for i in full)
         owners = owners[keep]
     if owners.size:
-        seen(fr, mem, full, owners, fr.loc(node))
+        fr.touch(kind, mem, full, owners, node)
 
 
 def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
@@ -271,12 +196,12 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
         mask = ~bad if mask is None else mask & ~bad
         if not mask.any():
             return
-    if fr.watch is not None:
+    if fr.watches:
         seen = mask
         one_place = all(i.ndim == 0 for i in idx) and not fr.in_map and not mem.lead
         if one_place and (mask is not None or value.ndim):
             seen = _storing(fr, value, mask)
-        watch_lanes(fr, mem, idx, seen, None, fr.watch.write, masked=True)
+        watch_lanes(fr, mem, idx, seen, None, WRITE)
     data = mem.data
     if not mem.lead and uniform:
         data[tuple(map(int, idx))] = value
@@ -314,6 +239,9 @@ BoxSpec = tuple[tuple[int, Value], ...]  # per dimension: nest axis (or -1) and 
 
 
 def _box_where(fr: Frame, mem: Memory, spec: BoxSpec) -> tuple[Where, list[int]] | None:
+    """The box and its axes, or None where it takes index arrays; told to the watcher's pattern."""
+    if mem.lead or fr.exact:
+        return None
     where: list[Any] = []
     axes: list[int] = []
     for (axis, start), size in zip(spec, mem.shape, strict=True):
@@ -332,6 +260,8 @@ def _box_where(fr: Frame, mem: Memory, spec: BoxSpec) -> tuple[Where, list[int]]
                 return None
             where.append(slice(low, high))
             axes.append(axis)
+    if fr.watches:
+        fr.pattern = tuple(axis for axis, _ in spec), tuple(where)
     return tuple(where), axes
 
 
@@ -341,18 +271,14 @@ def _generic(fr: Frame, spec: BoxSpec) -> Where:
 
 def gather_box(fr: Frame, mem: Memory, spec: BoxSpec, node: Load) -> Value:
     """`gather` where each index is a nest variable plus something uniform."""
-    found = (
-        None if mem.lead or (fr.watch is not None and fr.watch.exact) else _box_where(fr, mem, spec)
-    )
-    if found is not None and fr.watch is not None:
-        fr.pattern = tuple(axis for axis, _ in spec), found[0]
-    if found is None or (fr.mask is not None and fr.watch is not None):
+    found = _box_where(fr, mem, spec)
+    if found is None or (fr.mask is not None and fr.watches):
         value = gather(fr, mem, _generic(fr, spec), node)
         fr.pattern = None
         return value
     where, axes = found
-    if fr.watch is not None:
-        fr.watch.read(fr, mem, where, None, fr.loc(node))
+    if fr.watches:
+        fr.touch(READ, mem, where, None, node)
         fr.pattern = None
     value = mem.data[where]
     if not axes:
@@ -366,11 +292,7 @@ def gather_box(fr: Frame, mem: Memory, spec: BoxSpec, node: Load) -> Value:
 
 def scatter_box(fr: Frame, mem: Memory, spec: BoxSpec, value: Value) -> None:
     """`scatter` where each index is a nest variable plus something uniform."""
-    found = (
-        None if mem.lead or (fr.watch is not None and fr.watch.exact) else _box_where(fr, mem, spec)
-    )
-    if found is not None and fr.watch is not None:
-        fr.pattern = tuple(axis for axis, _ in spec), found[0]
+    found = _box_where(fr, mem, spec)
     covered = {axis for axis, _ in spec}
     if found is None or fr.mask is not None or any(
         n > 1 and k not in covered and value.ndim for k, n in enumerate(fr.lanes)
@@ -379,8 +301,8 @@ def scatter_box(fr: Frame, mem: Memory, spec: BoxSpec, value: Value) -> None:
         fr.pattern = None
         return
     where, axes = found
-    if fr.watch is not None:
-        fr.watch.write(fr, mem, where, None, fr.loc())
+    if fr.watches:
+        fr.touch(WRITE, mem, where)
         fr.pattern = None
     data = mem.data
     if value.ndim and axes:
@@ -406,6 +328,16 @@ class TileRegion:
     starts: tuple[Callable[[Frame], Value], ...]
     extents: tuple[Callable[[Frame], Value] | int, ...]
     cta: Callable[[Frame], Value] | None
+
+    @property
+    def buffer(self) -> Buffer:
+        return self.region.buffer
+
+    def index(self, fr: Frame) -> Where:
+        return tuple([s(fr) for s in self.starts])
+
+    def memory(self, fr: Frame) -> Memory:
+        return fr.memory(self.region.buffer.name)
 
 
 @dataclass
@@ -459,10 +391,11 @@ def extents_of(fr: Frame, tile: TileRegion) -> tuple[int, ...]:
 
 
 def region_memory(fr: Frame, tile: TileRegion) -> Memory:
-    name = tile.region.buffer.name
+    name = tile.buffer.name
     if tile.cta is None:
         return fr.memory(name)
-    return fr.agent.peer_memory(fr, uniform_int(fr, tile.cta(fr), "a cluster rank"), name)
+    rank = uniform_int(fr, tile.cta(fr), "a cluster rank")
+    return fr.agent.block.cluster.block(rank, fr).existing(name, fr)
 
 
 def locate(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box | None:
@@ -485,7 +418,7 @@ def locate(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box | None
                     s if s < 0 else s + e - 1 if s + e > n else s
                     for s, e, n in zip(starts, extents, mem.shape, strict=True)
                 )
-                raise out_of_range(mem, at, fr.loc(), sanitize=fr.agent.sanitize)
+                raise out_of_range(fr, mem, at)
             lo = min(max(s, 0), n)
             hi = max(min(s + e, n), lo)
         else:

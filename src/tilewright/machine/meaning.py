@@ -1,49 +1,48 @@
 """The table from op class to meaning, and what its entries share.
 
-A meaning turns an op, once, into a `Step`: a function of a `Frame`, or a generator function that
+A meaning turns an op, once, into a function of a `Frame`, or into a generator function that
 yields wherever its agent has to wait for others. Bodies, loops and branches are generators too,
 so one engine runs sequential programs straight through and interleaves scheduled ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import isgeneratorfunction
 from typing import Any, TypeVar
 
+from tilewright.ir.atoms import ATOMS
 from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.expr import Var, variables
+from tilewright.ir.expr import Expr, Var, variables
 from tilewright.ir.op import (
     Body,
     Break,
     Continue,
+    Copy,
     For,
+    Gemm,
+    Intrinsic,
     Kernel,
     Let,
+    Map,
     Op,
     View,
     While,
     bodies,
-    expressions,
     op_loads,
     regions,
     walk_ops,
 )
 from tilewright.machine.evaluate import Evaluator
-from tilewright.machine.lanes import Frame
+from tilewright.machine.lanes import scatter
+from tilewright.machine.memory import Array, Memory
+from tilewright.machine.numbers import Value
+from tilewright.machine.state import Frame, Where
+from tilewright.machine.sync import Flow
 from tilewright.support.errors import RunError
 
-
-@dataclass
-class Blocked:
-    """Why an agent waits, and whether it still has to."""
-
-    ready: Callable[[], bool]
-    why: Callable[[], str]
-
-
 Run = Callable[[Frame], Any]
-Flow = Generator["Blocked | None", None, None]  # None: others may go first
 
 
 @dataclass(frozen=True)
@@ -52,24 +51,33 @@ class Step:
 
     op: Op
     run: Run
-    waits: bool = False
-    jumps: bool = False
+    waits: bool
+    jumps: bool  # it may switch lanes off
 
 
-Meaning = Callable[["Builder", Any], Step]
-MEANINGS: dict[type[Op], Meaning] = {}
-_M = TypeVar("_M", bound=Meaning)
+Meaning = Callable[["Builder", Any], Run]
+Key = type[Op] | str | tuple[str, type[Op]]  # an op, an intrinsic's name, ops of some instruction
+TILES: dict[Key, Meaning] = {}
+THREADS: dict[Key, Meaning] = {}  # at stage THREAD
+_M = TypeVar("_M", bound=Callable[..., Any])
 
 
-def meaning(*ops: type[Op]) -> Callable[[_M], _M]:
-    """Registers the meaning of an op class."""
+def _registers(*tables: dict[Key, Meaning]) -> Callable[..., Callable[[_M], _M]]:
+    def meaning(*keys: Key) -> Callable[[_M], _M]:
+        """Registers the meaning of op classes, or of intrinsics by name."""
 
-    def register(fn: _M) -> _M:
-        for op in ops:
-            MEANINGS[op] = fn
-        return fn
+        def register(fn: _M) -> _M:
+            for table in tables:
+                table.update(dict.fromkeys(keys, fn))
+            return fn
 
-    return register
+        return register
+
+    return meaning
+
+
+tile_meaning, thread_meaning = _registers(TILES), _registers(THREADS)
+meaning = _registers(TILES, THREADS)
 
 
 @dataclass
@@ -82,6 +90,25 @@ class Family:
 
 
 @dataclass
+class TensorMap:
+    """A tensor, the box that one copy moves, and the swizzle in bytes."""
+
+    tensor: Buffer
+    swizzle: int
+    box: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+
+    def seen(self, data: Array) -> Array:
+        """The tensor as the box sees it: under the shape of a view; with one dimension more, rows
+        lie in pieces."""
+        if self.sizes:
+            data = data.reshape(self.sizes)
+        if len(self.box) == data.ndim:
+            return data
+        return data.reshape(*data.shape[:-1], -1, self.box[-1])
+
+
+@dataclass
 class Builder:
     """Turns the ops of one kernel into steps."""
 
@@ -91,6 +118,9 @@ class Builder:
     families: dict[str, Family] = field(default_factory=dict)
     index_vars: set[Var] = field(default_factory=set)
     role_depth: int = 0
+    threads: bool = False  # the kernel is at stage THREAD
+    scatter: Callable[[Frame, Memory, Where, Value], None] = scatter
+    maps: dict[str, TensorMap] = field(default_factory=dict)
     wrap: Callable[[Step], Step] | None = None  # told of every step as it is built (step.py)
 
     def __post_init__(self) -> None:
@@ -103,10 +133,23 @@ class Builder:
         return found or Family(buffer.dtype.bits, False)
 
     def step(self, op: Op) -> Step:
-        found = MEANINGS.get(type(op))
+        table, key = THREADS if self.threads else TILES, type(op)
+        found = table.get(op.name) if isinstance(op, Intrinsic) else None
+        atom = op.atom if isinstance(op, (Copy, Gemm)) else None
+        if atom is not None and atom not in ATOMS:
+            raise RunError(f"unknown instruction {atom!r}", loc=op.loc)
+        if atom is not None and ATOMS[atom].is_async:
+            found = table.get(("async", key))
+        found = found or table.get(key)
         if found is None:
-            raise RunError(f"the interpreter has no meaning for {type(op).__name__}", loc=op.loc)
-        return found(self, op) if self.wrap is None else self.wrap(found(self, op))
+            stage = " at stage THREAD" if self.threads else ""
+            raise RunError(f"the interpreter has no meaning for {key.__name__}{stage}", loc=op.loc)
+        run = found(self, op)
+        step = Step(op, run, isgeneratorfunction(run), has_jump(op))
+        return step if self.wrap is None else self.wrap(step)
+
+    def operand(self, arg: Expr | Region) -> Any:
+        return self.evaluate.region(arg) if isinstance(arg, Region) else self.evaluate(arg)
 
     def body(self, ops: Body) -> Run:
         """A generator function that runs `ops` in order."""
@@ -153,7 +196,7 @@ def has_jump(op: Op) -> bool:
     """`op` may leave or continue a loop around it."""
     if isinstance(op, (Break, Continue)):
         return True
-    if isinstance(op, (For, While)):
+    if isinstance(op, (For, While, Map)):
         return False
     return any(has_jump(each) for inner in bodies(op) for each in inner)
 
@@ -206,27 +249,6 @@ def find_index_vars(kernel: Kernel) -> set[Var]:
             indexed |= new
             todo += new
     return indexed
-
-
-def free_vars(ops: Body) -> set[Var]:
-    """Variables mentioned anywhere in `ops`."""
-    found: set[Var] = set()
-    for op in walk_ops(ops):
-        for expr in expressions(op):
-            found |= variables(expr)
-    return found
-
-
-def named_buffers(op: Op) -> set[Buffer]:
-    """Buffers that `op` itself mentions."""
-    found = {load.buffer for load in op_loads(op)}
-    for value in vars(op).values():
-        for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, Buffer):
-                found.add(each)
-            elif isinstance(each, Region):
-                found.add(each.buffer)
-    return found
 
 
 def drain(flow: Flow, fr: Frame) -> None:

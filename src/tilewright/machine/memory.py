@@ -20,8 +20,8 @@ import numpy as np
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import DType
 from tilewright.ir.layout.layout import ComposedLayout, Layout, make_layout
-from tilewright.machine.numbers import from_bits, poison, poison_fill, raw_bits
-from tilewright.support.errors import Loc, RunError
+from tilewright.machine.numbers import from_bits, pack, poison, poison_fill, raw_bits, unpack
+from tilewright.support.errors import RunError
 
 Array = np.ndarray[Any, Any]
 
@@ -98,6 +98,12 @@ class Memory:
         shape = self.lead + self.shape
         return part.reshape(shape if self.ratio == 1 else (*shape, self.ratio))
 
+    def copy(self, other: Memory, lanes: Any = ...) -> None:
+        """Take the elements of `other`, or what `lanes` of it hold."""
+        self.data[...] = other.data[lanes]
+        if self.storage.valid is not None and other.storage.valid is not None:
+            self.window(self.storage.valid)[...] = other.window(other.storage.valid)[lanes]
+
     def spread(self, lanes: tuple[int, ...]) -> None:
         """Give every lane its own copy of a buffer that was the same in all."""
         data = np.broadcast_to(self.array, lanes + self.shape).copy()
@@ -126,31 +132,23 @@ class PackedMemory(Memory):
 
     @property
     def data(self) -> Array:
-        bits = self.dtype.bits
-        raw = self.storage.array
-        if bits < 8:
-            per = 8 // bits
-            parts = (raw[:, None] >> (np.arange(per, dtype=np.uint8) * bits)) & ((1 << bits) - 1)
-            words: Array = parts.astype(np.uint8).reshape(-1)
-        else:
-            words = raw[: raw.size // (bits // 8) * (bits // 8)].view(f"u{bits // 8}")
         start = self.offset // self.ratio
-        values: Array = from_bits(words[start : start + self.size], self.dtype)
-        return np.array(values.reshape(self.lead + self.shape))
+        found: Array = self._elements()[start : start + self.size]
+        return np.array(found.reshape(self.lead + self.shape))
+
+    def _elements(self) -> Array:
+        """All of the storage under this type."""
+        raw, size = self.storage.array, max(self.dtype.bits // 8, 1)
+        if self.dtype.bits < 8:
+            return np.asarray(unpack(raw, self.dtype))
+        return np.asarray(from_bits(raw[: raw.size // size * size].view(f"u{size}"), self.dtype))
 
     def flush(self, data: Array) -> None:
-        bits = self.dtype.bits
-        words = raw_bits(data, self.dtype).reshape(-1)
-        raw, start = self.storage.array, self.offset // self.ratio
-        if bits >= 8:
-            width = bits // 8
-            raw[start * width : (start + words.size) * width] = words.view(np.uint8)
-            return
-        per = 8 // bits
-        shifts = np.arange(per, dtype=np.uint8) * bits
-        parts = (raw[:, None] >> shifts) & ((1 << bits) - 1)
-        parts.reshape(-1)[start : start + words.size] = words
-        raw[:] = np.bitwise_or.reduce(parts.astype(np.uint8) << shifts, axis=1)
+        all_of_it, start = self._elements(), self.offset // self.ratio
+        all_of_it[start : start + data.size] = data.reshape(-1)
+        packed = pack if self.dtype.bits < 8 else raw_bits
+        new = packed(all_of_it, self.dtype).view(np.uint8)
+        self.storage.array[: new.size] = new
 
 
 def allocate(
@@ -240,17 +238,3 @@ def make_poison(memory: Memory, where: tuple[Any, ...], dtype: DType) -> None:
 
 def describe_index(memory: Memory, index: tuple[int, ...]) -> str:
     return f"{memory.name}[{', '.join(map(str, index))}]" if index else memory.name
-
-
-def out_of_range(
-    memory: Memory, index: tuple[int, ...], loc: Loc | None, *, sanitize: bool
-) -> RunError:
-    """The error for an index outside a shared, fragment or local buffer."""
-    from tilewright.support.errors import SanitizerError
-
-    what = f"{describe_index(memory, index)} is outside {memory.name}"
-    shape = "(" + ", ".join(map(str, memory.shape)) + ("," if len(memory.shape) == 1 else "") + ")"
-    fix = f"guard the access with an `if`, or make {memory.name} larger"
-    if sanitize:
-        return SanitizerError("out-of-range", f"{what}, which has shape {shape}", loc=loc, fix=fix)
-    return RunError(f"out-of-range: {what}", loc=loc, expected=f"an index inside {shape}", fix=fix)

@@ -208,25 +208,17 @@ def _int_pow(a: Value, b: Value) -> Value:
     return np.where(b < 0, unit, out).astype(np.asarray(a).dtype)
 
 
-def _bits_of(x: Value, width: int) -> Value:
-    raw = np.asarray(x).astype(np.int64 if width < 64 else np.asarray(x).dtype)
-    return raw.astype(np.uint64) & np.uint64((1 << width) - 1)
+_BITS = {
+    "popcount": np.frompyfunc(lambda n: bin(n).count("1"), 1, 1),
+    "clz": np.frompyfunc(int.bit_length, 1, 1),
+}
 
 
-def _popcount(x: Value, dtype: DType) -> Value:
-    rest, total = _bits_of(x, dtype.bits), np.zeros(np.shape(x), np.int64)
-    for _ in range(dtype.bits):
-        total = total + (rest & np.uint64(1)).astype(np.int64)
-        rest = rest >> np.uint64(1)
-    return wrap_int(np.asarray(total), dtype)
-
-
-def _clz(x: Value, dtype: DType) -> Value:
-    rest, width = _bits_of(x, dtype.bits), np.zeros(np.shape(x), np.int64)
-    for _ in range(dtype.bits):
-        width = width + (rest != 0)
-        rest = rest >> np.uint64(1)
-    return wrap_int(np.asarray(dtype.bits - width), dtype)
+def _count_bits(name: str, x: Value, dtype: DType) -> Value:
+    """Ones, or zeros before the first one."""
+    raw = np.asarray(raw_bits(x, dtype)).astype(object)
+    found = np.asarray(_BITS[name](raw)).astype(np.int64).reshape(np.shape(x))
+    return wrap_int(found if name == "popcount" else dtype.bits - found, dtype)
 
 
 _FLOAT_CALLS: dict[str, Fn] = {
@@ -264,6 +256,23 @@ def from_bits(raw: Value, dtype: DType) -> Value:
     if dtype.is_bool:
         return raw != 0
     return np.ascontiguousarray(raw).view(dtype.numpy)
+
+
+def pack(values: Value, dtype: DType) -> Value:
+    """Elements of less than a byte in bytes along the last axis, the first in the low bits."""
+    per = 8 // dtype.bits
+    parts = raw_bits(values, dtype).reshape(*np.shape(values)[:-1], -1, per)
+    return np.bitwise_or.reduce(parts << _shifts(dtype), axis=-1)
+
+
+def unpack(raw: Value, dtype: DType) -> Value:
+    """The inverse of `pack`."""
+    parts = (raw[..., None] >> _shifts(dtype)) & np.uint8((1 << dtype.bits) - 1)
+    return from_bits(parts.reshape(*raw.shape[:-1], -1), dtype)
+
+
+def _shifts(dtype: DType) -> Value:
+    return np.arange(0, 8, dtype.bits, dtype=np.uint8)
 
 
 def _reinterpret(x: Value, src: DType, dst: DType) -> Value:
@@ -308,8 +317,7 @@ def call_fn(name: str, args: tuple[DType, ...], result: DType) -> Fn:
         half = DTYPES[name.removeprefix("pack_")]
         return lambda low, high: _pack_pair(low, high, half)
     if name in ("popcount", "clz"):
-        count = _popcount if name == "popcount" else _clz
-        return lambda x: count(x, result)
+        return lambda x: _count_bits(name, x, result)
     if name in _TESTS:
         test, up = _TESTS[name], computes_in(src)
         return lambda x: test(x.astype(up))

@@ -7,18 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.atoms import ATOMS
 from tilewright.ir.expr import Const
 from tilewright.ir.op import Atomic, Copy, Fill, Gemm, Op, Reduce, Relayout, Scan, Store
 from tilewright.machine import padding
+from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE
 from tilewright.machine.lanes import (
     Box,
-    Frame,
     TileRegion,
-    Where,
     element_indices,
     gather,
     locate,
+    out_of_range,
     read_box,
     region_memory,
     scatter,
@@ -27,38 +26,29 @@ from tilewright.machine.lanes import (
     widened,
     write_box,
 )
-from tilewright.machine.meaning import Builder, Step, meaning
-from tilewright.machine.memory import Array, Memory, out_of_range
+from tilewright.machine.meaning import Builder, Run, meaning, tile_meaning
+from tilewright.machine.memory import Array, Memory
 from tilewright.machine.numbers import Value, cast_fn
 from tilewright.machine.postmortem import in_lane
+from tilewright.machine.state import Frame, Where
 from tilewright.machine.tiles import atomic_fn, matrix, product, reduced, scanned
 from tilewright.support.errors import RunError, SanitizerError
 
 
-def watch_read(fr: Frame, box: Box, where: Where | None = None) -> None:
-    if fr.watch is not None and not box.is_empty:
-        fr.watch.read(fr, box.mem, box.where if where is None else where, None, fr.loc())
-
-
-def watch_write(fr: Frame, box: Box) -> None:
-    if fr.watch is not None and not box.is_empty:
-        fr.watch.write(fr, box.mem, box.where, None, fr.loc())
-
-
-def watch_update(fr: Frame, box: Box) -> None:
-    if fr.watch is not None and not box.is_empty:
-        fr.watch.update(fr, box.mem, box.where, fr.loc())
+def watch(fr: Frame, kind: str, box: Box, where: Where | None = None) -> None:
+    if fr.watches and not box.is_empty:
+        fr.touch(kind, box.mem, box.where if where is None else where)
 
 
 def watch_meeting(fr: Frame, op: Op) -> bool:
     """Whether the agent's threads meet in the middle of `op`; then they know of each other."""
-    return fr.watch is not None and fr.watch.met_inside(fr, op)
+    return any(w.met_inside(fr, op) for w in fr.watches)
 
 
 def watch_overlap(fr: Frame, src: Box, dst: Box, *, in_place: bool = False) -> None:
     """An op that reads one place and writes another must not write what it reads; `in_place`:
     but each element may be read where it is written."""
-    if fr.watch is None or not fr.watch.exact or src.mem.storage is not dst.mem.storage:
+    if not fr.exact or src.mem.storage is not dst.mem.storage:
         return
     x, y = src.mem.data[src.where], dst.mem.data[dst.where]
     places = [(a.__array_interface__["data"], a.strides) for a in (np.squeeze(x), np.squeeze(y))]
@@ -78,7 +68,7 @@ def tile_box(fr: Frame, tile: TileRegion) -> Box:
     box = locate(fr, tile)
     if box is None or box.mem.lead:
         raise RunError(
-            f"the place of {tile.region.buffer.name} differs between threads, but this operation "
+            f"the place of {tile.buffer.name} differs between threads, but this operation "
             "is collective",
             loc=fr.loc(),
             fix="use uniform coordinates",
@@ -87,7 +77,7 @@ def tile_box(fr: Frame, tile: TileRegion) -> Box:
 
 
 def require_collective(fr: Frame) -> None:
-    if fr.mask is not None and not fr.mask.all():
+    if fr.is_partial:
         raise RunError(
             "a tile operation stands under a guard that differs between threads",
             loc=fr.loc(),
@@ -140,12 +130,9 @@ def copy_now(fr: Frame, op: Copy, src: Box, dst: Box) -> None:
         return
     part = needed(src, dst)
     watch_overlap(fr, src, dst, in_place=True)
-    if fr.watch is not None and not src.is_empty and all(s.stop > s.start for s in part):
-        fr.watch.read(fr, src.mem, part, None, fr.loc())
-    if op.reduce is None:
-        watch_write(fr, dst)
-    elif fr.watch is not None and not dst.is_empty:
-        fr.watch.atomic(fr, dst.mem, dst.where, None, fr.loc())
+    if all(s.stop > s.start for s in part):
+        watch(fr, READ, src, part)
+    watch(fr, WRITE if op.reduce is None else ATOMIC, dst)
     if fr.agent.sanitize:
         padding.copied(op, src, dst)
     store_tile(op, dst, moved(op, src, dst))
@@ -187,15 +174,9 @@ def copy_lanes(fr: Frame, op: Copy, src: TileRegion, dst: TileRegion) -> None:
         scatter(fr, target, where, value)
 
 
-@meaning(Copy)
-def run_copy(b: Builder, op: Copy) -> Step:
+@tile_meaning(Copy)
+def run_copy(b: Builder, op: Copy) -> Run:
     src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
-    if op.atom is not None and op.atom not in ATOMS:
-        raise RunError(f"unknown copy instruction {op.atom!r}", loc=op.loc)
-    if op.atom is not None and ATOMS[op.atom].is_async:
-        from tilewright.machine.events import async_copy
-
-        return async_copy(b, op, src, dst)
     if op.multicast is not None or op.barrier is not None:
         raise RunError("only bulk copies take a barrier or a multicast mask", loc=op.loc)
 
@@ -208,11 +189,11 @@ def run_copy(b: Builder, op: Copy) -> Step:
                 return
         copy_lanes(fr, op, src, dst)
 
-    return Step(op, run)
+    return run
 
 
-@meaning(Relayout)
-def run_relayout(b: Builder, op: Relayout) -> Step:
+@tile_meaning(Relayout)
+def run_relayout(b: Builder, op: Relayout) -> Run:
     src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
     plain = Copy(op.src, op.dst, loc=op.loc)
 
@@ -221,11 +202,11 @@ def run_relayout(b: Builder, op: Relayout) -> Step:
         copy_now(fr, plain, tile_box(fr, src), tile_box(fr, dst))
         watch_meeting(fr, op)
 
-    return Step(op, run)
+    return run
 
 
-@meaning(Fill)
-def run_fill(b: Builder, op: Fill) -> Step:
+@tile_meaning(Fill)
+def run_fill(b: Builder, op: Fill) -> Run:
     dst, value = b.evaluate.region(op.dst), b.evaluate(op.value)
     to = cast_fn(op.value.dtype, op.dst.buffer.dtype)
 
@@ -234,8 +215,8 @@ def run_fill(b: Builder, op: Fill) -> Step:
         if not fr.in_map and not what.ndim:
             box = locate(fr, dst)
             if box is not None and not box.mem.lead:
-                if fr.mask is None or fr.mask.all():
-                    watch_write(fr, box)
+                if not fr.is_partial:
+                    watch(fr, WRITE, box)
                     write_box(box, what)
                     if fr.agent.sanitize and box.is_whole and not box.mem.is_global:
                         padding.filled(box)
@@ -251,11 +232,11 @@ def run_fill(b: Builder, op: Fill) -> Step:
         with widened(fr, extents):
             scatter(fr, memory, where, what)
 
-    return Step(op, run)
+    return run
 
 
 @meaning(Store)
-def run_store(b: Builder, op: Store) -> Step:
+def run_store(b: Builder, op: Store) -> Run:
     value, name = b.evaluate(op.value), op.buffer.name
     to = cast_fn(op.value.dtype, op.buffer.dtype)
     box = b.evaluate.box(op.indices) if b.evaluate.axes and not b.evaluate.sanitize else None
@@ -267,8 +248,8 @@ def run_store(b: Builder, op: Store) -> Step:
             spec = tuple((axis, zero if rest is None else rest(fr)) for axis, rest in parts)
             scatter_box(fr, fr.memory(name), spec, to(value(fr)))
 
-        return Step(op, run_box)
-    indices = [b.evaluate(i, index=True) for i in op.indices]
+        return run_box
+    indices, put = [b.evaluate(i, index=True) for i in op.indices], b.scatter
     marks = padding.Tracer(b.evaluate, op.value, op) if b.evaluate.sanitize else None
 
     def run(fr: Frame) -> None:
@@ -277,39 +258,36 @@ def run_store(b: Builder, op: Store) -> Step:
         new = to(value(fr))
         if marks is not None:
             fr.storing = marks(fr)
-        scatter(fr, fr.memory(name), idx, new)
+        put(fr, fr.memory(name), idx, new)
         fr.storing = None
 
-    return Step(op, run)
+    return run
 
 
 # ── compute ──────────────────────────────────────────────────────────────────────────────────
 
 
-@meaning(Gemm)
-def run_gemm(b: Builder, op: Gemm) -> Step:
+def gemm_operands(b: Builder, op: Gemm) -> tuple[list[TileRegion], Callable[[Frame], Value]]:
     if op.meta is not None:
         raise RunError("sparse gemm is not interpreted yet", loc=op.loc)
-    if op.atom is not None and op.atom not in ATOMS:
-        raise RunError(f"unknown matrix instruction {op.atom!r}", loc=op.loc)
-    tiles = [b.evaluate.region(r) for r in (op.a, op.b, op.c)]
-    clear = b.evaluate(op.clear)
-    if op.atom is not None and ATOMS[op.atom].is_async:
-        from tilewright.machine.events import async_gemm
+    return [b.evaluate.region(r) for r in (op.a, op.b, op.c)], b.evaluate(op.clear)
 
-        return async_gemm(b, op, tiles, clear)
+
+@tile_meaning(Gemm)
+def run_gemm(b: Builder, op: Gemm) -> Run:
+    tiles, clear = gemm_operands(b, op)
     nan = b.evaluate.nan
 
     def run(fr: Frame) -> None:
         require_collective(fr)
         x, y, c = (tile_box(fr, t) for t in tiles)
         fresh = bool(uniform_int(fr, clear(fr), "clear"))
-        watch_read(fr, x)
-        watch_read(fr, y)
+        watch(fr, READ, x)
+        watch(fr, READ, y)
         watch_overlap(fr, x, c)
         watch_overlap(fr, y, c)
         before = padding.box_marks(c) if fr.agent.sanitize else None
-        (watch_write if fresh else watch_update)(fr, c)
+        watch(fr, WRITE if fresh else UPDATE, c)
         if fr.agent.sanitize:
             padding.multiplied(op, x, y, c, before, fresh)
         value = gemm_value(op, x, y, c, fresh)
@@ -319,7 +297,7 @@ def run_gemm(b: Builder, op: Gemm) -> Step:
             )
         write_box(c, value)
 
-    return Step(op, run)
+    return run
 
 
 def gemm_value(op: Gemm, x: Box, y: Box, c: Box, fresh: bool) -> Array:
@@ -340,18 +318,18 @@ def _no_new_nan(fr: Frame, what: str, value: Array, inputs: list[Array]) -> None
         raise SanitizerError("nan", f"NaN is born in this {what}", loc=fr.loc())
 
 
-@meaning(Reduce)
-def run_reduce(b: Builder, op: Reduce) -> Step:
+@tile_meaning(Reduce)
+def run_reduce(b: Builder, op: Reduce) -> Run:
     src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
     nan = b.evaluate.nan
 
     def run(fr: Frame) -> None:
         require_collective(fr)
         x, y = tile_box(fr, src), tile_box(fr, dst)
-        watch_read(fr, x)
+        watch(fr, READ, x)
         watch_meeting(fr, op)
         marks = (padding.box_marks(x), padding.box_marks(y)) if fr.agent.sanitize else (None, None)
-        (watch_write if op.clear else watch_update)(fr, y)
+        watch(fr, WRITE if op.clear else UPDATE, y)
         tile = read_box(x)
         tile, axis = _reduced_axis(op, tile, y.extents)
         padding.reduced(fr, op, tile, marks[0], y, marks[1], axis)
@@ -362,7 +340,7 @@ def run_reduce(b: Builder, op: Reduce) -> Step:
             _no_new_nan(fr, "reduction", value, [tile] if old is None else [tile, old])
         write_box(y, value.reshape(y.extents))
 
-    return Step(op, run)
+    return run
 
 
 def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array, int]:
@@ -383,21 +361,21 @@ def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array,
     )
 
 
-@meaning(Scan)
-def run_scan(b: Builder, op: Scan) -> Step:
+@tile_meaning(Scan)
+def run_scan(b: Builder, op: Scan) -> Run:
     src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
 
     def run(fr: Frame) -> None:
         require_collective(fr)
         x, y = tile_box(fr, src), tile_box(fr, dst)
         if x.mem is y.mem and x.where == y.where:  # in place
-            watch_update(fr, y)
+            watch(fr, UPDATE, y)
             if watch_meeting(fr, op):
-                watch_update(fr, y)
+                watch(fr, UPDATE, y)
         else:
-            watch_read(fr, x)
+            watch(fr, READ, x)
             watch_meeting(fr, op)
-            watch_write(fr, y)
+            watch(fr, WRITE, y)
         tile = read_box(x)
         short = squeezed(tile.shape)
         axis = op.dim % max(tile.ndim, 1)
@@ -406,14 +384,14 @@ def run_scan(b: Builder, op: Scan) -> Step:
         value = scanned(op.op, tile, x.mem.dtype, y.mem.dtype, axis, op.reverse)
         write_box(y, fit(value, y.extents, 0, op))
 
-    return Step(op, run)
+    return run
 
 
 # ── atomics ──────────────────────────────────────────────────────────────────────────────────
 
 
-@meaning(Atomic)
-def run_atomic(b: Builder, op: Atomic) -> Step:
+@tile_meaning(Atomic)
+def run_atomic(b: Builder, op: Atomic) -> Run:
     if op.dst.buffer.dtype.packed:
         raise RunError(f"{op.dst.buffer.dtype} is packed and has no atomics", loc=op.loc)
     dst, dtype = b.evaluate.region(op.dst), op.dst.buffer.dtype
@@ -432,7 +410,7 @@ def run_atomic(b: Builder, op: Atomic) -> Step:
         marks = padding.Tracer(b.evaluate, op.value, op) if folds and op.value is not None else None
 
         def run_element(fr: Frame) -> None:
-            idx = tuple(s(fr) for s in dst.starts)
+            idx = dst.index(fr)
             fr.outside = False
             given = operand(fr)
             fr.storing = None if marks is None else marks(fr)
@@ -441,7 +419,7 @@ def run_atomic(b: Builder, op: Atomic) -> Step:
             if result is not None:
                 fr.vars[result] = old
 
-        return Step(op, run_element)
+        return run_element
     if op.result is not None:
         raise RunError("only an atomic on one element has a result", loc=op.loc)
     src = None if op.src is None else b.evaluate.region(op.src)
@@ -453,16 +431,15 @@ def run_atomic(b: Builder, op: Atomic) -> Step:
             got = np.asarray(np.broadcast_to(operand(fr), box.extents))
         else:
             there = tile_box(fr, src)
-            watch_read(fr, there, needed(there, box))
+            watch(fr, READ, there, needed(there, box))
             got = fit(read_box(there), box.extents, 0, op)
             got = np.asarray(cast_fn(there.mem.dtype, dtype)(got))
         if box.is_empty:
             return
-        if fr.watch is not None:
-            fr.watch.atomic(fr, box.mem, box.where, None, fr.loc())
+        watch(fr, ATOMIC, box)
         write_box(box, np.asarray(fn(read_box(box), got)))
 
-    return Step(op, run_tile)
+    return run_tile
 
 
 def atomic_elements(
@@ -478,9 +455,7 @@ def atomic_elements(
         if not mem.is_global and not inside[ok].all():
             first = int(np.argmax(ok & ~inside))
             where = tuple(int(k.reshape(-1)[first]) for k in at)
-            raise in_lane(
-                out_of_range(mem, where, op.loc, sanitize=fr.agent.sanitize), fr, ok & ~inside
-            )
+            raise in_lane(out_of_range(fr, mem, where), fr, ok & ~inside)
         ok &= inside
     out = np.zeros(shape, mem.dtype.numpy)
     places = tuple(i[ok].astype(np.int64) for i in at)
@@ -488,12 +463,12 @@ def atomic_elements(
     count = int(ok.sum())
     if count == 0:
         return out[()]
-    if fr.watch is not None:
+    if fr.watches:
         owners = fr.agent.lane_ids(fr)[ok] if per_lane else None
         if fr.agent.sanitize:
             found = 0 if fr.storing is None else np.broadcast_to(fr.storing, shape)[ok]
             padding.updated(fr, op, mem, places, found)
-        fr.watch.atomic(fr, mem, places, owners, fr.loc())
+        fr.touch(ATOMIC, mem, places, owners)
     data = mem.data
     flat = np.ravel_multi_index(places, mem.shape) if places else np.zeros(count, np.int64)
     if np.unique(flat).size == count and places:

@@ -11,20 +11,19 @@ and is dropped where it would be stored.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.buffer import Space
+from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, walk
 from tilewright.ir.op import Copy, Gemm, Op, Reduce, Relayout, Store
 from tilewright.machine.evaluate import Evaluator
-from tilewright.machine.lanes import NOTHING, Box, Frame, Where, lane_axes, narrow, narrow_not
+from tilewright.machine.lanes import NOTHING, Box, lane_axes, narrow, narrow_not
 from tilewright.machine.memory import Array, Memory
+from tilewright.machine.state import Frame, Where
 from tilewright.support.errors import SanitizerWarning
-
-if TYPE_CHECKING:
-    from tilewright.ir.dtype import DType
 
 DATA, OUTSIDE, FLOOR, BLANK = 0, 1, 2, 3  # FLOOR: outside, among values that are not below zero
 SUMMED = 8  # SUMMED + n: a sum of n elements, some of which were outside
@@ -130,7 +129,7 @@ def _all_outside(marks: Array | None, rows_last: bool) -> Any:
     return None if flat.ndim != 2 else _outside(flat).all(axis=0 if rows_last else 1)
 
 
-_Harm = Callable[[Any, Any, "DType"], Any]
+_Harm = Callable[[Any, Any, DType], Any]
 _HARMED: dict[str, _Harm] = {  # by a zero, or by whatever became of one
     "max": lambda marks, tile, dtype: _over(marks, tile, dtype),
     "min": lambda marks, tile, dtype: np.ones(tile.shape, np.bool_),
@@ -202,14 +201,18 @@ def updated(fr: Frame, op: Op, mem: Memory, places: Where, marks: Any) -> None:
     data = flat[(marks == DATA) | (marks_at(mem, places) == DATA)]
     mixed = np.isin(flat, data)
     if np.any(mixed & (marks == OUTSIDE)):
-        warn(
-            fr,
-            op,
-            f"{mem.name} takes up elements that lie outside their tensor, as if they were data",
-            "leave them out with an `if` on the index, or choose another value for them with "
-            "T.if_then_else",
-        )
+        _warn_taken(fr, op, mem.name)
     written(mem, places if places else (...,), np.where(mixed, DATA, OUTSIDE))
+
+
+def _warn_taken(fr: Frame, op: Op, name: str) -> None:
+    warn(
+        fr,
+        op,
+        f"{name} takes up elements that lie outside their tensor, as if they were data",
+        "leave them out with an `if` on the index, or choose another value for them with "
+        "T.if_then_else",
+    )
 
 
 def warn(fr: Frame, op: Op, message: str, fix: str) -> None:
@@ -239,12 +242,12 @@ class Tracer:
             return np.array(BLANK, KIND)
         if not (fr.outside or self._touches_marks(fr)):
             return None
-        watch, fr.watch = fr.watch, None  # what is evaluated here has been watched before
+        watches, fr.watches = fr.watches, ()  # what is evaluated here has been watched before
         try:
             found = self.of(fr, self.expr)
             self._accumulates(fr)
         finally:
-            fr.watch = watch
+            fr.watches = watches
         return found if np.any(found) else None
 
     def _touches_marks(self, fr: Frame) -> bool:
@@ -329,14 +332,7 @@ class Tracer:
         if fr.mask is not None:
             mixed = mixed & fr.mask
         if np.any(mixed):
-            warn(
-                fr,
-                op,
-                f"{op.buffer.name} takes up elements that lie outside their tensor, as if they "
-                "were data",
-                "leave them out with an `if` on the index, or choose another value for them with "
-                "T.if_then_else",
-            )
+            _warn_taken(fr, op, op.buffer.name)
 
 
 def _combined(e: Expr, parts: list[Any]) -> Any:

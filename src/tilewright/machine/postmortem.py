@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir.expr import variables
-from tilewright.ir.op import expressions
+from tilewright.ir.op import Intrinsic, Op, expressions
+from tilewright.machine.conflicts import Touch
+from tilewright.machine.state import Agent, Frame
 from tilewright.support.errors import RunError
-
-if TYPE_CHECKING:
-    from tilewright.machine.lanes import Frame
-    from tilewright.machine.memory import Memory
-    from tilewright.machine.tile_machine import Agent
 
 MANY = 8  # values that are told at most
 
@@ -27,20 +24,18 @@ def in_lane(error: RunError, fr: Frame, wrong: Any) -> RunError:
     return error
 
 
-def of_owner(
-    error: RunError, fr: Frame, mem: Memory, where: Any, owners: Any, wrong: Any
-) -> RunError:
+def of_owner(error: RunError, fr: Frame, t: Touch, wrong: Any) -> RunError:
     """`error`, born in the lane that touches the first element for which `wrong` holds."""
-    lanes = np.shape(owners)
-    owners = np.asarray(owners).reshape(-1)
-    if not owners.size or not all(isinstance(i, np.ndarray) for i in where):
+    lanes = np.shape(t.owners)
+    owners = np.asarray(t.owners).reshape(-1)
+    if not owners.size or not all(isinstance(i, np.ndarray) for i in t.where):
         return error
     if np.size(wrong) == 1:  # a variable that all lanes have in common
         wrong = np.full(owners.size, bool(np.any(wrong)))
     flags = np.asarray(wrong).reshape(owners.size, -1).any(axis=1)
     if flags.any():
-        shape = mem.lead + mem.shape
-        places = [np.broadcast_to(i, lanes).reshape(-1) for i in where]
+        shape = t.mem.lead + t.mem.shape
+        places = [np.broadcast_to(i, lanes).reshape(-1) for i in t.where]
         flat = np.ravel_multi_index(places, shape) if places else np.zeros(owners.size)
         first = int(owners[flags][int(np.argmin(flat[flags]))])
         error.__dict__["lane"] = first if fr.in_map else first - int(fr.agent.ids[0])
@@ -64,6 +59,12 @@ def tell(error: RunError, agent: Agent) -> None:
     note = f"in {where}" + (f": {values}" if values else "")
     found = error.diagnostic
     error.diagnostic = replace(found, notes=(*found.notes, note))
+
+
+def describe(op: Op | None) -> str:
+    """An op and where it stands, in words."""
+    name = op.name if isinstance(op, Intrinsic) else type(op).__name__
+    return name + (f" at {op.loc}" if op is not None and op.loc is not None else "")
 
 
 def _values(fr: Frame, at: tuple[int, ...]) -> list[tuple[str, Any]]:

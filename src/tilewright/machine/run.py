@@ -15,15 +15,16 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.expr import Bin, Var
 from tilewright.ir.op import Program
+from tilewright.machine.engine import NOBODY, run_kernel
 from tilewright.machine.evaluate import Evaluator
-from tilewright.machine.lanes import Frame
 from tilewright.machine.meaning import Family
 from tilewright.machine.memory import Memory, allocate
-from tilewright.machine.numbers import from_bits, raw_bits
+from tilewright.machine.numbers import pack, unpack
 from tilewright.machine.sanitizer import unwritten
+from tilewright.machine.state import Frame, Launch, Options
 from tilewright.machine.step import Stepper
-from tilewright.machine.thread_machine import ThreadKernel, ThreadLaunch, is_thread_ir
-from tilewright.machine.tile_machine import CompiledKernel, Launch, Options
+from tilewright.machine.thread_machine import ThreadKernel, is_thread_ir
+from tilewright.machine.tile_machine import CompiledKernel
 from tilewright.support.errors import LaunchError, SanitizerWarning
 
 
@@ -115,7 +116,7 @@ def run(
         launch = Launch(call.memories, call.values, options, call.say)
         rng = random.Random(seed)
         for kernel in kernels:
-            launch.run(kernel, rng)
+            run_kernel(launch, kernel, rng)
         if sanitize:
             call.result.warnings += launch.warnings.values()
             call.warn_unwritten(made)
@@ -135,15 +136,12 @@ def run_threads(program: Program, args: Mapping[str, Any], *, seed: int = 0) -> 
         kernels = _compiled_threads.get(program, lambda: [ThreadKernel(k) for k in program.kernels])
         packed = _PackedArrays(program, args)
         call = _Call(packed.declared, packed.args, {}, track=False, bytes_of=packed.bytes)
-        launch = ThreadLaunch(call.memories, call.values, seed, call.say)
+        launch = Launch(call.memories, call.values, Options(seed=seed), call.say)
         rng = random.Random(seed)
         for kernel in kernels:
-            launch.run(kernel, rng)
+            run_kernel(launch, kernel, rng)
         packed.unpack()
         return call.finish()
-
-
-_narrow = {d.numpy: d for d in DTYPES.values() if d.packed}
 
 
 class _PackedArrays:
@@ -163,7 +161,7 @@ class _PackedArrays:
                 )
                 if kind is not None and param.dtype.name == "uint8":
                     self.kinds[param.name] = kind
-                    self.bytes[param.name] = (param, _packed(array, kind))
+                    self.bytes[param.name] = (param, pack(array, kind))
                     row = param.shape[-1]
                     halved = isinstance(row, Bin) and row.op == "//"
                     last = row.a if isinstance(row, Bin) and halved else row * (8 // kind.bits)
@@ -173,19 +171,8 @@ class _PackedArrays:
 
     def unpack(self) -> None:
         for name, kind in self.kinds.items():
-            raw = self.bytes[name][1]
-            shifts = np.arange(8 // kind.bits, dtype=np.uint8) * kind.bits
-            parts = (raw[..., None] >> shifts) & ((1 << kind.bits) - 1)
             if self.args[name].flags.writeable:
-                bits = parts.astype(np.uint8).reshape(self.args[name].shape)
-                self.args[name][...] = from_bits(bits, kind)
-
-
-def _packed(array: np.ndarray[Any, Any], kind: DType) -> np.ndarray[Any, Any]:
-    per = 8 // kind.bits
-    bits = raw_bits(array, kind).reshape(*array.shape[:-1], -1, per)
-    shifts = np.arange(per, dtype=np.uint8) * kind.bits
-    return np.asarray(np.bitwise_or.reduce(bits << shifts, axis=-1), np.uint8)
+                self.args[name][...] = unpack(self.bytes[name][1], kind)
 
 
 class _Call:
@@ -264,37 +251,27 @@ def _tensors(
 ) -> tuple[dict[str, Memory], dict[str, Memory]]:
     """Memory of every tensor, and of those that were copied because their array will not do."""
     evaluate = Evaluator()
-    probe = Frame(None, ())  # type: ignore[arg-type]
+    probe = Frame(NOBODY, ())
     probe.vars = dict(values)
     memories: dict[str, Memory] = {}
     copied: dict[str, Memory] = {}
-    for tensor in program.tensors:
-        array = arrays[tensor.name]
+    for tensor in (*program.tensors, *program.scratch):
         shape = tuple(int(evaluate(s)(probe)) for s in tensor.shape)
-        if program.kernels and array.shape != shape:
-            raise LaunchError(
-                f"{tensor.name} has the wrong shape",
-                expected=f"{describe(tensor.shape)} = {shape}",
-                got=str(array.shape),
-            )
-        family = families.get(tensor.name)
-        direct = family is None or (array.flags.c_contiguous and not family.packed)
-        memories[tensor.name] = allocate(
-            tensor,
-            array.shape,
-            array=array if direct else np.ascontiguousarray(array),
-            unit=family.unit if family else 0,
-            packed=family.packed if family else False,
+        family = families.get(tensor.name, Family(0, False))
+        given = array = arrays.get(tensor.name)
+        if array is not None:
+            if program.kernels and array.shape != shape:
+                raise LaunchError(
+                    f"{tensor.name} has the wrong shape",
+                    expected=f"{describe(tensor.shape)} = {shape}",
+                    got=str(array.shape),
+                )
+            shape = array.shape
+            if tensor.name in families and (family.packed or not array.flags.c_contiguous):
+                array = np.ascontiguousarray(array)
+        memory = memories[tensor.name] = allocate(
+            tensor, shape, array=array, unit=family.unit, packed=family.packed, track=track
         )
-        if not direct:
-            copied[tensor.name] = memories[tensor.name]
-    for tensor in program.scratch:
-        family = families.get(tensor.name)
-        memories[tensor.name] = allocate(
-            tensor,
-            tuple(int(evaluate(s)(probe)) for s in tensor.shape),
-            unit=family.unit if family else 0,
-            packed=family.packed if family else False,
-            track=track,
-        )
+        if array is not given or (array is not None and family.packed):
+            copied[tensor.name] = memory
     return memories, copied

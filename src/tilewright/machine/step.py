@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from tilewright.ir.op import Hint, Kernel, Op
 from tilewright.ir.symbols import Symbols
 from tilewright.ir.text import print_op
 from tilewright.machine.evaluate import Evaluator
-from tilewright.machine.lanes import Frame
-from tilewright.machine.meaning import Flow, Step
-from tilewright.machine.tile_machine import CompiledKernel, Options
+from tilewright.machine.meaning import Step
+from tilewright.machine.state import Frame, Options
+from tilewright.machine.sync import Flow
+from tilewright.machine.tile_machine import CompiledKernel
 from tilewright.support.errors import Loc, RunError
 
 
@@ -156,30 +158,21 @@ class Stepper:
             if op.loc is None or isinstance(op, Hint):
                 return step
 
-            def told(frame: Frame) -> State:
+            def run(frame: Frame) -> Flow:
                 state = State(kernel, self.symbols, frame, op)
                 self.before(state)
                 state.close()
                 frame.op = op
-                return state
-
-            def plain(frame: Frame) -> None:
-                told(frame)
                 try:
-                    step.run(frame)
+                    if step.waits:
+                        yield from step.run(frame)
+                    else:
+                        step.run(frame)
                 except Exception as error:
                     self._tell(State(kernel, self.symbols, frame, op), error)
                     raise
 
-            def waiting(frame: Frame) -> Flow:
-                told(frame)
-                try:
-                    yield from step.run(frame)
-                except Exception as error:
-                    self._tell(State(kernel, self.symbols, frame, op), error)
-                    raise
-
-            return Step(op, waiting if step.waits else plain, step.waits, step.jumps)
+            return replace(step, run=run, waits=True)
 
         return wrap
 

@@ -3,56 +3,88 @@ products by warpgroups. What they touch is checked when they are issued; their d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import numpy as np
 
-from tilewright.ir.atoms import MATRIX_TYPES
+from tilewright.ir.atoms import MATRIX_TYPES, MatrixType
 from tilewright.ir.dtype import DTYPES
 from tilewright.ir.op import Intrinsic
-from tilewright.machine.lanes import Frame, TileRegion
-from tilewright.machine.meaning import Flow, Step
+from tilewright.machine.barriers import at, find_cells, home, ranks_of
+from tilewright.machine.conflicts import ATOMIC, READ, WRITE
+from tilewright.machine.lanes import TileRegion
+from tilewright.machine.meaning import Builder, Run, TensorMap, thread_meaning
 from tilewright.machine.memory import Array, Memory
 from tilewright.machine.numbers import bin_fn
+from tilewright.machine.state import WARP, WARPGROUP, Frame
+from tilewright.machine.sync import Cell, Flow, Groups, Transfer
+from tilewright.machine.thread_agents import (
+    Registers,
+    ThreadBlock,
+    active,
+    agent_block,
+    agent_of,
+    agreed,
+    in_threads,
+    whole_groups,
+)
 from tilewright.machine.thread_memory import POISON, operand_addresses, size_of, swizzled
 from tilewright.machine.thread_moves import as_tile, fragment_table
 from tilewright.machine.thread_ops import (
-    WARP,
-    TensorMap,
-    ThreadBuilder,
-    active,
-    agent_of,
-    agreed,
     fields_of,
-    in_threads,
-    instruction,
+    first_register,
     note_elements,
     read_registers,
     require_inside,
-    whole_groups,
 )
-from tilewright.machine.thread_sync import Cell, Groups, Transfer, at, cell_at, home
 from tilewright.machine.tiles import multiplied
 from tilewright.support.errors import RunError
-
-if TYPE_CHECKING:
-    from tilewright.machine.thread_machine import ThreadAgent, ThreadBlock
 
 _REDUCE = {"add": "+", "min": "min", "max": "max", "and": "&", "or": "|", "xor": "^"}
 
 
-def _launch(t: Transfer) -> Transfer:
-    t.agent.block.cluster.pending.append(t)
+def _launch(
+    fr: Frame,
+    op: Intrinsic,
+    fetch: Callable[[], Array],
+    store: Callable[[Array], None],
+    groups: Groups | None = None,
+) -> Transfer:
+    """Let an op fly, in a group where it completes with one."""
+    pending = fr.agent.block.cluster.pending
+    t = Transfer(op, pending, fetch, store)
+    pending.append(t)
+    if groups is not None:
+        groups.add(t)
     return t
 
 
-def _groups(agent: ThreadAgent, unit: str, owners: Array) -> Groups:
-    key = (unit, int(owners[0]))
-    if key not in agent.groups:
-        agent.groups[key] = Groups(unit, owners, agent.clocks.entity())
-    return agent.groups[key]
+@dataclass
+class Landing:
+    """Where the bytes of an asynchronous write go, and the barrier that counts them."""
+
+    block: ThreadBlock
+    cell: Cell
+    units: Array
+
+    def landed(self, size: int, op: Intrinsic) -> None:
+        self.block.shadow.landed(self.units, self.cell.entity, self.cell.phase + 1)
+        self.cell.count_bytes(size, op)
+
+
+def _begin_write(
+    fr: Frame, op: Intrinsic, lane: int, cell: Cell, addresses: Array, size: int
+) -> Landing:
+    """One thread begins a write of `size` bytes at each address of the barrier's block."""
+    block, ids = cast("ThreadBlock", cell.home), agent_of(fr).gids[lane : lane + 1]
+    cell.require_ready(ids, fr.loc(), fenced=True)
+    units = block.shadow.units(addresses, size)
+    block.shadow.async_write(units, np.repeat(ids, units.size), cell.entity, op)
+    block.incoming.append((cell, units, op))
+    return Landing(block, cell, units)
 
 
 # ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
@@ -67,7 +99,7 @@ class BoxCopy:
     addresses: Array  # in shared memory, shaped like the box
 
 
-def _box(b: ThreadBuilder, fr: Frame, tile: TileRegion, lane: int, spot: list[Any],
+def _box(b: Builder, fr: Frame, tile: TileRegion, lane: int, spot: list[Any],
          op: Intrinsic) -> BoxCopy:  # fmt: skip
     found = b.maps[fields_of(op)["map"]]
     size, box = found.tensor.dtype.bytes, found.box
@@ -78,8 +110,8 @@ def _box(b: ThreadBuilder, fr: Frame, tile: TileRegion, lane: int, spot: list[An
         low, high = min(max(c, 0), n), max(min(c + e, n), min(max(c, 0), n))
         part.append(slice(low, high))
         inner.append(slice(low - c, high - c) if high > low else slice(0, 0))
-    buffer = tile.region.buffer
-    shared = agent_of(fr).block.shared
+    buffer = tile.buffer
+    shared = agent_block(fr).shared
     place = shared.plan.places[buffer.name]
     start = int(shared.address(buffer.name, at(tile.starts[0](fr), lane)))
     if (start % 128 and not found.swizzle) or start % 16:
@@ -99,48 +131,36 @@ def _box(b: ThreadBuilder, fr: Frame, tile: TileRegion, lane: int, spot: list[An
 
 
 def _note_part(
-    fr: Frame, mem: Memory, found: TensorMap, copy: BoxCopy, actor: int, kind: str
+    fr: Frame, mem: Memory, found: TensorMap, copy: BoxCopy, lane: int, kind: str
 ) -> None:
-    """The part of a tensor that a bulk copy of thread `actor` touches. It counts as touched when it
+    """The part of a tensor that a bulk copy of thread `lane` touches. It counts as touched when it
     is issued: its end is known by its group, or by its barrier."""
-    if mem.name in agent_of(fr).block.cluster.compiled.written:
+    if mem.name in agent_block(fr).written:
         places = np.arange(mem.data.size).reshape(mem.data.shape)
         units = found.seen(places)[copy.part].reshape(-1)
-        note_elements(fr, mem, units, np.full(units.size, actor), kind)
+        note_elements(fr, mem, units, np.full(units.size, agent_of(fr).gids[lane]), kind)
 
 
-@instruction("bulk_load")
-def bulk_load(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("bulk_load")
+def bulk_load(b: Builder, op: Intrinsic) -> Run:
     where, barrier, *rest = (b.operand(a) for a in op.args)
     words = fields_of(op)
     found = b.maps[words["map"]]
     kind = found.tensor.dtype
     spot, mask = rest[: len(found.box)], rest[len(found.box) :]
 
-    def issue(fr: Frame, lane: int) -> None:
-        agent = agent_of(fr)
-        cluster, me = agent.block.cluster, int(agent.gids[lane])
+    def issue(fr: Frame, lane: int) -> Flow:
         copy = _box(b, fr, where, lane, spot, op)
-        ranks: list[int | None] = [None]
+        cluster = fr.agent.block.cluster
+        blocks = [home(fr, barrier, lane)]
         if mask:
-            bits = at(mask[0](fr), lane)
-            ranks = [r for r in range(len(cluster.blocks)) if bits >> r & 1]
-            if not ranks or bits >> len(cluster.blocks):
-                raise RunError(
-                    f"multicast mask {bits:#x} names no block, or blocks outside the cluster",
-                    loc=op.loc,
-                )
-        targets: list[tuple[ThreadBlock, Cell, Array]] = []
-        for rank in ranks:
-            block = agent.block if rank is None else cluster.block(rank, fr)
-            (cell,) = cell_at(fr, barrier, lane, rank)
-            cell.require_ready(fr, agent.gids[lane : lane + 1], fenced=True)
-            units = block.shadow.units(copy.addresses, kind.bytes)
-            block.shadow.async_write(units, np.full(units.size, me), cell.entity, op)
-            block.incoming.append((cell, units, op))
-            targets.append((block, cell, units))
+            blocks = [cluster.block(r, fr) for r in ranks_of(fr, at(mask[0](fr), lane))]
+        targets: list[Landing] = []
+        for block in blocks:
+            (cell,) = yield from find_cells(b, fr, barrier, lane, block)
+            targets.append(_begin_write(fr, op, lane, cell, copy.addresses, kind.bytes))
         tensor = fr.memory(found.tensor.name)
-        _note_part(fr, tensor, found, copy, me, "read")
+        _note_part(fr, tensor, found, copy, lane, READ)
 
         def fetch() -> Array:
             value = np.zeros(found.box, kind.numpy)
@@ -148,25 +168,29 @@ def bulk_load(b: ThreadBuilder, op: Intrinsic) -> Step:
             return value
 
         def store(value: Array) -> None:
-            for block, cell, units in targets:
-                block.shared.view(kind.numpy)[copy.addresses // kind.bytes] = value
-                block.shadow.landed(units, cell.entity, cell.phase + 1)
-                cell.count_bytes(value.size * kind.bytes, op)
+            for target in targets:
+                shared = target.block.shared
+                shared.view(kind.numpy)[copy.addresses // kind.bytes] = value
+                target.landed(value.size * kind.bytes, op)
 
-        for block, _, _ in targets:
-            block.shared.bytes[copy.addresses[..., None] + np.arange(kind.bytes)] = POISON
-        _launch(Transfer(agent, op, fetch, store))
+        for target in targets:
+            _poison(target.block, copy.addresses, kind.bytes)
+        _launch(fr, op, fetch, store)
 
     def run(fr: Frame) -> Flow:
         for lane in active(fr):
-            issue(fr, int(lane))
+            yield from issue(fr, int(lane))
         yield None
 
-    return Step(op, run, waits=True)
+    return run
 
 
-@instruction("bulk_store")
-def bulk_store(b: ThreadBuilder, op: Intrinsic) -> Step:
+def _poison(block: ThreadBlock, addresses: Array, size: int) -> None:
+    block.shared.bytes[addresses[..., None] + np.arange(size)] = POISON
+
+
+@thread_meaning("bulk_store")
+def bulk_store(b: Builder, op: Intrinsic) -> Run:
     where, *spot = (b.operand(a) for a in op.args)
     words = fields_of(op)
     found = b.maps[words["map"]]
@@ -174,15 +198,15 @@ def bulk_store(b: ThreadBuilder, op: Intrinsic) -> Step:
     reduce = bin_fn(_REDUCE[words["reduce"]], kind) if "reduce" in words else None
 
     def issue(fr: Frame, lane: int) -> None:
-        agent = agent_of(fr)
-        block, me = agent.block, int(agent.gids[lane])
+        agent, block = agent_of(fr), agent_block(fr)
         copy = _box(b, fr, where, lane, spot, op)
-        groups = _groups(agent, "bulk", agent.gids[lane : lane + 1])
-        row = agent.clocks.common(agent.gids[lane : lane + 1])
+        ids = agent.gids[lane : lane + 1]
+        groups = agent.groups_in("bulk", ids)
         units = block.shadow.units(copy.addresses, kind.bytes)
-        block.shadow.async_read(units, row, me, groups.entity, groups.committed + 1, op)
+        row = agent.clocks.common(ids)
+        block.shadow.async_read(units, row, int(ids[0]), groups.entity, groups.number, op)
         tensor = fr.memory(found.tensor.name)
-        _note_part(fr, tensor, found, copy, me, "write" if reduce is None else "atomic")
+        _note_part(fr, tensor, found, copy, lane, WRITE if reduce is None else ATOMIC)
 
         def fetch() -> Array:
             value: Array = block.shared.view(kind.numpy)[copy.addresses // kind.bytes]
@@ -194,109 +218,90 @@ def bulk_store(b: ThreadBuilder, op: Intrinsic) -> Step:
                 new = reduce(data[copy.part], new)
             data[copy.part] = new
 
-        groups.open.append(_launch(Transfer(agent, op, fetch, store)))
+        _launch(fr, op, fetch, store, groups)
 
     def run(fr: Frame) -> None:
         for lane in active(fr):
             issue(fr, int(lane))
 
-    return Step(op, run)
+    return run
 
 
 # ── stores into peers ────────────────────────────────────────────────────────────────────────
 
 
-@instruction("store_remote")
-def store_remote(b: ThreadBuilder, op: Intrinsic) -> Step:
-    """`words` words of registers into a peer's memory; their bytes count on a barrier there."""
-    to, of, barrier = (b.operand(a) for a in op.args)
+def _peer_words(
+    fr: Frame, to: TileRegion, lane: int, count: int, op: Intrinsic, block: ThreadBlock
+) -> Array:
+    """The addresses of `count` elements in a peer's memory, which one store of a thread fills."""
+    buffer, first = to.buffer, at(to.starts[0](fr), lane)
+    if not 0 <= first <= buffer.static_shape[0] - count:
+        raise RunError(f"out-of-range: a remote store leaves {buffer.name}", loc=op.loc)
+    addresses: Array = block.shared.address(buffer.name, first + np.arange(count))
+    if int(addresses[0]) % (count * buffer.dtype.bytes):
+        raise RunError(f"a remote store to {buffer.name} is not aligned", loc=op.loc)
+    return addresses
+
+
+@thread_meaning("store_remote", "store_cluster")
+def store_peer(b: Builder, op: Intrinsic) -> Run:
+    """`words` words of registers into a peer's memory. With a barrier there their bytes count on
+    it when they have come; without one they come in order with what the thread does."""
+    to, of, *barriers = (b.operand(a) for a in op.args)
     size = 4 * int(fields_of(op)["words"])
-    kind = of.region.buffer.dtype
+    kind = of.buffer.dtype
     count = size // kind.bytes
 
-    def issue(fr: Frame, lane: int, value: Array) -> None:
-        agent = agent_of(fr)
-        me, block = int(agent.gids[lane]), home(fr, to, lane)
-        (cell,) = cell_at(fr, barrier, lane)
-        cell.require_ready(fr, agent.gids[lane : lane + 1], fenced=True)
-        buffer = to.region.buffer
-        first = at(to.starts[0](fr), lane)
-        if cell.block is not block or not 0 <= first <= buffer.static_shape[0] - count:
-            raise RunError(
-                f"out-of-range: a remote store leaves {buffer.name}, or its barrier is in another "
-                "block",
-                loc=op.loc,
-            )
-        addresses = block.shared.address(buffer.name, first + np.arange(count))
-        if int(addresses[0]) % size:
-            raise RunError(f"a remote store to {buffer.name} is not aligned", loc=op.loc)
-        units = block.shadow.units(addresses, kind.bytes)
-        block.shadow.async_write(units, np.full(units.size, me), cell.entity, op)
-        block.incoming.append((cell, units, op))
+    def issue(fr: Frame, lane: int, value: Array) -> Flow:
+        block = cast("ThreadBlock", home(fr, to, lane))
+        addresses = _peer_words(fr, to, lane, count, op, block)
         places = addresses[:, None] + np.arange(kind.bytes)
         raw = np.ascontiguousarray(value).view(np.uint8).reshape(places.shape)
+        if not barriers:
+            units = block.shadow.units(addresses, kind.bytes)
+            block.shadow.write(units, np.full(units.size, agent_of(fr).gids[lane]), op)
+            block.shared.bytes[places] = raw
+            return
+        (cell,) = yield from find_cells(b, fr, barriers[0], lane)
+        if cell.home is not block:
+            raise RunError("the barrier of a remote store is in another block", loc=op.loc)
+        target = _begin_write(fr, op, lane, cell, addresses, kind.bytes)
 
         def store(bits: Array) -> None:
             block.shared.bytes[places] = bits
-            block.shadow.landed(units, cell.entity, cell.phase + 1)
-            cell.count_bytes(size, op)
+            target.landed(size, op)
 
         block.shared.bytes[places] = POISON
-        _launch(Transfer(agent, op, lambda: raw, store))
+        _launch(fr, op, lambda: raw, store)
 
     def run(fr: Frame) -> Flow:
         values = read_registers(fr, of, count)
         for lane in active(fr):
-            issue(fr, int(lane), values[lane].copy())
-        yield None
+            yield from issue(fr, int(lane), values[lane].copy())
+        if barriers:
+            yield None
 
-    return Step(op, run, waits=True)
-
-
-@instruction("store_cluster")
-def store_cluster(b: ThreadBuilder, op: Intrinsic) -> Step:
-    """`words` words of registers into a peer's memory, in order with what the thread does."""
-    to, of = (b.operand(a) for a in op.args)
-    size = 4 * int(fields_of(op)["words"])
-    kind = of.region.buffer.dtype
-    count = size // kind.bytes
-
-    def run(fr: Frame) -> None:
-        values, agent, buffer = read_registers(fr, of, count), agent_of(fr), to.region.buffer
-        for lane in (int(i) for i in active(fr)):
-            block, first = home(fr, to, lane), at(to.starts[0](fr), lane)
-            if not 0 <= first <= buffer.static_shape[0] - count:
-                raise RunError(f"out-of-range: a remote store leaves {buffer.name}", loc=op.loc)
-            addresses = block.shared.address(buffer.name, first + np.arange(count))
-            if int(addresses[0]) % size:
-                raise RunError(f"a remote store to {buffer.name} is not aligned", loc=op.loc)
-            units = block.shadow.units(addresses, kind.bytes)
-            block.shadow.write(units, np.full(units.size, int(agent.gids[lane])), op)
-            places = addresses[:, None] + np.arange(kind.bytes)
-            raw = np.ascontiguousarray(values[lane]).view(np.uint8)
-            block.shared.bytes[places] = raw.reshape(places.shape)
-
-    return Step(op, run)
+    return run
 
 
 # ── copies by threads that do not wait ───────────────────────────────────────────────────────
 
 
-@instruction("cp_async")
-def cp_async(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("cp_async")
+def cp_async(b: Builder, op: Intrinsic) -> Run:
     """`bytes` bytes from global to shared memory by each thread, of which the last argument says
     how many are read; the rest are zeros. A wait tells the thread that copied, and no other."""
     to, of, amount = (b.operand(a) for a in op.args)
     size = int(fields_of(op)["bytes"])
-    kind = to.region.buffer.dtype
+    kind = to.buffer.dtype
     count = size // kind.bytes
 
     def run(fr: Frame) -> None:
-        agent, lanes = agent_of(fr), active(fr)
-        block, ids = agent.block, agent.gids[lanes]
-        groups = _groups(agent, "cp_async", agent.gids)
-        target, tensor = (fr.memory(r.region.buffer.name) for r in (to, of))
-        idx = tuple(s(fr) for s in to.starts)
+        agent, block, lanes = agent_of(fr), agent_block(fr), active(fr)
+        ids = agent.gids[lanes]
+        groups = agent.groups_in("cp_async", agent.gids)
+        target, tensor = (r.memory(fr) for r in (to, of))
+        idx = to.index(fr)
         require_inside(fr, target, idx, count, None)
         first = in_threads(fr, idx[0], lanes)
         addresses = block.shared.address(target.name, first[:, None] + np.arange(count))
@@ -310,7 +315,7 @@ def cp_async(b: ThreadBuilder, op: Intrinsic) -> Step:
                 raise RunError(f"out-of-range: a copy reads outside {tensor.name}", loc=op.loc)
         if valid.any():
             units = np.ravel_multi_index(where, tensor.shape)
-            note_elements(fr, tensor, units, np.repeat(ids, count)[valid.reshape(-1)], "read")
+            note_elements(fr, tensor, units, np.repeat(ids, count)[valid.reshape(-1)], READ)
         if (addresses[:, 0] % size).any():
             raise RunError(f"a copy of {size} bytes to {target.name} is not aligned", loc=op.loc)
         units = block.shadow.units(addresses, kind.bytes)
@@ -330,30 +335,17 @@ def cp_async(b: ThreadBuilder, op: Intrinsic) -> Step:
             agent.unfenced.append(units)
             agent.apart = True
 
-        block.shared.bytes[addresses[..., None] + np.arange(kind.bytes)] = POISON
-        groups.open.append(_launch(Transfer(agent, op, fetch, store, seen=seen)))
+        _poison(block, addresses, kind.bytes)
+        _launch(fr, op, fetch, store, groups).seen = seen
 
-    return Step(op, run)
+    return run
 
 
 # ── products by warpgroups ───────────────────────────────────────────────────────────────────
 
 
-@dataclass
-class Registers:
-    """Registers that a matrix instruction under way uses."""
-
-    name: str
-    start: int
-    stop: int
-    lanes: Array
-    written: bool
-    groups: Groups
-    number: int
-
-
-@instruction("descriptor")
-def descriptor(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("descriptor")
+def descriptor(b: Builder, op: Intrinsic) -> Run:
     where = b.operand(op.args[0])
     words = {k: int(v) for k, v in fields_of(op).items()}
     high = words["leading"] << 16 | words["stride"] << 32 | words["swizzle"] << 62
@@ -361,18 +353,18 @@ def descriptor(b: ThreadBuilder, op: Intrinsic) -> Step:
     name = op.result.name
 
     def run(fr: Frame) -> None:
-        address = agent_of(fr).block.shared.address(where.region.buffer.name, where.starts[0](fr))
+        address = agent_block(fr).shared.address(where.buffer.name, where.starts[0](fr))
         mine = address[active(fr)] if address.ndim else address
         if (mine % 16).any():
             raise RunError("a matrix descriptor's tile does not begin on 16 bytes", loc=op.loc)
         low = (address & 0x3FFFF) >> 4
         fr.vars[name] = (low.astype(np.uint64) | np.uint64(high))[()]
 
-    return Step(op, run)
+    return run
 
 
-@instruction("wgmma")
-def wgmma(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("wgmma")
+def wgmma(b: Builder, op: Intrinsic) -> Run:
     c, left, right, keep = (b.operand(a) for a in op.args)
     words = fields_of(op)
     n, a_kind, b_kind = int(words["n"]), MATRIX_TYPES[words["a"]], MATRIX_TYPES[words["b"]]
@@ -381,88 +373,68 @@ def wgmma(b: ThreadBuilder, op: Intrinsic) -> Step:
     c_table, c_shape = fragment_table("wgmma", a_kind.name, n, "c")
     a_table, a_shape = fragment_table("wgmma", a_kind.name, n, "a")
 
-    def shared_operand(fr: Frame, code: int, mn: int, major: bool, bits: int, k: int) -> Array:
-        addresses = operand_addresses(code, mn, k, bits // 8, major)
-        if addresses.max() + bits // 8 > agent_of(fr).block.shared.bytes.size:
+    def shared_operand(
+        fr: Frame, code: Any, lanes: Array, groups: Groups, mn: int, kind: MatrixType, flag: str
+    ) -> Array:
+        """The places of an operand in shared memory, which is read from now on."""
+        block, size = agent_block(fr), kind.bits // 8
+        number = agreed(fr, code(fr), "a descriptor", lanes)
+        addresses = operand_addresses(number, mn, a_kind.k, size, words.get(flag) == "1")
+        if addresses.max() + size > block.shared.bytes.size:
             raise RunError("a matrix descriptor reaches outside of shared memory", loc=op.loc)
-        return addresses
+        row, units = fr.agent.clocks.common(groups.owners), block.shadow.units(addresses, size)
+        block.shadow.async_read(units, row, -1, groups.entity, groups.number, op)
+        return addresses // size
 
     def issue(fr: Frame, lanes: Array) -> None:
-        agent = agent_of(fr)
-        ids, block = agent.gids[lanes], agent.block
-        groups = _groups(agent, "wgmma", ids)
-        number = groups.committed + 1
-        row = agent.clocks.common(ids)
+        agent, shared = agent_of(fr), agent_block(fr).shared
+        groups = agent.groups_in("wgmma", agent.gids[lanes])
         accumulate = bool(agreed(fr, keep(fr), "accumulate", lanes))
-        _require_fenced(fr, c, op)
-        k = a_kind.k
-        code = agreed(fr, right(fr), "a descriptor", lanes)
-        b_at = shared_operand(fr, code, n, words.get("tb") == "1", b_kind.bits, k)
-        reads = [(b_at, b_kind.bits // 8)]
-        a_at: Array | None = None
-        used = [(c, c_table.shape[1], True)]
+        accumulator = _in_flight(fr, c, c_table.shape[1], lanes, groups, written=True)
+        b_at = shared_operand(fr, right, lanes, groups, n, b_kind, "tb")
+        a_at: Array
         if from_registers:
-            _require_fenced(fr, left, op)
-            used.append((left, a_table.shape[1], False))
+            a_at = _in_flight(fr, left, a_table.shape[1], lanes, groups, written=False)
         else:
-            code = agreed(fr, left(fr), "a descriptor", lanes)
-            a_at = shared_operand(fr, code, 64, words.get("ta") == "1", a_kind.bits, k)
-            reads.append((a_at, a_kind.bits // 8))
-        for addresses, size in reads:
-            units = block.shadow.units(addresses, size)
-            block.shadow.async_read(units, row, -1, groups.entity, number, op)
-        for tile, count, written in used:
-            first = agreed(fr, tile.starts[0](fr), "a register's index", lanes)
-            name = tile.region.buffer.name
-            agent.in_flight.append(
-                Registers(name, first, first + count, lanes, written, groups, number)
-            )
-        read_registers(fr, c, c_table.shape[1], ordinary=False)  # in range?
-        memory = fr.memory(c.region.buffer.name)
-        if not memory.lead:
-            memory.spread(fr.lanes)
-        start = agreed(fr, c.starts[0](fr), "a register's index", lanes)
-        accumulator = memory.data[:, start : start + c_table.shape[1]]
-        held: Array | None = None
-        if from_registers:
-            source = fr.memory(left.region.buffer.name)
-            if not source.lead:
-                source.spread(fr.lanes)
-            first = agreed(fr, left.starts[0](fr), "a register's index", lanes)
-            held = source.data[:, first : first + a_table.shape[1]]
+            a_at = shared_operand(fr, left, lanes, groups, 64, a_kind, "ta")
 
         def fetch() -> Array:
-            right_tile = block.shared.view(types[1].numpy)[b_at // (b_kind.bits // 8)]
-            if held is not None:
-                left_tile = as_tile(held[lanes], a_table, a_shape)
+            if from_registers:
+                left_tile = as_tile(a_at[lanes], a_table, a_shape)
             else:
-                assert a_at is not None
-                left_tile = block.shared.view(types[0].numpy)[a_at // (a_kind.bits // 8)]
+                left_tile = shared.view(types[0].numpy)[a_at]
             old = np.zeros(c_shape, types[2].numpy)
             if accumulate:
                 old = as_tile(accumulator[lanes], c_table, c_shape)
-            return multiplied(left_tile, right_tile.T, old, types)
+            return multiplied(left_tile, shared.view(types[1].numpy)[b_at].T, old, types)
 
         def store(tile: Array) -> None:
             accumulator[lanes] = tile.reshape(-1)[c_table]
 
-        t = Transfer(agent, op, fetch, store, before=groups.last)
-        groups.last = t
-        groups.open.append(_launch(t))
+        _launch(fr, op, fetch, store, groups)
 
     def run(fr: Frame) -> None:
-        for lanes in whole_groups(fr, 4 * WARP, "wgmma"):
+        for lanes in whole_groups(fr, WARPGROUP * WARP, "wgmma"):
             issue(fr, lanes)
 
-    return Step(op, run)
+    return run
 
 
-def _require_fenced(fr: Frame, tile: TileRegion, op: Intrinsic) -> None:
-    agent, name = agent_of(fr), tile.region.buffer.name
-    if agent.touched.get(name, 0) >= agent.fenced:
+def _in_flight(
+    fr: Frame, tile: TileRegion, count: int, lanes: Array, groups: Groups, *, written: bool
+) -> Array:
+    """Registers that a matrix instruction uses from now on: [thread, register]."""
+    agent, mem = agent_of(fr), tile.memory(fr)
+    if agent.touched.get(mem.name, 0) >= agent.fenced:
         raise RunError(
-            f"ordinary code touched the registers of {name}, and no fence orders that before this "
-            "matrix instruction",
-            loc=op.loc,
+            f"ordinary code touched the registers of {mem.name}, and no fence orders that before "
+            "this matrix instruction",
+            loc=fr.loc(),
             fix="execute `fence wgmma` between the two",
         )
+    first = first_register(fr, mem, tile.index(fr), count, lanes)
+    used = Registers(mem.name, first, first + count, lanes, written, groups, groups.number)
+    agent.in_flight.append(used)
+    if not mem.lead:
+        mem.spread(fr.lanes)
+    return mem.data[:, first : first + count]

@@ -13,30 +13,32 @@ from tilewright.ir.atoms import MATRIX_TYPES, matrix_fragments
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.dtype import DTYPES
 from tilewright.ir.op import Intrinsic
-from tilewright.machine.lanes import Frame, TileRegion
-from tilewright.machine.meaning import MEANINGS, Step
+from tilewright.machine.conflicts import ATOMIC, READ, WRITE
+from tilewright.machine.lanes import TileRegion
+from tilewright.machine.meaning import THREADS, Builder, Run, thread_meaning
 from tilewright.machine.memory import Array, Memory
 from tilewright.machine.numbers import cast_fn
-from tilewright.machine.thread_ops import (
-    WARP,
-    ThreadBuilder,
+from tilewright.machine.state import WARP, Frame
+from tilewright.machine.thread_agents import (
     active,
+    agent_block,
     agent_of,
+    converge,
+    in_threads,
+    spread,
+    whole_groups,
+)
+from tilewright.machine.thread_ops import (
     as_words,
     fields_of,
-    in_threads,
-    instruction,
     note_bytes,
     note_global,
     note_shared,
     of_words,
     read_registers,
     require_inside,
-    spread,
-    whole_groups,
     write_registers,
 )
-from tilewright.machine.thread_sync import converge
 from tilewright.machine.threads import require_lanes
 from tilewright.machine.tiles import atomic_fn, multiplied
 from tilewright.support.errors import RunError
@@ -50,8 +52,8 @@ def _result(op: Intrinsic) -> tuple[str, np.dtype[Any]]:
     return op.result.name, op.result.dtype.numpy
 
 
-@instruction("warp_index")
-def warp_index(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("warp_index")
+def warp_index(b: Builder, op: Intrinsic) -> Run:
     thread, (name, kind) = b.operand(op.args[0]), _result(op)
 
     def run(fr: Frame) -> None:
@@ -59,40 +61,35 @@ def warp_index(b: ThreadBuilder, op: Intrinsic) -> Step:
         same = found.ndim and (found == found[0]).all()
         fr.vars[name] = found[0] if same else found
 
-    return Step(op, run)
+    return run
 
 
-@instruction("elect")
-def elect(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("elect")
+def elect(b: Builder, op: Intrinsic) -> Run:
     """True in one thread of each warp for which the condition holds; which one, the seed says."""
     cond, (name, _) = b.operand(op.args[0]), _result(op)
 
     def run(fr: Frame) -> None:
-        agent = agent_of(fr)
-        lanes = agent.positions % WARP
-        chosen = agent.block.cluster.launch.elected % min(WARP, lanes.size)
+        lanes = fr.agent.positions % WARP
+        seed = fr.agent.block.cluster.launch.options.seed
+        chosen = seed * 13 % WARP % min(WARP, lanes.size)
         fr.vars[name] = spread(fr, cond(fr)) & (lanes == chosen)
 
-    return Step(op, run)
+    return run
 
 
-@instruction("prefetch_map", "pin", "settle", "pdl_wait", "pdl_launch")
-def nothing(b: ThreadBuilder, op: Intrinsic) -> Step:
-    return Step(op, lambda fr: None)
+@thread_meaning("prefetch_map", "pin", "settle")
+def nothing(b: Builder, op: Intrinsic) -> Run:
+    return lambda fr: None
 
 
-@instruction("print", "device_assert")
-def plain(b: ThreadBuilder, op: Intrinsic) -> Step:
-    return MEANINGS[Intrinsic](b, op)
-
-
-@instruction(
+@thread_meaning(
     *(f"shfl_{kind}" for kind in ("sync", "xor", "up", "down")),
     *(f"warp_reduce_{kind}" for kind in ("sum", "max", "min", "and", "or")),
     *("ballot", "any_sync", "all_sync"),
 )
-def across_lanes(b: ThreadBuilder, op: Intrinsic) -> Step:
-    inner = MEANINGS[Intrinsic](b, op)
+def across_lanes(b: Builder, op: Intrinsic) -> Run:
+    inner = THREADS[Intrinsic](b, op)
     some = "mask=active" in op.text
     by = b.operand(op.args[1]) if op.name.startswith("shfl_") else None
 
@@ -100,9 +97,9 @@ def across_lanes(b: ThreadBuilder, op: Intrinsic) -> Step:
         converge(fr, op.name, some=some)
         if by is not None:
             require_lanes(fr, op, by(fr))
-        inner.run(fr)
+        inner(fr)
 
-    return Step(op, run)
+    return run
 
 
 # ── vectors ──────────────────────────────────────────────────────────────────────────────────
@@ -110,8 +107,8 @@ def across_lanes(b: ThreadBuilder, op: Intrinsic) -> Step:
 
 def _vector(fr: Frame, tile: TileRegion, count: int, op: Intrinsic) -> tuple[Memory, Any]:
     """The memory and, per running thread, the indices of `count` aligned consecutive elements."""
-    mem = fr.memory(tile.region.buffer.name)
-    idx = tuple(s(fr) for s in tile.starts)
+    mem = tile.memory(fr)
+    idx = tile.index(fr)
     require_inside(fr, mem, idx, count, None)
     lanes = active(fr)
     last = in_threads(fr, idx[-1], lanes)
@@ -125,42 +122,46 @@ def _vector(fr: Frame, tile: TileRegion, count: int, op: Intrinsic) -> tuple[Mem
     return mem, (*rows, last[:, None] + np.arange(count))
 
 
-@instruction("load_shared", "load_global")
-def load_vector(b: ThreadBuilder, op: Intrinsic) -> Step:
+def _note(fr: Frame, tile: TileRegion, count: int, kind: str, values: Array | None = None) -> None:
+    """`count` elements that each running thread touches."""
+    mem, starts = tile.memory(fr), tile.index(fr)
+    if mem.space is Space.SHARED:
+        note_shared(fr, mem, starts, count, writes=kind == WRITE)
+    else:
+        note_global(fr, mem, starts, count, kind, values)
+
+
+@thread_meaning("load_shared", "load_global")
+def load_vector(b: Builder, op: Intrinsic) -> Run:
     to, of = (b.operand(a) for a in op.args)
     count = int(fields_of(op)["count"])
 
     def run(fr: Frame) -> None:
         mem, where = _vector(fr, of, count, op)
-        if mem.space is Space.SHARED:
-            note_shared(fr, mem, tuple(s(fr) for s in of.starts), count, writes=False)
-        else:
-            note_global(fr, mem, tuple(s(fr) for s in of.starts), count, "read")
-        kind = to.region.buffer.dtype
+        _note(fr, of, count, READ)
+        kind = to.buffer.dtype
         values = np.zeros((fr.lanes[0], count), kind.numpy)
         values[active(fr)] = cast_fn(mem.dtype, kind)(mem.data[where])
         write_registers(fr, to, values)
 
-    return Step(op, run)
+    return run
 
 
-@instruction("store_shared", "store_global")
-def store_vector(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("store_shared", "store_global")
+def store_vector(b: Builder, op: Intrinsic) -> Run:
     to, of = (b.operand(a) for a in op.args)
     count = int(fields_of(op)["count"])
 
     def run(fr: Frame) -> None:
         mem, where = _vector(fr, to, count, op)
         values = read_registers(fr, of, count)
-        new = cast_fn(of.region.buffer.dtype, mem.dtype)(values)[active(fr)]
+        new = cast_fn(of.buffer.dtype, mem.dtype)(values)[active(fr)]
+        _note(fr, to, count, WRITE, new)
         if mem.space is Space.SHARED:
-            note_shared(fr, mem, tuple(s(fr) for s in to.starts), count, writes=True)
             _require_apart(mem, where, op)
-        else:
-            note_global(fr, mem, tuple(s(fr) for s in to.starts), count, "write", new)
         mem.data[where] = new
 
-    return Step(op, run)
+    return run
 
 
 def _require_apart(mem: Memory, where: tuple[Array, ...], op: Intrinsic) -> None:
@@ -171,27 +172,24 @@ def _require_apart(mem: Memory, where: tuple[Array, ...], op: Intrinsic) -> None
         )
 
 
-@instruction("store_packed")
-def store_packed(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("store_packed")
+def store_packed(b: Builder, op: Intrinsic) -> Run:
     """A word of 32 bits over elements that fill it."""
     to, word = (b.operand(a) for a in op.args)
-    kind = to.region.buffer.dtype.numpy
+    kind = to.buffer.dtype.numpy
 
     def run(fr: Frame) -> None:
         words = np.array(spread(fr, word(fr)), np.uint32)[:, None]
         values = of_words(words, kind)
-        if to.region.buffer.space is Space.LOCAL:
+        if to.buffer.space is Space.LOCAL:
             write_registers(fr, to, values)
             return
         mem, where = _vector(fr, to, values.shape[1], op)
-        if mem.space is Space.SHARED:
-            note_shared(fr, mem, tuple(s(fr) for s in to.starts), values.shape[1], writes=True)
-        else:
-            starts, new = tuple(s(fr) for s in to.starts), values[active(fr)]
-            note_global(fr, mem, starts, values.shape[1], "write", new)
-        mem.data[where] = values[active(fr)]
+        new = values[active(fr)]
+        _note(fr, to, values.shape[1], WRITE, new)
+        mem.data[where] = new
 
-    return Step(op, run)
+    return run
 
 
 # ── matrices of 8 rows of 16 bytes ───────────────────────────────────────────────────────────
@@ -201,17 +199,23 @@ def _rows(fr: Frame, memory: TileRegion, count: int, op: Intrinsic) -> tuple[Arr
     """The warps that run this, and the addresses [warp, matrix, row]: matrix m's row r is where
     lane 8 m + r says."""
     warps = whole_groups(fr, WARP, op.name)
-    mem = fr.memory(memory.region.buffer.name)
+    mem = memory.memory(fr)
     start = np.broadcast_to(memory.starts[0](fr), fr.lanes)
     givers = warps[:, : 8 * count]
     where = start[givers]
     per_row = 16 // mem.dtype.bytes
     if (where < 0).any() or (where > mem.shape[0] - per_row).any():
         raise RunError(f"out-of-range: a row lies outside {mem.name}", loc=op.loc)
-    address = agent_of(fr).block.shared.address(mem.name, where)
+    address = agent_block(fr).shared.address(mem.name, where)
     if (address % 16).any():
         raise RunError(f"a row of {mem.name} does not begin on 16 bytes", loc=op.loc)
     return warps, address.reshape(len(warps), count, 8)
+
+
+def _transposed(rows: Array) -> Array:
+    """Matrices [warp, matrix, row, byte] of 16-bit elements, transposed."""
+    halves = np.ascontiguousarray(rows).view(np.uint16)
+    return np.ascontiguousarray(np.swapaxes(halves, 2, 3)).view(np.uint8)
 
 
 def _note_rows(fr: Frame, warps: Array, address: Array, *, writes: bool) -> None:
@@ -219,30 +223,28 @@ def _note_rows(fr: Frame, warps: Array, address: Array, *, writes: bool) -> None
     note_bytes(fr, address.reshape(-1), 16, givers, writes=writes)
 
 
-@instruction("ldmatrix")
-def ldmatrix(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("ldmatrix")
+def ldmatrix(b: Builder, op: Intrinsic) -> Run:
     to, of = (b.operand(a) for a in op.args)
     words = fields_of(op)
     count, trans = int(words["count"]), words["trans"] == "1"
-    kind = to.region.buffer.dtype.numpy
+    kind = to.buffer.dtype.numpy
 
     def run(fr: Frame) -> None:
         warps, address = _rows(fr, of, count, op)
         _note_rows(fr, warps, address, writes=False)
-        data = agent_of(fr).block.shared.bytes[address[..., None] + np.arange(16)]
-        if trans:
-            halves = np.ascontiguousarray(data).view(np.uint16)
-            data = np.ascontiguousarray(np.swapaxes(halves, 2, 3)).view(np.uint8)
+        data = agent_block(fr).shared.bytes[address[..., None] + np.arange(16)]
+        data = _transposed(data) if trans else data
         found = np.ascontiguousarray(data).view(np.uint32).reshape(len(warps), count, WARP)
         registers = np.zeros((fr.lanes[0], count), np.uint32)
         registers[warps] = np.swapaxes(found, 1, 2)
         write_registers(fr, to, of_words(registers, kind))
 
-    return Step(op, run)
+    return run
 
 
-@instruction("stmatrix")
-def stmatrix(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("stmatrix")
+def stmatrix(b: Builder, op: Intrinsic) -> Run:
     to, *given = (b.operand(a) for a in op.args)
     words = fields_of(op)
     count, trans = int(words["count"]), words["trans"] == "1"
@@ -251,21 +253,19 @@ def stmatrix(b: ThreadBuilder, op: Intrinsic) -> Step:
         warps, address = _rows(fr, to, count, op)
         if words["from"] == "words":
             (of,) = given
-            per = 4 // of.region.buffer.dtype.bytes
+            per = 4 // of.buffer.dtype.bytes
             registers = as_words(read_registers(fr, of, count * per))
         else:
             registers = np.stack([spread(fr, w(fr)).astype(np.uint32) for w in given], axis=1)
         data = np.ascontiguousarray(np.swapaxes(registers[warps], 1, 2))
         rows = data.view(np.uint8).reshape(len(warps), count, 8, 16)
-        if trans:
-            halves = np.ascontiguousarray(rows).view(np.uint16)
-            rows = np.ascontiguousarray(np.swapaxes(halves, 2, 3)).view(np.uint8)
+        rows = _transposed(rows) if trans else rows
         if np.unique(address).size < address.size:
             raise RunError("two rows of a stmatrix lie at one place", loc=op.loc)
         _note_rows(fr, warps, address, writes=True)
-        agent_of(fr).block.shared.bytes[address[..., None] + np.arange(16)] = rows
+        agent_block(fr).shared.bytes[address[..., None] + np.arange(16)] = rows
 
-    return Step(op, run)
+    return run
 
 
 # ── products by warps ────────────────────────────────────────────────────────────────────────
@@ -287,8 +287,8 @@ def as_tile(registers: Array, table: Array, shape: tuple[int, ...]) -> Array:
     return found
 
 
-@instruction("mma")
-def mma(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("mma")
+def mma(b: Builder, op: Intrinsic) -> Run:
     c, x, y = (b.operand(a) for a in op.args)
     words = fields_of(op)
     types = (DTYPES[words["a"]], DTYPES[words["b"]], DTYPES[words["d"]])
@@ -312,7 +312,7 @@ def mma(b: ThreadBuilder, op: Intrinsic) -> Step:
         out[warps] = found[:, tables["c"][0]]
         write_registers(fr, c, out)
 
-    return Step(op, run)
+    return run
 
 
 def _typed(registers: Array, dtype: Any) -> Array:
@@ -325,8 +325,8 @@ def _typed(registers: Array, dtype: Any) -> Array:
 # ── atomics ──────────────────────────────────────────────────────────────────────────────────
 
 
-@instruction("atomic", "atomic_of_warp")
-def atomic(b: ThreadBuilder, op: Intrinsic) -> Step:
+@thread_meaning("atomic", "atomic_of_warp")
+def atomic(b: Builder, op: Intrinsic) -> Run:
     """One after another, by thread; of a warp: by its first lane, which tells the others."""
     target, *given = op.args
     if not isinstance(target, Region):
@@ -342,7 +342,7 @@ def atomic(b: ThreadBuilder, op: Intrinsic) -> Step:
 
     def run(fr: Frame) -> None:
         mem = fr.memory(target.buffer.name)
-        idx = tuple(s(fr) for s in where.starts)
+        idx = where.index(fr)
         require_inside(fr, mem, idx, count, None)
         lanes = active(fr)
         if op.name == "atomic_of_warp":
@@ -350,15 +350,15 @@ def atomic(b: ThreadBuilder, op: Intrinsic) -> Step:
             lanes = np.array([w[0] for w in whole_groups(fr, WARP, op.name)])
         places = [np.broadcast_to(i, fr.lanes) for i in idx]
         if mem.space is Space.SHARED:
-            agent = agent_of(fr)
-            address = agent.block.shared.address(mem.name, places[0][lanes])
-            units = agent.block.shadow.units(address, kind.bytes)
+            agent, block = agent_of(fr), agent_block(fr)
+            address = block.shared.address(mem.name, places[0][lanes])
+            units = block.shadow.units(address, kind.bytes)
             actors = np.repeat(agent.gids[lanes], units.size // lanes.size)
-            agent.block.shadow.update(units, actors, op)
+            block.shadow.update(units, actors, op)
             agent.unfenced.append(units)
             agent.apart = True
         elif mem.is_global:
-            note_global(fr, mem, idx, count, "atomic", lanes=lanes)
+            note_global(fr, mem, idx, count, ATOMIC, lanes=lanes)
         none = [np.zeros((), kind.numpy)]
         news = [spread(fr, x) for x in ([to(value(fr)) for value, to in values] or none)]
         old = np.zeros(fr.lanes, kind.numpy)
@@ -373,4 +373,4 @@ def atomic(b: ThreadBuilder, op: Intrinsic) -> Step:
                 old = old[agent_of(fr).positions // WARP * WARP]
             fr.vars[op.result.name] = old.astype(op.result.dtype.numpy)
 
-    return Step(op, run)
+    return run

@@ -1,201 +1,31 @@
-"""Meaning of thread IR: what a table entry may use, elements of memory, and allocation.
+"""Thread code: elements of memory and registers, checked and noted.
 
-Loops, branches and names mean what they mean everywhere (`flow.py`); values are vectors over the
-threads of one agent, which run in step under a mask.
+Loops, branches and names mean what they mean everywhere (`flow.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Expr, Load
-from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.op import (
-    Alloc,
-    Break,
-    Continue,
-    For,
-    Hint,
-    If,
-    Intrinsic,
-    Let,
-    Op,
-    Role,
-    Store,
-    View,
-    While,
-)
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Load
+from tilewright.ir.op import Intrinsic
 from tilewright.machine import lanes
-from tilewright.machine.evaluate import Eval, Evaluator, _Writer
-from tilewright.machine.lanes import Frame, TileRegion, Where
-from tilewright.machine.meaning import MEANINGS, Builder, Meaning, Step
+from tilewright.machine.conflicts import ATOMIC, READ, WRITE, Touch
+from tilewright.machine.lanes import TileRegion
 from tilewright.machine.memory import Array, Memory, describe_index
-from tilewright.machine.numbers import Value, cast_fn
+from tilewright.machine.numbers import Value
+from tilewright.machine.sanitizer import meets
+from tilewright.machine.state import Frame, Where
+from tilewright.machine.thread_agents import active, agent_block, agent_of, agreed, in_threads
 from tilewright.support.errors import RunError
-
-if TYPE_CHECKING:
-    from tilewright.machine.thread_machine import ThreadAgent
-
-WARP = 32
-OPS: dict[type[Op], Meaning] = {
-    op: MEANINGS[op] for op in (For, While, If, Break, Continue, Let, Role, Hint)
-}
-INSTRUCTIONS: dict[str, Meaning] = {}
-_M = TypeVar("_M", bound=Callable[..., Any])
-
-
-def thread_meaning(*ops: type[Op]) -> Callable[[_M], _M]:
-    """Registers the meaning of an op class at stage THREAD."""
-
-    def register(fn: _M) -> _M:
-        OPS.update(dict.fromkeys(ops, fn))
-        return fn
-
-    return register
-
-
-def instruction(*names: str) -> Callable[[_M], _M]:
-    """Registers the meaning of intrinsics by name."""
-
-    def register(fn: _M) -> _M:
-        INSTRUCTIONS.update(dict.fromkeys(names, fn))
-        return fn
-
-    return register
-
-
-class ThreadEvaluator(Evaluator):
-    """Expressions whose loads are watched, and must stay inside of tensors."""
-
-    def _compile(self, expr: Expr, index: bool) -> Eval:
-        if not expr.children and not isinstance(expr, Load):
-            return super()._compile(expr, index)
-        writer = _Writer(self)
-        writer.names["gather"] = gather
-        return writer.compile(expr, index)
-
-
-@dataclass
-class TensorMap:
-    """A tensor, the box that one copy moves, and the swizzle in bytes."""
-
-    tensor: Buffer
-    swizzle: int
-    box: tuple[int, ...]
-    sizes: tuple[int, ...] = ()
-
-    def seen(self, data: Array) -> Array:
-        """The tensor as the box sees it: under the shape of a view; with one dimension more, rows
-        lie in pieces."""
-        if self.sizes:
-            data = data.reshape(self.sizes)
-        if len(self.box) == data.ndim:
-            return data
-        return data.reshape(*data.shape[:-1], -1, self.box[-1])
-
-
-@dataclass
-class ThreadBuilder(Builder):
-    """Turns the ops of one kernel at stage THREAD into steps."""
-
-    maps: dict[str, TensorMap] = field(default_factory=dict)
-
-    def step(self, op: Op) -> Step:
-        found = OPS.get(type(op))
-        if isinstance(op, Intrinsic):
-            found = INSTRUCTIONS.get(op.name)
-            if found is None and op.name in INTRINSICS and INTRINSICS[op.name].opaque:
-                found = MEANINGS[Intrinsic]
-            if found is None:
-                raise RunError(
-                    f"the interpreter has no meaning for intrinsic {op.name}",
-                    loc=op.loc,
-                    expected="one of " + ", ".join(sorted(INSTRUCTIONS)),
-                )
-        if found is None:
-            raise RunError(
-                f"the interpreter has no meaning for {type(op).__name__} at stage THREAD",
-                loc=op.loc,
-            )
-        return found(self, op)
-
-    def operand(self, arg: Expr | Region) -> Any:
-        return self.evaluate.region(arg) if isinstance(arg, Region) else self.evaluate(arg)
 
 
 def fields_of(op: Intrinsic) -> dict[str, str]:
     """The `key=value` words of an instruction's text."""
     return dict(word.split("=", 1) for word in op.text.split())
-
-
-# ── threads ──────────────────────────────────────────────────────────────────────────────────
-
-
-def agent_of(fr: Frame) -> ThreadAgent:
-    return cast("ThreadAgent", fr.agent)
-
-
-def active(fr: Frame) -> Array:
-    """The positions of the threads that run this."""
-    if fr.mask is None:
-        return agent_of(fr).positions
-    mask = fr.mask if fr.mask.shape == fr.lanes else np.broadcast_to(fr.mask, fr.lanes)
-    found: Array = mask.nonzero()[0]
-    return found
-
-
-def in_threads(fr: Frame, value: Value, lanes_: Array) -> Array:
-    """`value` in the threads at these positions."""
-    if not value.ndim:
-        return np.full(lanes_.shape, value)
-    found: Array = (value if value.shape == fr.lanes else np.broadcast_to(value, fr.lanes))[lanes_]
-    return found
-
-
-def spread(fr: Frame, value: Value) -> Array:
-    """`value` in every thread of the agent."""
-    return np.broadcast_to(value, fr.lanes)
-
-
-def agreed(fr: Frame, value: Value, what: str, among: Array | None = None) -> int:
-    """`value` as an integer on which the running threads (or those `among` them) agree."""
-    if not value.ndim:
-        return int(value)
-    values = value[active(fr) if among is None else among]
-    if (values != values[0]).any():
-        raise RunError(f"{what} differs between threads that run this together", loc=fr.loc())
-    return int(values[0])
-
-
-def warps_of(fr: Frame) -> list[Array]:
-    """The running threads by warp."""
-    lanes_ = active(fr)
-    return np.split(lanes_, np.flatnonzero(np.diff(lanes_ // WARP)) + 1)
-
-
-def whole_groups(fr: Frame, size: int, what: str) -> Array:
-    """The running threads in groups of `size` consecutive ones, each of which is complete."""
-    lanes_ = active(fr)
-    groups: Array | None = lanes_.reshape(-1, size) if lanes_.size % size == 0 else None
-    if groups is None or (
-        (groups[:, 0] % size).any() or (groups[:, -1] - groups[:, 0] != size - 1).any()
-    ):
-        raise not_together(fr, "a warp" if size == WARP else "a warpgroup", what)
-    return groups
-
-
-def not_together(fr: Frame, group: str, what: str) -> RunError:
-    return RunError(
-        f"{what} is for all threads of {group} together",
-        loc=fr.loc(),
-        got=f"{active(fr).size} threads of {fr.lanes[0]}",
-        fix="move it out of the guard that differs between threads",
-    )
 
 
 # ── elements of memory ───────────────────────────────────────────────────────────────────────
@@ -208,7 +38,7 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
             use_registers(fr, mem, idx, 1, writes=False)
     elif mem.is_global:
         require_inside(fr, mem, idx, 1, node)
-        note_global(fr, mem, idx, 1, "read")
+        note_global(fr, mem, idx, 1, READ)
     value = lanes.gather(fr, mem, idx, node)
     if mem.space is Space.SHARED:
         note_shared(fr, mem, idx, 1, writes=False)
@@ -227,7 +57,7 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
         if mem.space is Space.SHARED:
             note_shared(fr, mem, idx, 1, writes=True, value=value)
         else:
-            note_global(fr, mem, idx, 1, "write", in_threads(fr, value, active(fr)))
+            note_global(fr, mem, idx, 1, WRITE, in_threads(fr, value, active(fr)))
     lanes.scatter(fr, mem, idx, value)
 
 
@@ -291,7 +121,7 @@ def note_shared(
     """Tell the shadow of `count` elements that each running thread touches from `idx` on."""
     agent, lanes_ = agent_of(fr), active(fr)
     flat = in_threads(fr, flat_index(mem, idx), lanes_)
-    address = agent.block.shared.address(mem.name, flat)
+    address = agent_block(fr).shared.address(mem.name, flat)
     if writes and flat.size > 1 and value is not None:
         _, first = np.unique(flat, return_index=True)
         if first.size < flat.size:
@@ -312,7 +142,7 @@ def note_global(
     """`count` elements of a tensor that each running thread (or those of `lanes`) touches from
     `idx` on; `values` are what they write, thread by thread."""
     agent = agent_of(fr)
-    if mem.name not in agent.block.cluster.compiled.written:
+    if mem.name not in agent_block(fr).written:
         return
     who = active(fr) if lanes is None else lanes
     flat = in_threads(fr, flat_index(mem, idx), who)
@@ -328,15 +158,32 @@ def note_global(
 
 def note_elements(fr: Frame, mem: Memory, units: Array, actors: Array, kind: str) -> None:
     """Elements of a tensor, in row-major order, that the threads beside them touch."""
-    cluster = agent_of(fr).block.cluster
-    if mem.name not in cluster.compiled.written or not units.size:
+    block, op = agent_block(fr), fr.op
+    if mem.name not in block.written or not units.size:
         return
-    op = fr.op
     assert op is not None
-    cluster.launch.require_apart(cluster, mem, units, kind, op)
-    shadow = cluster.tensor_shadow(mem)
-    {"read": shadow.read, "write": shadow.write, "atomic": shadow.update}[kind](units, actors, op)
-    agent_of(fr).apart = True
+    require_apart(fr, mem, units, kind)
+    shadow = block.tensor_shadow(mem)
+    {READ: shadow.read, WRITE: shadow.write, ATOMIC: shadow.update}[kind](units, actors, op)
+    fr.agent.apart = True
+
+
+def require_apart(fr: Frame, mem: Memory, units: Array, kind: str) -> None:
+    """No other cluster of blocks touches these elements of a tensor, unless atomically."""
+    cluster = fr.agent.block.cluster
+    races = cluster.launch.races
+    where = np.unravel_index(units, mem.shape) if mem.shape else ()
+    touch = Touch(kind, mem, where, None, fr.loc())
+    wrong = races.access(touch, cluster.blocks[0].linear)
+    if wrong is not None:
+        at = int(units[np.argmax(np.broadcast_to(wrong, units.shape))])
+        place = tuple(map(int, np.unravel_index(at, mem.shape)))
+        raise RunError(
+            f"block-race: {describe_index(mem, place)} is {meets(kind, 'block')}",
+            loc=fr.loc(),
+            notes=races.lines.other(touch),
+            fix="let blocks write disjoint elements, use atomics, or split the kernel in two",
+        )
 
 
 def require_same(fr: Frame, mem: Memory, flat: Array, values: Array) -> None:
@@ -356,7 +203,7 @@ def require_same(fr: Frame, mem: Memory, flat: Array, values: Array) -> None:
 def note_bytes(fr: Frame, address: Array, size: int, actors: Array, *, writes: bool) -> None:
     """Ordinary accesses of `size` bytes at each address, by the thread beside it."""
     agent = agent_of(fr)
-    shadow = agent.block.shadow
+    shadow = agent_block(fr).shadow
     units = shadow.units(address, size)
     actors = np.repeat(actors, units.size // max(actors.size, 1))
     assert fr.op is not None
@@ -390,24 +237,24 @@ def use_registers(fr: Frame, mem: Memory, idx: Where, count: int, *, writes: boo
 # ── registers as a whole ─────────────────────────────────────────────────────────────────────
 
 
-def read_registers(fr: Frame, tile: TileRegion, count: int, *, ordinary: bool = True) -> Array:
+def read_registers(fr: Frame, tile: TileRegion, count: int) -> Array:
     """`count` registers from a region's start on: [thread, register]."""
-    mem = fr.memory(tile.region.buffer.name)
-    idx = tuple(s(fr) for s in tile.starts)
-    first = _first_register(fr, mem, idx, count)
-    if ordinary and mem.name in agent_of(fr).matrix:
+    mem = tile.memory(fr)
+    idx = tile.index(fr)
+    first = first_register(fr, mem, idx, count)
+    if mem.name in agent_of(fr).matrix:
         use_registers(fr, mem, idx, count, writes=False)
     data = mem.data.reshape(*mem.lead, -1)
     return np.broadcast_to(data[..., first : first + count], (fr.lanes[0], count))
 
 
-def write_registers(fr: Frame, tile: TileRegion, values: Array, *, ordinary: bool = True) -> None:
+def write_registers(fr: Frame, tile: TileRegion, values: Array) -> None:
     """Store [thread, register] in the running threads."""
-    mem = fr.memory(tile.region.buffer.name)
-    idx = tuple(s(fr) for s in tile.starts)
+    mem = tile.memory(fr)
+    idx = tile.index(fr)
     count = values.shape[1]
-    first = _first_register(fr, mem, idx, count)
-    if ordinary and mem.name in agent_of(fr).matrix:
+    first = first_register(fr, mem, idx, count)
+    if mem.name in agent_of(fr).matrix:
         use_registers(fr, mem, idx, count, writes=True)
     if not mem.lead:
         mem.spread(fr.lanes)
@@ -416,8 +263,10 @@ def write_registers(fr: Frame, tile: TileRegion, values: Array, *, ordinary: boo
     data[mine, first : first + count] = values[mine]
 
 
-def _first_register(fr: Frame, mem: Memory, idx: Where, count: int) -> int:
-    first = agreed(fr, idx[0], "a register's index") if idx else 0
+def first_register(
+    fr: Frame, mem: Memory, idx: Where, count: int, among: Array | None = None
+) -> int:
+    first = agreed(fr, idx[0], "a register's index", among) if idx else 0
     size = mem.shape[0] if mem.shape else 1
     if len(idx) > 1 or not 0 <= first <= size - count:
         raise RunError(
@@ -435,45 +284,3 @@ def as_words(values: Array) -> Array:
 
 def of_words(words: Array, dtype: np.dtype[Any]) -> Array:
     return np.ascontiguousarray(words, np.uint32).view(np.uint8).view(dtype)
-
-
-# ── ops ──────────────────────────────────────────────────────────────────────────────────────
-
-
-@thread_meaning(Alloc)
-def run_alloc(b: ThreadBuilder, op: Alloc) -> Step:
-    name, space = op.buffer.name, op.buffer.space
-    if space in (Space.LOCAL, Space.GLOBAL):
-        return MEANINGS[Alloc](b, op)
-    if space not in (Space.SHARED, Space.BARRIER):
-        raise RunError(f"{name} is a {space.value}, which threads do not have", loc=op.loc)
-
-    def run(fr: Frame) -> None:
-        if space is Space.SHARED:
-            fr.bufs[name] = agent_of(fr).block.shared.memories[name]
-
-    return Step(op, run)
-
-
-@thread_meaning(View)
-def run_view(b: ThreadBuilder, op: View) -> Step:
-    if op.buffer.space is not Space.SHARED:
-        return MEANINGS[View](b, op)
-
-    def run(fr: Frame) -> None:
-        fr.bufs[op.buffer.name] = agent_of(fr).block.shared.memories[op.buffer.name]
-
-    return Step(op, run)
-
-
-@thread_meaning(Store)
-def run_store(b: ThreadBuilder, op: Store) -> Step:
-    indices = [b.evaluate(i) for i in op.indices]
-    value = b.evaluate(op.value)
-    to, name = cast_fn(op.value.dtype, op.buffer.dtype), op.buffer.name
-
-    def run(fr: Frame) -> None:
-        idx = tuple(i(fr) for i in indices)
-        scatter(fr, fr.memory(name), idx, to(value(fr)))
-
-    return Step(op, run)

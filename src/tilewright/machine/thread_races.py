@@ -1,11 +1,7 @@
-"""Which thread knows of what: vector clocks over threads, barriers and groups of asynchronous
-ops, and shadows of shared memory that hold the last accesses of every unit of it.
+"""Shadows of shared memory and tensors that hold the last accesses of every unit by thread code.
 
-Time is one counter that goes on at every release. A thread `u` knows of an access by `t` at time
-`g` when `known[u, t] >= g`; it always knows its own. Asynchronous ops bear the clock of what tells
-of their end instead: a barrier's counts phases, a group's counts commits. Whether an access knows
-of the conflicting one before it follows from the program, not from the interleaving, so a missing
-barrier is found although threads run in step here.
+Ordinary accesses bear the time of the thread that made them. Asynchronous ones bear the clock of
+what tells of their end instead: a barrier's counts phases, a group's counts commits.
 """
 
 from __future__ import annotations
@@ -15,89 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.op import Intrinsic, Op
+from tilewright.ir.op import Op
+from tilewright.machine.clocks import NEVER, Clocks
 from tilewright.machine.memory import Array
+from tilewright.machine.postmortem import describe
+from tilewright.machine.state import WARP
 from tilewright.support.errors import RunError
 
-WARP = 32
-NEVER = np.int32(2**31 - 1)
 SEVERAL = -1  # in place of a reader: more than one lane of the warp
-_MOST = 1 << 24  # entries of the clocks' matrix; larger clusters run unwatched
-
-
-class Clocks:
-    """What the threads of a cluster know. Entities are the threads, then barriers and groups."""
-
-    def __init__(self, threads: int, blocks: int) -> None:
-        self.threads = threads * blocks
-        self.watching = self.threads * self.threads <= _MOST
-        rows = self.threads if self.watching else 1
-        self.known: Array = np.zeros((rows, rows + 32), np.int32)
-        self.entities = self.threads
-        self.now = 1
-
-    def entity(self) -> int:
-        """A new column, for a barrier or a group of asynchronous ops."""
-        self.entities += 1
-        if self.watching and self.entities > self.known.shape[1]:
-            wider = np.zeros((self.known.shape[0], 2 * self.known.shape[1]), np.int32)
-            wider[:, : self.known.shape[1]] = self.known
-            self.known = wider
-        return self.entities - 1
-
-    def fresh(self) -> Array:
-        return np.zeros(self.known.shape[1], np.int32)
-
-    def release(self, ids: Array) -> Array:
-        """What threads `ids` did and know, for others to learn."""
-        if not self.watching:
-            return self.fresh()
-        self.known[ids, ids] = self.now
-        self.now += 1
-        out: Array = self.known[ids].max(axis=0)
-        return out
-
-    def learn(self, ids: Array, more: Array) -> None:
-        if self.watching:
-            more = self.fit(more)
-            self.known[ids] = np.maximum(self.known[ids], more)
-
-    def fit(self, vector: Array) -> Array:
-        """`vector`, from a time when there were fewer entities, as wide as rows are now."""
-        if vector.size < self.known.shape[1]:
-            wide = self.fresh()
-            wide[: vector.size] = vector
-            return wide
-        return vector
-
-    def note(self, ids: Array, entity: int, time: int) -> None:
-        if self.watching:
-            self.known[ids, entity] = np.maximum(self.known[ids, entity], time)
-
-    def meet(self, groups: list[Array]) -> None:
-        """The threads of each group learn what the group knows."""
-        if not self.watching:
-            return
-        for ids in groups:
-            self.known[ids, ids] = self.now
-        self.now += 1
-        for ids in groups:
-            self.known[ids] = self.known[ids].max(axis=0)
-
-    def common(self, ids: Array) -> Array:
-        """What every one of the threads knows."""
-        if not self.watching:
-            return self.fresh()
-        out: Array = self.known[ids].min(axis=0)
-        return out
-
-    def has(self, ids: Array, entity: int, time: int) -> bool:
-        """Whether any of the threads knows of that."""
-        return not self.watching or bool((self.known[ids, entity] >= time).any())
-
-    def all_have(self, ids: Array, entity: int, time: int) -> bool:
-        """Whether each of the threads knows of that."""
-        return not self.watching or bool((self.known[ids, entity] >= time).all())
 
 
 class Marks:
@@ -106,7 +27,7 @@ class Marks:
 
     def __init__(self, clocks: Clocks, units: int, slots: int = 0) -> None:
         self.clocks, self.units = clocks, units
-        self.warps = -(-clocks.threads // WARP)
+        self.warps = -(-clocks.knowers // WARP)
         self.slots: dict[int, int] = {}  # of asynchronous ones
         self.columns = self.warps + slots
         self.used = False
@@ -174,9 +95,9 @@ class Marks:
     def least_known(self, actors: Array, warps: Array) -> Array:
         """The time up to which each actor knows of all other threads of a warp."""
         people, place = np.unique(actors, return_inverse=True)
-        rows = self.clocks.known[people, : self.clocks.threads].copy()
+        rows = self.clocks.known[people, : self.clocks.knowers].copy()
         rows[np.arange(people.size), people] = NEVER
-        least = np.minimum.reduceat(rows, np.arange(0, self.clocks.threads, WARP), axis=1)
+        least = np.minimum.reduceat(rows, np.arange(0, self.clocks.knowers, WARP), axis=1)
         out: Array = least[place.reshape(actors.shape), warps]
         return out
 
@@ -231,9 +152,12 @@ class Shadow:
     def write(self, units: Array, actors: Array, op: Op) -> None:
         if not self.clocks.watching:
             return
+        self._overwrite(units, actors, op, actors, self.clocks.now)
+        self.fence[units], self.generic[units] = 0, True
+
+    def _overwrite(self, units: Array, actors: Array, op: Op, writer: Any, time: Any) -> None:
         self.require_over(units, actors, op, "writes")
-        self.writer[units], self.wrote[units] = actors, self.clocks.now
-        self.last[units], self.fence[units], self.generic[units] = actors, 0, True
+        self.writer[units], self.wrote[units], self.last[units] = writer, time, writer
         self.by[units] = self.number(op)
         self.reads.clear(units)
         self.updates.clear(units)
@@ -252,16 +176,11 @@ class Shadow:
         writer = self.writer[units]
         over = (writer < 0) | (writer == actors)
         over |= self.clocks.known[actors, writer] >= self.wrote[units]
-        if not over.all():
-            self.fail(units, over, op, verb, "written")
-        if verb != "updates" and self.updates.used:
-            over = self.updates.over(units, actors)
-            if not over.all():
-                self.fail(units, over, op, verb, "updated")
-        if verb != "reads" and self.reads.used:
-            over = self.reads.over(units, actors)
-            if not over.all():
-                self.fail(units, over, op, verb, "read")
+        self.require(over, units, op, verb, "written")
+        if verb != "updates":
+            self.require(self.updates.over(units, actors), units, op, verb, "updated")
+        if verb != "reads":
+            self.require(self.reads.over(units, actors), units, op, verb, "read")
 
     # ── asynchronous accesses: `row` is what those know who issue them ───────────────────────
 
@@ -274,13 +193,10 @@ class Shadow:
         row = self.clocks.fit(row)
         writer, wrote = self.writer[units], self.wrote[units]
         over = (writer < 0) | (writer == issuer) | (row[writer] >= wrote)
-        if not over.all():
-            self.fail(units, over, op, "reads", "written")
+        self.require(over, units, op, "reads", "written")
         if self.updates.used and self.updates.at[units].any():
-            mine = np.full(units.size, max(issuer, 0))
-            over = self.updates.over(units, mine)
-            if not over.all():
-                self.fail(units, over, op, "reads", "updated")
+            over = self.updates.over(units, np.full(units.size, max(issuer, 0)))
+            self.require(over, units, op, "reads", "updated")
         fence = self.fence[units]
         last = self.last[units]
         shown = ~self.generic[units] | ((fence > 0) & ((last == issuer) | (row[last] >= fence)))
@@ -299,12 +215,8 @@ class Shadow:
         """A write issued by `actors` that is over when `landed` says so."""
         if not self.clocks.watching:
             return
-        self.require_over(units, actors, op, "writes")
-        self.writer[units], self.wrote[units], self.generic[units] = entity, NEVER, False
-        self.last[units] = entity
-        self.by[units] = self.number(op)
-        self.reads.clear(units)
-        self.updates.clear(units)
+        self._overwrite(units, actors, op, entity, NEVER)
+        self.generic[units] = False
 
     def landed(self, units: Array, entity: int, time: int) -> None:
         """What an asynchronous write brought belongs to `time` of `entity`."""
@@ -325,10 +237,12 @@ class Shadow:
 
     # ── errors ───────────────────────────────────────────────────────────────────────────────
 
-    def fail(self, units: Array, over: Array, op: Op, verb: str, before: str) -> None:
-        """`before`: what another thread did to the unit."""
+    def require(self, over: Array, units: Array, op: Op, verb: str, before: str) -> None:
+        """`over`: where what another thread did to a unit `before` is known."""
+        if over.all():
+            return
         at = int(units[np.argmin(over)])
-        under_way = before == "written" and int(self.writer[at]) >= self.clocks.threads
+        under_way = before == "written" and int(self.writer[at]) >= self.clocks.knowers
         if under_way or (before == "read" and self.reads.is_async(at)):
             what = "an asynchronous operation may still be under way there"
             fix = "wait for its barrier or its group first, then synchronise the threads"
@@ -347,8 +261,3 @@ class Shadow:
             notes=tuple(notes),
             fix=fix,
         )
-
-
-def describe(op: Any) -> str:
-    name = op.name if isinstance(op, Intrinsic) else type(op).__name__.lower()
-    return name + (f" at {op.loc}" if op.loc is not None else "")

@@ -13,7 +13,6 @@ from tilewright.ir.dtype import DType
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import Intrinsic
 from tilewright.machine.lanes import (
-    Frame,
     TileRegion,
     extents_of,
     gather,
@@ -21,14 +20,13 @@ from tilewright.machine.lanes import (
     read_box,
     region_memory,
 )
-from tilewright.machine.meaning import Builder, Step, meaning
+from tilewright.machine.meaning import Builder, Run, meaning
 from tilewright.machine.memory import Array
 from tilewright.machine.numbers import Value, bin_fn
 from tilewright.machine.postmortem import in_lane
+from tilewright.machine.state import WARP, Frame
 from tilewright.support.errors import RunError, SanitizerError
 from tilewright.support.show import cut, show_line
-
-WARP = 32
 
 
 def _threads(fr: Frame, value: Value) -> Array:
@@ -184,7 +182,7 @@ _VALUES: dict[str, Callable[..., Value]] = {
 
 
 @meaning(Intrinsic)
-def run_intrinsic(b: Builder, op: Intrinsic) -> Step:
+def run_intrinsic(b: Builder, op: Intrinsic) -> Run:
     effect = INTRINSICS.get(op.name)
     if effect is None:
         raise RunError(f"unknown intrinsic {op.name!r}", loc=op.loc)
@@ -197,16 +195,16 @@ def run_intrinsic(b: Builder, op: Intrinsic) -> Step:
                 fix='compile for a GPU: target="cuda"',
             )
 
-        return Step(op, refuse)
-    args: list[Any] = [
-        b.evaluate.region(a) if isinstance(a, Region) else b.evaluate(a) for a in op.args
-    ]
+        return refuse
+    args = [b.operand(a) for a in op.args]
     if op.name in ("pdl_wait", "pdl_launch"):
-        return Step(op, lambda fr: None)
+        return lambda fr: None
     if op.name == "print":
-        return Step(op, lambda fr: run_print(fr, op, args))
+        return lambda fr: run_print(fr, op, args)
     if op.name == "device_assert":
-        return Step(op, lambda fr: run_assert(fr, op, args))
+        return lambda fr: run_assert(fr, op, args)
+    if op.name not in _VALUES:
+        raise RunError(f"the interpreter has no meaning for intrinsic {op.name}", loc=op.loc)
     fn, result = _VALUES[op.name], op.result
 
     def run(fr: Frame) -> None:
@@ -215,7 +213,7 @@ def run_intrinsic(b: Builder, op: Intrinsic) -> Step:
         if result is not None:
             fr.vars[result.name] = got.astype(result.dtype.numpy)
 
-    return Step(op, run)
+    return run
 
 
 def fn_arity(name: str) -> int:
@@ -223,7 +221,7 @@ def fn_arity(name: str) -> int:
 
 
 def _element(fr: Frame, tile: TileRegion) -> Value:
-    return gather(fr, fr.memory(tile.region.buffer.name), tuple(s(fr) for s in tile.starts), None)
+    return gather(fr, tile.memory(fr), tile.index(fr), None)
 
 
 def run_print(fr: Frame, op: Intrinsic, args: list[Any]) -> None:

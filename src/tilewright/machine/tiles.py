@@ -71,31 +71,19 @@ def multiplied(
     return np.asarray(cast_fn(DTYPES["float32"], acc)(total))
 
 
-def _bitwise(fn: Any) -> Callable[[Array, int], Array]:
-    return lambda x, axis: fn.reduce(x, axis=axis)
+def _truth(x: Array) -> Array:
+    return np.asarray(x != 0)
 
 
-_REDUCE: dict[str, Callable[[Array, int], Array]] = {
-    "sum": lambda x, axis: np.add.reduce(x, axis=axis),
-    "max": lambda x, axis: np.maximum.reduce(x, axis=axis),
-    "min": lambda x, axis: np.minimum.reduce(x, axis=axis),
-    "abssum": lambda x, axis: np.add.reduce(np.abs(x), axis=axis),
-    "absmax": lambda x, axis: np.maximum.reduce(np.abs(x), axis=axis),
-    "max_num": lambda x, axis: np.fmax.reduce(x, axis=axis, initial=-np.inf),
-    "min_num": lambda x, axis: np.fmin.reduce(x, axis=axis, initial=np.inf),
-    "absmax_num": lambda x, axis: np.fmax.reduce(np.abs(x), axis=axis, initial=0),
-    "and": _bitwise(np.bitwise_and),
-    "or": _bitwise(np.bitwise_or),
-    "xor": _bitwise(np.bitwise_xor),
-    "any": lambda x, axis: np.logical_or.reduce(x != 0, axis=axis),
-    "all": lambda x, axis: np.logical_and.reduce(x != 0, axis=axis),
-}
-_FOLD: dict[str, Callable[[Any, Any], Any]] = {
-    "sum": np.add, "abssum": np.add, "max": np.maximum, "absmax": np.maximum, "min": np.minimum,
-    "max_num": np.fmax, "min_num": np.fmin, "absmax_num": np.fmax,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-    "any": lambda a, b: np.logical_or(a != 0, b != 0),
-    "all": lambda a, b: np.logical_and(a != 0, b != 0),
+# what folds two elements, what is done to each before, and what to begin with
+_REDUCE: dict[str, tuple[np.ufunc, Callable[[Array], Array] | None, float | None]] = {
+    "sum": (np.add, None, None), "abssum": (np.add, np.abs, None),
+    "max": (np.maximum, None, None), "absmax": (np.maximum, np.abs, None),
+    "min": (np.minimum, None, None), "max_num": (np.fmax, None, -np.inf),
+    "min_num": (np.fmin, None, np.inf), "absmax_num": (np.fmax, np.abs, 0),
+    "and": (np.bitwise_and, None, None), "or": (np.bitwise_or, None, None),
+    "xor": (np.bitwise_xor, None, None), "any": (np.logical_or, _truth, None),
+    "all": (np.logical_and, _truth, None),
 }  # fmt: skip
 
 
@@ -114,9 +102,13 @@ def reduced(op: Reduce, tile: Array, old: Array | None, src: DType, dst: DType, 
     wide = np.dtype(np.int64) if bits else _accumulates_in(src, dst)
     unsigned = not dst.is_float and dst.kind == "uint" and dst.bits == 64
     wide = np.dtype(np.uint64) if unsigned else wide
-    value = _REDUCE[op.op](_widen(tile, src, wide), axis)
+    fold, each, start = _REDUCE[op.op]
+    tile = _widen(tile, src, wide)
+    tile = tile if each is None else each(tile)
+    more: dict[str, Any] = {} if start is None else {"initial": start}
+    value = fold.reduce(tile, axis=axis, **more)
     if old is not None:
-        value = _FOLD[op.op](value.reshape(old.shape), _widen(old, dst, wide))
+        value = fold(value.reshape(old.shape), _widen(old, dst, wide))
     return _shrink(value, dst)
 
 
@@ -143,8 +135,7 @@ def scanned(op: str, tile: Array, src: DType, dst: DType, axis: int, reverse: bo
         raise RunError(f"unknown scan {op!r}", expected="sum, max or min")
     wide = _widen(tile, src, _accumulates_in(src, dst))
     wide = np.flip(wide, axis) if reverse else wide
-    fn = {"sum": np.add, "max": np.maximum, "min": np.minimum}[op]
-    out = fn.accumulate(wide, axis=axis)
+    out = _REDUCE[op][0].accumulate(wide, axis=axis)
     return _shrink(np.flip(out, axis) if reverse else out, dst)
 
 

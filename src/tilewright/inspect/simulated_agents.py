@@ -4,12 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import Const, Load, Select
+from tilewright.inspect.multiprocessor import (
+    GROUP,
+    WAITS,
+    WARP,
+    Multiprocessor,
+    Span,
+    Steps,
+    Who,
+    bytes_of,
+)
+from tilewright.inspect.steady_loop import Env, is_quiet, trips, value
+from tilewright.ir.buffer import Space
+from tilewright.ir.expr import Load, Select
 from tilewright.ir.gather import filled_by
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
@@ -45,48 +55,11 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.passes.overlap import unit_times as rates
-from tilewright.passes.overlap.simulated_units import Steps
-from tilewright.passes.overlap.steady_loop import Env, is_quiet, trips, value
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
 
-if TYPE_CHECKING:
-    from tilewright.passes.overlap.simulate import Simulation
-
-COPIES, WAITS = "copies", "waits"
 ROUNDS, WARM = 10, 4  # iterations that are walked; those before the steady state
 MANY, CAP = 32, 3  # of loops that have nothing to do with it, longer than many, so few are walked
-WARP, GROUP = 32, 4
 EACH_OTHER, PRODUCTS, MEMORY, TURNS = "each other", "products", "memory", "their turn"
-
-
-@dataclass(frozen=True)
-class Span:
-    """An agent kept `unit` busy with `op`, which takes `work` cycles of it, or waited for `what`
-    (`unit` is then `WAITS`)."""
-
-    who: int
-    unit: str
-    op: Op
-    start: float
-    end: float
-    work: float = 0.0
-    size: float = 0.0  # bytes
-    what: str = ""
-
-
-@dataclass
-class Who:
-    """An agent: a warpgroup of a role (or fewer warps, where it has fewer)."""
-
-    number: int
-    role: str
-    block: int
-    instance: int
-    place: int  # among the warpgroups of its instance
-    peers: int  # how many these are
-    warps: int
-    leader: bool = False
-    starts: list[float] = field(default_factory=list)  # of the iterations asked about
 
 
 class Over(Exception):
@@ -104,7 +77,7 @@ class _Left(Exception):
 class Walk:
     """One agent's way through the kernel."""
 
-    def __init__(self, sim: Simulation, who: Who, env: Env) -> None:
+    def __init__(self, sim: Multiprocessor, who: Who, env: Env) -> None:
         self.sim, self.who, self.env = sim, who, env
         self.loaded: dict[str, float] = {}  # when what threads load of global memory is there
         self.groups: dict[str, list[tuple[float, float]]] = {}  # ends (read, whole) of groups
@@ -116,24 +89,26 @@ class Walk:
 
     def op(self, op: Op) -> Steps:
         rule = _RULES.get(type(op))
-        if rule is not None:
-            yield from rule(self, op)
+        steps = None if rule is None else rule(self, op)
+        if steps is not None:
+            yield from steps
+
+    @property
+    def now(self) -> float:
+        return self.sim.clock.now
 
     def wait(self, op: Op, since: float, what: str) -> None:
-        now = self.sim.clock.now
-        if now > since:
-            self.sim.spans.append(Span(self.who.number, WAITS, op, since, now, what=what))
+        if self.now > since:
+            self.sim.spans.append(Span(self.who.number, WAITS, op, since, self.now, what=what))
 
     # structure
 
-    def alloc(self, op: Alloc) -> Steps:
+    def alloc(self, op: Alloc) -> None:
         if op.init is not None:
             self.env[op.buffer.name] = value(op.init, self.env)
-        yield from ()
 
-    def let(self, op: Let) -> Steps:
+    def let(self, op: Let) -> None:
         self.env[op.var] = value(op.value, self.env)
-        yield from ()
 
     def role(self, op: Role) -> Steps:
         if op.name == self.who.role:
@@ -154,11 +129,11 @@ class Walk:
             turns = turns[:CAP]
         for turn in turns:
             if id(op) in sim.loops:
-                self.who.starts.append(sim.clock.now)
+                self.who.starts.append(self.now)
                 if len(self.who.starts) > ROUNDS:
                     raise Over
             self.env[op.var] = turn
-            yield sim.clock.now + rates.TURN
+            yield self.now + rates.TURN
             try:
                 yield from self.body(op.body)
             except _Again:
@@ -166,7 +141,7 @@ class Walk:
             except _Left:
                 break
         if id(op) in sim.loops:
-            self.who.starts.append(sim.clock.now)
+            self.who.starts.append(self.now)
             raise Over
 
     def repeat_while(self, op: While) -> Steps:
@@ -175,12 +150,10 @@ class Walk:
                 break
             yield from self.body(op.body)
 
-    def again(self, op: Op) -> Steps:
-        yield from ()
+    def again(self, op: Op) -> None:
         raise _Again
 
-    def left(self, op: Op) -> Steps:
-        yield from ()
+    def left(self, op: Op) -> None:
         raise _Left
 
     # work
@@ -196,8 +169,8 @@ class Walk:
                 b.name for i in walk_ops(op) for b in (*read_buffers(i), *written_buffers(i))
             )
         there = max((self.loaded.pop(n) for n in names if n in self.loaded), default=0.0)
-        if there > sim.clock.now:
-            since = sim.clock.now
+        if there > self.now:
+            since = self.now
             yield there
             self.wait(op, since, MEMORY)
 
@@ -206,7 +179,7 @@ class Walk:
         sim, who = self.sim, self.who
         yield from self.needs(op)
         tensor, threads = sim.cost(op)
-        start = sim.clock.now
+        start = self.now
         over = start
         if tensor:
             begun, over = sim.tensor.take(tensor / who.peers)
@@ -214,9 +187,9 @@ class Walk:
         if threads:
             work = threads / who.peers
             yield sim.slots.run(work * GROUP / who.warps)
-            sim.spans.append(Span(who.number, THREADS, op, start, sim.clock.now, work))
-        if over > sim.clock.now:
-            since = sim.clock.now
+            sim.spans.append(Span(who.number, THREADS, op, start, self.now, work))
+        if over > self.now:
+            since = self.now
             yield over + rates.PRODUCT_LATENCY
             self.wait(op, since, PRODUCTS)
 
@@ -241,17 +214,16 @@ class Walk:
                 self.loaded.update((i.buffer.name, there) for i in inner if isinstance(i, Store))
                 yield self.sim.slots.run(self.sim.cost(op)[1] / self.who.peers)
                 return
-            since = self.sim.clock.now
+            since = self.now
             yield there
             self.wait(op, since, MEMORY)
         yield from self.compute(op)
         if writes:
             self.sim.move(self.who, op, points * sum(writes.values()))
 
-    def store(self, op: Store) -> Steps:
+    def store(self, op: Store) -> None:
         if op.buffer.space is Space.LOCAL and not op.indices:
             self.env[op.buffer.name] = value(op.value, self.env)
-        yield from ()
 
     def reduce(self, op: Reduce) -> Steps:
         yield from self.compute(op)
@@ -260,11 +232,11 @@ class Walk:
                 yield from self.gather(op, (self.who.block, self.who.role, self.who.instance))
 
     def gather(self, op: Op, key: tuple[Any, ...]) -> Steps:
-        since = self.sim.clock.now
+        since = self.now
         signal = self.sim.meet((*key, id(op)), 1, self.who.peers)
         if signal is not None:
             yield signal
-        yield self.sim.clock.now + rates.SYNC
+        yield self.now + rates.SYNC
         self.wait(op, since, EACH_OTHER)
 
     def product(self, op: Gemm) -> Steps:
@@ -324,28 +296,27 @@ class Walk:
             key = ("arrive", who.block, who.role, who.instance, id(op))
             if sim.meet(key, 1, who.peers) is None:
                 sim.arrive(barrier, count)
-        yield sim.clock.now + rates.ARRIVE
+        yield self.now + rates.ARRIVE
 
     def await_barrier(self, op: Wait) -> Steps:
         barrier = self.sim.barrier(self.who, op.barrier, self.env)
         phase = int(value(op.phase, self.env))
-        since = self.sim.clock.now
+        since = self.now
         while barrier.phases % 2 == phase:
             yield barrier
-        yield self.sim.clock.now + rates.ARRIVE
+        yield self.now + rates.ARRIVE
         self.wait(op, since, op.barrier.buffer.name)
 
-    def commit(self, op: Commit) -> Steps:
+    def commit(self, op: Commit) -> None:
         ends = self.building.pop(op.unit, (0.0, 0.0))
         self.groups.setdefault(op.unit, []).append(ends)
-        yield from ()
 
     def await_group(self, op: WaitGroup) -> Steps:
         groups = self.groups.get(op.unit, [])
         done = groups[: max(0, len(groups) - op.pending)]
         del groups[: len(done)]
         until = max((end[0 if op.read else 1] for end in done), default=0.0)
-        since = self.sim.clock.now
+        since = self.now
         if until > since:
             yield until
             self.wait(op, since, PRODUCTS if op.unit == "wgmma" else MEMORY)
@@ -354,12 +325,12 @@ class Walk:
         sim, who = self.sim, self.who
         if op.scope == "warp":
             return
-        since = sim.clock.now
+        since = self.now
         if self.loaded:
             yield max(since, *self.loaded.values())
             self.loaded.clear()
             self.wait(op, since, MEMORY)
-            since = sim.clock.now
+            since = self.now
         everybody = sum(a.warps for a in sim.agents if a.block == who.block)
         name, warps = "block", everybody
         if op.scope == "named":
@@ -370,7 +341,7 @@ class Walk:
             return
         if signal is not None:
             yield signal
-        yield sim.clock.now + rates.SYNC
+        yield self.now + rates.SYNC
         self.wait(op, since, EACH_OTHER)
 
     def turn(self, op: Turn) -> Steps:
@@ -380,16 +351,11 @@ class Walk:
             ended[who.place] += 1
             sim.clock.fire(sim.turned)
             return
-        since = sim.clock.now
+        since = self.now
         mine = ended[who.place]
         while (ended[who.place - 1] <= mine) if who.place else (ended[-1] < mine):
             yield sim.turned
         self.wait(op, since, TURNS)
-
-
-def bytes_of(region: Region) -> float:
-    count = prod(int(e.value) if isinstance(e, Const) else 1 for e in region.extents)
-    return count * region.dtype.bits / 8
 
 
 def _only_loads(op: Store) -> bool:
@@ -411,7 +377,7 @@ def _across_groups(op: Reduce) -> bool:
     return False
 
 
-_RULES: Mapping[type[Op], Callable[[Any, Any], Steps]] = {
+_RULES: Mapping[type[Op], Callable[[Any, Any], Steps | None]] = {
     Alloc: Walk.alloc,
     Let: Walk.let,
     Role: Walk.role,

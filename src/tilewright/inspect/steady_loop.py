@@ -6,14 +6,15 @@ What is not known is taken as large (`ENOUGH`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
+from operator import truediv
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from tilewright.ir.buffer import Space
-from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, variables
+from tilewright.ir.expr import FOLD, Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, variables
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -50,16 +51,7 @@ ENOUGH = 1 << 13
 
 Env: TypeAlias = dict[Any, Any]  # of variables, and of scalars by name
 
-_BIN: dict[str, Callable[[Any, Any], Any]] = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
-    "//": lambda a, b: a // b if b else 0, "%": lambda a, b: a % b if b else 0,
-    "/": lambda a, b: a / b if b else 0, "min": min, "max": max,
-    "and": lambda a, b: a and b, "or": lambda a, b: a or b,
-    "&": lambda a, b: a & b, "|": lambda a, b: a | b, "^": lambda a, b: a ^ b,
-    "<<": lambda a, b: a << b, ">>": lambda a, b: a >> b,
-    "<": lambda a, b: a < b, "<=": lambda a, b: a <= b, "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
-}  # fmt: skip
+_BIN = {**FOLD, "/": truediv}
 
 
 def value(e: Expr, env: Env) -> Any:
@@ -71,7 +63,7 @@ def value(e: Expr, env: Env) -> Any:
         case Bin() | Cmp():
             try:
                 return _BIN[e.op](value(e.a, env), value(e.b, env))
-            except (TypeError, ValueError, OverflowError):
+            except (TypeError, ValueError, ArithmeticError):
                 return 0
         case Select():
             return value(e.a if value(e.cond, env) else e.b, env)

@@ -1,23 +1,22 @@
-"""A scheduled kernel's blocks on one multiprocessor, event by event: who runs, who waits for whom.
+"""A multiprocessor as the simulation sees it: time, the units that agents share, barriers, and what
+ops take.
 
-Every warpgroup of every resident block is an agent that walks its ops in order: a Python generator
-that yields the time, or the signal, at which it goes on. Agents share three units. The tensor core
-runs products one after the other, as they are issued. Threads share issue slots: a warpgroup alone
-fills `SOLO` of them. Copies come one after the other at the rate of memory, and are there after its
-latency. Barriers, groups, turns and named barriers are what they are in the program; memory
-has no contents. `unit_times` has the numbers, `steady_loop` the loop that is asked about: the walk
-ends where every agent that has it has run `ROUNDS` of its iterations.
+Agents share three units. The tensor core runs products one after the other, as they are issued.
+Threads share issue slots: a warpgroup alone fills `SOLO` of them. Copies come one after the other
+at the rate of memory, and are there after its latency.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+import heapq
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
+from tilewright.inspect.steady_loop import ENOUGH, Env, trips, value
 from tilewright.ir.buffer import Region, Space
+from tilewright.ir.expr import Const
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Arrive,
@@ -46,48 +45,150 @@ from tilewright.ir.op import (
 from tilewright.ir.target import Target
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
 from tilewright.passes.overlap import unit_times as rates
-from tilewright.passes.overlap.simulated_agents import (
-    COPIES,
-    GROUP,
-    WARP,
-    Over,
-    Span,
-    Walk,
-    Who,
-    bytes_of,
-)
-from tilewright.passes.overlap.simulated_units import Barrier, Clock, Lane, Signal, Slots, Steps
-from tilewright.passes.overlap.steady_loop import (
-    ENOUGH,
-    Env,
-    computing_loops,
-    sharing,
-    steady_loop,
-    trips,
-    value,
-)
 from tilewright.support.errors import CompileError
 
-EVENTS = 20_000  # give up
+COPIES, WAITS = "copies", "waits"
+WARP, GROUP = 32, 4
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a walk has found: of the `crew`, `agents` are those who run the loop. By an op's id,
-    `sharing`: how many blocks read the same; `costs`: cycles of (tensor core, threads)."""
+class Span:
+    """An agent kept `unit` busy with `op`, which takes `work` cycles of it, or waited for `what`
+    (`unit` is then `WAITS`)."""
 
-    loop: For
-    crew: list[Who]
-    agents: list[Who]
-    spans: list[Span]
+    who: int
+    unit: str
+    op: Op
+    start: float
     end: float
-    sharing: dict[int, float]
-    costs: dict[int, tuple[float, float]]
-    trip: int
+    work: float = 0.0
+    size: float = 0.0  # bytes
+    what: str = ""
 
 
-class Simulation:
-    """The multiprocessor: its units, barriers and agents, and what has happened."""
+@dataclass
+class Who:
+    """An agent: a warpgroup of a role (or fewer warps, where it has fewer)."""
+
+    number: int
+    role: str
+    block: int
+    instance: int
+    place: int  # among the warpgroups of its instance
+    peers: int  # how many these are
+    warps: int
+    leader: bool = False
+    starts: list[float] = field(default_factory=list)  # of the iterations asked about
+
+
+class Signal:
+    """What agents wait for."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Agent] = []
+
+
+Steps: TypeAlias = "Generator[float | Signal, None, None]"
+Agent: TypeAlias = Steps
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.queue: list[tuple[float, int, Any]] = []
+        self.count = 0
+
+    def at(self, time: float, what: Any) -> None:
+        """Call `what`, or let that agent go on."""
+        self.count += 1
+        heapq.heappush(self.queue, (time, self.count, what))
+
+    def fire(self, signal: Signal) -> None:
+        for agent in signal.waiting:
+            self.at(self.now, agent)
+        signal.waiting = []
+
+    def step(self) -> None:
+        self.now, _, what = heapq.heappop(self.queue)
+        if callable(what):
+            what()
+            return
+        asked = next(what, None)
+        if isinstance(asked, Signal):
+            asked.waiting.append(what)
+        elif asked is not None:
+            self.at(asked, what)
+
+
+class Lane:
+    """A unit that takes one after the other."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.free = 0.0
+
+    def take(self, time: float) -> tuple[float, float]:
+        start = max(self.clock.now, self.free)
+        self.free = start + time
+        return start, self.free
+
+
+class Slots:
+    """Issue slots that those who compute share evenly; nobody gets more than `rates.SOLO`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.done = 0.0  # work that each job has had so far
+        self.since = 0.0
+        self.jobs: list[tuple[float, int, Signal]] = []
+        self.version = 0
+
+    def _advance(self) -> float:
+        share = min(rates.SOLO, 1 / len(self.jobs)) if self.jobs else rates.SOLO
+        self.done += (self.clock.now - self.since) * share
+        self.since = self.clock.now
+        return share
+
+    def run(self, work: float) -> Signal:
+        self._advance()
+        signal = Signal()
+        self.version += 1
+        heapq.heappush(self.jobs, (self.done + work, self.version, signal))
+        self._plan()
+        return signal
+
+    def _plan(self) -> None:
+        self.version += 1
+        version = self.version
+        if self.jobs:
+            share = min(rates.SOLO, 1 / len(self.jobs))
+            rest = max(0.0, self.jobs[0][0] - self.done) / share
+            self.clock.at(self.clock.now + rest, lambda: self._end(version))
+
+    def _end(self, version: int) -> None:
+        if version == self.version:
+            self._advance()
+            self.clock.fire(heapq.heappop(self.jobs)[2])
+            self._plan()
+
+
+class Barrier(Signal):
+    """One of a block's, in shared memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.left = 1.0
+        self.bytes = 0.0
+        self.phases = 0
+
+
+class Multiprocessor:
+    """Its units, barriers and agents, and what has happened."""
+
+    loop: For  # that is asked about,
+    env: Env  # with what is known there,
+    trip: int  # and its iterations
+    loops: set[int]  # it and those that run in step with it
 
     def __init__(
         self,
@@ -124,64 +225,12 @@ class Simulation:
             if isinstance(op, BarrierInit):
                 self.counts[op.barrier.buffer.name] = value(op.count, self.known)
 
-    def run(self) -> Run | None:
-        found = steady_loop(self.kernel, self.known)
-        if found is None:
-            return None
-        self.loop, self.env, self.trip = found
-        self.loops = {id(self.loop), *self.others()}
-        running = self.chip.multiprocessors * self.blocks
-        self.sharing = sharing(self.kernel, self.env, running, set(self.sizes))
-        for block in range(self.blocks):
-            for who in self.crew(block):
-                self.agents.append(who)
-                role = self.role_of(who)
-                main = role is None or any(id(op) in self.loops for op in walk_ops(role))
-                self.open |= {who.number} if main else set()
-                self.clock.at(0.0, self.agent(who))
-        while self.clock.queue and self.open and self.clock.count < EVENTS:
-            self.clock.step()
-        agents = [w for w in self.agents if len(w.starts) > 1]
-        # instances of a role that others have run to the end may have their turn later
-        over = {(w.block, w.role) for w in agents if w.number not in self.open}
-        stuck = [w for w in self.agents if w.number in self.open and (w.block, w.role) not in over]
-        if stuck or not agents:
-            return None  # it waits for something that is not modelled
-        return Run(
-            self.loop, self.agents, agents, self.spans, self.clock.now, self.sharing, self.costs,
-            self.trip,
-        )  # fmt: skip
-
-    def role_of(self, who: Who) -> Role | None:
-        return next((r for r in self.roles if r.name == who.role), None)
-
-    def others(self) -> Iterator[int]:
-        """Of roles that compute in step with the loop, but in one of their own, that loop."""
-        for role in self.roles:
-            own = [loop for loop in computing_loops(role.body) if self.partner(loop)]
-            if own and not _holds(role, self.loop):
-                yield id(own[0])
-
     def partner(self, op: For) -> bool:
         """Whether a loop has to do with the one that is asked about: both name a barrier."""
         if id(op) not in self.partners:
             mine, asked = _barriers(op), _barriers(self.loop)
-            self.partners[id(op)] = bool(mine & asked) or _holds(op, self.loop)
+            self.partners[id(op)] = bool(mine & asked) or holds(op, self.loop)
         return self.partners[id(op)]
-
-    def crew(self, block: int) -> Iterator[Who]:
-        parts: list[tuple[str, int, int]] = [(r.name, r.warps, r.instances) for r in self.roles]
-        if not parts:
-            parts = [("", max(1, prod(self.kernel.threads) // WARP), 1)]
-        first = len(self.agents)
-        for name, warps, instances in parts:
-            each = max(1, warps // max(1, instances))
-            peers = -(-each // GROUP)
-            for instance in range(instances):
-                for place in range(peers):
-                    here = min(GROUP, each - place * GROUP)
-                    yield Who(first, name, block, instance, place, peers, here, place == 0)
-                    first += 1
 
     # what ops take
 
@@ -233,14 +282,6 @@ class Simulation:
         self.spans.append(Span(who.number, COPIES, op, start, end, end - start, size))
         return end, end + rates.LATENCY
 
-    # agents
-
-    def agent(self, who: Who) -> Steps:
-        walk = Walk(self, who, dict(self.env))
-        with suppress(Over):
-            yield from walk.body(self.kernel.body)
-        self.open.discard(who.number)
-
     def barrier(self, who: Who, region: Region, env: Env) -> Barrier:
         name = region.buffer.name
         sizes = [int(value(s, env)) for s in region.buffer.shape]
@@ -273,7 +314,7 @@ class Simulation:
         return signal
 
 
-def _holds(op: Op, inner: Op) -> bool:
+def holds(op: Op, inner: Op) -> bool:
     return any(each is inner for each in walk_ops(op))
 
 
@@ -288,13 +329,6 @@ def _barriers(op: Op) -> set[str]:
     return found
 
 
-def simulate(
-    program: Program,
-    kernel: Kernel,
-    target: Target,
-    blocks: int = 1,
-    sizes: Mapping[str, int] | None = None,
-) -> Run | None:
-    """`kernel` on one multiprocessor with `blocks` of its blocks; `sizes`: those known at launch.
-    None where it has no loop to ask about, or waits for something that is not modelled."""
-    return Simulation(program, kernel, target, blocks, sizes or {}).run()
+def bytes_of(region: Region) -> float:
+    count = prod(int(e.value) if isinstance(e, Const) else 1 for e in region.extents)
+    return count * region.dtype.bits / 8

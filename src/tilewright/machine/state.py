@@ -1,0 +1,320 @@
+"""What there is while a kernel runs: the launch, clusters, blocks, agents and their frames.
+
+A block is run by *agents*: one for each outermost role instance, or one for the block where a
+kernel has no roles. Agents that run tile code are in `tile_agents.py`, those that run thread code
+in `thread_agents.py`; they differ in what a barrier or a group means to their threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.expr import Load
+from tilewright.ir.op import Kernel, Op, Sync
+from tilewright.machine.clocks import Clocks, Party
+from tilewright.machine.conflicts import BlockRaces, Touch
+from tilewright.machine.memory import Array, Memory
+from tilewright.machine.numbers import Value
+from tilewright.machine.sync import Blocked, Cell, Groups, Meeting, Transfer
+from tilewright.support.errors import Loc, RunError, SanitizerWarning, occurrence
+
+WARP, WARPGROUP = 32, 4
+Where = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    sanitize: bool = False
+    nan: bool = False
+    seed: int = 0
+    explicit: bool | None = None
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The warps of one agent, and what to call it."""
+
+    first: int
+    warps: int
+    name: str
+
+
+# ── frames ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Frame:
+    """What one agent knows while it runs: variables, buffers, lanes and the mask over them."""
+
+    __slots__ = ("agent", "broke", "bufs", "grid", "in_map", "lanes", "layout", "marks", "mask",
+                 "op", "outside", "pattern", "stop", "storing", "vars", "watches")  # fmt: skip
+
+    def __init__(self, agent: Agent, lanes: tuple[int, ...], grid: tuple[Array, ...] = ()) -> None:
+        self.agent = agent
+        self.vars: dict[str, Value] = {}
+        self.bufs: dict[str, Memory] = {}
+        self.mask: Array | None = None
+        self.lanes = lanes
+        self.grid = grid
+        self.in_map = False
+        self.layout: Any = None  # of the nest that is running
+        # which nest axes index the buffer being accessed, in order, and the box that they span
+        self.pattern: tuple[tuple[int, ...], Where] | None = None
+        self.op: Op | None = None
+        self.stop: Any = None  # lanes that left the current iteration: None, True or an array
+        self.broke: Any = None  # lanes that left the current loop
+        self.watches: tuple[Watch, ...] = ()
+        # of values, to the sanitizer (padding.py): marks of variables, of what is being stored, and
+        # whether a load went outside a tensor
+        self.marks: dict[str, Any] | None = None
+        self.storing: Any = None
+        self.outside = False
+
+    def loc(self, node: Load | None = None) -> Loc | None:
+        own = self.op.loc if self.op is not None else None
+        return own if node is None else occurrence(node.loc, own)
+
+    def memory(self, name: str) -> Memory:
+        found = self.bufs.get(name)
+        if found is None:
+            raise RunError(f"{name} is used where it does not exist", loc=self.loc())
+        return found
+
+    def touch(
+        self, kind: str, mem: Memory, where: Where, owners: Any = None, node: Load | None = None
+    ) -> None:
+        """Tell the watchers of an access."""
+        touch = Touch(kind, mem, where, owners, self.loc(node))
+        for watch in self.watches:
+            watch.access(self, touch)
+
+    @property
+    def exact(self) -> bool:
+        """Some watcher wants lanes and masks spelt out, not boxes."""
+        return any(watch.exact for watch in self.watches)
+
+    @property
+    def is_partial(self) -> bool:
+        """Some lanes do not run this."""
+        return self.mask is not None and not self.mask.all()
+
+    def active(self, shape: tuple[int, ...]) -> Array:
+        """The mask broadcast to `shape`."""
+        return np.broadcast_to(True if self.mask is None else self.mask, shape)
+
+
+class Watch:
+    """Sees every access of memory."""
+
+    exact = False
+
+    def access(self, fr: Frame, t: Touch) -> None:
+        raise NotImplementedError
+
+    def enter_map(self, fr: Frame) -> None:
+        """An elementwise nest begins."""
+
+    def leave_map(self, fr: Frame) -> None:
+        """An elementwise nest ends."""
+
+    def synced(self, fr: Frame, scope: str) -> None:
+        """The agent's threads met: scope 'block' or 'warp'."""
+
+    def met_inside(self, fr: Frame, op: Op) -> bool:
+        """Whether the agent's threads meet inside `op`, which they have begun."""
+        return False
+
+
+# ── agents ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Agent:
+    """One coroutine over the kernel's body: a role instance, or a whole block."""
+
+    sanitize = False
+    joint = False  # stands for several agents that came together
+
+    def __init__(self, block: Block, crew: Crew) -> None:
+        self.block, self.crew = block, crew
+        self.first_warp, self.last_warp = crew.first, crew.first + crew.warps - 1
+        total = prod(block.cluster.compiled.kernel.threads)
+        self.ids: Array = np.arange(
+            crew.first * WARP, min((crew.first + crew.warps) * WARP, total), dtype=np.int32
+        )
+        self.positions: Array = np.arange(self.ids.size, dtype=np.int32)
+        self.clocks: Clocks = block.cluster.clocks
+        self.groups: dict[Any, Groups] = {}
+        self.blocked: Blocked | None = None
+        self.frame = Frame(self, (self.ids.size,), (self.positions,))
+        self.flow: Iterator[Any] = iter(())
+        self.done = False
+        self.fenced = 0  # tick of the last `fence wgmma`
+        self.apart = False  # threads of one warp may know different things
+        self._time = 0
+
+    def tick(self) -> int:
+        """A moment later than all before, in this agent's life."""
+        self._time += 1
+        return self._time
+
+    def lane_ids(self, fr: Frame) -> Array:
+        own = fr.lanes[: len(fr.grid)]  # the rest are axes of a tile that each lane handles
+        ids = np.arange(prod(own)).reshape(own) if fr.in_map else self.ids
+        return np.broadcast_to(ids.reshape(own + (1,) * (len(fr.lanes) - len(own))), fr.lanes)
+
+    # what barriers and groups mean to its threads
+
+    def party(self, fr: Frame) -> Party:
+        """The threads that run this."""
+        raise NotImplementedError
+
+    def parties(self, fr: Frame, values: Sequence[tuple[Value, str]]) -> list[Party]:
+        """The threads that run this, in groups that agree on all `values`."""
+        raise NotImplementedError
+
+    def agreed(self, fr: Frame, value: Value, what: str) -> int:
+        """`value` as an integer on which the threads that run this agree."""
+        raise NotImplementedError
+
+    def one(self, fr: Frame, op: Op) -> Party | None:
+        """The thread that initialises barriers, where it is this agent's."""
+        raise NotImplementedError
+
+    def syncs_alone(self, fr: Frame, op: Sync) -> bool:
+        """Whether a barrier of threads, which all have to reach, concerns nobody else."""
+        raise NotImplementedError
+
+    def groups_of(self, fr: Frame, unit: str, what: str) -> list[Groups]:
+        """Those of the running threads."""
+        raise NotImplementedError
+
+    def note_over(self, groups: Groups, over: int, *, read: bool, strict: bool) -> None:
+        """The running threads have waited for all groups up to number `over`."""
+        raise NotImplementedError
+
+    def show_writes(self, fr: Frame) -> None:
+        """What the running threads wrote becomes visible to the async proxy."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """The agent is done; nothing it started may outlive what it uses."""
+        for groups in self.groups.values():
+            groups.require_over(self, self.clocks)
+        if all(a.done for a in self.block.agents):
+            self.block.end()
+
+    def __str__(self) -> str:
+        return f"{self.crew.name} of block {self.block.index}"
+
+
+class Block:
+    """One block: its memory, barriers and agents."""
+
+    def __init__(self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int) -> None:
+        self.cluster, self.index, self.rank, self.linear = cluster, index, rank, linear
+        self.cells: dict[tuple[str, tuple[int, ...]], Cell] = {}
+        self.meetings: dict[Any, Meeting] = {}
+        self.incoming: list[Any] = []  # asynchronous writes of its memory
+        self.exited = False
+        self.agents: list[Agent] = []
+
+    def knowers(self) -> Array:
+        """Those of whom one has to know what happens to the block's memory."""
+        raise NotImplementedError
+
+    def own_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
+        """A shared buffer, or a fragment over all threads of the block; made once."""
+        raise NotImplementedError
+
+    def existing(self, name: str, fr: Frame) -> Memory:
+        """Shared memory that another block may use."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Nothing may come after a block that uses its memory or its barriers."""
+        rows, clocks = self.knowers(), self.cluster.clocks
+        for cell in self.cells.values():
+            for party, time, op in cell.remote:
+                if not clocks.has(rows, int(party.ids[0]), time):
+                    raise RunError(
+                        f"block {self.index} ends without knowing of an arrival on {cell.name}",
+                        loc=op.loc,
+                        notes=(f"by {party.agent}",),
+                        fix="wait for the barrier's last phase, or synchronise the cluster, first",
+                    )
+        self.exited = True
+
+    def require_alive(self, name: str, loc: Loc | None) -> None:
+        if self.exited:
+            raise RunError(
+                f"{name} is in block {self.index}, which has ended",
+                loc=loc,
+                fix="keep the block alive: synchronise the cluster, or drain its barriers, at the "
+                "end",
+            )
+
+
+class Cluster:
+    """Blocks that run together; a cluster of one where the kernel has none."""
+
+    def __init__(self, launch: Launch, compiled: Compiled, blocks: int) -> None:
+        self.launch, self.compiled = launch, compiled
+        knowers = compiled.knowers * blocks
+        self.clocks = Clocks(knowers, watching=knowers * knowers <= compiled.most)
+        self.blocks: list[Block] = []
+        self.pending: list[Transfer] = []
+        self.meetings: dict[Any, Meeting] = {}
+        self.running: Agent | None = None  # who is to be asked when something fails
+
+    def block(self, rank: int, fr: Frame) -> Block:
+        if not 0 <= rank < len(self.blocks):
+            raise RunError(
+                f"there is no block {rank} in a cluster of {len(self.blocks)}", loc=fr.loc()
+            )
+        return self.blocks[rank]
+
+
+class Compiled:
+    """A kernel with its ops turned into steps."""
+
+    kernel: Kernel
+    grid: list[Callable[[Frame], Value]]
+    body: Callable[[Frame], Any]
+    crews: list[Crew]
+    scheduled: bool  # agents wait for each other or for asynchronous ops
+    in_order: bool  # blocks run in linear order, since results may depend on it
+    knowers: int  # of a block, to the clocks
+    most = 1 << 24  # entries of the clocks; larger clusters run unwatched
+
+    def make_block(self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int) -> Block:
+        raise NotImplementedError
+
+    def make_agent(self, block: Block, crew: Crew) -> Agent:
+        raise NotImplementedError
+
+    def watches(self, agent: Agent) -> tuple[Watch, ...]:
+        """What sees the accesses of an agent."""
+        return ()
+
+
+@dataclass
+class Launch:
+    """One run of a program."""
+
+    memories: dict[str, Memory]
+    values: dict[str, Any]
+    options: Options
+    say: Callable[[str], None]
+    races: BlockRaces = field(default_factory=lambda: BlockRaces(0))
+    made: dict[str, Memory] = field(default_factory=dict)
+    warnings: dict[Any, SanitizerWarning] = field(default_factory=dict)  # once per op
+
+    def global_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
+        if buffer.name not in self.made:
+            self.made[buffer.name] = make()
+        return self.made[buffer.name]

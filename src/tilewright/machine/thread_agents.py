@@ -1,0 +1,242 @@
+"""Agents and blocks that run thread code.
+
+Values are vectors over the threads of an agent, which run in step under a mask. An op counts once
+for every thread that runs it: what one thread does for an instance stands under a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from tilewright.ir.buffer import Buffer
+from tilewright.ir.op import Op, Sync
+from tilewright.machine.clocks import Party
+from tilewright.machine.memory import Array, Memory, describe_index
+from tilewright.machine.numbers import Value
+from tilewright.machine.state import WARP, WARPGROUP, Agent, Block, Cluster, Crew, Frame
+from tilewright.machine.sync import Cell, Groups
+from tilewright.machine.thread_memory import Plan, SharedBytes
+from tilewright.machine.thread_races import Shadow
+from tilewright.support.errors import RunError
+
+
+@dataclass
+class Registers:
+    """Registers that a matrix instruction under way uses."""
+
+    name: str
+    start: int
+    stop: int
+    lanes: Array
+    written: bool
+    groups: Groups
+    number: int
+
+
+class ThreadAgent(Agent):
+    joint = True  # a thread runs its code whoever else does
+
+    def __init__(self, block: ThreadBlock, crew: Crew, matrix: set[str]) -> None:
+        super().__init__(block, crew)
+        self.gids: Array = self.ids.astype(np.int64) + block.first
+        self.matrix = matrix  # buffers that matrix instructions use
+        self.in_flight: list[Registers] = []
+        self.touched: dict[str, int] = {}
+        self.unfenced: list[Array] = []  # units of shared memory
+
+    def party(self, fr: Frame, lanes: Array | None = None) -> Party:
+        lanes = active(fr) if lanes is None else lanes
+        ids = self.gids[lanes]
+        return Party(self, lanes.size, lanes, ids, ids, ids, ids, lanes.size == self.gids.size)
+
+    def parties(self, fr: Frame, values: Sequence[tuple[Value, str]]) -> list[Party]:
+        mine = active(fr)
+        if any(v.ndim and (v[mine] != v[mine[0]]).any() for v, _ in values):
+            return [self.party(fr, lane) for lane in np.split(mine, mine.size)]
+        return [self.party(fr, mine)]
+
+    def agreed(self, fr: Frame, value: Value, what: str) -> int:
+        return agreed(fr, value, what)
+
+    def one(self, fr: Frame, op: Op) -> Party:
+        party = self.party(fr)
+        if party.size != 1:
+            raise RunError(
+                "one thread initialises a barrier",
+                loc=op.loc,
+                got=f"{party.size} threads",
+                fix="put it under a guard that one thread passes",
+            )
+        return party
+
+    def syncs_alone(self, fr: Frame, op: Sync) -> bool:
+        if op.scope == "warp":
+            converge(fr, "a barrier of the warp")
+        elif op.scope != "named" and fr.is_partial:
+            raise RunError(
+                f"divergent-barrier: {fr.lanes[0] - active(fr).size} threads do not reach this "
+                f"barrier of the {op.scope}",
+                loc=fr.loc(),
+                fix="move the barrier out of the guard that differs between threads",
+            )
+        return op.scope == "warp"
+
+    def groups_in(self, unit: str, owners: Array) -> Groups:
+        """Those of one thread, of a warpgroup, or of all threads."""
+        key = (unit, int(owners[0]))
+        if key not in self.groups:
+            entity = self.clocks.entity()
+            self.groups[key] = Groups(unit, owners, entity, entity)
+        return self.groups[key]
+
+    def groups_of(self, fr: Frame, unit: str, what: str) -> list[Groups]:
+        if unit == "wgmma":
+            whole_groups(fr, WARPGROUP * WARP, what)
+        threads = set(self.gids[active(fr)].tolist())
+        return [g for (u, first), g in self.groups.items() if u == unit and first in threads]
+
+    def note_over(self, groups: Groups, over: int, *, read: bool, strict: bool) -> None:
+        self.clocks.note(groups.owners, groups.entity, over)
+        if groups.unit == "wgmma":
+            self.in_flight = [
+                r for r in self.in_flight if r.groups is not groups or r.number > over
+            ]
+        elif groups.owners.size != self.gids.size:
+            self.apart = True
+
+    def show_writes(self, fr: Frame) -> None:
+        party = self.party(fr)
+        for units in self.unfenced:
+            agent_block(fr).shadow.shown(units, party.ids)
+        if party.whole:
+            self.unfenced = []
+
+
+class ThreadBlock(Block):
+    def __init__(
+        self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int, plan: Plan,
+        written: set[str],
+    ) -> None:  # fmt: skip
+        super().__init__(cluster, index, rank, linear)
+        self.first = rank * cluster.compiled.knowers  # of its threads
+        self.shared = SharedBytes(plan)
+        slots = 2 * len(cluster.compiled.crews)
+        self.shadow = Shadow(cluster.clocks, plan.bytes // plan.unit, plan.unit, slots, plan.owner)
+        self.written = written  # tensors of which two threads may disturb each other
+        self.incoming: list[tuple[Cell, Array, Op]] = []
+        self.tensors: dict[str, Shadow] = {}
+
+    def tensor_shadow(self, mem: Memory) -> Shadow:
+        """What threads of this cluster did to a tensor, element by element."""
+        tensors = cast("ThreadBlock", self.cluster.blocks[0]).tensors
+        if mem.name not in tensors:
+
+            def name(at: int) -> str:
+                return describe_index(mem, tuple(map(int, np.unravel_index(at, mem.shape))))
+
+            tensors[mem.name] = Shadow(self.cluster.clocks, mem.data.size, 1, 0, name)
+        return tensors[mem.name]
+
+    def knowers(self) -> Array:
+        return np.concatenate([cast("ThreadAgent", a).gids for a in self.agents])
+
+    def own_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
+        return self.shared.memories.get(buffer.name) or make()
+
+    def existing(self, name: str, fr: Frame) -> Memory:
+        return self.shared.memories[name]
+
+    def end(self) -> None:
+        clocks, ids, shadow = self.cluster.clocks, self.knowers(), self.shadow
+        for cell, units, op in self.incoming if clocks.watching else ():
+            mine = units[shadow.writer[units] == cell.entity]
+            if mine.size and not clocks.has(ids, cell.entity, int(shadow.wrote[mine].max())):
+                raise RunError(
+                    f"block {self.index} ends while an asynchronous write of its memory may be "
+                    "under way",
+                    loc=op.loc,
+                    fix="wait on the barrier that counts its bytes first",
+                )
+        super().end()
+
+
+# ── threads ──────────────────────────────────────────────────────────────────────────────────
+
+
+def agent_of(fr: Frame) -> ThreadAgent:
+    return cast("ThreadAgent", fr.agent)
+
+
+def agent_block(fr: Frame) -> ThreadBlock:
+    return cast("ThreadBlock", fr.agent.block)
+
+
+def active(fr: Frame) -> Array:
+    """The positions of the threads that run this."""
+    if fr.mask is None:
+        return fr.agent.positions
+    mask = fr.mask if fr.mask.shape == fr.lanes else np.broadcast_to(fr.mask, fr.lanes)
+    found: Array = mask.nonzero()[0]
+    return found
+
+
+def in_threads(fr: Frame, value: Value, lanes: Array) -> Array:
+    """`value` in the threads at these positions."""
+    if not value.ndim:
+        return np.full(lanes.shape, value)
+    found: Array = (value if value.shape == fr.lanes else np.broadcast_to(value, fr.lanes))[lanes]
+    return found
+
+
+def spread(fr: Frame, value: Value) -> Array:
+    """`value` in every thread of the agent."""
+    return np.broadcast_to(value, fr.lanes)
+
+
+def agreed(fr: Frame, value: Value, what: str, among: Array | None = None) -> int:
+    """`value` as an integer on which the running threads (or those `among` them) agree."""
+    if not value.ndim:
+        return int(value)
+    values = value[active(fr) if among is None else among]
+    if (values != values[0]).any():
+        raise RunError(f"{what} differs between threads that run this together", loc=fr.loc())
+    return int(values[0])
+
+
+def whole_groups(fr: Frame, size: int, what: str) -> Array:
+    """The running threads in groups of `size` consecutive ones, each of which is complete."""
+    lanes = active(fr)
+    groups: Array | None = lanes.reshape(-1, size) if lanes.size % size == 0 else None
+    if groups is None or (
+        (groups[:, 0] % size).any() or (groups[:, -1] - groups[:, 0] != size - 1).any()
+    ):
+        raise _not_together(fr, "a warp" if size == WARP else "a warpgroup", what)
+    return groups
+
+
+def converge(fr: Frame, what: str, *, some: bool = False) -> None:
+    """The running warps come together: what a lane did, the others of its warp know. `some`: the
+    lanes of a warp that run, not all of them."""
+    agent, lanes = agent_of(fr), active(fr)
+    groups = np.split(lanes, np.flatnonzero(np.diff(lanes // WARP)) + 1)
+    for warp in groups if not some else ():
+        if warp.size != min(WARP, fr.lanes[0] - int(warp[0]) // WARP * WARP):
+            raise _not_together(fr, "a warp", what)
+    if not agent.apart:
+        return
+    agent.clocks.meet([agent.gids[g] for g in groups])
+    # threads of different warps may still be apart, but no barrier of a warp changes that
+    agent.apart = lanes.size != fr.lanes[0]
+
+
+def _not_together(fr: Frame, group: str, what: str) -> RunError:
+    return RunError(
+        f"{what} is for all threads of {group} together",
+        loc=fr.loc(),
+        got=f"{active(fr).size} threads of {fr.lanes[0]}",
+        fix="move it out of the guard that differs between threads",
+    )

@@ -1,0 +1,169 @@
+"""Agents and blocks that run tile code.
+
+An agent is many threads, so what it knows is kept three times: what every thread knows; what the
+thread knows that issues bulk copies; and what each warpgroup knows of its own matrix instructions
+only. What an agent knows of *itself* lags too: one tile op sees another's shared writes only after
+a thread barrier. A bulk group's end is seen by the elected thread that waits for it; other threads
+learn of it at the next thread barrier. A group of matrix instructions is waited for by each
+warpgroup for its own part: an agent of several knows that none reads shared memory any more at its
+next barrier or arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.op import Op, Sync
+from tilewright.machine.clocks import Party
+from tilewright.machine.lanes import uniform_int
+from tilewright.machine.memory import Array, Memory
+from tilewright.machine.numbers import Value
+from tilewright.machine.state import WARP, WARPGROUP, Agent, Block, Cluster, Crew, Frame
+from tilewright.machine.sync import Groups
+from tilewright.support.errors import RunError, SanitizerError
+
+KNOWERS = 3  # of an agent
+_FIRST: Array = np.zeros(1, np.int64)
+
+
+class TileAgent(Agent):
+    def __init__(self, block: Block, crew: Crew, sanitize: bool, first: int | None = None) -> None:
+        super().__init__(block, crew)
+        self.sanitize = sanitize
+        if first is None:  # came when the cluster had begun
+            first, *_ = (self.clocks.entity(knows=True) for _ in range(KNOWERS))
+        self.every, self.elected, self.each = range(first, first + KNOWERS)
+        self.unfenced: list[Any] = []  # accesses that the async proxy does not see
+        self.in_turn = False
+        rows: Array = np.arange(first, first + KNOWERS)
+        self._all = Party(self, self.ids.size, _FIRST, rows[2:], rows, rows[:1], rows[:2], True)
+
+    @property
+    def known(self) -> Array:
+        """What every thread knows."""
+        out: Array = self.clocks.known[self.every]
+        return out
+
+    @property
+    def single(self) -> Array:
+        """What the elected thread knows."""
+        out: Array = self.clocks.known[self.elected]
+        return out
+
+    def meet(self) -> None:
+        """All threads learn what any of them knows."""
+        self.clocks.learn(self._all.learns, self.clocks.release(self._all.ids, self._all.shares))
+
+    def party(self, fr: Frame) -> Party:
+        if fr.is_partial:  # threads that do not run this learn of it at the next thread barrier
+            return self._all._replace(learns=self._all.learns[1:], whole=False)
+        return self._all
+
+    def parties(self, fr: Frame, values: Sequence[tuple[Value, str]]) -> list[Party]:
+        for value, what in values:
+            self.agreed(fr, value, what)
+        return [self.party(fr)]
+
+    def agreed(self, fr: Frame, value: Value, what: str) -> int:
+        return uniform_int(fr, value, what)
+
+    def one(self, fr: Frame, op: Op) -> Party | None:
+        return self._all if self.first_warp == 0 else None
+
+    def syncs_alone(self, fr: Frame, op: Sync) -> bool:
+        self._require_all(fr, op)
+        for watch in fr.watches:
+            watch.synced(fr, "warp" if op.scope == "warp" else "block")
+        if not self.block.cluster.compiled.scheduled or (op.scope == "named" and fr.is_partial):
+            return True  # lanes run in step, so those that reach it are all here
+        if op.scope == "warp" and self.first_warp == self.last_warp:
+            self.meet()
+        return op.scope == "warp"
+
+    def _require_all(self, fr: Frame, op: Sync) -> None:
+        """A barrier that only some of the threads reach hangs."""
+        if not fr.is_partial:
+            return
+        threads = fr.active(fr.lanes)
+        if op.scope == "warp":
+            warps = [threads[s : s + WARP] for s in range(0, threads.size, WARP)]
+            if all(w.all() or not w.any() for w in warps):
+                return
+        if op.scope == "named" and int(threads.sum()) == op.threads:
+            return
+        message = f"{int((~threads).sum())} threads do not reach this barrier of the {op.scope}"
+        fix = "move the barrier out of the guard that differs between threads"
+        if self.sanitize:
+            raise SanitizerError("divergent-barrier", message, loc=fr.loc(), fix=fix)
+        raise RunError(f"divergent-barrier: {message}", loc=fr.loc(), fix=fix)
+
+    def groups_in(self, unit: str) -> Groups:
+        if unit not in self.groups:
+            entity, reads = self.clocks.entity(), self.clocks.entity()
+            self.groups[unit] = Groups(unit, self._all.shares, entity, reads)
+        return self.groups[unit]
+
+    def groups_of(self, fr: Frame, unit: str, what: str) -> list[Groups]:
+        return [self.groups_in(unit)]
+
+    def note_over(self, groups: Groups, over: int, *, read: bool, strict: bool) -> None:
+        rows = self._all.learns[strict and groups.unit == "bulk" :]
+        # of matrix instructions this is the shared memory that they read
+        each = groups.unit == "wgmma" and strict and self.crew.warps > WARPGROUP
+        self.clocks.note(self._all.ids if each else rows, groups.reads, over)
+        if not read:
+            self.clocks.note(rows, groups.entity, over)
+
+    def show_writes(self, fr: Frame) -> None:
+        for access in self.unfenced:
+            access.fence = self.clocks.now
+        self.unfenced = []
+
+
+def tile_agent(fr: Frame) -> TileAgent:
+    return cast("TileAgent", fr.agent)
+
+
+class TileBlock(Block):
+    def __init__(self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int) -> None:
+        super().__init__(cluster, index, rank, linear)
+        self.shared: dict[str, Memory] = {}
+        self.spread: dict[str, Memory] = {}
+        self.joint: dict[Any, TileAgent] = {}
+
+    def knowers(self) -> Array:
+        return np.array([cast("TileAgent", a).elected for a in self.agents])
+
+    def own_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
+        table = self.spread if buffer.space is Space.FRAGMENT else self.shared
+        found = table.get(buffer.name)
+        if found is None:
+            found = table[buffer.name] = make()
+            found.storage.owner = self
+        return found
+
+    def existing(self, name: str, fr: Frame) -> Memory:
+        if name not in self.shared:
+            raise RunError(
+                f"{name} does not exist yet in block {self.index}", loc=fr.loc(),
+                fix="synchronise the cluster before using another block's memory",
+            )  # fmt: skip
+        return self.shared[name]
+
+    def end(self) -> None:
+        rows, clocks = self.knowers(), self.cluster.clocks
+        held = [a for m in self.shared.values() for a in m.storage.accesses]
+        for access in [*self.incoming, *(a for a in held if a.agent.block is not self)]:
+            if not clocks.has(rows, access.entity, access.clock):
+                raise RunError(
+                    f"block {self.index} ends while {access.mem.name} may still be used",
+                    loc=access.loc,
+                    notes=(f"by {access}",),
+                    fix="wait on the barrier that counts the copy, or synchronise the cluster, "
+                    "first",
+                )
+        super().end()
