@@ -381,11 +381,10 @@ class Builder:
         yield
         body = place(self.close(), state)
         self.kernel = None
-        rank = state.rank if state.cluster else None
         self.kernels.append(
             Kernel(
                 state.name, state.blocks, state.grid, state.thread_vars, state.threads, body,
-                state.cluster, rank, loc=state.loc,
+                state.cluster, state.rank, loc=state.loc,
             )
         )  # fmt: skip
 
