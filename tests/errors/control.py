@@ -768,7 +768,7 @@ def sum_of_iterations():
             Y[0] = v
 
 
-@case(CompileError, "v is read behind the T.Parallel whose iterations changed it", "changed at")
+@case(CompileError, "v is read after the T.Parallel whose iterations changed it", "changed at")
 def last_of_iterations():
     @T.prim_func
     def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):

@@ -13,7 +13,7 @@ import tilewright as tw
 from tests.errors.case import CASES, Case
 from tests.errors.test_corpus import known
 from tilewright.ir.buffer import Buffer
-from tilewright.lang import PrimFunc
+from tilewright.lang.trace import PrimFunc
 
 
 def run(text: str, file: Path) -> dict[str, Any]:

@@ -126,6 +126,19 @@ def gemm_transposed():
 #           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
 
 
+@case(CompileError, "the shapes do not multiply", "a 1×32", "b 64×64", "allocate b as (32, 64)")
+def gemm_of_one_row():
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float16")):
+        with T.Kernel(1):
+            a = T.alloc_shared((1, 32), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+#+          b = T.alloc_shared((32, 64), "float16")
+            c = T.alloc_fragment((1, 64), "float32")
+            T.gemm(a, b, c)
+#           ^^^^^^^^^^^^^^^
+
+
 @case(CompileError, "A and B have different types", "float16", "bfloat16", "T.copy casts")
 def gemm_operand_types():
     @T.prim_func

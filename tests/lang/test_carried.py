@@ -61,7 +61,7 @@ def test_a_value_of_an_earlier_iteration_is_refused():
 
 
 def test_a_value_from_the_loop_around_is_refused():
-    with pytest.raises(CompileError, match="v is read behind the T.Parallel"):
+    with pytest.raises(CompileError, match="v is read after the T.Parallel"):
 
         @T.prim_func
         def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):

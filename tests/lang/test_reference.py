@@ -7,7 +7,7 @@ import pytest
 
 import tilewright.language as T
 from tests.lang.common import same, text
-from tilewright.lang import PrimFunc, is_direct, trace_direct
+from tilewright.lang.trace import PrimFunc, is_direct, trace_direct
 from tilewright.support.errors import CompileError
 
 

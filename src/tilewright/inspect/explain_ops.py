@@ -284,12 +284,12 @@ def _gemm(op: Gemm, told: Told) -> Entry:
         if split.rows:
             dealt = f"{split.rows}×{split.columns} {group} share the tile ({op.policy})"
     return _entry(
-        op, text, ("instruction", how), ("why", _why_gemm(op, told, threads)), ("split", dealt),
+        op, text, ("instruction", how), ("why", _why_gemm(op, told)), ("split", dealt),
         *told.moved(op),
     )  # fmt: skip
 
 
-def _why_gemm(op: Gemm, told: Told, threads: int) -> str:
+def _why_gemm(op: Gemm, told: Told) -> str:
     """The instructions that are faster, and what keeps each from this product."""
     said = told.why(op)
     if said or op.atom is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -55,6 +55,14 @@ from tilewright.support.errors import CompileError, Loc
 # A pure expression larger than this is named once instead of being copied to each use: parts that
 # differ, and all of them, shared ones at every use.
 LARGE, LARGE_WRITTEN = 32, 256
+
+
+class Opened(AbstractContextManager[Any]):
+    """What a rewritten `with` opens: it is told the names after `as`, and whether they stand in a
+    tuple."""
+
+    names: tuple[str, ...] = ()
+    unpacked = False
 
 
 @dataclass
@@ -376,10 +384,9 @@ class Builder:
         yield
         body = place(self.close(), state)
         self.kernel = None
-        rank = state.rank if state.cluster else None
         kernel = Kernel(
             state.name, state.blocks, state.grid, state.thread_vars, state.threads, body,
-            state.cluster, rank, loc=state.loc,
+            state.cluster, state.rank, loc=state.loc,
         )  # fmt: skip
         self.kernels.append(lift_loops(kernel))
 

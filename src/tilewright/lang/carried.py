@@ -1,7 +1,7 @@
-"""Variables that iterations of `T.Parallel` would hand on to each other, or to what comes behind.
+"""Variables that iterations of `T.Parallel` would hand on to each other, or to the code after it.
 
 An iteration has a copy of its own of every variable and local array that it changes. A value that
-one iteration leaves in it reaches neither the next one nor the code behind the nest, so a program
+one iteration leaves in it reaches neither the next one nor the code after the loop, so a program
 that reads it there means something else than its text says.
 """
 
@@ -27,7 +27,7 @@ from tilewright.ir.op import (
 )
 from tilewright.support.errors import CompileError, Loc
 
-Written = dict[Buffer, Loc | None]  # by whom a local was changed in a nest that is over
+Written = dict[Buffer, Loc | None]  # where a local was changed, in a T.Parallel that has ended
 
 
 def check_carried(kernel: Kernel) -> None:
@@ -44,9 +44,9 @@ class _Check:
     def body(
         self, ops: Body, lost: Written, shared: frozenset[Buffer], fresh: frozenset[Buffer]
     ) -> tuple[Written, frozenset[Buffer]]:
-        """`lost` are locals that a nest left without a value, `shared` those that iterations of the
-        nest around change, `fresh` those of them that this iteration has written. Both as they are
-        behind `ops`."""
+        """`lost` are locals that a T.Parallel left without a value, `shared` those that iterations
+        of the one around change, `fresh` those of them that this iteration has written. Returns
+        `lost` and `fresh` after `ops`."""
         for op in ops:
             lost, fresh = self.step(op, lost, shared, fresh)
         return lost, fresh
@@ -104,9 +104,9 @@ class _Check:
                 )
             if buffer in lost:
                 raise CompileError(
-                    f"{buffer.name} is read behind the T.Parallel whose iterations changed it",
+                    f"{buffer.name} is read after the T.Parallel whose iterations changed it",
                     loc=here,
-                    got="a copy of its own in each iteration, and none behind them"
+                    got="a copy of its own in each iteration, and none after them"
                     + (f"; changed at {lost[buffer]}" if lost[buffer] else ""),
                     fix=_FIX,
                     code="parallel-conflict",

@@ -173,11 +173,32 @@ def check_gemm(
                 code="space",
             )
     (ar, ac), (br, bc), (m, n) = (_matrix(r, n) for r, n in ((a, "A"), (b, "B"), (c, "C")))
-    am, ak = (ac, ar) if transpose_a else (ar, ac)
-    bk, bn = (bc, br) if transpose_b else (br, bc)
-    ak = ak * 2 if sparse else ak
-    if (am, bn) != (m, n) or ak != bk:
-        fix, repair = _gemm_fix(a, b, c, (transpose_a, transpose_b), sparse)
+
+    def product(ta: bool, tb: bool) -> tuple[int, int, int, int]:
+        (am, ak), (bk, bn) = (ac, ar) if ta else (ar, ac), (bc, br) if tb else (br, bc)
+        return am, ak * (1 + sparse), bk, bn
+
+    def multiplies(am: int, ak: int, bk: int, bn: int) -> bool:
+        return (am, bn) == (m, n) and ak == bk
+
+    am, ak, bk, bn = product(transpose_a, transpose_b)
+    if not multiplies(am, ak, bk, bn):
+        both = (False, True)
+        choices = [(ta, tb) for tb in both for ta in both if multiplies(*product(ta, tb))]
+        names = [region.buffer.name for region in (a, b, c)]
+        if choices:
+            fix, repair = _gemm_flags((transpose_a, transpose_b), choices[0])
+        elif names[0] != names[2] and (a.buffer.space, c.buffer.space) == (
+            Space.FRAGMENT, Space.SHARED,
+        ):  # fmt: skip
+            order = f"{names[1]}, {names[2]}, {names[0]}"  # written as C = A · B
+            fix = f"the accumulator comes last: T.gemm({order})"
+            repair = swap(", ".join(names), order)
+        elif am != m:
+            fix, repair = f"allocate {names[2]} as {shape_text((am, bn))}", None
+        else:
+            needed = (n, ak) if transpose_b else (ak, n)
+            fix, repair = f"allocate {names[1]} as {shape_text(needed)}", None
         raise CompileError(
             "T.gemm: the shapes do not multiply",
             expected=f"A {m}×K, B K×{n} for C {m}×{n}",
@@ -193,45 +214,15 @@ def check_gemm(
     return m, n, ak
 
 
-def _gemm_fix(
-    a: Region, b: Region, c: Region, flags: tuple[bool, bool], sparse: bool
-) -> tuple[str, Repair | None]:
-    """What makes the product fit: other flags, another order of the operands, or another shape."""
-    (ar, ac), (br, bc), (m, n) = (r.static_tile[-2:] for r in (a, b, c))
-    ac = ac * 2 if sparse else ac
-
-    def fits_with(ta: bool, tb: bool) -> bool:
-        (am, ak), (bk, bn) = (ac, ar) if ta else (ar, ac), (bc, br) if tb else (br, bc)
-        return (am, bn) == (m, n) and ak == bk
-
-    choices = [(ta, tb) for tb in (False, True) for ta in (False, True) if fits_with(ta, tb)]
-    if choices:
-        changed = [
-            (name, new)
-            for name, old, new in zip(
-                ("transpose_A", "transpose_B"), flags, choices[0], strict=True
-            )
-            if old != new
-        ]
-        said = " and ".join(f"{name}={new}" for name, new in changed)
-        if len(changed) > 1:
-            return f"pass {said}", None
-        name, new = changed[0]
-        repair = with_argument(f"{name}=True") if new else swap(f"{name}=True", f"{name}=False")
-        return f"pass {said}", repair
-    names = [r.buffer.name for r in (a, b, c)]
-    if names[0] != names[2] and (a.buffer.space, c.buffer.space) == (Space.FRAGMENT, Space.SHARED):
-        # C = A · B, written in that order
-        return f"the accumulator comes last: T.gemm({names[1]}, {names[2]}, {names[0]})", swap(
-            ", ".join(names), f"{names[1]}, {names[2]}, {names[0]}"
-        )
-    ta, tb = flags
-    k = ar if ta else ac
-    needed = (n, k) if tb else (k, n)
-    if (ac if ta else ar) != m:
-        rows, columns = (ac if ta else ar), (br if tb else bc)
-        return f"allocate {names[2]} as {shape_text((rows, columns))}", None
-    return f"allocate {names[1]} as {shape_text(needed)}", None
+def _gemm_flags(old: tuple[bool, bool], new: tuple[bool, bool]) -> tuple[str, Repair | None]:
+    """The flags with which the shapes multiply."""
+    flags = zip(("transpose_A", "transpose_B"), old, new, strict=True)
+    changed = [(name, on) for name, was, on in flags if on != was]
+    fix = "pass " + " and ".join(f"{name}={on}" for name, on in changed)
+    if len(changed) > 1:
+        return fix, None
+    name, on = changed[0]
+    return fix, with_argument(f"{name}=True") if on else swap(f"{name}=True", f"{name}=False")
 
 
 def matrix_extents(region: Region) -> tuple[Expr, ...]:

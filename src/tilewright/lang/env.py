@@ -17,6 +17,7 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const, Expr
 from tilewright.ir.op import Break, Continue, While
 from tilewright.lang.alloc import alloc_var
+from tilewright.lang.builder import Opened
 from tilewright.lang.frames import KINDS, Binding, Branch, Frame, condition
 from tilewright.lang.guards import is_number, quoting
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
@@ -287,7 +288,7 @@ class Env(Logic, PythonWords):
         """The value a name keeps: elements and expressions over memory are read now."""
         if isinstance(value, Lost):
             value.fail()
-        if hasattr(value, "tilewright_names"):
+        if isinstance(value, Opened):
             raise CompileError(
                 "T.Kernel and its kin are opened by `with`, not assigned",
                 fix=f"write `with T.Kernel(...) as {name or 'bx'}:` and put the kernel inside",
@@ -467,11 +468,9 @@ class Env(Logic, PythonWords):
         setattr(owner, name, value)
 
     def entering(self, manager: Any, names: tuple[str, ...], unpacked: bool) -> Any:
-        """The context manager of a `with`, told the names after `as`, and whether they are
-        unpacked from a tuple: `as (bx,)`."""
-        if hasattr(manager, "tilewright_names"):
-            manager.tilewright_names = names
-            manager.tilewright_unpacked = unpacked
+        """The context manager of a `with`; `unpacked`: `as (bx,)`."""
+        if isinstance(manager, Opened):
+            manager.names, manager.unpacked = names, unpacked
         return manager
 
     def unsupported(self, what: str, fix: str) -> None:

@@ -1,4 +1,4 @@
-"""What Python does with run-time values behind the text of a kernel: comparing them inside its
+"""What Python itself does with run-time values of a kernel's text: comparing them inside its
 containers, hashing them as keys, writing them as text.
 
 Expressions are keys everywhere in the compiler, where `==` and `hash` mean the tree. While a kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from math import prod
@@ -59,8 +60,6 @@ def _strides(sizes: tuple[int, ...], function: Callable[..., Any]) -> tuple[int,
         if step is None:
             return None
         units.append(step)
-    import itertools
-
     for coord in itertools.product(*(range(min(s, 64)) for s in sizes)):
         if at(*coord) != sum(c * u for c, u in zip(coord, units, strict=True)):
             return None
@@ -146,18 +145,17 @@ def annotate_layout(layouts: Mapping[Tile, Any]) -> None:
             )
             continue
         is_fragment = isinstance(given, Fragment)
+        wrong = got = ""
         if not is_fragment and not hasattr(given, "size"):
+            wrong, got = "this is no layout for", describe(given)
+        elif is_fragment != (tile.buffer.space is Space.FRAGMENT):
+            wrong = "this layout is not for"
+            got = f"{type(given).__name__} for {tile.buffer.space.value} memory"
+        if wrong:
             raise CompileError(
-                f"T.annotate_layout: this is no layout for {tile.name}",
+                f"T.annotate_layout: {wrong} {tile.name}",
                 expected="a T.Fragment for a fragment, a T.Layout for shared memory",
-                got=describe(given),
-                fix=f"leave it out: the compiler finds a layout for {tile.name}",
-            )
-        if is_fragment != (tile.buffer.space is Space.FRAGMENT):
-            raise CompileError(
-                f"T.annotate_layout: this layout is not for {tile.name}",
-                expected="a T.Fragment for a fragment, a T.Layout for shared memory",
-                got=f"{type(given).__name__} for {tile.buffer.space.value} memory",
+                got=got,
                 fix=f"leave it out: the compiler finds a layout for {tile.name}",
             )
         covered = given.elements if isinstance(given, Fragment) else given.size()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
 
@@ -10,7 +9,7 @@ from tilewright.ir.expr import Expr, Var, const
 from tilewright.ir.op import Hint
 from tilewright.lang.arguments import integer, one_of, static_int
 from tilewright.lang.branches import lift_loops
-from tilewright.lang.builder import KernelState, current, current_block
+from tilewright.lang.builder import KernelState, Opened, current, current_block
 from tilewright.lang.place import place
 from tilewright.lang.types import shape_tuple
 from tilewright.lang.where import locate
@@ -19,15 +18,13 @@ from tilewright.support.errors import CompileError, entry, locating
 _AXES = "xyz"
 
 
-class KernelScope(AbstractContextManager[Any]):
+class KernelScope(Opened):
     """`with T.Kernel(...) as (bx, by)`."""
 
     def __init__(
         self, grid: tuple[Any, ...], threads: tuple[int, ...], cluster: tuple[int, ...]
     ) -> None:
         self.grid, self.threads, self.cluster = grid, threads, cluster
-        self.tilewright_names: tuple[str, ...] = ()
-        self.tilewright_unpacked = False
         self.loc = locate()
 
     @entry
@@ -38,8 +35,8 @@ class KernelScope(AbstractContextManager[Any]):
     def _enter(self) -> Any:
         builder = current("Kernel")
         grid = tuple(_extent(g, at) for at, g in enumerate(self.grid)) or (const(1),)
-        names = self.tilewright_names
-        if (len(names) > 1 or self.tilewright_unpacked) and len(names) != len(self.grid):
+        names = self.names
+        if (len(names) > 1 or self.unpacked) and len(names) != len(self.grid):
             raise CompileError(
                 "T.Kernel's names do not fit its grid",
                 expected=f"{len(self.grid)} name{'s' * (len(self.grid) != 1)}",
@@ -67,7 +64,7 @@ class KernelScope(AbstractContextManager[Any]):
         self.scope.__enter__()
         if not self.grid:
             return ()
-        alone = len(grid) == 1 and not self.tilewright_unpacked
+        alone = len(grid) == 1 and not self.unpacked
         return self.state.blocks[0] if alone else self.state.blocks
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:

@@ -512,7 +512,7 @@ def _rewrite(found: Definition, name: str, names: tuple[str, ...], flags: int) -
 
 def _parsed(found: Definition) -> ast.FunctionDef:
     """A tree of its own: others keep the one that was found."""
-    indented = found.text[:1].isspace()
+    indented = found.text.lstrip("\f")[:1].isspace()
     tree = ast.parse("if 1:\n" * indented + found.text)
     ast.increment_lineno(tree, found.line - 1 - indented)
     return next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))

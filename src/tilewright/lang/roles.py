@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
@@ -23,7 +22,7 @@ from tilewright.ir.op import (
     WaitGroup,
 )
 from tilewright.lang.arguments import integer, static_int
-from tilewright.lang.builder import KernelState, current, current_block
+from tilewright.lang.builder import KernelState, Opened, current, current_block
 from tilewright.lang.handles import Access, Tile, describe, usable
 from tilewright.lang.place import WARP, Placed, on_threads, threads_where
 from tilewright.lang.where import locate
@@ -32,13 +31,11 @@ from tilewright.support.errors import CompileError
 GROUP = 128
 
 
-class Placement(AbstractContextManager[None]):
+class Placement(Opened):
     """`with T.ws(i, …):`"""
 
     def __init__(self, ids: tuple[int, ...]) -> None:
         self.ids = ids
-        self.tilewright_names: tuple[str, ...] = ()
-        self.tilewright_unpacked = False
 
     def __enter__(self) -> None:
         builder = current("ws")
@@ -82,7 +79,7 @@ def ws(*warpgroups: int) -> Placement:
     several use lives in shared memory, and the compiler lets warpgroups meet where one needs what
     another did; what is not placed runs where its fragments are, in loops on the warpgroup that is
     placed there first, elsewhere on all. With barriers, what is not placed runs on all warpgroups
-    together, and they meet before and behind it.
+    together, and they meet before and after it.
 
     Example:
         with T.Kernel(1, threads=256):

@@ -4,6 +4,7 @@ operator or an op asks."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tilewright.ir import arith
@@ -53,14 +54,16 @@ for _name in _OPERATORS:
     setattr(Scalar, f"__{_name}__", _delegate(f"__{_name}__"))
 
 
+@dataclass(eq=False, repr=False)
 class Lost:
     """What is left of a name after the run-time loop or branch that bound it."""
 
-    def __init__(
-        self, name: str, kind: str, line: int, is_tile: bool, dtype: str = "", loop: bool = False
-    ) -> None:
-        self.name, self.kind, self.line, self.is_tile = name, kind, line, is_tile
-        self.dtype, self.loop = dtype, loop  # the type of its value; whether the loop counts by it
+    name: str
+    kind: str
+    line: int
+    is_tile: bool
+    dtype: str  # of its value
+    loop: bool  # whether the loop counts by it
 
     def fail(self, *_: Any) -> NoReturn:
         if self.kind == "kernel":

@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Const
 from tilewright.ir.op import Program
-from tilewright.lang import DirectTrace, trace_direct
+from tilewright.lang.trace import DirectTrace, trace_direct
 from tilewright.runtime.backends import compiled_for, settings
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.content_key import Context, content_key

@@ -14,7 +14,7 @@ from typing import Any
 from tilewright.ir.op import Program
 from tilewright.ir.schedule import Schedule
 from tilewright.ir.target import Target
-from tilewright.lang import DirectTrace, PrimFunc, is_direct
+from tilewright.lang.trace import DirectTrace, PrimFunc, is_direct
 from tilewright.runtime.backends import compiled_for, resolve
 from tilewright.runtime.configs import options_from
 from tilewright.runtime.direct import Direct, bind, key_of

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import time
 import warnings
@@ -216,14 +217,10 @@ class Store:
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Entries and unfinished ones; what else may lie in the folder is not ours."""
         with suppress(OSError):
-            for folder in sorted(self.root.iterdir()):
-                if len(folder.name) == 2 and _is_hex(folder.name):
+            for path in sorted(self.root.glob("[0-9a-f][0-9a-f]/*")):
+                if path.name.startswith(_NEW) or re.fullmatch("[0-9a-f]{62}", path.name):
                     with suppress(OSError):
-                        for path in sorted(folder.iterdir()):
-                            ours = len(path.name) == 62 and _is_hex(path.name)
-                            if ours or path.name.startswith(_NEW):
-                                with suppress(OSError):
-                                    yield path, path.lstat()
+                        yield path, path.lstat()
 
 
 def _checked(raw: bytes) -> tuple[Header, bytes] | None:
@@ -244,10 +241,6 @@ def _header_of(path: Path) -> Header | None:
     except _ABSENT:
         return None
     return header if isinstance(header, dict) else None
-
-
-def _is_hex(text: str) -> bool:
-    return set(text) <= set("0123456789abcdef")
 
 
 def _unlink(path: Path) -> None:

@@ -463,6 +463,7 @@ class SanitizerWarning(UserWarning):
         return self.diagnostic.render()
 
     def give(self) -> None:
+        """Warn, at the place that it is about."""
         _warn(self, self.diagnostic.loc)
 
 

@@ -29,7 +29,7 @@ def shown_count(shape: Sequence[int]) -> int:
 
 
 def left_out(shape: Sequence[int]) -> str:
-    """The note that stands behind a large tile; '' where nothing is left out.
+    """The note after a large tile; '' where nothing is left out.
 
     >>> left_out((128, 128))
     '(64 of 16384 elements; TILEWRIGHT_PRINT_LIMIT=16384 shows all)'

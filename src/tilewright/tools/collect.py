@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.ir.op import Program
-from tilewright.lang import PrimFunc
+from tilewright.lang.trace import PrimFunc
 from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.runtime.launch import Launcher

@@ -20,7 +20,7 @@ from typing import Any
 from tilewright import machine
 from tilewright.ir.op import Program
 from tilewright.ir.symbols import symbols_of
-from tilewright.lang import PrimFunc
+from tilewright.lang.trace import PrimFunc
 from tilewright.machine import State, Stepper, Stopped
 from tilewright.runtime.jit import Jit
 from tilewright.runtime.kernel import CompiledKernel

@@ -81,7 +81,7 @@ def inline_rows(program: Program, target: Target) -> Program:
                 tile, var, value = found
                 if not _is_carried(kernel, tile, loop, at):
                     continue
-                kernel = _without(kernel, loop, op, tile, var, value)
+                kernel = _without(kernel, op, tile, var, value)
                 said = f"{tile.name}, written {at_line(op.loc)}, is loaded where it is needed"
                 because(kernel.name, loop, said)
                 # loops and statements have changed: look at them again
@@ -158,7 +158,7 @@ def _reads_rows(op: Op, tile: Buffer) -> bool:
     return all(variables(i) and variables(i) <= rows for x in found for i in x.indices)
 
 
-def _without(kernel: Kernel, loop: For, writer: Op, tile: Buffer, var: Var, value: Expr) -> Kernel:
+def _without(kernel: Kernel, writer: Op, tile: Buffer, var: Var, value: Expr) -> Kernel:
     def node(e: Expr) -> Expr | None:
         if isinstance(e, Load) and e.buffer == tile:
             return substitute(value, {var: e.indices[0]})

@@ -290,9 +290,6 @@ class ExprEmitter(Math):
 
     # ── addresses ────────────────────────────────────────────────────────────────────────────
 
-    def size_of(self, mem: Mem, dim: int) -> Expr:
-        return mem.buffer.shape[dim]
-
     def in_range(self, idx: Expr, size: Expr) -> tuple[bool, bool]:
         """(0 ≤ idx, idx < size), as far as can be shown."""
         low = self.ranges.prove(compare(">=", idx, const(0, idx.dtype)), True)

@@ -103,7 +103,7 @@ class NestEmitter(ExprEmitter):
         for var, extent in zip(op.vars, op.extents, strict=True):
             ranges = ranges.loop(var, const(0, var.dtype), extent, const(1, var.dtype))
         touches = list(self._touches(op.body, ranges))
-        axis, lanes = self._plan(op, touches, ranges)
+        axis, lanes = self._plan(op, touches)
         order = [i for i in range(len(op.vars)) if i != axis] + [axis]
         private = self._private(op.body)
 
@@ -153,7 +153,7 @@ class NestEmitter(ExprEmitter):
         for child in e.children:
             yield from self._loads(child, ranges)
 
-    def _plan(self, op: Map, touches: list[_Touch], ranges: Ranges) -> tuple[int, int]:
+    def _plan(self, op: Map, touches: list[_Touch]) -> tuple[int, int]:
         """The vector axis and how many lanes it gets (1: none)."""
         last = len(op.vars) - 1
         best, best_score = last, 0.0
