@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 
 from tilewright import machine
+from tilewright.ir.op import Intrinsic
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
 from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.run import run_pipeline
 from tilewright.targets.cuda.backend import CudaKernel, compile_program
+from tilewright.targets.cuda.instructions import INSTRUCTIONS, instruction
 from tilewright.targets.cuda.sass import disassemble
-from tilewright.targets.cuda.sm90a import INSTRUCTIONS, fields_of, instruction
 
 SCHEDULES = Path(__file__).parent.parent / "schedules"
 GOLDEN = Path(__file__).parent / "golden"
@@ -242,7 +243,7 @@ def test_every_instruction_has_a_record_or_says_so():
     with pytest.raises(Exception, match="no instruction for intrinsic shfl_nowhere"):
         instruction("shfl_nowhere")
     name, text = INSTRUCTIONS["wgmma"].define(
-        fields_of("n=16 a=float8_e4m3fn b=float8_e5m2 d=float32 from=rs ta=0 tb=0")
+        Intrinsic("wgmma", text="n=16 a=float8_e4m3fn b=float8_e5m2 d=float32 from=rs").fields
     )
     assert name == "wgmma_m64n16k32_f32_e4m3_e5m2_rs"
     assert "m64n16k32.f32.e4m3.e5m2" in text and "p, 1, 1;" in text

@@ -7,7 +7,7 @@ and the reading of overflow that the simplifier was given.
 from __future__ import annotations
 
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilewright.ir.analysis.bounds import NEGATED, limits, wraps
 from tilewright.ir.analysis.intervals import twos
@@ -35,14 +35,12 @@ from tilewright.ir.layout.linear import (
     product,
     shift_amount,
 )
-
-if TYPE_CHECKING:
-    from tilewright.ir.simplify import Simplifier
+from tilewright.ir.sums import Sums
 
 # ── division ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _divide(s: Simplifier, e: Bin) -> Expr | None:
+def _divide(s: Sums, e: Bin) -> Expr | None:
     """x // c and x % c for a constant c > 0: multiples of c leave, what is left is reduced."""
     if not (isinstance(e.b, Const) and e.b.value > 0 and e.dtype.is_int):
         return None
@@ -54,7 +52,7 @@ def _divide(s: Simplifier, e: Bin) -> Expr | None:
     return (_quotient if e.op == "//" else _remainder)(s, whole, c, dtype, loose)
 
 
-def _quotient(s: Simplifier, whole: Linear, c: int, dtype: DType, _: bool) -> Expr | None:
+def _quotient(s: Sums, whole: Linear, c: int, dtype: DType, _: bool) -> Expr | None:
     out = Linear({a: k // c for a, k in whole.terms.items() if k % c == 0}, whole.const // c)
     left = whole - out.scaled(c)
     if not s.fits_within(left, whole, dtype):
@@ -75,7 +73,7 @@ def _quotient(s: Simplifier, whole: Linear, c: int, dtype: DType, _: bool) -> Ex
     return s.rebuild(out + Linear({inner: 1}), dtype)
 
 
-def _low_part(s: Simplifier, form: Linear, c: int) -> Linear:
+def _low_part(s: Sums, form: Linear, c: int) -> Linear:
     """Terms that only count below a multiple of a divisor of c, which the others are: of
     4·n + j with j < 4 it is j, so that // 8 does not see it and % 8 leaves it alone."""
     for g in sorted({gcd(c, k) for k in form.terms.values()} - {1, c}, reverse=True):
@@ -86,7 +84,7 @@ def _low_part(s: Simplifier, form: Linear, c: int) -> Linear:
     return ZERO
 
 
-def _drop_idle_constant(s: Simplifier, form: Linear, c: int, dtype: DType) -> tuple[Linear, int]:
+def _drop_idle_constant(s: Sums, form: Linear, c: int, dtype: DType) -> tuple[Linear, int]:
     """(f', q) with form // c == f' // c + q, the constant as small as residues allow:
     (4·n + 3) // 8 is 4·n // 8."""
     if not 0 <= form.const < c:
@@ -103,7 +101,7 @@ def _drop_idle_constant(s: Simplifier, form: Linear, c: int, dtype: DType) -> tu
     return bare.plus(max(0, steps * g - rem)), 0
 
 
-def _nested(s: Simplifier, form: Linear, c: int, dtype: DType) -> Expr | None:
+def _nested(s: Sums, form: Linear, c: int, dtype: DType) -> Expr | None:
     """(x // a + k) // c is (x + k·a) // (a·c)."""
     if list(form.terms.values()) != [1]:
         return None
@@ -116,7 +114,7 @@ def _nested(s: Simplifier, form: Linear, c: int, dtype: DType) -> Expr | None:
     return None
 
 
-def _remainder(s: Simplifier, whole: Linear, c: int, dtype: DType, loose: bool) -> Expr | None:
+def _remainder(s: Sums, whole: Linear, c: int, dtype: DType, loose: bool) -> Expr | None:
     left = Linear({a: r for a, k in whole.terms.items() if (r := _toward_zero(k, c))})
     left = left.plus(whole.const % c)
     for atom, k in left.terms.items():
@@ -146,7 +144,7 @@ def _toward_zero(k: int, c: int) -> int:
     return k % c if k >= 0 else -(-k % c)
 
 
-def _divide_by_symbol(s: Simplifier, e: Bin) -> Expr | None:
+def _divide_by_symbol(s: Sums, e: Bin) -> Expr | None:
     """(q·d + r) // d and % d for a d known at run time only."""
     if isinstance(e.b, Const) or not e.dtype.is_int or not s.ranges.exact(e.a, s.index):
         return None
@@ -178,7 +176,7 @@ def _divide_by_symbol(s: Simplifier, e: Bin) -> Expr | None:
     return inner if e.op == "%" else s.rebuild(out + Linear({inner: 1}), e.dtype)
 
 
-def _divide_by_one(s: Simplifier, e: Bin) -> Expr | None:
+def _divide_by_one(s: Sums, e: Bin) -> Expr | None:
     if e.dtype.is_int and isinstance(e.b, Const) and e.b.value == 1:
         return e.a if e.op == "//" else Const(0, e.dtype)
     return None
@@ -187,7 +185,7 @@ def _divide_by_one(s: Simplifier, e: Bin) -> Expr | None:
 # ── bits, minimum, maximum ───────────────────────────────────────────────────────────────────
 
 
-def _shift_away(s: Simplifier, e: Bin) -> Expr | None:
+def _shift_away(s: Sums, e: Bin) -> Expr | None:
     """A shift by the width or more leaves nothing but the sign."""
     if not isinstance(e.b, Const) or shift_amount(e.b) is not None or not e.dtype.is_int:
         return None
@@ -197,14 +195,14 @@ def _shift_away(s: Simplifier, e: Bin) -> Expr | None:
     return Bin(">>", e.a, Const(last, e.dtype)) if last <= e.dtype.max_value else None
 
 
-def _shift_right(s: Simplifier, e: Bin) -> Expr | None:
+def _shift_right(s: Sums, e: Bin) -> Expr | None:
     k = shift_amount(e.b)
     if k is not None and 1 << k <= e.dtype.max_value:
         return Bin("//", e.a, Const(1 << k, e.dtype))
     return None
 
 
-def _bits(s: Simplifier, e: Bin) -> Expr | None:
+def _bits(s: Sums, e: Bin) -> Expr | None:
     """Masks, disjoint bits, and operations on one value."""
     if not e.dtype.is_int:
         return None
@@ -223,7 +221,7 @@ def _bits(s: Simplifier, e: Bin) -> Expr | None:
     return _ordered(s, e)
 
 
-def _ordered(s: Simplifier, e: Bin) -> Expr | None:
+def _ordered(s: Sums, e: Bin) -> Expr | None:
     """Operands of a commutative operation in one order, constants last."""
     if _rank(e.a) > _rank(e.b):
         return Bin(e.op, e.b, e.a)
@@ -234,7 +232,7 @@ def _rank(expr: Expr) -> tuple[bool, str]:
     return isinstance(expr, Const), order_key(expr)
 
 
-def _min_max(s: Simplifier, e: Bin) -> Expr | None:
+def _min_max(s: Sums, e: Bin) -> Expr | None:
     if e.a == e.b:
         return e.a
     if not e.dtype.is_int:
@@ -252,7 +250,7 @@ def _min_max(s: Simplifier, e: Bin) -> Expr | None:
 # ── comparisons and logic ────────────────────────────────────────────────────────────────────
 
 
-def _cancel(s: Simplifier, e: Cmp) -> Expr | None:
+def _cancel(s: Sums, e: Cmp) -> Expr | None:
     """Common terms and factors leave; what is left reads `terms < terms` or `terms < constant`."""
     if not e.a.dtype.is_int or not all(s.ranges.exact(x, s.index) for x in e.children):
         return None
@@ -295,7 +293,7 @@ def _cancel(s: Simplifier, e: Cmp) -> Expr | None:
     return Cmp(op, s.rebuild(plus, dtype), s.rebuild(minus, dtype))
 
 
-def _compare_bools(s: Simplifier, e: Cmp) -> Expr | None:
+def _compare_bools(s: Sums, e: Cmp) -> Expr | None:
     match e:
         case Cmp("==" | "!=", x, Const(c)) if x.dtype.is_bool:
             return x if bool(c) is (e.op == "==") else logical_not(x)
@@ -304,7 +302,7 @@ def _compare_bools(s: Simplifier, e: Cmp) -> Expr | None:
     return None
 
 
-def _and_or(s: Simplifier, e: Bin) -> Expr | None:
+def _and_or(s: Sums, e: Bin) -> Expr | None:
     neutral, zero = (TRUE, FALSE) if e.op == "and" else (FALSE, TRUE)
     if e.a == e.b or e.b is neutral:
         return e.a
@@ -313,7 +311,7 @@ def _and_or(s: Simplifier, e: Bin) -> Expr | None:
     return zero if e.a is zero or e.b is zero else None
 
 
-def _not(s: Simplifier, e: Call) -> Expr | None:
+def _not(s: Sums, e: Call) -> Expr | None:
     match e.args[0]:
         case Call("not", (x,)):
             return x
@@ -323,7 +321,7 @@ def _not(s: Simplifier, e: Call) -> Expr | None:
     return None
 
 
-def _select(s: Simplifier, e: Select) -> Expr | None:
+def _select(s: Sums, e: Select) -> Expr | None:
     match e:
         case Select(_, a, b) if a == b:
             return a
@@ -350,7 +348,7 @@ _ROUND_TRIPS = {
 }
 
 
-def _cast(s: Simplifier, e: Cast) -> Expr | None:
+def _cast(s: Sums, e: Cast) -> Expr | None:
     to, a = e.dtype, e.a
     if isinstance(a, Const) or a.dtype == to:
         return cast(a, to)
@@ -370,7 +368,7 @@ def _cast(s: Simplifier, e: Cast) -> Expr | None:
     return None
 
 
-def _float_neutral(s: Simplifier, e: Bin) -> Expr | None:
+def _float_neutral(s: Sums, e: Bin) -> Expr | None:
     """x * 1, x / 1, x - 0.0 and x + -0.0 are x for every float, NaN and -0.0 included."""
     if not e.dtype.is_float:
         return None
@@ -384,14 +382,14 @@ def _float_neutral(s: Simplifier, e: Bin) -> Expr | None:
 _NEUTRAL = {("*", "1.0"), ("/", "1.0"), ("-", "0.0"), ("+", "-0.0")}
 
 
-def _double_negation(s: Simplifier, e: Call) -> Expr | None:
+def _double_negation(s: Sums, e: Call) -> Expr | None:
     match e.args[0]:
         case Call("neg", (x,)) if e.dtype.is_float:
             return x
     return None
 
 
-def _abs(s: Simplifier, e: Call) -> Expr | None:
+def _abs(s: Sums, e: Call) -> Expr | None:
     x = e.args[0]
     if x.dtype.is_int:
         v = s.ranges.value(x, s.index)

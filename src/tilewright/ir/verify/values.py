@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import BOOL, INT32, DType
@@ -24,7 +23,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.verify.core import Context, use_buffer, use_var
+from tilewright.ir.verify.core import Check, Context, use_buffer, use_var
 from tilewright.support.errors import Loc
 
 # ── expressions ──────────────────────────────────────────────────────────────────────────────
@@ -148,7 +147,7 @@ def _check_load(e: Load, context: Context) -> None:
     check_indices(e.buffer, e.indices, context, e)
 
 
-_NODE_CHECKS: dict[type[Expr], Callable[[Any, Context], None]] = {
+_NODE_CHECKS: dict[type[Expr], Check] = {
     Bin: _check_bin,
     Cmp: _check_cmp,
     Select: _check_select,

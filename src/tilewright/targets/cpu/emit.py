@@ -101,11 +101,14 @@ class KernelEmitter(TileEmitter):
         self.tiles = self._tiles()
         self.viewed = aliases(kernel).viewed
         self.handlers: dict[type[Op], Callable[[Any], object]] = {
-            For: self._for, While: self._while, If: self._if, Break: self._break,
-            Continue: self._continue, Let: self._let, Alloc: self._alloc, View: self._view,
-            Store: self._store, Atomic: self.atomic, Map: self.map, Reduce: self.reduce,
+            For: self._for, While: self._while, If: self._if,
+            Break: lambda op: self.fn.jump(self.loops[-1][1]),
+            Continue: lambda op: self.fn.jump(self.loops[-1][0]),
+            Let: self._let, Alloc: self._alloc, View: self._view,
+            Store: lambda op: self.store(op.buffer, op.indices, self.expr(op.value)),
+            Atomic: self.atomic, Map: self.map, Reduce: self.reduce,
             Folded: self.folded, Scan: self.scan, Gemm: self.gemm, Intrinsic: self._intrinsic,
-            Hint: self._hint, Fence: self._nothing, Commit: self._nothing, WaitGroup: self._nothing,
+            Hint: self._hint, **dict.fromkeys((Fence, Commit, WaitGroup), lambda op: None),
         }  # fmt: skip
 
     # ── functions ────────────────────────────────────────────────────────────────────────────
@@ -228,11 +231,9 @@ class KernelEmitter(TileEmitter):
         arguments = [("ptr", self._slot(fn, t.name, "ptr")) for t in tensors]
         scalars = self._load_scalars(fn)
         arguments += scalars
-        for tile in self.tiles:
-            offset = self.arena[tile.name]
+        for name in (*(tile.name for tile in self.tiles), "%work"):
+            offset = self.arena[name]
             arguments.append(("ptr", fn.value(f"getelementptr i8, ptr %arena, i64 {offset}")))
-        work = self.arena["%work"]
-        arguments.append(("ptr", fn.value(f"getelementptr i8, ptr %arena, i64 {work}")))
         status = fn.value(f"getelementptr i64, ptr %args, i64 {len(self.slots)}")
         arguments.append(("ptr", status))
         grid = self._grid(fn, scalars)
@@ -278,9 +279,6 @@ class KernelEmitter(TileEmitter):
                 # what follows a break is never reached, but text must stay well formed
                 self.fn.start(self.fn.label("unreached"))
 
-    def _nothing(self, op: Op) -> None:
-        pass
-
     def _hint(self, op: Hint) -> None:
         if op.name == "assume" and op.value is not None:
             self.ranges = self.ranges.given(op.value)
@@ -309,12 +307,6 @@ class KernelEmitter(TileEmitter):
                 self.loops.pop()
             self.fn.jump(head)
         self.fn.start(done)
-
-    def _break(self, op: Break) -> None:
-        self.fn.jump(self.loops[-1][1])
-
-    def _continue(self, op: Continue) -> None:
-        self.fn.jump(self.loops[-1][0])
 
     def _if(self, op: If) -> None:
         parts = [c for c in conjuncts(op.cond) if c not in self.holds or self.lanes is None]
@@ -354,9 +346,6 @@ class KernelEmitter(TileEmitter):
     def _let(self, op: Let) -> None:
         self.vars[op.var] = self.as_type(op.value, op.var.dtype)
         self.ranges = self.ranges.let(op.var, op.value)
-
-    def _store(self, op: Store) -> None:
-        self.store(op.buffer, op.indices, self.expr(op.value))
 
     def _alloc(self, op: Alloc) -> None:
         buffer = op.buffer
@@ -404,20 +393,17 @@ class KernelEmitter(TileEmitter):
     # ── what the runtime hears of ────────────────────────────────────────────────────────────
 
     def _intrinsic(self, op: Intrinsic) -> None:
-        if op.name in ("pdl_wait", "pdl_launch"):
-            return
         if op.name == "device_assert":
             self._assert(op)
-            return
-        if op.name == "print":
-            self._print(op)
-            return
-        raise CompileError(
-            f"the CPU target cannot run {op.name}",
-            loc=op.loc,
-            expected="operations every target has",
-            fix="compile it for target='cuda'",
-        )
+        elif op.name == "print":
+            self._tell(op, op.args)
+        elif op.name not in ("pdl_wait", "pdl_launch"):
+            raise CompileError(
+                f"the CPU target cannot run {op.name}",
+                loc=op.loc,
+                expected="operations every target has",
+                fix="compile it for target='cuda'",
+            )
 
     def _assert(self, op: Intrinsic) -> None:
         *places, test = op.args
@@ -429,9 +415,6 @@ class KernelEmitter(TileEmitter):
             first = self.fn.value(f"extractvalue {{i64, i1}} {self.fn.value(exchange)}, 1")
             with self.fn.when(first, "told"):
                 self._tell(op, places)
-
-    def _print(self, op: Intrinsic) -> None:
-        self._tell(op, op.args)
 
     def _tell(self, op: Intrinsic, operands: Sequence[Expr | Region]) -> None:
         """Hands a table to the runtime's callback in the argument block: per operand a pointer,

@@ -8,9 +8,10 @@ branches; writes outside are branched around.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tilewright.ir.analysis.bounds import Ranges, stride_of
 from tilewright.ir.buffer import Buffer, Region
@@ -56,6 +57,15 @@ class Mem:
     @property
     def dtype(self) -> DType:
         return self.buffer.dtype
+
+
+class Placed(Protocol):
+    """Elements of one type from a pointer on."""
+
+    @property
+    def pointer(self) -> str: ...
+    @property
+    def dtype(self) -> DType: ...
 
 
 @dataclass
@@ -306,13 +316,13 @@ class ExprEmitter(Math):
         first = [self.index(i) for i in indices]
         if not any(self.varies(i) for i in indices):
             ok = self._conditions(mem, first, open_checks)
-            return Access([self.element(mem, self.flat(mem, first))], [ok])
+            return Access([self.place(mem, first)], [ok])
         move = self._flat_step(mem, steps)
         uniform = all(steps[dim] == 0 for dim, _, _ in open_checks)
         if uniform and move == 1:
             ok = self._conditions(mem, first, open_checks)
-            return Access([self.element(mem, self.flat(mem, first))], [ok], contiguous=True)
-        base = self.flat(mem, first) if move is not None else ""
+            return Access([self.place(mem, first)], [ok], contiguous=True)
+        base = self.flat(mem.strides, first) if move is not None else ""
         vectors = {
             dim: self._widen_index(self.expr(idx))
             for dim, idx in enumerate(indices)
@@ -327,7 +337,7 @@ class ExprEmitter(Math):
                 elif step and lane:
                     at[dim] = self.fn.value(f"add nsw i64 {first[dim]}, {step * lane}")
             if move is None:
-                offset = self.flat(mem, at)
+                offset = self.flat(mem.strides, at)
             else:
                 offset = self.fn.value(f"add nsw i64 {base}, {move * lane}") if lane else base
             found.pointers.append(self.element(mem, offset))
@@ -358,7 +368,7 @@ class ExprEmitter(Math):
                     beyond = self.fn.value(f"icmp {test} i64 {ref}, {limit}", "beyond")
                     ref = self.fn.value(f"select i1 {beyond}, i64 {limit}, i64 {ref}", "inside")
             at.append(ref)
-        return self.flat(mem, at)
+        return self.flat(mem.strides, at)
 
     def _flat_step(self, mem: Mem, steps: list[int | None]) -> int | None:
         total = 0
@@ -388,17 +398,20 @@ class ExprEmitter(Math):
             found = ok if found is None else self.fn.value(f"and i1 {found}, {ok}", "inside")
         return found
 
-    def flat(self, mem: Mem, at: list[str]) -> str:
-        """The element's distance from the buffer's start, in elements."""
+    def flat(self, strides: Sequence[Size], at: Sequence[str]) -> str:
+        """The distance of an element from the first, in elements."""
         total = "0"
-        for idx, stride in zip(at, mem.strides, strict=True):
+        for idx, stride in zip(at, strides, strict=True):
             if idx == "0":
                 continue
             term = idx if stride == 1 else self.fn.value(f"mul nsw i64 {idx}, {stride}")
             total = term if total == "0" else self.fn.value(f"add nsw i64 {total}, {term}")
         return total
 
-    def element(self, mem: Mem, offset: str) -> str:
+    def place(self, mem: Mem, at: Sequence[str]) -> str:
+        return self.element(mem, self.flat(mem.strides, at))
+
+    def element(self, mem: Placed, offset: str) -> str:
         if offset == "0":
             return mem.pointer
         return self.fn.value(
@@ -461,7 +474,7 @@ class ExprEmitter(Math):
         if not any(self.varies(i) for i in indices):
             at = [self.index(i) for i in indices]
             ok, pointer = self._conditions(mem, at, checks), mem.pointer
-            if (offset := self.flat(mem, at)) != "0":
+            if (offset := self.flat(mem.strides, at)) != "0":
                 type_ = vector(memory_type(mem.dtype), mem.lanes)
                 text = f"getelementptr {type_}, ptr {pointer}, i64 {offset}"
                 pointer = self.fn.value(text, "p")
@@ -470,7 +483,7 @@ class ExprEmitter(Math):
         values = [self._widen_index(self.splat(self.expr(i), mem.lanes)) for i in indices]
         for lane in range(mem.lanes):
             at = [self.lane(v, lane).ref for v in values]
-            scaled = self.fn.value(f"mul nsw i64 {self.flat(mem, at)}, {mem.lanes}")
+            scaled = self.fn.value(f"mul nsw i64 {self.flat(mem.strides, at)}, {mem.lanes}")
             place = self.fn.value(f"add nsw i64 {scaled}, {lane}")
             found.pointers.append(self.element(mem, place))
             found.valid.append(self._conditions(mem, at, checks))
@@ -503,26 +516,21 @@ class ExprEmitter(Math):
             chosen = list(range(lanes)) if self.mask is not None else [lanes - 1]
         for lane in chosen:
             at = lane if len(pointers) > 1 else 0
-            condition = valid[at]
-            if self.mask is not None:
-                wanted = self.lane(self.mask, lane).ref
-                if condition is not None:
-                    wanted = self.fn.value(f"and i1 {wanted}, {condition}")
-                condition = wanted
+            condition = self.wanted(lane, valid[at])
             part = self.lane(value, lane)
-            if condition is None:
+            with self.fn.when(condition, "inside"):
                 self.write(part, pointers[at])
-            else:
-                with self.fn.when(condition, "inside"):
-                    self.write(part, pointers[at])
+
+    def wanted(self, lane: int, valid: str | None) -> str | None:
+        """An i1 that says whether a lane is to be stored; None when it always is."""
+        if self.mask is None:
+            return valid
+        mine = self.lane(self.mask, lane).ref
+        return mine if valid is None else self.fn.value(f"and i1 {mine}, {valid}")
 
     def _store_vector(self, mem: Mem, access: Access, value: Val) -> None:
-        pointer, ok = access.pointers[0], access.valid[0]
-        if ok is not None:
-            with self.fn.when(ok, "inside"):
-                self._store_masked(mem, pointer, value)
-        else:
-            self._store_masked(mem, pointer, value)
+        with self.fn.when(access.valid[0], "inside"):
+            self._store_masked(mem, access.pointers[0], value)
 
     def _store_masked(self, mem: Mem, pointer: str, value: Val) -> None:
         if self.mask is None:
@@ -548,11 +556,5 @@ class ExprEmitter(Math):
             self._store_vector(mem, found, value)
             return
         for lane, (pointer, ok) in enumerate(zip(found.pointers, found.valid, strict=True)):
-            if self.mask is not None:
-                wanted = self.lane(self.mask, lane).ref
-                ok = wanted if ok is None else self.fn.value(f"and i1 {wanted}, {ok}")
-            if ok is None:
+            with self.fn.when(self.wanted(lane, ok), "lane"):
                 self.write(self.lane(value, lane), pointer)
-            else:
-                with self.fn.when(ok, "lane"):
-                    self.write(self.lane(value, lane), pointer)

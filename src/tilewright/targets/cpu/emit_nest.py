@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 from tilewright.ir.analysis.bounds import Ranges, stride_of
@@ -347,10 +348,15 @@ class NestEmitter(ExprEmitter):
         fold: RowFold | None,
     ) -> bool:
         stop = self.index(extent)
-        if lanes == 1:
-            with self.fn.loop("0", stop, hint=var.name) as (at, _, _), self.scope():
+
+        def single(at: str) -> None:
+            with self.scope():
                 self.counters[var] = at
                 self._body(op, None, private)
+
+        if lanes == 1:
+            with self.fn.loop("0", stop, hint=var.name) as (at, _, _):
+                single(at)
             return False
         bounds, assured, holds = self._limits(op, var, touches)
         low, high = self._range(bounds, stop)
@@ -362,11 +368,6 @@ class NestEmitter(ExprEmitter):
                 was, self.holds = self.holds, self.holds | holds
                 self._body(op, self.lanes, private)
                 self.holds = was
-
-        def single(at: str) -> None:
-            with self.scope():
-                self.counters[var] = at
-                self._body(op, None, private)
 
         if whole:
             row = [self.counters[v] for v in op.vars if v is not var]
@@ -435,9 +436,6 @@ class NestEmitter(ExprEmitter):
     def private_memory(self, buffer: Buffer, lanes: int) -> Mem:
         """Stack memory for a local buffer, every element `lanes` wide."""
         shape = buffer.static_shape
-        count = lanes
-        for size in shape:
-            count *= size
-        type_ = f"[{count} x {memory_type(buffer.dtype)}]"
+        type_ = f"[{lanes * prod(shape)} x {memory_type(buffer.dtype)}]"
         slot = self.fn.alloca(type_, buffer.name, align=16)
         return Mem(buffer, slot, row_major(shape), lanes=lanes)

@@ -9,7 +9,7 @@ from functools import partial
 from math import prod
 
 from tilewright.ir.buffer import Region
-from tilewright.ir.dtype import BOOL, DTYPES, DType
+from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, DType
 from tilewright.ir.expr import Const
 from tilewright.ir.op import Atomic, Reduce, Scan
 from tilewright.support.errors import CompileError
@@ -19,13 +19,8 @@ from tilewright.targets.cpu.gemm import GemmEmitter
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.numbers import FLOAT64, Val, element_type, memory_type, type_of
 
-_ORDERS = {
-    "relaxed": "monotonic",
-    "acquire": "acquire",
-    "release": "release",
-    "acq_rel": "acq_rel",
-    "seq_cst": "seq_cst",
-}
+_ORDERS = {name: name for name in ("acquire", "release", "acq_rel", "seq_cst")}
+_ORDERS["relaxed"] = "monotonic"
 
 
 @dataclass(frozen=True)
@@ -36,6 +31,10 @@ class _Side:
     pointer: str
     extents: tuple[int, ...]
     strides: tuple[int | str, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.mem.dtype
 
     def kept(self, dims: Sequence[int]) -> _Side:
         extents = tuple(self.extents[d] for d in dims)
@@ -107,20 +106,7 @@ class TileEmitter(GemmEmitter):
         return _Side(mem, self.element(mem, offset), sizes, mem.strides)
 
     def _place(self, side: _Side, at: Sequence[str]) -> str:
-        offset = self.flat_of(at, side.strides)
-        if offset == "0":
-            return side.pointer
-        type_ = memory_type(side.mem.dtype)
-        return self.fn.value(f"getelementptr {type_}, ptr {side.pointer}, i64 {offset}", "p")
-
-    def flat_of(self, at: Sequence[str], strides: Sequence[int | str]) -> str:
-        total = "0"
-        for index, stride in zip(at, strides, strict=True):
-            if index == "0":
-                continue
-            term = index if stride == 1 else self.fn.value(f"mul nsw i64 {index}, {stride}")
-            total = term if total == "0" else self.fn.value(f"add nsw i64 {total}, {term}")
-        return total
+        return self.element(side, self.flat(side.strides, at))
 
     # ── reductions ───────────────────────────────────────────────────────────────────────────
 
@@ -140,11 +126,7 @@ class TileEmitter(GemmEmitter):
     def _wide(self, src: DType, dst: DType) -> DType:
         """Sums run in the wider of the two types, narrow floats in float32."""
         if src.is_float or dst.is_float:
-            return (
-                FLOAT64
-                if 64 in (src.bits * src.is_float, dst.bits * dst.is_float)
-                else DTYPES["float32"]
-            )
+            return FLOAT64 if 64 in (d.bits for d in (src, dst) if d.is_float) else FLOAT32
         if src.kind == dst.kind and src.is_int:
             return DTYPES[f"{src.kind}{max(32, src.bits, dst.bits)}"]
         return DTYPES["int64"]
@@ -159,38 +141,25 @@ class TileEmitter(GemmEmitter):
         def same(x: Val) -> Val:
             return x
 
-        match op:
-            case "sum":
-                return wide, same, lambda a, b: self.binary("+", a, b), 0
-            case "abssum":
-                return wide, self.absolute, lambda a, b: self.binary("+", a, b), 0
-            case "max":
-                return wide, same, lambda a, b: self.keep_nan("max", a, b), low
-            case "absmax":
-                return wide, self.absolute, lambda a, b: self.keep_nan("max", a, b), 0
-            case "min":
-                return wide, same, lambda a, b: self.keep_nan("min", a, b), high
-            case "max_num" | "min_num" | "absmax_num":  # NaN is skipped: max(NaN, x) is x
-                kind = "min" if op == "min_num" else "max"
-                end = {"max_num": low, "min_num": high, "absmax_num": 0}[op]
-                of = self.absolute if op == "absmax_num" else same
-                return wide, of, lambda a, b: self.binary(kind, a, b), end
-            case "and":
-                return (
-                    wide,
-                    same,
-                    lambda a, b: self.binary("&", a, b),
-                    -1 if wide.kind == "int" else wide.max_value,
-                )
-            case "or":
-                return wide, same, lambda a, b: self.binary("|", a, b), 0
-            case "xor":
-                return wide, same, lambda a, b: self.binary("^", a, b), 0
-            case "any":
-                return BOOL, self.nonzero, lambda a, b: self.binary("or", a, b), 0
-            case "all":
-                return BOOL, self.nonzero, lambda a, b: self.binary("and", a, b), 1
-        raise CompileError(f"unknown reduction {op!r}")
+        rows: dict[str, tuple[Callable[[str, Val, Val], Val], str, Callable[[Val], Val], float]] = {
+            "sum": (self.binary, "+", same, 0),
+            "abssum": (self.binary, "+", self.absolute, 0),
+            "max": (self.keep_nan, "max", same, low),
+            "min": (self.keep_nan, "min", same, high),
+            "absmax": (self.keep_nan, "max", self.absolute, 0),
+            "max_num": (self.binary, "max", same, low),  # NaN is skipped: max(NaN, x) is x
+            "min_num": (self.binary, "min", same, high),
+            "absmax_num": (self.binary, "max", self.absolute, 0),
+            "and": (self.binary, "&", same, -1 if wide.kind == "int" else wide.max_value),
+            "or": (self.binary, "|", same, 0),
+            "xor": (self.binary, "^", same, 0),
+            "any": (self.binary, "or", self.nonzero, 0),
+            "all": (self.binary, "and", self.nonzero, 1),
+        }
+        if op not in rows:
+            raise CompileError(f"unknown reduction {op!r}")
+        meet, how, prepare, neutral = rows[op]
+        return BOOL if op in ("any", "all") else wide, prepare, partial(meet, how), neutral
 
     def folded(self, op: Folded) -> None:
         if not self.map(op.nest, _Rows(self, self._reduction(op.reduce))):
@@ -356,18 +325,13 @@ class TileEmitter(GemmEmitter):
             valid = valid * lanes
         old: list[Val] = []
         for i, (pointer, ok) in enumerate(zip(pointers, valid, strict=True)):
-            if self.mask is not None:
-                wanted = self.lane(self.mask, i).ref
-                ok = wanted if ok is None else self.fn.value(f"and i1 {ok}, {wanted}")
+            ok = self.wanted(i, ok)
             slot = self.fn.alloca(memory_type(mem.dtype), "old")
             if op.result is not None:
                 self.write(self.constant(0, mem.dtype), slot)
             part = None if value is None else self.lane(value, i)
-            if ok is None:
+            with self.fn.when(ok, "inside"):
                 self._atomic_element(op, mem, pointer, part, slot)
-            else:
-                with self.fn.when(ok, "inside"):
-                    self._atomic_element(op, mem, pointer, part, slot)
             if op.result is not None:
                 old.append(self.read(mem.dtype, slot))
         if op.result is not None:

@@ -153,8 +153,11 @@ class Function:
         self.start(after)
 
     @contextmanager
-    def when(self, condition: str, hint: str = "if") -> Iterator[None]:
-        """What is emitted inside runs only where `condition` (an i1) holds."""
+    def when(self, condition: str | None, hint: str = "if") -> Iterator[None]:
+        """What is emitted inside runs only where `condition` (an i1) holds; None: always."""
+        if condition is None:
+            yield
+            return
         then, after = self.label(f"{hint}.then"), self.label(f"{hint}.end")
         self.branch(condition, then, after)
         self.start(then)

@@ -13,7 +13,7 @@ from tilewright.targets.cpu.emit_expr import Size
 from tilewright.targets.cpu.emit_nest import NestEmitter
 from tilewright.targets.cpu.host import host
 from tilewright.targets.cpu.micro_kernel import Tile
-from tilewright.targets.cpu.numbers import Val, item_bytes, memory_type, type_of
+from tilewright.targets.cpu.numbers import Val, item_bytes, type_of
 
 _ROWS = 4  # rows packed at once
 
@@ -78,17 +78,7 @@ class PanelEmitter(NestEmitter):
         return Matrix(self.work(bytes_of(m.shape, dtype), taken), dtype, m.shape, down, across)
 
     def at(self, m: Matrix, i: str, j: str) -> str:
-        offset = "0"
-        for index, stride in ((i, m.down), (j, m.across)):
-            if index == "0":
-                continue
-            term = index if stride == 1 else self.fn.value(f"mul nsw i64 {index}, {stride}")
-            offset = term if offset == "0" else self.fn.value(f"add nsw i64 {offset}, {term}")
-        if offset == "0":
-            return m.pointer
-        return self.fn.value(
-            f"getelementptr {memory_type(m.dtype)}, ptr {m.pointer}, i64 {offset}", "p"
-        )
+        return self.element(m, self.flat((m.down, m.across), (i, j)))
 
     def zero(self, m: Matrix) -> None:
         lanes = 2 * host().lanes(m.dtype.bits)
@@ -130,9 +120,7 @@ class PanelEmitter(NestEmitter):
 
     def panel(self, panels: Panels, j: str) -> str:
         """Where the group that starts with column `j` lies: k elements for each column before."""
-        offset = self.fn.value(f"mul nsw i64 {j}, {panels.shape[0]}")
-        type_ = memory_type(panels.dtype)
-        return self.fn.value(f"getelementptr {type_}, ptr {panels.pointer}, i64 {offset}", "p")
+        return self.element(panels, self.fn.value(f"mul nsw i64 {j}, {panels.shape[0]}"))
 
     def convert_matrix(self, source: Matrix, target: Matrix, tf32: bool = False) -> None:
         """target = source, in blocks that are read and written by vectors."""

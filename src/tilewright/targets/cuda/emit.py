@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, TypeGuard
+from typing import Any
 
 from tilewright.ir.analysis.aliases import places
 from tilewright.ir.analysis.bounds import limits
 from tilewright.ir.analysis.intervals import single
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.dtype import INT32, DType
+from tilewright.ir.dtype import INT32
 from tilewright.ir.expr import Bin, Cmp, Const, Expr, Load, Var, loads, variables
 from tilewright.ir.op import (
     Alloc,
@@ -45,17 +45,18 @@ from tilewright.ir.op import (
     WaitGroup,
     While,
     expressions,
+    named_buffers,
     op_loads,
-    operands,
     walk_ops,
 )
 from tilewright.ir.tensor_map import MapHint
+from tilewright.ir.verify.structure import REGISTERS_PER_BLOCK
 from tilewright.support.errors import CompileError, Loc
 from tilewright.targets.cuda.emit_expr import TYPES, print_expr
 from tilewright.targets.cuda.emit_foreign import FOREIGN
 from tilewright.targets.cuda.emit_products import adjacent, together
+from tilewright.targets.cuda.instructions import instruction
 from tilewright.targets.cuda.names import Names, comment, quoted_path, words_of
-from tilewright.targets.cuda.sm90a import REGISTERS, fields_of, instruction
 from tilewright.targets.cuda.spans import Spans
 
 HEADER = "tilewright.cuh"
@@ -121,7 +122,7 @@ def emit_program(
         most = (blocks or {}).get(kernel.name, 1)
         writer = _Writer(program, kernel, function, functions, sites, most)
         texts.append(writer.function())
-        kernels.append(writer.described())
+        kernels.append(KernelSource(function, kernel, writer.shared_bytes, writer.params))
     parts = [f"// {comment(name or program.name)}", *["#define TW_DIAGNOSTIC"] * diagnostic]
     parts += [f'#include "{HEADER}"', "", *program.sources]
     parts += [*functions.values(), *texts]
@@ -150,10 +151,13 @@ class _Writer:
         self.warp: str | None = None
         self.role: Role | None = None
         self.first = False  # in a branch that thread 0 takes alone
-        for op in walk_ops(self.kernel):
-            if isinstance(op, Hint) and op.name == "tensor_map" and op.buffer is not None:
-                said = MapHint.of(op)
-                self.maps.append(MapParam(said.name, op.buffer, said.box, said.swizzle, said.sizes))
+        for op in self.hints("tensor_map"):
+            assert op.buffer is not None
+            said = MapHint.of(op)
+            self.maps.append(MapParam(said.name, op.buffer, said.box, said.swizzle, said.sizes))
+
+    def hints(self, name: str) -> list[Hint]:
+        return [op for op in walk_ops(self.kernel, Hint) if op.name == name]
 
     def is_first_thread(self, cond: Expr) -> bool:
         """`cond` is true of no thread of the block but number 0."""
@@ -173,26 +177,12 @@ class _Writer:
 
     @cached_property
     def params(self) -> tuple[Buffer | Var | MapParam, ...]:
-        buffers: set[Buffer] = set()
-        named: set[Var] = set()
-        for op in walk_ops(self.kernel):
-            if isinstance(op, Hint):
-                continue
-            for operand in operands(op):
-                if isinstance(operand, Region):
-                    buffers.add(operand.buffer)
-                elif isinstance(operand, Buffer):
-                    buffers.add(operand)
-            for expr in expressions(op):
-                found = [expr, *(i for x in loads(expr) for i in x.buffer.shape)]
-                buffers |= {x.buffer for x in loads(expr)}
-                named |= {v for e in found for v in variables(e)}
-            if isinstance(op, Store):
-                named |= {v for e in op.buffer.shape for v in variables(e)}
-        for buffer in list(buffers):
-            if buffer.space is Space.GLOBAL:
-                for size in (*buffer.shape, *(buffer.strides or ())):
-                    named |= variables(size)
+        ops = [op for op in walk_ops(self.kernel) if not isinstance(op, Hint)]
+        buffers = {buffer for op in ops for buffer in named_buffers(op)}
+        sizes = [e for b in buffers if b.space is Space.GLOBAL
+                 for e in (*b.shape, *(b.strides or ()))]  # fmt: skip
+        named = {v for e in (*sizes, *(e for op in ops for e in expressions(op)))
+                 for v in variables(e)}  # fmt: skip
         tensors = [t for t in (*self.program.tensors, *self.program.scratch) if t in buffers]
         dims = [d.var for d in self.program.dims if d.var in named]
         scalars = [s for s in self.program.scalars if s in named]
@@ -204,9 +194,6 @@ class _Writer:
         return {v for op in walk_ops(self.kernel.body) for e in expressions(op)
                 for v in variables(e)}  # fmt: skip
 
-    def described(self) -> KernelSource:
-        return KernelSource(self.name, self.kernel, self.shared_bytes, self.params)
-
     def function(self) -> str:
         threads = prod(self.kernel.threads)
         params = ",\n    ".join(self.param(p) for p in self.params)
@@ -214,7 +201,7 @@ class _Writer:
         if self.kernel.cluster:
             dims = (*self.kernel.cluster, 1, 1)[:3]
             cluster = f" __cluster_dims__({', '.join(map(str, dims))})"
-        least = [int(op.detail[0]) for op in walk_ops(self.kernel) if _is_min_blocks(op)]
+        least = [int(op.detail[0]) for op in self.hints("min_blocks")]
         bounds = f"__launch_bounds__({threads}, {max(least, default=self.blocks)})"
         self.lines = [
             f'extern "C" __global__ void {bounds}{cluster}',
@@ -240,12 +227,12 @@ class _Writer:
         return "\n".join(self.lines) + "\n"
 
     def param(self, param: Buffer | Var | MapParam) -> str:
-        name = self.names.of(param.name)
         if isinstance(param, MapParam):
-            return f"const __grid_constant__ tw::TensorMap {name}"
-        if isinstance(param, Var):
-            return f"const {TYPES[param.dtype.name]} {name}"
-        return f"{TYPES[param.dtype.name]}* __restrict__ {name}"
+            kind = "const __grid_constant__ tw::TensorMap"
+        else:
+            kind = TYPES[param.dtype.name]
+            kind = f"const {kind}" if isinstance(param, Var) else f"{kind}* __restrict__"
+        return f"{kind} {self.names.of(param.name)}"
 
     # ── lines ────────────────────────────────────────────────────────────────────────────────
 
@@ -255,12 +242,18 @@ class _Writer:
             self.lines.append(f'#line {loc.line} "{quoted_path(loc.file)}"')
         self.lines.append("  " * self.depth + text)
 
-    def block(self, head: str, body: Body, loc: Loc | None = None, tail: str = "}") -> None:
+    def block(self, head: str, body: Body, loc: Loc | None, orelse: Body = ()) -> None:
         self.line(head, loc)
+        self.inner(body)
+        if orelse:
+            self.line("} else {")
+            self.inner(orelse)
+        self.line("}")
+
+    def inner(self, body: Body) -> None:
         self.depth += 1
         self.body(body)
         self.depth -= 1
-        self.line(tail)
 
     def body(self, body: Body) -> None:
         index = 0
@@ -279,15 +272,14 @@ class _Writer:
                 index += len(roles)
                 continue
             products = adjacent(body, index)
-            if products:
-                _intrinsic(self, together(products))
-                index += len(products)
-                continue
+            op = together(products) if products else op
             rule = _RULES.get(type(op))
             if rule is None:
                 raise CompileError(f"{type(op).__name__} has no CUDA form", loc=op.loc)
-            rule(self, op)
-            index += 1
+            statement = rule(self, op)
+            if statement is not None:
+                self.line(f"{statement};", op.loc)
+            index += max(1, len(products))
 
     def expr(self, expr: Expr, *, index: bool = False, beside: str = "") -> str:
         """`index`: see `print_expr`."""
@@ -369,7 +361,7 @@ class _Writer:
 
     def roles(self, roles: list[Role]) -> None:
         """One chain over the warp's number, of roles that no warp has two of."""
-        at_entry = REGISTERS // prod(self.kernel.threads) // 8 * 8
+        at_entry = REGISTERS_PER_BLOCK // prod(self.kernel.threads) // 8 * 8
         for number, role in enumerate(roles):
             first, last = role.first, role.first + role.warps
             warp = self.warp or "warp"
@@ -400,10 +392,9 @@ class _Writer:
         number = str(len(self.sites) - 1)
         return (number,) if barrier is None else (number, self.names.of(barrier.name))
 
-    def wait(self, verb: str, op: Op, barrier: Region, phase: Expr) -> None:
+    def wait(self, verb: str, op: Op, barrier: Region, phase: Expr) -> str:
         more = self.site(op, barrier.buffer)
-        args = ", ".join([self.operand(barrier), self.expr(phase), *more])
-        self.line(f"tw::{verb}({args});", op.loc)
+        return f"tw::{verb}({', '.join([self.operand(barrier), self.expr(phase), *more])})"
 
 
 def _bytes(buffer: Buffer) -> int:
@@ -411,15 +402,17 @@ def _bytes(buffer: Buffer) -> int:
     return 8 * count if buffer.space is Space.BARRIER else buffer.dtype.storage_bytes(count)
 
 
-def _type(dtype: DType) -> str:
-    return TYPES[dtype.name]
+def _declared(w: _Writer, var: Var, value: str) -> str:
+    return f"const {TYPES[var.dtype.name]} {w.names.of(var.name)} = {value}"
 
 
 # ── ops ──────────────────────────────────────────────────────────────────────────────────────
 
+# A rule returns the statement, or None where it has written its lines itself.
+
 
 def _for(w: _Writer, op: For) -> None:
-    var, kind = w.names.of(op.var.name), _type(op.var.dtype)
+    var, kind = w.names.of(op.var.name), TYPES[op.var.dtype.name]
     start, stop = w.expr(op.start, index=True), w.expr(op.stop, index=True)
     if loads(op.stop):
         bound = w.names.of(f"{op.var.name}_stop")
@@ -459,74 +452,41 @@ def _walks_memory(op: For) -> bool:
     return False
 
 
-def _while(w: _Writer, op: While) -> None:
-    w.block(f"while ({w.expr(op.cond)}) {{", op.body, op.loc)
-
-
 def _if(w: _Writer, op: If) -> None:
-    if not op.orelse:
-        around, w.first = w.first, w.first or w.is_first_thread(op.cond)
-        w.block(f"if ({w.expr(op.cond)}) {{", op.then, op.loc)
-        w.first = around
-        return
-    w.block(f"if ({w.expr(op.cond)}) {{", op.then, op.loc, "} else {")
-    w.depth += 1
-    w.body(op.orelse)
-    w.depth -= 1
-    w.line("}")
+    around, w.first = w.first, w.first or (not op.orelse and w.is_first_thread(op.cond))
+    w.block(f"if ({w.expr(op.cond)}) {{", op.then, op.loc, op.orelse)
+    w.first = around
 
 
-def _break(w: _Writer, op: Break) -> None:
-    w.line("break;", op.loc)
-
-
-def _continue(w: _Writer, op: Continue) -> None:
-    w.line("continue;", op.loc)
-
-
-def _let(w: _Writer, op: Let) -> None:
-    w.line(f"const {_type(op.var.dtype)} {w.names.of(op.var.name)} = {w.expr(op.value)};", op.loc)
-
-
-def _alloc(w: _Writer, op: Alloc) -> None:
+def _alloc(w: _Writer, op: Alloc) -> str:
     buffer = op.buffer
     name = w.names.of(buffer.name)
     if buffer.space is Space.BARRIER:
-        place = w.places[buffer.name]
-        w.line(f"const uint32_t {name} = tw::address(shared) + {place};", op.loc)
-        return
-    kind = _type(buffer.dtype)
+        return f"const uint32_t {name} = tw::address(shared) + {w.places[buffer.name]}"
+    kind = TYPES[buffer.dtype.name]
     if buffer.space is Space.SHARED:
         place = w.places[buffer.name]
-        w.line(f"{kind}* const {name} = reinterpret_cast<{kind}*>(shared + {place});", op.loc)
-    elif not buffer.rank:
-        start = f" = {w.expr(op.init)}" if op.init is not None else ""
-        w.line(f"{kind} {name}{start};", op.loc)
-    else:
-        align = "alignas(16) " if buffer.dtype.bits < 32 else ""
-        count = max(1, prod(buffer.static_shape))  # C++ has no arrays of nothing
-        w.line(f"{align}{kind} {name}[{count}];", op.loc)
+        return f"{kind}* const {name} = reinterpret_cast<{kind}*>(shared + {place})"
+    if not buffer.rank:
+        return f"{kind} {name}" + (f" = {w.expr(op.init)}" if op.init is not None else "")
+    align = "alignas(16) " if buffer.dtype.bits < 32 else ""
+    count = max(1, prod(buffer.static_shape))  # C++ has no arrays of nothing
+    return f"{align}{kind} {name}[{count}]"
 
 
 def _overlap(a: Role, b: Role) -> bool:
     return a.first < b.first + b.warps and b.first < a.first + a.warps
 
 
-def _store(w: _Writer, op: Store) -> None:
-    w.line(f"{w.element(op.buffer, op.indices)} = {w.expr(op.value)};", op.loc)
-
-
-def _barrier_init(w: _Writer, op: BarrierInit) -> None:
+def _barrier_init(w: _Writer, op: BarrierInit) -> str:
     count = prod(int(e) for e in op.barrier.extents)
-    name = w.operand(op.barrier)
+    name, arrivals = w.operand(op.barrier), w.expr(op.count)
     if count == 1:
-        w.line(f"tw::barrier_init({name}, {w.expr(op.count)});", op.loc)
-        return
-    w.line(f"for (int i = 0; i < {count}; ++i) tw::barrier_init({name} + 8 * i, "
-           f"{w.expr(op.count)});", op.loc)  # fmt: skip
+        return f"tw::barrier_init({name}, {arrivals})"
+    return f"for (int i = 0; i < {count}; ++i) tw::barrier_init({name} + 8 * i, {arrivals})"
 
 
-def _arrive(w: _Writer, op: Arrive) -> None:
+def _arrive(w: _Writer, op: Arrive) -> str | None:
     remote = "_remote" if op.barrier.cta is not None else ""
     name = w.operand(op.barrier)
     times = int(op.count.value) if isinstance(op.count, Const) else None
@@ -534,51 +494,24 @@ def _arrive(w: _Writer, op: Arrive) -> None:
         verb = "arrive_expect" if times == 1 else "expect"
         w.line(f"tw::{verb}{remote}({name}, {w.expr(op.bytes)});", op.loc)
     if times == 0 or (op.bytes is not None and times == 1):
-        return
+        return None
     count = "" if times == 1 else f", {w.expr(op.count)}"
-    w.line(f"tw::arrive{remote}({name}{count});", op.loc)
+    return f"tw::arrive{remote}({name}{count})"
 
 
-def _wait(w: _Writer, op: Wait) -> None:
-    w.wait("wait", op, op.barrier, op.phase)
-
-
-def _commit(w: _Writer, op: Commit) -> None:
-    w.line(f"tw::commit_{op.unit}();", op.loc)
-
-
-def _wait_group(w: _Writer, op: WaitGroup) -> None:
-    read = "_read" if op.read else ""
-    w.line(f"tw::wait_{op.unit}{read}<{op.pending}>();", op.loc)
-
-
-def _fence(w: _Writer, op: Fence) -> None:
-    w.line(f"tw::fence_{op.kind}();", op.loc)
-
-
-def _sync(w: _Writer, op: Sync) -> None:
+def _sync(w: _Writer, op: Sync) -> str:
     if op.scope == "named" and op.id is not None:
         verb = "arrive" if op.arrive else "sync"
         args = ", ".join([w.expr(op.id), str(op.threads), *(() if op.arrive else w.site(op))])
-        w.line(f"tw::{verb}_named({args});", op.loc)
-        return
+        return f"tw::{verb}_named({args})"
     if w.sites is not None and op.scope != "warp":
-        w.line(f"tw::sync_{op.scope}({', '.join(w.site(op))});", op.loc)
-        return
+        return f"tw::sync_{op.scope}({', '.join(w.site(op))})"
     narrow = "_shared" if op.order == "shared" else ""
     text = {"block": "__syncthreads", "warp": "__syncwarp", "cluster": f"tw::sync_cluster{narrow}"}
-    w.line(f"{text[op.scope]}();", op.loc)
+    return f"{text[op.scope]}()"
 
 
-def _hint(w: _Writer, op: Hint) -> None:
-    return
-
-
-def _is_min_blocks(op: Op) -> TypeGuard[Hint]:
-    return isinstance(op, Hint) and op.name == "min_blocks"
-
-
-def _intrinsic(w: _Writer, op: Intrinsic) -> None:
+def _intrinsic(w: _Writer, op: Intrinsic) -> str | None:
     if op.name == "warp_index":
         assert op.result is not None
         w.warp = w.names.of(op.result.name)
@@ -590,7 +523,7 @@ def _intrinsic(w: _Writer, op: Intrinsic) -> None:
     if foreign is not None:
         return foreign(w, op)
     record = instruction(op.name)
-    fields: dict[str, Any] = {"mask": "~0u", "width": op.width or 32, **fields_of(op.text)}
+    fields: dict[str, Any] = {"mask": "~0u", "width": op.width or 32, **op.fields}
     if fields.get("type") == "bool":
         fields["type"] = "boolean"
     fields["kept"] = f", tw::{fields['cache']}" if "cache" in fields else ""
@@ -613,9 +546,7 @@ def _intrinsic(w: _Writer, op: Intrinsic) -> None:
     numbered = 1 + max((int(n) for n in re.findall(r"\{(\d+)\}", template)), default=-1)
     rest, every = ", ".join(printed[numbered:]), ", ".join(printed)
     text = template.format(*printed, rest=rest, all=every, **fields)
-    if op.result is not None:
-        text = f"const {_type(op.result.dtype)} {w.names.of(op.result.name)} = {text}"
-    w.line(text + ";", op.loc)
+    return text if op.result is None else _declared(w, op.result, text)
 
 
 # atomics whose old value thread 0 need not wait for until it is used
@@ -628,34 +559,31 @@ _SHUFFLED = (
 )  # fmt: skip
 
 
-def _view(w: _Writer, op: View) -> None:
-    kind, name = _type(op.buffer.dtype), w.names.of(op.buffer.name)
-    start = w.names.of(op.source.name)
-    offset = (
-        ""
-        if isinstance(op.offset, Const) and not op.offset.value
-        else f" + {w.expr(op.offset, index=True, beside='+')}"
-    )
-    w.line(f"{kind}* const {name} = reinterpret_cast<{kind}*>({start}){offset};", op.loc)
+def _view(w: _Writer, op: View) -> str:
+    kind, name = TYPES[op.buffer.dtype.name], w.names.of(op.buffer.name)
+    start, offset = w.names.of(op.source.name), ""
+    if not (isinstance(op.offset, Const) and not op.offset.value):
+        offset = f" + {w.expr(op.offset, index=True, beside='+')}"
+    return f"{kind}* const {name} = reinterpret_cast<{kind}*>({start}){offset}"
 
 
-_RULES: dict[type[Op], Callable[[_Writer, Any], None]] = {
+_RULES: dict[type[Op], Callable[[_Writer, Any], str | None]] = {
     For: _for,
-    While: _while,
+    While: lambda w, op: w.block(f"while ({w.expr(op.cond)}) {{", op.body, op.loc),
     If: _if,
-    Break: _break,
-    Continue: _continue,
-    Let: _let,
+    Break: lambda w, op: "break",
+    Continue: lambda w, op: "continue",
+    Let: lambda w, op: _declared(w, op.var, w.expr(op.value)),
     Alloc: _alloc,
-    Store: _store,
+    Store: lambda w, op: f"{w.element(op.buffer, op.indices)} = {w.expr(op.value)}",
     BarrierInit: _barrier_init,
     Arrive: _arrive,
-    Wait: _wait,
-    Commit: _commit,
-    WaitGroup: _wait_group,
-    Fence: _fence,
+    Wait: lambda w, op: w.wait("wait", op, op.barrier, op.phase),
+    Commit: lambda w, op: f"tw::commit_{op.unit}()",
+    WaitGroup: lambda w, op: f"tw::wait_{op.unit}{'_read' * op.read}<{op.pending}>()",
+    Fence: lambda w, op: f"tw::fence_{op.kind}()",
     Sync: _sync,
-    Hint: _hint,
+    Hint: lambda w, op: None,
     Intrinsic: _intrinsic,
     View: _view,
 }

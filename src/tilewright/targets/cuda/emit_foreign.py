@@ -56,7 +56,7 @@ def _mark(kind: DType, op: Intrinsic) -> str:
     return found
 
 
-def _ptx(w: Writer, op: Intrinsic) -> None:
+def _ptx(w: Writer, op: Intrinsic) -> str:
     """`$0` is the result when there is one, `$1` … the operands, written ones first. A register
     that is written is no operand's: the text may write it before it has read all (`&`)."""
     first = 0 if op.result is not None else 1
@@ -80,14 +80,14 @@ def _ptx(w: Writer, op: Intrinsic) -> None:
         else:
             inputs.append(f'"{_mark(arg.dtype, op)}"({_bits(w.expr(arg), arg.dtype)})')
     written, read = ", ".join(outputs), ", ".join(inputs)
-    w.line(f'asm volatile({_quoted(text)} : {written} : {read} : "memory");', op.loc)
+    return f'asm volatile({_quoted(text)} : {written} : {read} : "memory")'
 
 
 def _bits(text: str, kind: DType) -> str:
     return f"({text}).bits" if kind.name in ("float16", "bfloat16") else text
 
 
-def _call_extern(w: Writer, op: Intrinsic) -> None:
+def _call_extern(w: Writer, op: Intrinsic) -> str:
     """Elements are passed as values: no reference reaches them. What returns nothing may have been
     given a type, as long as nothing uses it."""
     args = [
@@ -97,7 +97,7 @@ def _call_extern(w: Writer, op: Intrinsic) -> None:
     text = f"{op.text}({', '.join(args)})"
     if op.result is not None and op.result in w.used:
         text = f"const {TYPES[op.result.dtype.name]} {w.names.of(op.result.name)} = {text}"
-    w.line(f"{text};", op.loc)
+    return text
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────
@@ -118,9 +118,9 @@ def _shown(w: Writer, arg: Expr) -> tuple[str, str]:
     return ("%u", f"unsigned({text})") if kind.kind == "uint" else ("%d", f"int({text})")
 
 
-def _printf(w: Writer, op: Intrinsic, text: str, args: list[str]) -> None:
+def _printf(w: Writer, text: str, args: list[str]) -> str:
     w.functions["printf"] = 'extern "C" __device__ int printf(const char*, ...);\n'
-    w.line(f"printf({', '.join([_quoted(text), *args])});", op.loc)
+    return f"printf({', '.join([_quoted(text), *args])})"
 
 
 def _form(op: Intrinsic, forms: list[str]) -> str:
@@ -131,12 +131,12 @@ def _form(op: Intrinsic, forms: list[str]) -> str:
     return form
 
 
-def _print(w: Writer, op: Intrinsic) -> None:
+def _print(w: Writer, op: Intrinsic) -> str:
     """One line: its text, values behind it."""
     shown = [_shown(w, a) for a in op.args if isinstance(a, Expr)]
     forms = [form for form, _ in shown]
     text = " ".join([_form(op, forms), *forms[op.width or 0 :]])
-    _printf(w, op, text + "\n", [value for _, value in shown])
+    return _printf(w, text + "\n", [value for _, value in shown])
 
 
 def _device_assert(w: Writer, op: Intrinsic) -> None:
@@ -145,12 +145,12 @@ def _device_assert(w: Writer, op: Intrinsic) -> None:
     shown = [_shown(w, place) for place in places if isinstance(place, Expr)]
     w.line(f"if (!({w.expr(test)})) {{", op.loc)
     form = _form(op, [form for form, _ in shown])
-    _printf(w, op, form + "\n", [value for _, value in shown])
+    w.line(_printf(w, form + "\n", [value for _, value in shown]) + ";")
     w.line("__trap();")
     w.line("}")
 
 
-FOREIGN: dict[str, Callable[[Writer, Intrinsic], None]] = {
+FOREIGN: dict[str, Callable[[Writer, Intrinsic], str | None]] = {
     "ptx": _ptx,
     "call_extern": _call_extern,
     "print": _print,

@@ -1,5 +1,4 @@
-"""What GPUs from sm_80 to sm_90a and later execute: a record per instruction with its source
-template.
+"""What GPUs from sm_80 on execute: a record per instruction with its source template.
 
 The emitter prints an `Intrinsic` by filling the template of its record with the printed operands
 (`{0}`, `{1}`, … and `{rest}` for those behind the numbered ones) and the fields of its text
@@ -15,9 +14,6 @@ from dataclasses import dataclass
 from tilewright.ir.atoms import MATRIX_TYPES
 from tilewright.support.errors import CompileError
 
-REGISTERS = 65536
-SHARED_BYTES = 232448
-
 Fields = dict[str, str]
 
 
@@ -29,15 +25,6 @@ class Instruction:
     name: str
     template: str
     define: Callable[[Fields], tuple[str, str]] | None = None
-
-
-def fields_of(text: str) -> Fields:
-    """`key=value` words as a mapping.
-
-    >>> fields_of("map=A_map rank=2")
-    {'map': 'A_map', 'rank': '2'}
-    """
-    return dict(word.split("=", 1) for word in text.split())
 
 
 # ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
