@@ -51,7 +51,7 @@ def test_the_stricter_remedy_serves_too(form):
 def test_the_assembler_is_asked_first(form):
     """Later waits are better where they are possible: nobody else says where that is."""
     with pytest.raises(Serialized, match=REFUSED[form]):
-        backend._compiled(backend.lower(program(form), CUDA), CUDA, False, {})
+        backend._compiled(backend.lower(program(form), CUDA), CUDA, {})
 
 
 def test_a_choice_is_kept():

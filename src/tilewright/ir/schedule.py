@@ -95,7 +95,12 @@ class Schedule(Choices):
 @dataclass(frozen=True, repr=False)
 class Numerics(Choices):
     """What may change results: `fast_math` takes approximate functions and division;
-    `deterministic` refuses what may change bits between runs."""
+    `deterministic` refuses what may change bits between runs.
+
+    >>> import tilewright as tw
+    >>> tw.Target.parse("cuda -fast_math").numerics
+    Numerics(fast_math=True)
+    """
 
     fast_math: Literal[True, False] = False
     deterministic: Literal[True, False] = False
