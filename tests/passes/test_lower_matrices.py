@@ -14,7 +14,7 @@ from tilewright.ir.layout.fragment import parse_fragment, repeat, spatial
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
 from tilewright.passes.lower import gemm as lower_gemm
-from tilewright.passes.pipeline import run_pipeline
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import CompileError
 
 

@@ -14,7 +14,7 @@ from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
 from tilewright.passes.layout.coalesced import coalesced
 from tilewright.passes.lower.relayout import plan_relayout, relayout_cost, relayout_scratch
-from tilewright.passes.pipeline import run_pipeline
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import CompileError
 
 

@@ -172,7 +172,7 @@ import tilewright as tw
 from zoo.gemm.gemm import gemm_relu
 kernel = tw.compile(gemm_relu.prim_func(64, 64, 64, 32, 32, 32), target=sys.argv[1])
 loaded = [m for m in sys.modules if m.startswith("cuda.")]
-loaded += [m for m in sys.modules if m.endswith((".passes.pipeline", ".emit", ".backend"))]
+loaded += [m for m in sys.modules if m.endswith((".passes.run", ".emit", ".backend"))]
 print(json.dumps([kernel.get_kernel_source(), sorted(loaded)]))
 """
 
@@ -192,7 +192,7 @@ def test_another_process_loads_no_compiler(target, tmp_path):
     (source, compiling), (again, loaded) = said
     if loaded and Sources(str(ROOT / "src" / "tilewright"), "").state().files() != FILES:
         pytest.skip("somebody is editing the compiler")
-    assert "tilewright.passes.pipeline" in compiling
+    assert "tilewright.passes.run" in compiling
     assert again == source and loaded == []
 
 
@@ -495,13 +495,13 @@ def test_nothing_is_kept_by_a_compiler_that_changed(monkeypatch, store):
 WANT = {
     "cpu": {
         "ir/op.py",
-        "passes/pipeline.py",
+        "passes/run.py",
         "passes/canonicalize/fuse_maps.py",
         "support/cache.py",
     },
     "cuda": {
         "ir/op.py",
-        "passes/pipeline.py",
+        "passes/run.py",
         "passes/overlap/roles.py",
         "targets/cuda/tilewright.cuh",
     },
