@@ -12,6 +12,7 @@ import pytest
 
 from tests.passes.overlap import HOPPER, run
 from tilewright import machine
+from tilewright.ir.analysis.aliases import places as places_of
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import const
 from tilewright.ir.op import (
@@ -24,7 +25,6 @@ from tilewright.ir.op import (
     Sync,
     While,
     bodies,
-    placed,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_body, map_kernels, program_names, rebuild, rename_unique
@@ -119,7 +119,9 @@ def count(code: Program) -> tuple[int, int]:
 
 def places(code: Program) -> list[int]:
     kernel = code.kernels[0]
-    return [place for buffer, place in placed(kernel).items() if buffer.name.startswith("scratch")]
+    return [
+        place for buffer, place in places_of(kernel).items() if buffer.name.startswith("scratch")
+    ]
 
 
 def repeated(body: str) -> str:

@@ -10,10 +10,11 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tilewright import machine
+from tilewright.ir.analysis.aliases import places as places_of
 from tilewright.ir.analysis.lifetimes import lifetimes
 from tilewright.ir.buffer import Space
 from tilewright.ir.chips import CHIPS
-from tilewright.ir.op import Copy, Fence, Map, Role, Sync, placed, walk_ops
+from tilewright.ir.op import Copy, Fence, Map, Role, Sync, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
@@ -61,7 +62,7 @@ def turns(n: int):
 def places(kernel) -> dict[str, int]:
     return {
         buffer.name: place
-        for buffer, place in placed(kernel).items()
+        for buffer, place in places_of(kernel).items()
         if buffer.space is Space.SHARED
     }
 
