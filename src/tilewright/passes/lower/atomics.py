@@ -1,19 +1,31 @@
-"""Atomics: of one element, by a thread or once for all threads of an instance, and of tiles."""
+"""Atomics: of one element, by a thread or once for all threads of an instance, and of tiles.
+
+    map (i, j) { atomic add dQ[k + i, j] value=dq[i, j] }
+
+A thread that holds neighbours, as those of a gemm's result do, adds two or four of them by one
+instruction: half as many requests, each of whole sectors. On an architecture that has none it is as
+many single ones (`threads.cuh`). Elements are atomic one by one, as they were.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import TRUE, Expr, Load, cast, const, logical_and
+from tilewright.ir.expr import TRUE, Expr, Load, cast, const, logical_and, substitute
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Alloc, Atomic, Body, Fence, If, Intrinsic, Let, Map, Op, Store
 from tilewright.ir.rewrite import rebuild
+from tilewright.ir.simplify import simplify
+from tilewright.passes.canonicalize.expand_copies import expand_op
 from tilewright.passes.layout.coalesced import coalesced
-from tilewright.passes.lower.lowering import WARP, Lowering
+from tilewright.passes.lower.access import Candidate, Groups, find_access
+from tilewright.passes.lower.lowering import WARP, Lowering, guarded
+from tilewright.passes.lower.map_loops import MapLoop
 
 _BITS = ("and", "or", "xor")
 _ARITHMETIC = ("add", "max", "min", "exch", "load", "store")
+COUNTS = (4, 2)  # elements that an instruction adds
 Rewrite = Callable[[Expr], Expr]
 
 
@@ -38,7 +50,7 @@ def atomic_element(
         raise low.unsupported(
             op,
             "several threads do this iteration, and only one of them would get the old value",
-            "give the nest a layout in which every element has one thread",
+            "give the map a layout in which every element has one thread",
         )
     starts = tuple(index(s) for s in dst.starts)
     cond = once
@@ -93,11 +105,11 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
         yield from _by_warp(low, op)
         return
     kind = op.dst.dtype
-    place, met = low.exchange(kind, 1, op.loc)
+    scratch, met = low.exchange(kind, (1,), op.loc)
     old = low.var("old", kind)
     inner = rebuild(op, result=old)
     yield from met
-    spot = (const(0),)
+    place, spot = low.flat(scratch), (const(0),)
     body = (*atomic_element(low, inner, low.value, low.index), Store(place, spot, old, loc=op.loc))
     yield from low.by_leader(*body)
     yield from low.join(op.loc)
@@ -120,27 +132,54 @@ def _by_warp(low: Lowering, op: Atomic) -> Iterable[Op]:
 
 
 def _tile(low: Lowering, op: Atomic) -> Iterable[Op]:
-    """Every element by a thread that holds it, or by a nest over memory."""
-    names = tuple(low.var(f"i{d}") for d in range(len(op.dst.tile)))
-
-    def place(region: Region) -> tuple[Expr, ...]:
-        inner = iter(names)
-        pairs = zip(region.starts, region.extents, strict=True)
-        return tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs)
-
+    """Every element by a thread that holds it, or by a map over memory."""
     tile = op.dst.static_tile
     layout = coalesced(tile, low.instance.threads)
-    value = op.value
-    if op.src is not None:
-        held = op.src.buffer.layout
-        value = cast(Load(op.src.buffer, place(op.src), op.loc), op.dst.dtype)
-        if isinstance(held, Fragment):
-            if not op.src.is_whole or held.tile != tile:
-                raise low.unsupported(
-                    op, f"an atomic of a part of {op.src.buffer.name}", "copy the part out first"
-                )
-            layout = held.drop_repeats()
-    ones = tuple(const(1) for _ in op.dst.extents)
-    one = rebuild(op, dst=Region(op.dst.buffer, place(op.dst), ones), src=None, value=value)
-    extents = tuple(const(e) for e in tile)
-    yield from low.op(Map(names, extents, (one,), layout=layout, loc=op.loc))
+    held = None if op.src is None else op.src.buffer.layout
+    if op.src is not None and isinstance(held, Fragment):
+        if not op.src.is_whole or held.tile != tile:
+            raise low.unsupported(
+                op, f"an atomic of a part of {op.src.buffer.name}", "copy the part out first"
+            )
+        layout = held.drop_repeats()
+    found = expand_op(op, low)
+    assert isinstance(found, Map)
+    return low.op(rebuild(found, layout=layout))
+
+
+# ── sums of neighbours ───────────────────────────────────────────────────────────────────────
+
+
+def lower_sums(loop: MapLoop, op: Map) -> Body | None:
+    """A map of nothing but a sum, in groups of values; None where there are none."""
+    (atomic, *others) = op.body
+    if others or not isinstance(atomic, Atomic) or atomic.value is None or not _is_sum(atomic):
+        return None
+    low, dst, loc = loop.low, atomic.dst, op.loc
+    var = low.var("g")
+    for count in COUNTS:
+        groups = Groups(loop, var, count)
+        access = find_access(groups, dst.buffer, Candidate(dst.starts))
+        if access is None or access.ragged is not None or access.width != count:
+            continue
+        value, ranges = loop.expr(atomic.value), groups.ranges
+        places = [{loop.var: groups.first + e} for e in range(count)]
+        values = (simplify(substitute(value, at), ranges, index=False) for at in places)
+        args: tuple[Expr | Region, ...] = (access.where(low), *values)
+        cond = logical_and(loop.first_copy(), groups.at(loop.guard()))
+        sums = Intrinsic("atomic", args, text="op=add", loc=atomic.loc)
+        low.touched = True
+        body = guarded(logical_and(cond, access.inside), (sums,), loc)
+        return (*access.align(low, loc), *groups.emit(body))
+    return None
+
+
+def _is_sum(op: Atomic) -> bool:
+    return (
+        op.op == "add"
+        and op.dst.dtype.name == "float32"
+        and op.dst.buffer.space is Space.GLOBAL
+        and op.dst.cta is None
+        and op.result is None
+        and op.order == "relaxed"
+    )

@@ -4,9 +4,9 @@ matrix instructions are under way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -28,12 +28,13 @@ from tilewright.ir.expr import (
     const,
     loads,
     logical_and,
+    map_children,
     select,
     substitute,
     variables,
 )
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.layout.layout import ComposedLayout, Layout
+from tilewright.ir.layout.layout import ComposedLayout, Layout, row_major
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -41,6 +42,7 @@ from tilewright.ir.op import (
     Copy,
     Fence,
     Fill,
+    For,
     Gemm,
     Hint,
     If,
@@ -266,15 +268,16 @@ class Lowering:
             self.maps[key] = TensorMap(name, root, box, swizzle, sizes)
         return self.maps[key]
 
-    def exchange(self, kind: DType, count: int, loc: Loc | None) -> tuple[Buffer, Body]:
-        """A shared array that the instance's threads may write now, once they have done what is
+    def exchange(
+        self, kind: DType, tile: tuple[int, ...], loc: Loc | None, layout: Layout | None = None
+    ) -> tuple[Buffer, Body]:
+        """A shared tile that the instance's threads may write now, once they have done what is
         returned besides: a barrier, which `settle_scratch` takes out again where none is needed.
         They `join` before they read it."""
-        name = self.var("scratch").name
-        found = Buffer(name, (const(count),), kind, Space.SHARED)
-        self.buffers[name] = found
-        met = self.join(loc)
-        self.exchanges.append(Exchange(found, met[0] if met else None, self.instance.instances))
+        name, shape = self.var("scratch").name, tuple(const(e) for e in tile)
+        found = Buffer(name, shape, kind, Space.SHARED, layout=layout or row_major(tile))
+        flat, met = self.flat(found), self.join(loc)
+        self.exchanges.append(Exchange(flat, met[0] if met else None, self.instance.instances))
         return found, met
 
     def apart(self, body: Body, instance: Var, first: int) -> Body:
@@ -315,11 +318,18 @@ class Lowering:
             return (self.plain(op),) if rule is None else tuple(rule(self, op))
 
     def inside(self, op: Op, name: str, body: Body) -> Body:
-        before = self.ranges
-        self.ranges = scope.inside(op, name, before)
-        result = self.body(body)
-        self.ranges = before
-        return result
+        with self.restored(scope.inside(op, name, self.ranges)):
+            return self.body(body)
+
+    @contextmanager
+    def restored(self, ranges: Ranges | None = None) -> Iterator[None]:
+        """Forget behind the `with` what became known of variables within; `ranges` hold there."""
+        before = dict(self.unrolled), self.ranges
+        self.ranges = ranges or self.ranges
+        try:
+            yield
+        finally:
+            self.unrolled, self.ranges = before
 
     def note_computed(self, op: Op) -> None:
         """Keep `fresh` behind an op that threads compute."""
@@ -344,11 +354,6 @@ class Lowering:
                 yield Intrinsic("settle", (where,), text=f"count={count}", loc=loc)
         self.fresh.clear()
 
-    @cached_property
-    def sources(self) -> Mapping[str, str]:
-        """By the name of each view, whose elements it shows."""
-        return {v.buffer.name: v.source.name for v in walk_ops(self.kernel) if isinstance(v, View)}
-
     @property
     def in_flight(self) -> frozenset[Buffer]:
         """Fragments that matrix instructions use which have not been waited for."""
@@ -361,17 +366,15 @@ class Lowering:
 
     def value(self, e: Expr) -> Expr:
         """An expression outside tiles."""
-        children = tuple(self.value(c) for c in e.children)
         if not isinstance(e, Load):
-            same = all(a is b for a, b in zip(children, e.children, strict=True))
-            return widened(e if same else e.rebuild(children))
+            return widened(map_children(e, self.value))
         if e.buffer.space is Space.FRAGMENT:
             raise CompileError(
                 f"{e.buffer.name} is a fragment and is read outside a tile op",
                 loc=occurrence(e.loc, current_loc()),
                 fix="read it in a T.Parallel loop, or copy it to shared memory first",
             )
-        return self.load(e, children)
+        return self.load(e, tuple(map(self.value, e.indices)))
 
     def index(self, e: Expr) -> Expr:
         return self.simplify(self.value(e))
@@ -440,6 +443,29 @@ class Lowering:
 
     def unsupported(self, op: Op, why: str, fix: str = "") -> CompileError:
         return CompileError(why, loc=op.loc, fix=fix)
+
+
+def unroll(
+    var: Var, count: int, body: Body, loc: Loc | None, *, start: int = 0, kind: str = "unroll"
+) -> Op:
+    """`body` for `start` … `count - 1`, unrolled unless `kind` says otherwise."""
+    return For(var, const(start), const(count), body, kind=kind, loc=loc)
+
+
+def guarded(cond: Expr, body: Body, loc: Loc | None) -> Body:
+    """`body` where `cond` holds."""
+    return body if cond is TRUE or not body else (If(cond, body, loc=loc),)
+
+
+def trip(op: For) -> range | None:
+    """The values of the loop's variable, where they are known."""
+    if all(isinstance(e, Const) for e in (op.start, op.stop, op.step)):
+        return range(int(op.start), int(op.stop), int(op.step))
+    return None
+
+
+def read_variables(body: Body) -> set[Var]:
+    return {v for op in walk_ops(body) for e in expressions(op) for v in variables(e)}
 
 
 def _static(expr: Expr, at: Mapping[Var, int]) -> int:

@@ -28,7 +28,7 @@ from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.expr import TRUE, Const, Expr, Load, Var, compare, const, loads, variables
+from tilewright.ir.expr import TRUE, Const, Expr, Load, compare, const, loads
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
@@ -60,7 +60,6 @@ from tilewright.ir.op import (
     Wait,
     WaitGroup,
     While,
-    expressions,
     op_loads,
     read_buffers,
     walk_ops,
@@ -76,9 +75,8 @@ from tilewright.passes.lower.cluster import (
     order_arrivals,
     peer_fence,
 )
-from tilewright.passes.lower.copies import lower_copy
+from tilewright.passes.lower.copies import lower_copy, lower_map_op
 from tilewright.passes.lower.foreign import lower_intrinsic
-from tilewright.passes.lower.gathers import lower_nest
 from tilewright.passes.lower.gemm import lower_fence, lower_gemm, written_by_threads
 from tilewright.passes.lower.lowering import (
     BULK_ATOMS,
@@ -92,12 +90,13 @@ from tilewright.passes.lower.lowering import (
     linear_thread,
     meets,
     pin,
+    read_variables,
     touches,
+    trip,
 )
 from tilewright.passes.lower.maps import lower_fill
-from tilewright.passes.lower.reduce import lower_reduce
+from tilewright.passes.lower.reduce import lower_reduce, lower_scan
 from tilewright.passes.lower.relayout import lower_relayout
-from tilewright.passes.lower.scan import lower_scan
 from tilewright.passes.overlap.rings import written_by
 from tilewright.passes.sync.scratch import settle_scratch
 from tilewright.support.errors import CompileError
@@ -108,7 +107,7 @@ from tilewright.support.errors import CompileError
 def _for(low: Lowering, op: For) -> Iterable[Op]:
     op = low.plain(op)
     # how often it runs may be known only at run time: then it stays a loop
-    values = _trip(op) if op.kind in ("unroll", "vectorized") else None
+    values = trip(op) if op.kind in ("unroll", "vectorized") else None
     if values is not None:
         low.unrolled[op.var] = values
     low.touched = touches(op.body, low.touched, low.instance.threads, low.fixed) or low.touched
@@ -131,14 +130,9 @@ def _while(low: Lowering, op: While) -> Iterable[Op]:
     yield rebuild(op, body=body)
 
 
-def _trip(op: For) -> range | None:
-    if all(isinstance(e, Const) for e in (op.start, op.stop, op.step)):
-        return range(int(op.start), int(op.stop), int(op.step))
-    return None
-
-
 def _if(low: Lowering, op: If) -> Iterable[Op]:
-    if op.then and not op.orelse and all(_is_wgmma_fence(inner) for inner in op.then):
+    fences = [inner for inner in op.then if isinstance(inner, Fence) and inner.kind == "wgmma"]
+    if fences and not op.orelse and len(fences) == len(op.then):
         # the assembler wants a fence on every path (C7519) and adds one otherwise; a fence more
         # costs nothing
         yield from low.inside(op, "then", op.then)
@@ -160,10 +154,6 @@ def _either(a: list[frozenset[Buffer]], b: list[frozenset[Buffer]]) -> list[froz
     short, long = sorted((a, b), key=len)
     pad = [frozenset[Buffer]()] * (len(long) - len(short))
     return [x | y for x, y in zip(pad + short, long, strict=True)]
-
-
-def _is_wgmma_fence(op: Op) -> bool:
-    return isinstance(op, Fence) and op.kind == "wgmma"
 
 
 def _role(low: Lowering, op: Role) -> Iterable[Op]:
@@ -204,7 +194,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
     if op.var is not None:
         body = low.apart(body, op.var, before)
     low.instance, low.ranges = outer, outer_ranges
-    used = {v for inner in walk_ops(body) for e in expressions(inner) for v in variables(e)}
+    used = read_variables(body)
     if leader in used or solo:
         chosen = compare("==", low.warp, first)
         start.insert(0, Intrinsic("elect", (chosen,), leader, loc=op.loc))
@@ -548,7 +538,7 @@ def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Tar
     low = lowering_of(kernel, program, names, target)
     body = low.body(kernel.body)
     start: list[Op] = []
-    if _has_roles(kernel) or _reads(body, low.warp):
+    if _has_roles(kernel) or low.warp in read_variables(body):
         start.append(Intrinsic("warp_index", (linear,), low.warp, loc=kernel.loc))
     for found in low.maps.values():
         detail = found.said.detail
@@ -565,10 +555,6 @@ def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Tar
 
 def _has_roles(kernel: Kernel) -> bool:
     return any(isinstance(op, Role) for op in walk_ops(kernel))
-
-
-def _reads(body: Body, var: Var) -> bool:
-    return any(var in variables(e) for op in walk_ops(body) for e in expressions(op))
 
 
 def free_barriers(kernel: Kernel) -> list[int]:
@@ -602,7 +588,7 @@ RULES: dict[type[Op], Rule] = {
     Turn: _turn,
     Copy: lower_copy,
     Gemm: lower_gemm,
-    Map: lower_nest,
+    Map: lower_map_op,
     Reduce: _exchanging(lower_reduce),
     Fill: lower_fill,
     Atomic: lower_atomic,
