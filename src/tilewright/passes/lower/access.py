@@ -50,7 +50,7 @@ from tilewright.passes.layout.addresses import (
 from tilewright.passes.lower.lowering import Lowering, guarded, unroll
 from tilewright.passes.lower.map_loops import MapLoop, dimensions, used
 from tilewright.passes.overlap.gathers import holds_for_all
-from tilewright.support.errors import CompileError, Loc
+from tilewright.support.errors import CompileError
 
 ELEMENT = Var(" element")  # of a group
 WIDEST, WORD = 128, 32  # bits of one access, and of the least vector
@@ -93,7 +93,7 @@ class Groups:
     def emit(self, body: Body, kind: str = "unroll") -> Body:
         """`body` for every group; what it needs in front."""
         if self.number > 1:
-            body = (unroll(self.var, self.number, body, self.loop.loc, kind=kind),)
+            body = (unroll(self.var, self.number, body, kind=kind),)
         return (*used(self.loop.before, body), *body)
 
 
@@ -135,13 +135,13 @@ class Access:
             ragged=None if self.ragged is None else self.ragged.map(rule),
         )
 
-    def found(self, low: Lowering, loc: Loc | None) -> tuple[Body, Access]:
+    def found(self, low: Lowering) -> tuple[Body, Access]:
         """What has to be loaded to find the place, and the access behind that."""
         rows: dict[Var, Expr] = {}
         lets: list[Op] = []
         for var, value in self.named:
             row = rows[var] = Var(low.var("row").name, var.dtype)
-            lets.append(Let(row, value, loc=loc))
+            lets.append(Let(row, value))
         return tuple(lets), replace(self.map(lambda e: substitute(e, rows)), named=())
 
     def where(self, low: Lowering, step: int = 0) -> Region:
@@ -152,12 +152,12 @@ class Access:
         ones = (const(1) for _ in start[1:])
         return Region(low.flat(self.buffer), start, (*ones, const(self.width)))
 
-    def align(self, low: Lowering, loc: Loc | None) -> Body:
+    def align(self, low: Lowering) -> Body:
         """What the launch has to check."""
         if self.buffer.space is not Space.GLOBAL or self.width == 1:
             return ()
         size = self.width * self.buffer.dtype.bits // 8
-        return (Hint("align", low.base(self.buffer)[0], detail=(size,), loc=loc),)
+        return (Hint("align", low.base(self.buffer)[0], detail=(size,)),)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,6 @@ class Ragged:
         memory: tuple[Buffer, Sequence[Expr]],
         registers: tuple[Buffer, Expr],
         store: bool,
-        loc: Loc | None,
         wanted: Expr,
     ) -> Op:
         """`whole` in one piece, as it is where nothing parts it, or one by one what is in the
@@ -192,13 +191,13 @@ class Ragged:
         cond = logical_and(wanted, simplify(substitute(self.inside, {ELEMENT: e})))
         place, slot = (*start[:-1], simplify(start[-1] + e)), (simplify(first + e),)
         if store:
-            value = cast(Load(held, slot, loc), tensor.dtype)
-            each: Op = If(cond, (Store(tensor, place, value, loc=loc),), loc=loc)
+            value = cast(Load(held, slot), tensor.dtype)
+            each: Op = If(cond, (Store(tensor, place, value),))
         else:
-            value = cast(Load(tensor, place, loc), held.dtype)
-            each = Store(held, slot, select(cond, value, const(0, held.dtype)), loc=loc)
-        one_by_one = unroll(e, self.count, (each,), loc)
-        return If(self.whole, whole, (Hint("rare", loc=loc), one_by_one), loc=loc)
+            value = cast(Load(tensor, place), held.dtype)
+            each = Store(held, slot, select(cond, value, const(0, held.dtype)))
+        one_by_one = unroll(e, self.count, (each,))
+        return If(self.whole, whole, (Hint("rare"), one_by_one))
 
     def amount(self, wanted: Expr, size: int) -> Expr:
         """The bytes of a `wanted` group that are in the tensor, `size` of an element: what an
@@ -258,7 +257,7 @@ def find_access(
     wanted = at(wanted, zero)
     starts = tuple(at(p, zero) for p in places)
     if buffer.space is Space.SHARED:
-        swizzle, layout = shared_layout(buffer, loop.loc)
+        swizzle, layout = shared_layout(buffer, None)
         plain = sum((layout_expr(layout[d], i) for d, i in enumerate(places)), zero)
         if buffer.name in low.shifts:
             plain = plain + low.shifts[buffer.name]
@@ -359,7 +358,7 @@ def _tile_offset(groups: Groups, region: Region) -> Expr | None:
     if loop.part is not None or not loop.movable:
         return None
     try:
-        address = tile_address(region, low.ranges, loop.loc)
+        address = tile_address(region, low.ranges, None)
     except CompileError:
         return None
     table = address.offsets().reshape(-1)[table]
@@ -390,7 +389,7 @@ def split_offset(
     swizzle, (here, places) = address.swizzle, place
 
     def name(value: Expr) -> Var:
-        at, let = low.let("at", value, before[-1].loc if before else None)
+        at, let = low.let("at", value)
         before.append(let)
         return at
 
@@ -420,38 +419,37 @@ def move(
     registers: tuple[Buffer, Expr],
     count: int,
     store: bool,
-    loc: Loc | None,
 ) -> Body:
     """One group of `count` elements between memory and the registers from a first one on. A load
     reads zeros for what is not inside. Where caches are told something, single elements move by
     instructions too."""
-    rows, access = access.found(low, loc)
+    rows, access = access.found(low)
     (held, first), memory, inside = registers, low.flat(access.buffer), access.inside
     kind, cache = memory.dtype, access.cache
     told = f" cache={cache}" if cache and memory.space is Space.GLOBAL else ""
     if count == 1 and not told:
         if store:
-            value = cast(Load(held, (first,), loc), kind)
-            return (*rows, *guarded(inside, (Store(memory, access.start, value, loc=loc),), loc))
-        value = cast(Load(memory, access.start, loc), held.dtype)
+            value = cast(Load(held, (first,)), kind)
+            return (*rows, *guarded(inside, (Store(memory, access.start, value),)))
+        value = cast(Load(memory, access.start), held.dtype)
         if inside is not TRUE:
             value = select(inside, value, const(0, held.dtype))
-        return (*rows, Store(held, (first,), value, loc=loc))
+        return (*rows, Store(held, (first,), value))
 
     def each(of: Callable[[Expr, tuple[Expr]], Op]) -> Op:
         if count == 1:
             return of(const(0), (first,))
         var = low.var("v")
-        return unroll(var, count, (of(var, (low.simplify(first + var),)),), loc)
+        return unroll(var, count, (of(var, (low.simplify(first + var),)),))
 
     def clear(_: Expr, slot: tuple[Expr]) -> Op:
-        return Store(held, slot, const(0, held.dtype), loc=loc)
+        return Store(held, slot, const(0, held.dtype))
 
     def narrow(var: Expr, slot: tuple[Expr]) -> Op:
-        return Store(piece, (var,), cast(Load(held, slot, loc), kind), loc=loc)
+        return Store(piece, (var,), cast(Load(held, slot), kind))
 
     def widen(var: Expr, slot: tuple[Expr]) -> Op:
-        return Store(held, slot, cast(Load(piece, (var,), loc), held.dtype), loc=loc)
+        return Store(held, slot, cast(Load(piece, (var,)), held.dtype))
 
     direct = kind == held.dtype or (count > 1 and (kind.name, held.dtype.name) in _CONVERTED)
     piece, begin = held, first
@@ -459,7 +457,7 @@ def move(
     if not direct:  # converted element by element beside a vector of the memory's own type
         piece = Buffer(low.var("piece").name, (const(count),), kind, Space.LOCAL)
         begin = const(0)
-        before = (Alloc(piece, loc=loc),)
+        before = (Alloc(piece),)
     name = ("store_" if store else "load_") + memory.space.value
     body: list[Op] = []
     for step in range(0, count, access.width):
@@ -467,13 +465,13 @@ def move(
         where = access.where(low, step)
         args = (where, span) if store else (span, where)
         text = f"type={kind.name} count={access.width}{told}"
-        body.append(Intrinsic(name, args, text=text, loc=loc))
+        body.append(Intrinsic(name, args, text=text))
     if not direct:
         body = [each(narrow), *body] if store else [*body, each(widen)]
     if not store and inside is not TRUE:
-        body = [If(inside, tuple(body), (each(clear),), loc=loc)]
+        body = [If(inside, tuple(body), (each(clear),))]
     if access.ragged is not None:
         wanted = TRUE if store else inside
         places = (memory, access.start)
-        body = [access.ragged.move(low, tuple(body), places, registers, store, loc, wanted)]
-    return (*rows, *guarded(inside if store else TRUE, (*before, *body), loc))
+        body = [access.ragged.move(low, tuple(body), places, registers, store, wanted)]
+    return (*rows, *guarded(inside if store else TRUE, (*before, *body)))

@@ -43,12 +43,11 @@ def atomic_element(
     """An atomic of one element by the thread that comes here; nothing outside a tensor."""
     dst = op.dst
     if dst.buffer.space not in (Space.GLOBAL, Space.SHARED) or dst.cta is not None:
-        raise low.unsupported(op, "atomics work on global memory and the block's shared memory")
+        raise low.unsupported("atomics work on global memory and the block's shared memory")
     if not has_atomic(op):
-        raise low.unsupported(op, f"there is no atomic {op.op} of {dst.dtype}")
+        raise low.unsupported(f"there is no atomic {op.op} of {dst.dtype}")
     if op.result is not None and once is not TRUE:
         raise low.unsupported(
-            op,
             "several threads do this iteration, and only one of them would get the old value",
             "give the map a layout in which every element has one thread",
         )
@@ -59,28 +58,28 @@ def atomic_element(
         cond = logical_and(cond, within)
         where = Region(dst.buffer, starts, dst.extents)
     else:
-        where = low.span(dst.buffer, low.offset(dst.buffer, starts, op.loc), 1)
+        where = low.span(dst.buffer, low.offset(dst.buffer, starts), 1)
     low.touched = True
     args: tuple[Expr | Region, ...] = (where,)
     if op.value is not None:
         args += (expr(op.value),)
     text = f"op={op.op}"
-    fence: Body = () if op.order == "relaxed" else (Fence("gpu", loc=op.loc),)
+    fence: Body = () if op.order == "relaxed" else (Fence("gpu"),)
     if op.result is None and op.op != "load":
-        body: Body = (*fence, Intrinsic("atomic", args, text=text, loc=op.loc), *fence)
-        yield from body if cond is TRUE else (If(cond, body, loc=op.loc),)
+        body: Body = (*fence, Intrinsic("atomic", args, text=text), *fence)
+        yield from body if cond is TRUE else (If(cond, body),)
         return
     if cond is TRUE:
-        yield from (*fence, Intrinsic("atomic", args, op.result, text=text, loc=op.loc), *fence)
+        yield from (*fence, Intrinsic("atomic", args, op.result, text=text), *fence)
         return
     kind = dst.dtype
     kept = Buffer(low.var("kept").name, (), kind, Space.LOCAL)
     old = low.var("old", kind)
-    yield Alloc(kept, init=const(0, kind), loc=op.loc)
-    body = (*fence, Intrinsic("atomic", args, old, text=text, loc=op.loc), *fence)
-    yield If(cond, (*body, Store(kept, (), old, loc=op.loc)), loc=op.loc)
+    yield Alloc(kept, init=const(0, kind))
+    body = (*fence, Intrinsic("atomic", args, old, text=text), *fence)
+    yield If(cond, (*body, Store(kept, (), old)))
     if op.result is not None:
-        yield Let(op.result, Load(kept, (), op.loc), loc=op.loc)
+        yield Let(op.result, Load(kept, (), op.loc))
 
 
 def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
@@ -90,13 +89,13 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
         return
     if op.src is not None:
         if op.src.buffer.space is Space.FRAGMENT:
-            raise low.unsupported(op, "an element of a fragment is no value outside a tile op")
+            raise low.unsupported("an element of a fragment is no value outside a tile op")
         value = cast(Load(op.src.buffer, op.src.starts, op.loc), op.dst.dtype)
         op = rebuild(op, src=None, value=value)
     if low.by_each_thread(op) or low.instance.solo:
         yield from atomic_element(low, op, low.value, low.index)
         return
-    yield from low.meet(op.loc)
+    yield from low.meet()
     if op.result is None:
         once = tuple(atomic_element(low, op, low.value, low.index))
         yield from low.by_leader(*once)
@@ -105,30 +104,29 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
         yield from _by_warp(low, op)
         return
     kind = op.dst.dtype
-    scratch, met = low.exchange(kind, (1,), op.loc)
+    scratch, met = low.exchange(kind, (1,))
     old = low.var("old", kind)
     inner = rebuild(op, result=old)
     yield from met
     place, spot = low.flat(scratch), (const(0),)
-    body = (*atomic_element(low, inner, low.value, low.index), Store(place, spot, old, loc=op.loc))
+    body = (*atomic_element(low, inner, low.value, low.index), Store(place, spot, old))
     yield from low.by_leader(*body)
-    yield from low.join(op.loc)
-    yield Let(op.result, Load(place, spot, op.loc), loc=op.loc)
+    yield from low.join()
+    yield Let(op.result, Load(place, spot, op.loc))
 
 
 def _by_warp(low: Lowering, op: Atomic) -> Iterable[Op]:
     """One lane does it; its old value reaches the others of the warp by a shuffle."""
     where = low.plain(op).dst
     if where.buffer.space is not Space.GLOBAL or not has_atomic(op) or op.value is None:
-        raise low.unsupported(op, f"there is no atomic {op.op} of {op.dst.dtype} for a warp")
+        raise low.unsupported(f"there is no atomic {op.op} of {op.dst.dtype} for a warp")
     if low.within(where.buffer, where.starts) is not TRUE:
         raise low.unsupported(
-            op,
             f"the element of {where.buffer.name} may be outside of it",
             fix="bound its index, by `assume` or by the sizes' contract",
         )
     args = (where, low.value(op.value))
-    yield Intrinsic("atomic_of_warp", args, op.result, text=f"op={op.op}", loc=op.loc)
+    yield Intrinsic("atomic_of_warp", args, op.result, text=f"op={op.op}")
 
 
 def _tile(low: Lowering, op: Atomic) -> Iterable[Op]:
@@ -139,7 +137,7 @@ def _tile(low: Lowering, op: Atomic) -> Iterable[Op]:
     if op.src is not None and isinstance(held, Fragment):
         if not op.src.is_whole or held.tile != tile:
             raise low.unsupported(
-                op, f"an atomic of a part of {op.src.buffer.name}", "copy the part out first"
+                f"an atomic of a part of {op.src.buffer.name}", "copy the part out first"
             )
         layout = held.drop_repeats()
     found = expand_op(op, low)
@@ -155,7 +153,7 @@ def lower_sums(loop: MapLoop, op: Map) -> Body | None:
     (atomic, *others) = op.body
     if others or not isinstance(atomic, Atomic) or atomic.value is None or not _is_sum(atomic):
         return None
-    low, dst, loc = loop.low, atomic.dst, op.loc
+    low, dst = loop.low, atomic.dst
     var = low.var("g")
     for count in COUNTS:
         groups = Groups(loop, var, count)
@@ -169,8 +167,8 @@ def lower_sums(loop: MapLoop, op: Map) -> Body | None:
         cond = logical_and(loop.first_copy(), groups.at(loop.guard()))
         sums = Intrinsic("atomic", args, text="op=add", loc=atomic.loc)
         low.touched = True
-        body = guarded(logical_and(cond, access.inside), (sums,), loc)
-        return (*access.align(low, loc), *groups.emit(body))
+        body = guarded(logical_and(cond, access.inside), (sums,))
+        return (*access.align(low), *groups.emit(body))
     return None
 
 

@@ -68,14 +68,14 @@ def copy_memory(low: Lowering, op: Copy) -> Iterable[Op]:
     store = isinstance(op.src.buffer.layout, Fragment)
     held, memory = (op.src, op.dst) if store else (op.dst, op.src)
     if op.reduce is not None or memory.cta is not None:
-        raise low.unsupported(op, "copies by threads stay in the block and do not reduce")
+        raise low.unsupported("copies by threads stay in the block and do not reduce")
     if not store:
         check_single(held.buffer, op)
     groups, access, register, own = _held(low, op, held, memory, store)
     low.touched = True
-    body = move(low, access, (low.flat(held.buffer), register), groups.count, store, op.loc)
-    yield from access.align(low, op.loc)
-    yield from groups.emit(guarded(own, body, op.loc))
+    body = move(low, access, (low.flat(held.buffer), register), groups.count, store)
+    yield from access.align(low)
+    yield from groups.emit(guarded(own, body))
 
 
 def store_remote(low: Lowering, op: Copy) -> Iterable[Op]:
@@ -83,26 +83,25 @@ def store_remote(low: Lowering, op: Copy) -> Iterable[Op]:
     counted there."""
     counted = op.atom == "remote_store"
     if not isinstance(op.src.buffer.layout, Fragment) or op.dst.buffer.space is not Space.SHARED:
-        raise low.unsupported(op, "remote stores go from a fragment to shared memory")
+        raise low.unsupported("remote stores go from a fragment to shared memory")
     if counted and (op.dst.cta is None or op.barrier is None or op.barrier.cta is not op.dst.cta):
         raise CompileError(
             "a remote store and its barrier are in the same block of the cluster",
-            loc=op.loc,
             expected="-> tile[…]@rank barrier=ready[…]@rank, with one rank",
         )
     if op.src.dtype != op.dst.dtype:
-        raise low.unsupported(op, f"remote stores do not convert {op.src.dtype} to {op.dst.dtype}")
+        raise low.unsupported(f"remote stores do not convert {op.src.dtype} to {op.dst.dtype}")
     groups, access, register, _ = _held(low, op, op.src, op.dst, True)
     words, rest = divmod(groups.count * op.src.dtype.bits, WORD)
     if rest:
-        raise low.unsupported(op, f"remote stores move words of 32 bits, not one {op.src.dtype}")
+        raise low.unsupported(f"remote stores move words of 32 bits, not one {op.src.dtype}")
     where = low.span(op.dst.buffer, access.start[0], groups.count, op.dst.cta)
     registers = low.span(op.src.buffer, register, groups.count)
     low.touched = low.touched or not counted
     barrier = (op.barrier,) if op.barrier is not None else ()
     name = "store_remote" if counted else "store_cluster"
-    body = Intrinsic(name, (where, registers, *barrier), text=f"words={words}", loc=op.loc)
-    yield from groups.emit(guarded(access.inside, (body,), op.loc))
+    body = Intrinsic(name, (where, registers, *barrier), text=f"words={words}")
+    yield from groups.emit(guarded(access.inside, (body,)))
 
 
 def _held(
@@ -113,9 +112,9 @@ def _held(
     fragment = held.buffer.layout
     assert isinstance(fragment, Fragment)
     if held.static_tile != memory.static_tile:
-        raise low.unsupported(op, "the two sides of a copy have one shape")
+        raise low.unsupported("the two sides of a copy have one shape")
     if memory.dtype.bits < 8 or held.dtype.bits < 8:
-        raise low.unsupported(op, f"copies of {memory.dtype} by threads are not lowered")
+        raise low.unsupported(f"copies of {memory.dtype} by threads are not lowered")
     with low.restored():
         loop, kept, find = region_loop(low, held, op)
         low.unrolled[loop.var] = range(loop.values)
@@ -158,7 +157,7 @@ def copy_between(low: Lowering, op: Copy) -> Iterable[Op]:
     """Global to shared memory and back (or within), through registers or by `cp.async`: threads
     along the last dimension, vectors as wide as both sides allow."""
     if op.reduce is not None or op.src.cta is not None or op.dst.cta is not None:
-        raise low.unsupported(op, "copies by threads stay in the block and do not reduce")
+        raise low.unsupported("copies by threads stay in the block and do not reduce")
     if Space.LOCAL in (op.src.buffer.space, op.dst.buffer.space):
         return _copy_alone(low, op)
     low.touched = True
@@ -177,7 +176,7 @@ def _copy_alone(low: Lowering, op: Copy) -> Iterable[Op]:
     for region in (op.src, op.dst):
         if region.buffer.space is Space.FRAGMENT:
             raise low.unsupported(
-                op, f"{region.buffer.name} is spread over threads, which do not copy it alone"
+                f"{region.buffer.name} is spread over threads, which do not copy it alone"
             )
     loops = expand_op(op, low)
     assert loops is not None
@@ -187,18 +186,18 @@ def _copy_alone(low: Lowering, op: Copy) -> Iterable[Op]:
 def _both_sides(low: Lowering, op: Copy) -> tuple[Groups, Access, Access]:
     """How threads go over both sides of `op` together: the widest that both allow."""
     if op.src.static_tile != op.dst.static_tile:
-        raise low.unsupported(op, "the two sides of a copy have one shape")
+        raise low.unsupported("the two sides of a copy have one shape")
     tile = op.src.static_tile
     shape = tile or (1,)
     widest = max(op.src.dtype.bits, op.dst.dtype.bits)
     if widest < 8:
-        raise low.unsupported(op, f"copies of {op.src.dtype} by threads are not lowered")
+        raise low.unsupported(f"copies of {op.src.dtype} by threads are not lowered")
     count, var = WIDEST // widest, low.var("v")
     while True:
         while shape[-1] % count:
             count //= 2
         names = tuple(low.var(f"i{d}") for d in range(len(shape)))
-        loop = map_loop(low, coalesced(shape, low.instance.threads, count), names, op.loc)
+        loop = map_loop(low, coalesced(shape, low.instance.threads, count), names)
         groups = Groups(loop, var, count)
         found = []
         for region in (op.src, op.dst):
@@ -220,7 +219,7 @@ def lower_map_op(low: Lowering, op: Map) -> Iterable[Op]:
     if found is None:
         return lower_map(low, op)
     with low.restored():
-        result = _gathered(map_loop(low, map_layout(op), op.vars, op.loc), op, found)
+        result = _gathered(map_loop(low, map_layout(op), op.vars), op, found)
     if result is None:  # threads that load and store are done sooner than they need be
         because(low.kernel.name, op, "threads load and store: no vectors fit its layout")
         return lower_map(low, rebuild(op, atom=None))
@@ -256,8 +255,8 @@ def _gathered(loop: MapLoop, op: Map, found: Gather) -> Body | None:
 def _cp_async(groups: Groups, source: Access, target: Access, most: int) -> Body:
     """A copy a group; more than `most` of them are a loop."""
     loop, bits = groups.loop, source.buffer.dtype.bits
-    low, loc, size = loop.low, groups.loop.loc, groups.count * bits // 8
-    rows, source = source.found(low, loc)
+    low, size = loop.low, groups.count * bits // 8
+    rows, source = source.found(low)
     amount: Expr = const(size)
     if source.ragged is not None:
         amount = source.ragged.amount(source.inside, bits // 8)
@@ -265,11 +264,11 @@ def _cp_async(groups: Groups, source: Access, target: Access, most: int) -> Body
         amount = select(source.inside, amount, const(0))
     text = f"bytes={size}" + (f" cache={source.cache}" if source.cache in POLICIES else "")
     args = (target.where(low), source.where(low), amount)
-    body: Body = (*rows, Intrinsic("cp_async", args, text=text, loc=loc))
+    body: Body = (*rows, Intrinsic("cp_async", args, text=text))
     for test in (groups.at(loop.guard()), loop.first_copy()):
-        body = guarded(test, body, loc)
+        body = guarded(test, body)
     kind = "unroll" if groups.number <= most else "serial"
-    return (*source.align(low, loc), *groups.emit(body, kind))
+    return (*source.align(low), *groups.emit(body, kind))
 
 
 # ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
@@ -296,7 +295,6 @@ def cut_boxes(tensor: Region, address: TileAddress, op: Copy, ranges: Ranges) ->
     if span < 0:
         raise CompileError(
             f"bulk copies do not know the swizzle of {address.buffer.name}",
-            loc=op.loc,
             expected="one of 128, 64 or 32 bytes, in units of 16",
             got=str(address.swizzle),
         )
@@ -317,7 +315,6 @@ def cut_boxes(tensor: Region, address: TileAddress, op: Copy, ranges: Ranges) ->
                 raise CompileError(
                     f"a bulk copy needs {tensor.buffer.name}'s fastest dimension contiguous in "
                     f"{address.buffer.name}",
-                    loc=op.loc,
                     got=repr(address.buffer.layout),
                 )
             break
@@ -331,7 +328,6 @@ def cut_boxes(tensor: Region, address: TileAddress, op: Copy, ranges: Ranges) ->
     if box[-1] * bits % 128:
         raise CompileError(
             "the rows of a bulk copy are multiples of 16 bytes",
-            loc=op.loc,
             got=f"{box[-1]} elements of {bits} bits",
         )
     corners = []
@@ -340,7 +336,6 @@ def cut_boxes(tensor: Region, address: TileAddress, op: Copy, ranges: Ranges) ->
     if any(offset * bits % SLOT_BITS for _, offset in corners):
         raise CompileError(
             f"the boxes of a bulk copy begin on multiples of 128 bytes in {address.buffer.name}",
-            loc=op.loc,
             got=f"boxes of {'×'.join(map(str, box))} elements of {bits} bits",
             fix="copy by threads, or make rows shorter",
         )
@@ -351,16 +346,15 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
     load = op.atom == "bulk_load"
     tensor, tile = (op.src, op.dst) if load else (op.dst, op.src)
     if tensor.buffer.rank > MOST_RANK:
-        raise low.unsupported(op, f"bulk copies take tensors of rank up to {MOST_RANK}")
+        raise low.unsupported(f"bulk copies take tensors of rank up to {MOST_RANK}")
     # seen on an H200: a box that starts elsewhere is an illegal instruction
     if multiple_of(tensor.starts[-1], low.ranges) * tensor.dtype.bits % 128:
         raise CompileError(
             "a bulk copy starts at a multiple of 16 bytes along the innermost dimension",
-            loc=op.loc,
             got=f"{tensor.starts[-1]} elements of {tensor.dtype}",
             fix="copy by threads, or say with `hint assume` what the start is a multiple of",
         )
-    address = tile_address(tile, low.ranges, op.loc)
+    address = tile_address(tile, low.ranges, None)
     boxes = cut_boxes(tensor, address, op, low.ranges)
     found = low.tensor_map(tensor.buffer, boxes.box, address.swizzle_bytes)
     words = {"map": found.name, "rank": str(len(boxes.box))}
@@ -387,8 +381,8 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
         args += reversed(coords)
         if op.multicast is not None:
             args.append(op.multicast)
-        copies.append(Intrinsic(op.atom or "", tuple(args), text=text, loc=op.loc))
-    yield from low.meet(op.loc)
+        copies.append(Intrinsic(op.atom or "", tuple(args), text=text))
+    yield from low.meet()
     yield from low.by_leader(*copies)
 
 
@@ -398,13 +392,12 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
 def lower_copy(low: Lowering, op: Copy) -> Iterable[Op]:
     rule = COPIES.get(op.atom or "")
     if rule is None:
-        raise low.unsupported(op, f"copies by {op.atom} are not lowered to threads yet")
+        raise low.unsupported(f"copies by {op.atom} are not lowered to threads yet")
     for region in (op.src, op.dst):
         if region.buffer.name in low.shifts and op.atom not in ("threads", "cp_async"):
             if op.atom in ("ldmatrix", "stmatrix"):
                 return _threads(low, op)
             raise low.unsupported(
-                op,
                 f"{region.buffer.name} begins at a place known only at run time, which {op.atom} "
                 "cannot say",
                 "copy it by threads",

@@ -31,7 +31,6 @@ def lower_intrinsic(low: Lowering, op: Intrinsic) -> Iterable[Op]:
         apart = low.differs is not None and id(op) in low.differs.controls
         if apart and op.name.startswith("warp_reduce"):
             raise low.unsupported(
-                op,
                 f"{op.name} where only some threads come: all lanes of a warp take part",
                 "reduce in all threads, with the neutral value in those that have none",
             )
@@ -56,7 +55,7 @@ def foreign(
             expr,
         )
         lines = tuple(rows.lines())
-        yield from lines if once is TRUE else (If(once, lines, loc=op.loc),)
+        yield from lines if once is TRUE else (If(once, lines),)
         return
     args: list[Expr | Region] = []
     for arg in op.args:
@@ -69,25 +68,23 @@ def foreign(
     new = rebuild(op, args=tuple(args))
     # each thread that holds the iteration needs what is left in its registers
     kept = op.result is not None or any(b.space is Space.LOCAL for b in written_buffers(op))
-    yield new if once is TRUE or kept else If(once, (new,), loc=op.loc)
+    yield new if once is TRUE or kept else If(once, (new,))
 
 
 def _place(low: Lowering, region: Region, op: Op, index: Rewrite) -> Region:
     """Where the region begins."""
     buffer = region.buffer
     if buffer.space is Space.FRAGMENT:
-        raise low.unsupported(op, f"{buffer.name} is spread over threads and has no address")
+        raise low.unsupported(f"{buffer.name} is spread over threads and has no address")
     starts = tuple(index(s) for s in region.starts)
     if buffer.space is Space.SHARED:
-        return low.span(buffer, low.offset(buffer, starts, op.loc), 1, region.cta)
+        return low.span(buffer, low.offset(buffer, starts), 1, region.cta)
     return Region(low.flat(buffer), starts, region.extents, region.cta)
 
 
 def _element(low: Lowering, region: Region, op: Op, index: Rewrite) -> Expr:
     if region.buffer.space is Space.FRAGMENT:
-        raise low.unsupported(
-            op, f"{region.buffer.name} is a fragment: its elements are read in maps"
-        )
+        raise low.unsupported(f"{region.buffer.name} is a fragment: its elements are read in maps")
     load = Load(region.buffer, region.starts, op.loc)
     return low.load(load, tuple(index(s) for s in region.starts))
 
@@ -181,7 +178,7 @@ class PrintRows:
                 at = select(compare("<=", extent, 2 * EDGE), var, at)
         inner = tuple(body(at))
         self.scope.ranges = ranges
-        return [For(var, const(0), self.expr(count), inner, loc=self.op.loc)]
+        return [For(var, const(0), self.expr(count), inner)]
 
     def _line(self, tile: Region, at: At, first: Expr, count: int) -> list[Op]:
         spots = [self.expr(p) for p in tile.place((*at, first))]

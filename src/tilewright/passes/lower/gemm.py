@@ -23,7 +23,7 @@ from tilewright.passes.layout.addresses import TileAddress, tile_address
 from tilewright.passes.layout.matrix_tiles import FMA_TYPES
 from tilewright.passes.lower.lowering import WARP, Lowering, chosen, guarded, pin, unroll
 from tilewright.passes.lower.map_loops import Held
-from tilewright.support.errors import CompileError, Loc
+from tilewright.support.errors import CompileError
 
 M = 64
 WARPGROUP = 128
@@ -40,7 +40,6 @@ def operand_type(op: Gemm, region: Region) -> str:
     if name not in MATRIX_TYPES:
         raise CompileError(
             f"no matrix instruction takes {name}",
-            loc=op.loc,
             expected="one of " + ", ".join(MATRIX_TYPES),
             fix='precision="tf32" for float32' if name == "float32" else "",
         )
@@ -54,7 +53,6 @@ def matrix_types(op: Gemm) -> tuple[MatrixType, MatrixType]:
         others = [t.name for t in MATRIX_TYPES.values() if t.family == a.family]
         raise CompileError(
             f"no matrix instruction multiplies {a.name} by {b.name} into {op.c.dtype}",
-            loc=op.loc,
             expected=f"{a.name} by {' or '.join(others)} into {' or '.join(a.accumulators)}",
         )
     return a, b
@@ -108,7 +106,6 @@ def shared_operand(
         fix = f"only 16-bit types may have M or N contiguous: transpose {address.buffer.name}"
     raise CompileError(
         f"no matrix descriptor says the layout of {which}, {address.buffer.name}",
-        loc=op.loc,
         expected=expected,
         got=repr(address.buffer.layout),
         fix=fix,
@@ -150,14 +147,13 @@ def _mn_major(part: np.ndarray, span: int, bits: int) -> _Form | None:
 
 def lower_gemm(low: Lowering, op: Gemm) -> Iterable[Op]:
     if op.meta is not None:
-        raise low.unsupported(op, "sparse gemm is not lowered to threads yet")
+        raise low.unsupported("sparse gemm is not lowered to threads yet")
     rule = GEMMS.get(op.atom or "")
     if rule is None:
-        raise low.unsupported(op, f"gemm by {op.atom} is not lowered to threads yet")
+        raise low.unsupported(f"gemm by {op.atom} is not lowered to threads yet")
     for region in (op.a, op.b):
         if op.atom == "wgmma" and region.buffer.name in low.shifts:
             raise low.unsupported(
-                op,
                 f"{region.buffer.name} begins at a place known only at run time, which no matrix "
                 "descriptor says",
                 "copy it into a tile of its own",
@@ -175,20 +171,18 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
     if m % M or n % 8 or k % kind.k:
         raise CompileError(
             "the tile does not divide into matrix instructions",
-            loc=op.loc,
             expected=f"M a multiple of {M}, N of 8, K of {kind.k}",
             got=f"{m}×{n}×{k}",
             fix="make the tile larger, or use T.gemm, which chooses an instruction that fits",
         )
     if low.instance.threads % WARPGROUP:
         raise low.unsupported(
-            op,
             f"wgmma runs in whole warpgroups, and {low.instance.threads} threads run this",
             "use a multiple of 128 threads, or T.gemm, which chooses an instruction that fits",
         )
     c, columns = _accumulators(low, op, kind, n)
     blocks, steps = sorted(c.corners), range(0, k, kind.k)
-    b_address = tile_address(op.b, low.ranges, op.loc)
+    b_address = tile_address(op.b, low.ranges, None)
     b = shared_operand(b_address, 0 if op.transpose_b else 1, columns, kind, op, "b")
     group = _Group(low, op)
     at_b = {(at, k0): [b.offset(n0, k0) for _, n0 in at] for at in blocks for k0 in steps}
@@ -201,7 +195,7 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
     if isinstance(op.a.buffer.layout, Fragment):
         a_regs = _register_operand(low, op, kind)
     else:
-        a_address = tile_address(op.a, low.ranges, op.loc)
+        a_address = tile_address(op.a, low.ranges, None)
         a = shared_operand(a_address, 1 if op.transpose_a else 0, M, kind, op, "a")
         at_a = {(at, k0): [a.offset(m0, k0) for m0, _ in at] for at in blocks for k0 in steps}
         a_desc, a_ops = group.descriptor(a, at_a[blocks[0], 0])
@@ -220,7 +214,7 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
     )
     if not low.fenced:
         used = {r.buffer for r in (op.a, op.c)}
-        yield from _fence(low, [b for b in low.instance.written if b in used], op.loc)
+        yield from _fence(low, [b for b in low.instance.written if b in used])
     keep = select(op.clear, 0, 1)
     for k0 in steps:
         for at in blocks:
@@ -238,7 +232,6 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
                     keep if k0 == 0 else const(1),
                 ),
                 text=text,
-                loc=op.loc,
             )
     low.open_group += [op.c.buffer, op.a.buffer] if a is None else [op.c.buffer]
 
@@ -258,7 +251,7 @@ class _Group:
         code = _SWIZZLE_CODE[address.swizzle_bytes]
         text = f"leading={operand.leading >> 4} stride={operand.stride >> 4} swizzle={code}"
         where = low.span(address.buffer, address.base, 1)
-        made = Intrinsic("descriptor", (where,), var, text=text, loc=self.op.loc)
+        made = Intrinsic("descriptor", (where,), var, text=text)
         if not any(offsets):
             return var, [made]
         moved = low.var(name, UINT64)
@@ -269,7 +262,7 @@ class _Group:
         steps = [(x - y) >> 4 for x, y in zip(to, of, strict=True)]
         for offset in (*to, *of):
             if offset % 16:
-                raise CompileError(f"a descriptor moves by 16 bytes, not {offset}", loc=self.op.loc)
+                raise CompileError(f"a descriptor moves by 16 bytes, not {offset}")
         if len(set(steps)) == 1:
             return descriptor + steps[0] if steps[0] else descriptor
         number = self.low.simplify(self.low.instance.warp // (WARPGROUP // WARP))
@@ -323,14 +316,12 @@ def _need(low: Lowering, region: Region, atom: Fragment, op: Gemm, transposed: b
     if not isinstance(region.buffer.layout, Fragment):
         raise CompileError(
             f"mma multiplies fragments, and {region.buffer.name} is in shared memory",
-            loc=op.loc,
             fix="copy it into a fragment first, with atom=ldmatrix",
         )
     found = _blocks(low, region, atom, WARP, op, transposed)
     if found is None:
         raise CompileError(
             f"{region.buffer.name} does not have the registers that mma needs",
-            loc=op.loc,
             expected=f"{atom}, repeated" + (", transposed" if transposed else ""),
             got=repr(region.buffer.layout),
         )
@@ -351,7 +342,6 @@ def _accumulators(low: Lowering, op: Gemm, kind: MatrixType, n: int) -> tuple[Bl
 def _no_blocks(region: Region, atom: Fragment, op: Gemm) -> CompileError:
     return CompileError(
         f"{region.buffer.name} does not have the registers this instruction needs",
-        loc=op.loc,
         expected=f"{atom!r} in consecutive registers of every warpgroup, repeated",
         got=repr(region.buffer.layout),
         fix="leave its layout to the compiler, and use T.gemm where the target has no wgmma",
@@ -361,7 +351,7 @@ def _no_blocks(region: Region, atom: Fragment, op: Gemm) -> CompileError:
 def _register_operand(low: Lowering, op: Gemm, kind: MatrixType) -> Blocks:
     """A in registers."""
     if op.transpose_a:
-        raise low.unsupported(op, "an operand in registers cannot be transposed")
+        raise low.unsupported("an operand in registers cannot be transposed")
     atom = matrix_fragments("wgmma", kind)["a"]
     found = _blocks(low, op.a, atom, WARPGROUP, op)
     if found is None:
@@ -376,7 +366,6 @@ def _at(blocks: Blocks, corners: Corners, op: Gemm, who: str) -> Region:
         raise CompileError(
             f"{who} do not hold the part of {wrong.name} that their part of {op.c.buffer.name} "
             "needs",
-            loc=op.loc,
             got=f"{wrong.layout} for {op.c.buffer.layout}",
         )
     return blocks.span(corners)
@@ -386,18 +375,18 @@ def lower_fence(low: Lowering, op: Fence) -> Iterable[Op]:
     """Before `fence wgmma`, registers that ordinary code writes and matrix instructions use are
     pinned, so that no write moves behind the fence."""
     if op.kind == "wgmma":
-        yield from _fence(low, low.instance.written, op.loc)
+        yield from _fence(low, low.instance.written)
     else:
         yield op
 
 
-def _fence(low: Lowering, written: Iterable[Buffer], loc: Loc | None) -> Iterable[Op]:
+def _fence(low: Lowering, written: Iterable[Buffer]) -> Iterable[Op]:
     """A fence behind `written`; what instructions under way use may not be named."""
     low.fenced = True
     for buffer in written:
         if buffer not in low.in_flight and buffer.name in low.seen:
-            yield pin(low, buffer, loc)
-    yield Fence("wgmma", loc=loc)
+            yield pin(low, buffer)
+    yield Fence("wgmma")
 
 
 def written_by_threads(body: tuple[Op, ...]) -> tuple[Buffer, ...]:
@@ -424,7 +413,7 @@ def lower_mma(low: Lowering, op: Gemm) -> Iterable[Op]:
     instruction."""
     a_type, b_type = matrix_types(op)
     if low.instance.threads % WARP:
-        raise low.unsupported(op, "mma runs in whole warps")
+        raise low.unsupported("mma runs in whole warps")
     atoms = matrix_fragments("mma", a_type)
     c = _need(low, op.c, atoms["c"], op, False)
     a = _need(low, op.a, atoms["a"], op, op.transpose_a)
@@ -435,7 +424,7 @@ def lower_mma(low: Lowering, op: Gemm) -> Iterable[Op]:
         for corners in c.corners:
             left = _at(a, tuple((m, k0) for m, _ in corners), op, "warps")
             right = _at(b, tuple((k0, n) for _, n in corners), op, "warps")
-            yield Intrinsic("mma", (c.span(corners), left, right), text=text, loc=op.loc)
+            yield Intrinsic("mma", (c.span(corners), left, right), text=text)
 
 
 def _clear(low: Lowering, op: Gemm) -> Iterable[Op]:
@@ -446,8 +435,8 @@ def _clear(low: Lowering, op: Gemm) -> Iterable[Op]:
     with low.restored():
         low.unrolled[var] = range(held.values)
         place = held.first(0, 1, var, 1)
-    zero = Store(low.flat(op.c.buffer), (place,), const(0, op.c.dtype), loc=op.loc)
-    yield from guarded(op.clear, (unroll(var, held.values, (zero,), op.loc),), op.loc)
+    zero = Store(low.flat(op.c.buffer), (place,), const(0, op.c.dtype))
+    yield from guarded(op.clear, (unroll(var, held.values, (zero,)),))
 
 
 # ── by threads ───────────────────────────────────────────────────────────────────────────────
@@ -457,13 +446,12 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
     """Every thread computes the elements of the accumulator that it holds, from shared memory."""
     fragment = op.c.buffer.layout
     if not isinstance(fragment, Fragment) or not op.c.is_whole or len(fragment.tile) != 2:
-        raise low.unsupported(op, "fma accumulates in a whole fragment")
+        raise low.unsupported("fma accumulates in a whole fragment")
     if op.c.dtype.name not in FMA_TYPES:
-        raise low.unsupported(op, f"fma accumulates in {', '.join(FMA_TYPES)}, not {op.c.dtype}")
+        raise low.unsupported(f"fma accumulates in {', '.join(FMA_TYPES)}, not {op.c.dtype}")
     for region in (op.a, op.b):
         if region.buffer.space is not Space.SHARED:
             raise low.unsupported(
-                op,
                 f"fma reads its operands from shared memory, and {region.buffer.name} is elsewhere",
                 "copy it to shared memory first",
             )
@@ -471,12 +459,12 @@ def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
     left = _element(op.a, (k, i) if op.transpose_a else (i, k), op)
     right = _element(op.b, (j, k) if op.transpose_b else (k, j), op)
     total = Load(op.c.buffer, (i, j), op.loc) + left * right
-    body = Store(op.c.buffer, (i, j), total, loc=op.loc)
+    body = Store(op.c.buffer, (i, j), total)
     extents = tuple(const(e) for e in fragment.tile)
-    loop = Map((i, j), extents, (body,), layout=fragment, loc=op.loc)
+    loop = Map((i, j), extents, (body,), layout=fragment)
     steps = int(op.a.extents[-2:][0 if op.transpose_a else 1])
     yield from _clear(low, op)
-    yield from low.op(For(k, const(0), const(steps), (loop,), loc=op.loc))
+    yield from low.op(For(k, const(0), const(steps), (loop,)))
 
 
 def _element(region: Region, coords: tuple[Var, ...], op: Gemm) -> Expr:

@@ -69,7 +69,6 @@ class Held:
             raise CompileError(
                 f"{self.region.buffer.name} is spread over {fragment.threads} threads, "
                 f"{self.low.instance.threads} run this",
-                loc=self.op.loc,
                 got=repr(fragment),
             )
         self.fragment = fragment
@@ -103,13 +102,12 @@ class Held:
             if found != tuple(range(found[0], found[0] + count)):
                 raise CompileError(
                     f"{self.region.buffer.name} does not hold consecutive registers for this",
-                    loc=self.op.loc,
                     got=repr(self.fragment),
                 )
             return found[0]
 
         starts = (*self.region.starts, const(0) if var is None else var)
-        return self.low.register_index(starts, index, self.op.loc)
+        return self.low.register_index(starts, index)
 
     def runs(self, count: int) -> bool:
         """Whether each `count` registers in a row are consecutive and begin at a multiple of
@@ -128,7 +126,6 @@ class Held:
             if not np.array_equal(self._parts[starts][1], self.table):
                 raise CompileError(
                     f"parts of {self.region.buffer.name} are held in different ways",
-                    loc=self.op.loc,
                     got=repr(self.fragment),
                 )
         return self._parts[starts]
@@ -138,7 +135,6 @@ class Held:
         if found is None:
             raise CompileError(
                 f"threads hold different registers of this part of {self.region.buffer.name}",
-                loc=self.op.loc,
                 got=repr(self.fragment),
             )
         return found
@@ -171,7 +167,6 @@ class MapLoop:
 
     low: Lowering
     fragment: Fragment
-    loc: Loc | None
     var: Var
     coords: tuple[Expr, ...] = ()
     named: dict[Var, Expr] = field(default_factory=dict)
@@ -219,9 +214,9 @@ class MapLoop:
 
     def offset(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """Where an element of a shared tile lies."""
-        return self.low.offset(buffer, [self.index(i) for i in indices], self.loc)
+        return self.low.offset(buffer, [self.index(i) for i in indices])
 
-    def register(self, buffer: Buffer, indices: Sequence[Expr], loc: Loc | None) -> Expr:
+    def register(self, buffer: Buffer, indices: Sequence[Expr], loc: Loc | None = None) -> Expr:
         """The register that holds an element of a fragment, the same in all threads."""
         fragment = buffer.layout
         assert isinstance(fragment, Fragment)
@@ -234,7 +229,7 @@ class MapLoop:
                 raise CompileError(
                     f"the register of an element of {buffer.name} depends on {var.name}, which is "
                     "known only at run time",
-                    loc=loc or self.loc,
+                    loc=loc,
                     fix=f"unroll the loop over {var.name} (kind=unroll)",
                 )
         if self.part is None and all(i in self.dims for i in inlined):
@@ -249,7 +244,7 @@ class MapLoop:
             raise CompileError(
                 f"{buffer.name} is spread over {fragment.threads} threads, the map over "
                 f"{self.fragment.threads}",
-                loc=loc or self.loc,
+                loc=loc,
             )
         ranges = [self.low.unrolled[v] for v in names]
         table = np.zeros([*(len(r) for r in ranges), self.values], np.int64)
@@ -268,7 +263,7 @@ class MapLoop:
             if columns is None:
                 raise CompileError(
                     f"a thread needs an element of {buffer.name} that it does not hold",
-                    loc=loc or self.loc,
+                    loc=loc,
                     expected=f"the elements of {self.fragment}",
                     got=repr(fragment),
                     fix="give both the same layout, or relayout one",
@@ -282,7 +277,7 @@ class MapLoop:
         if found is None:
             raise CompileError(
                 f"the registers of {buffer.name} are not a simple function of the map's values",
-                loc=loc or self.loc,
+                loc=loc,
             )
         return found
 
@@ -356,7 +351,7 @@ class MapLoop:
         for op in self.before:
             if isinstance(op, Let) and op.value is value:
                 return op.var
-        var, let = self.low.let(name, value, self.loc)
+        var, let = self.low.let(name, value)
         self.before.append(let)
         self.low.ranges = self.low.ranges.let(var, value)
         return var
@@ -403,7 +398,6 @@ class MapLoop:
             if not np.array_equal(held[held >= 0], distinct(real)):
                 raise CompileError(
                     "threads hold the same elements in a way that no simple rule chooses one of",
-                    loc=self.loc,
                     got=repr(self.fragment),
                 )
             which = pick(self.low, thread, np.asarray(keep, np.int64).tolist())
@@ -412,9 +406,9 @@ class MapLoop:
 
     def emit(self, body: Body) -> Body:
         """`body` at every value, what it needs in front."""
-        body = guarded(self.guard(), body, self.loc)
+        body = guarded(self.guard(), body)
         if self.values > 1:
-            body = (unroll(self.var, self.values, body, self.loc),)
+            body = (unroll(self.var, self.values, body),)
         return (*used(self.before, body), *body)
 
 
@@ -429,18 +423,17 @@ def used(before: Iterable[Op], body: Body) -> Body:
     return tuple(reversed(found))
 
 
-def map_loop(low: Lowering, fragment: Fragment, names: Sequence[Var], loc: Loc | None) -> MapLoop:
+def map_loop(low: Lowering, fragment: Fragment, names: Sequence[Var]) -> MapLoop:
     """The map of `fragment`'s tile in the instance's threads; `names` stand for its
     coordinates."""
     if fragment.threads != low.instance.threads:
         raise CompileError(
             f"the layout is for {fragment.threads} threads, the instance has "
             f"{low.instance.threads}",
-            loc=loc,
             got=repr(fragment),
         )
     fragment = fragment.drop_repeats()
-    loop = MapLoop(low, fragment, loc, low.var("v"))
+    loop = MapLoop(low, fragment, low.var("v"))
     apart = dimensions(fragment)
     parts = [fragment.layout if apart is None else apart[dim] for dim in range(len(names))]
     # before the map's own variables are known, which these do not have: what is simplified here
@@ -540,14 +533,14 @@ def region_loop(
     names = tuple(low.var(f"i{d}") for d in range(len(fragment.tile)))
     kept = tuple(n for n, e in zip(names, region.extents, strict=True) if int(e) != 1)
     if region.is_whole:
-        loop = map_loop(low, fragment, names, op.loc)
-        return loop, kept, lambda: loop.register(region.buffer, names, op.loc)
+        loop = map_loop(low, fragment, names)
+        return loop, kept, lambda: loop.register(region.buffer, names)
     try:
         held = Held(low, region, op)
         small = Fragment.fit(held.tile, held.table)
     except (CompileError, LayoutError):
         return _guarded(low, region, names, kept, op)
-    loop = map_loop(low, small, kept, op.loc)
+    loop = map_loop(low, small, kept)
     if loop.values != held.values:
         return _guarded(low, region, names, kept, op)
     return loop, kept, lambda: held.first(0, 1, loop.var if loop.values > 1 else None, 1)
@@ -559,7 +552,7 @@ def _guarded(
     fragment = region.buffer.layout
     assert isinstance(fragment, Fragment)
     bases = tuple(low.var(n.name) for n in names)
-    loop = map_loop(low, fragment, bases, op.loc)
+    loop = map_loop(low, fragment, bases)
     index = np.zeros_like(loop.fragment.table())
     known = loop.fragment.table() != IDLE
     for base, name, start, extent in zip(bases, names, region.starts, region.extents, strict=True):
@@ -580,5 +573,5 @@ def _guarded(
         loop.part = np.where(known, index, IDLE)
     else:
         loop.movable = False
-    plain = MapLoop(low, loop.fragment, op.loc, loop.var, tables=dict(loop.tables))
-    return loop, kept, lambda: plain.register(region.buffer, bases, op.loc)
+    plain = MapLoop(low, loop.fragment, loop.var, tables=dict(loop.tables))
+    return loop, kept, lambda: plain.register(region.buffer, bases)

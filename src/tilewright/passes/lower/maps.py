@@ -53,12 +53,13 @@ from tilewright.passes.lower.lowering import (
     Lowering,
     accesses_memory,
     guarded,
+    located,
     trip,
     unroll,
 )
 from tilewright.passes.lower.map_loops import MapLoop, map_loop, region_loop
 from tilewright.passes.lower.vectors import lower_groups
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, at
 
 UINT32 = dtype("uint32")
 PACK = {"bfloat16": "pack_bfloat16", "float16": "pack_float16"}
@@ -71,12 +72,11 @@ def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
     if extents != fragment.tile:
         raise CompileError(
             "the map and its layout have different shapes",
-            loc=op.loc,
             expected=str(extents),
             got=repr(fragment),
         )
     with low.restored():
-        loop = map_loop(low, fragment, op.vars, op.loc)
+        loop = map_loop(low, fragment, op.vars)
         once = loop.first_copy() if runs_once(low, op) else TRUE
         loop.alone = once is not TRUE
         loop.bound = frozenset(v for inner in op.body for v in bound_within(inner))
@@ -89,7 +89,7 @@ def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
     if once is TRUE:
         yield from result
         return
-    yield If(once, result, loc=op.loc)
+    yield If(once, result)
     yield from hand_over(low, op, fragment)
 
 
@@ -106,7 +106,6 @@ def map_layout(op: Map) -> Fragment:
             return inner.buffer.layout
     raise CompileError(
         "this map has no layout",
-        loc=op.loc,
         fix='use target="cpu" or "interp", or write the layout: layout="frag{tile=… tv=…}"',
     )
 
@@ -116,7 +115,8 @@ def _body(loop: MapLoop, body: Body) -> Body:
     low = loop.low
     with low.restored():
         for op in body:
-            found += _op(loop, op)
+            with at(op.loc):
+                found += [located(new, op.loc) for new in _op(loop, op)]
             low.ranges = scope.after(op, low.ranges)
     return tuple(found)
 
@@ -151,11 +151,11 @@ def _op(loop: MapLoop, op: Op) -> Iterable[Op]:
     elif isinstance(op, Intrinsic):
         if INTRINSICS[op.name].convergent:
             raise low.unsupported(
-                op, f"{op.name} in a map: its iterations are no threads", "use it outside maps"
+                f"{op.name} in a map: its iterations are no threads", "use it outside maps"
             )
         yield from foreign(low, op, loop.expr, loop.index, loop.first_copy())
     else:
-        raise low.unsupported(op, f"{type(op).__name__.lower()} in a map is not lowered")
+        raise low.unsupported(f"{type(op).__name__.lower()} in a map is not lowered")
 
 
 def _inside(loop: MapLoop, op: Op, name: str, body: Body) -> Body:
@@ -199,7 +199,7 @@ def _store(loop: MapLoop, op: Store) -> Iterable[Op]:
     if op.buffer.space is Space.FRAGMENT:
         check_single(op.buffer, op)
         register = loop.register(op.buffer, op.indices, op.loc)
-        yield Store(flat, (register,), value, loc=op.loc)
+        yield Store(flat, (register,), value)
         return
     cond: Expr = TRUE
     if op.buffer.space is Space.SHARED:
@@ -209,8 +209,8 @@ def _store(loop: MapLoop, op: Store) -> Iterable[Op]:
     if op.buffer.space is Space.GLOBAL:
         cond = loop.low.within(op.buffer, indices)
     once = loop.first_copy() if op.buffer.space in MEMORY else TRUE
-    store = guarded(cond, (Store(flat, indices, value, loc=op.loc),), op.loc)
-    yield from guarded(once, store, op.loc)
+    store = guarded(cond, (Store(flat, indices, value),))
+    yield from guarded(once, store)
 
 
 # ── iterations that several threads hold ─────────────────────────────────────────────────────
@@ -254,16 +254,16 @@ def hand_over(low: Lowering, op: Map, layout: Fragment) -> Iterable[Op]:
                 )
             places[inner.buffer, inner.indices] = None
     for buffer, indices in places:
-        scratch, met = low.exchange(buffer.dtype, buffer.static_shape, op.loc)
+        scratch, met = low.exchange(buffer.dtype, buffer.static_shape)
         yield from met
         for source, target in ((buffer, scratch), (scratch, buffer)):
             if source is scratch:
-                yield from low.join(op.loc)
+                yield from low.join()
             names = tuple(low.var(v.name) for v in op.vars)
             at: dict[Var, Expr] = dict(zip(op.vars, names, strict=True))
             where = tuple(substitute(i, at) for i in indices)
-            store = Store(target, where, Load(source, where, op.loc), loc=op.loc)
-            yield from low.op(Map(names, op.extents, (store,), layout=layout, loc=op.loc))
+            store = Store(target, where, Load(source, where, op.loc))
+            yield from low.op(Map(names, op.extents, (store,), layout=layout))
 
 
 def check_single(buffer: Buffer, op: Op) -> None:
@@ -273,7 +273,6 @@ def check_single(buffer: Buffer, op: Op) -> None:
     if fragment.drop_repeats().values != fragment.values:
         raise CompileError(
             f"{buffer.name} holds elements in several registers of one thread",
-            loc=op.loc,
             got=repr(fragment),
         )
 
@@ -289,19 +288,19 @@ def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
         value = cast(op.value, op.dst.dtype)
         if op.dst.is_whole:
             registers, var = low.flat(buffer), low.var("v")
-            body = Store(registers, (var,), value, loc=op.loc)
-            return (unroll(var, int(registers.shape[0]), (body,), op.loc),)
+            body = Store(registers, (var,), value)
+            return (unroll(var, int(registers.shape[0]), (body,)),)
         check_single(buffer, op)
         with low.restored():
             loop, _, register = region_loop(low, op.dst, op)
             place = register()
-        return loop.emit((Store(low.flat(buffer), (place,), value, loc=op.loc),))
+        return loop.emit((Store(low.flat(buffer), (place,), value),))
     found = expand_op(op, low)
     assert found is not None
     if buffer.space is Space.LOCAL:
         return low.op(unrolled(found))
     if not isinstance(found, Map):
-        found = Map((low.var("i"),), (const(1),), (found,), loc=op.loc)
+        found = Map((low.var("i"),), (const(1),), (found,))
     layout = widest_layout(low, op.dst, tuple(int(e) for e in found.extents))
     return low.op(rebuild(found, layout=layout))
 
@@ -330,21 +329,21 @@ def copy_fragment(low: Lowering, op: Copy) -> Iterable[Op]:
     check_single(target, op)
     with low.restored():
         loop, kept, find = region_loop(low, op.dst, op)
-        register = loop.register(op.src.buffer, op.src.place(kept), op.loc)
+        register = loop.register(op.src.buffer, op.src.place(kept))
         place = find()
     src, dst = low.flat(op.src.buffer), low.flat(target)
     count = int(dst.shape[0])
     pack = PACK.get(op.dst.dtype.name) if op.src.dtype.name == "float32" else None
     if pack is None or count % 2 or not op.dst.is_whole:
         value = cast(Load(src, (register,), op.loc), op.dst.dtype)
-        body: Op = Store(dst, (place,), value, loc=op.loc)
+        body: Op = Store(dst, (place,), value)
         if op.dst.is_whole:
-            return (unroll(loop.var, count, (body,), op.loc),)
+            return (unroll(loop.var, count, (body,)),)
         return loop.emit((body,))
     pair = low.var("v")
     inside = low.ranges.where(pair, 0, count // 2 - 1)
     places = [substitute(register, {loop.var: pair * 2 + i}) for i in (0, 1)]
     both = tuple(Load(src, (simplify(p, inside),), op.loc) for p in places)
     packed = Call(pack, both, UINT32)
-    body = Intrinsic("store_packed", (low.span(target, pair * 2, 2), packed), loc=op.loc)
-    return (unroll(pair, count // 2, (body,), op.loc),)
+    body = Intrinsic("store_packed", (low.span(target, pair * 2, 2), packed))
+    return (unroll(pair, count // 2, (body,)),)

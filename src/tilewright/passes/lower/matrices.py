@@ -50,7 +50,7 @@ def lower_stmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
         _check_types(low, op)
     held, address = _sides(low, op, op.src, op.dst)
     if len(distinct(held.table)) != held.table.size:
-        raise low.unsupported(op, f"stmatrix: several threads hold elements of {_name(op.src)}")
+        raise low.unsupported(f"stmatrix: several threads hold elements of {_name(op.src)}")
     found = _find(low, held, address, op, consecutive=pack is None)
     size = found.count * (WORD_BITS // op.dst.dtype.bits if pack is None else 2)
 
@@ -92,15 +92,15 @@ def _move(
     place = low.simplify(layout_expr(fit_layout(found.places), low.instance.thread))
     where = split_offset(low, address, (place, found.places), found.steps, var, lets)
     if where is None:
-        raise CompileError("this address is not a simple function of the threads", loc=op.loc)
+        raise CompileError("this address is not a simple function of the threads")
     row = low.span(address.buffer, where, ROW_BITS // address.buffer.dtype.bits)
     with low.restored():
         low.unrolled[var] = range(count)
         args = operands(row, var)
     low.touched = True
     text = f"count={found.count} trans={int(found.trans)}{kind}"
-    body = Intrinsic(op.atom or "", args, text=text, loc=op.loc)
-    return (*lets, body if count == 1 else unroll(var, count, (body,), op.loc))
+    body = Intrinsic(op.atom or "", args, text=text)
+    return (*lets, body if count == 1 else unroll(var, count, (body,)))
 
 
 def _name(region: Region) -> str:
@@ -109,19 +109,19 @@ def _name(region: Region) -> str:
 
 def _check_types(low: Lowering, op: Copy) -> None:
     if op.src.dtype != op.dst.dtype or op.src.dtype.bits not in (8, 16, 32):
-        raise low.unsupported(op, f"{op.atom} from {op.src.dtype} to {op.dst.dtype}")
+        raise low.unsupported(f"{op.atom} from {op.src.dtype} to {op.dst.dtype}")
 
 
 def _sides(low: Lowering, op: Copy, held: Region, memory: Region) -> tuple[Held, TileAddress]:
     if not isinstance(held.buffer.layout, Fragment) or memory.buffer.space is not Space.SHARED:
-        raise low.unsupported(op, f"{op.atom} moves between a fragment and shared memory")
+        raise low.unsupported(f"{op.atom} moves between a fragment and shared memory")
     if memory.cta is not None or op.reduce is not None:
-        raise low.unsupported(op, f"{op.atom} stays in the block and does not reduce")
+        raise low.unsupported(f"{op.atom} stays in the block and does not reduce")
     if len(held.static_tile) != 2 or held.static_tile != memory.static_tile:
-        raise low.unsupported(op, f"{op.atom} moves matrices, not tiles of {held.static_tile}")
+        raise low.unsupported(f"{op.atom} moves matrices, not tiles of {held.static_tile}")
     if low.instance.threads % WARP:
-        raise low.unsupported(op, f"{op.atom} runs in whole warps")
-    return Held(low, held, op), tile_address(memory, low.ranges, op.loc)
+        raise low.unsupported(f"{op.atom} runs in whole warps")
+    return Held(low, held, op), tile_address(memory, low.ranges, None)
 
 
 def _find(low: Lowering, held: Held, address: TileAddress, op: Copy, consecutive: bool) -> Matrices:
@@ -177,7 +177,6 @@ def _find(low: Lowering, held: Held, address: TileAddress, op: Copy, consecutive
     raise CompileError(
         f"{op.atom}: where {address.buffer.name} keeps the rows is no simple function of the "
         "threads",
-        loc=op.loc,
         expected="whole matrices in consecutive registers",
         got=f"{held.fragment} in {address.buffer.layout}",
         fix="copy with atom=threads",
@@ -203,7 +202,6 @@ def _contiguous(low: Lowering, address: TileAddress, offsets: Indices, row: int,
 def _unaligned(address: TileAddress, op: Copy) -> CompileError:
     return CompileError(
         f"{op.atom} needs rows of 16 contiguous bytes in {address.buffer.name}, aligned to 16",
-        loc=op.loc,
         got=repr(address.buffer.layout),
         fix="pad rows to a multiple of 16 bytes, or copy with atom=threads",
     )
@@ -212,7 +210,6 @@ def _unaligned(address: TileAddress, op: Copy) -> CompileError:
 def _no_matrices(held: Held, op: Copy) -> CompileError:
     return CompileError(
         f"the registers of {_name(held.region)} are not matrices that {op.atom} moves",
-        loc=op.loc,
         expected="lane 4·r + c holds 32 bits of row r (or column r) of 8×8 matrices",
         got=repr(held.fragment),
         fix="copy with atom=threads",

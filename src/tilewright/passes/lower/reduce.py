@@ -152,14 +152,13 @@ def lower_reduce(low: Lowering, op: Reduce) -> Iterable[Op]:
     dim, tile = _axis(op)
     if op.src.buffer.space is not Space.FRAGMENT:
         layout = widest_layout(low, op.src, tile)
-        return _held(low, op, dim, layout, lambda to: Copy(op.src, to, atom="threads", loc=op.loc))
+        return _held(low, op, dim, layout, lambda to: Copy(op.src, to, atom="threads"))
     if op.src.dtype.bits < 8 or op.dst.dtype.bits < 8:
-        raise low.unsupported(op, f"reductions of {op.src.dtype} are not lowered")
+        raise low.unsupported(f"reductions of {op.src.dtype} are not lowered")
     with low.restored():
         loop, kept, find = region_loop(low, op.src, op)
         if not loop.movable or any(k not in loop.tables for k in kept):
             raise low.unsupported(
-                op,
                 f"the part of {op.src.buffer.name} that is reduced begins at a place known only at "
                 "run time",
                 "unroll the loop around, or copy the part out first",
@@ -170,7 +169,7 @@ def lower_reduce(low: Lowering, op: Reduce) -> Iterable[Op]:
             return _reduced(low, op, loop, find(), kept, dim, tile)
     # threads that hold parts of several rows
     layout = coalesced(tile, low.instance.threads)
-    return _held(low, op, dim, layout, lambda to: Relayout(op.src, to, via="shared", loc=op.loc))
+    return _held(low, op, dim, layout, lambda to: Relayout(op.src, to, via="shared"))
 
 
 def _held(
@@ -180,7 +179,7 @@ def _held(
     name = low.var(f"{op.src.buffer.name}_held").name
     shape = tuple(const(e) for e in layout.tile)
     held = whole(Buffer(name, shape, op.src.dtype, Space.FRAGMENT, layout=layout))
-    for each in (Alloc(held.buffer, loc=op.loc), move(held)):
+    for each in (Alloc(held.buffer), move(held)):
         yield from low.op(each)
     yield from lower_reduce(low, rebuild(op, src=held, dim=dim))
 
@@ -218,7 +217,7 @@ def _reduced(
     parts = find_parts(coords, loop.table, dim, tile)
     if isinstance(parts, str):
         got = repr(loop.fragment)
-        raise CompileError(f"this reduction is not lowered: {parts}", loc=op.loc, got=got)
+        raise CompileError(f"this reduction is not lowered: {parts}", got=got)
     direct = _direct(low, op, parts)
     if direct is not None:
         parts = replace(parts, members=[parts.members[u] for u in direct])
@@ -231,7 +230,7 @@ def _reduced(
     # the old value of a maximum takes part like an element: it is the same in all lanes, and
     # folding it more than once changes nothing
     old = target if alike and folding.idempotent and not op.clear else None
-    body: list[Op] = [Alloc(partial, loc=op.loc)]
+    body: list[Op] = [Alloc(partial)]
     body += _fold_registers(low, op, loop, register, partial, parts.members, chains, old)
 
     d = low.var("d")
@@ -240,25 +239,25 @@ def _reduced(
         total = folding.fold(total, Load(partial, (d * chains + i,), op.loc))
     end: list[Op] = []
     for lane in parts.lanes:
-        own, let = low.let("own", total, op.loc)
+        own, let = low.let("own", total)
         other = low.var("other", kind)
-        end += [let, Intrinsic("shfl_xor", (own, const(lane)), other, loc=op.loc)]
+        end += [let, Intrinsic("shfl_xor", (own, const(lane)), other)]
         total = folding.fold(own, other)
     if direct is not None:
         final = total if old is not None else _final(op, total, target, (d,))
-        end.append(Store(target, (d,), final, loc=op.loc))
+        end.append(Store(target, (d,), final))
     elif end:
-        end.append(Store(partial, (d,), total, loc=op.loc))
+        end.append(Store(partial, (d,), total))
     if end:
-        body.append(unroll(d, rows, tuple(end), op.loc))
+        body.append(unroll(d, rows, tuple(end)))
     if direct is not None:
         return (*used(loop.before, tuple(body)), *body)
 
     size = prod(tile) // tile[dim]
-    scratch, met = low.exchange(kind, (parts.ranks * size,), op.loc)
+    scratch, met = low.exchange(kind, (parts.ranks * size,))
     body += (*met, *_tell(low, op, loop, partial, scratch, parts, places, dim, tile))
     gather = _gather(low, op, scratch, parts.ranks, size)
-    return (*used(loop.before, tuple(body)), *body, *low.join(op.loc), *low.op(gather))
+    return (*used(loop.before, tuple(body)), *body, *low.join(), *low.op(gather))
 
 
 # ── who folds what ───────────────────────────────────────────────────────────────────────────
@@ -392,7 +391,7 @@ def _fold_registers(
                 Load(partial, slot, op.loc) if more or old is None else Load(old, (row,), op.loc)
             )
             folded = folding.fold(before, folded)
-        return Store(partial, slot, folded, loc=op.loc)
+        return Store(partial, slot, folded)
 
     rows, count = len(members), len(members[0]) // chains
 
@@ -405,9 +404,9 @@ def _fold_registers(
         low.ranges = low.ranges.where(k, first, end - 1).where(d, 0, rows - 1)
         chain = c if chains > 1 else const(0)
         body = step(index if first else substitute(index, {k: const(0)}), d, chain, first > 0)
-        body = body if chains == 1 else unroll(c, chains, (body,), op.loc)
-        body = unroll(d, rows, (body,), op.loc)
-        return unroll(k, end, (body,), op.loc, start=first) if first else body
+        body = body if chains == 1 else unroll(c, chains, (body,))
+        body = unroll(d, rows, (body,))
+        return unroll(k, end, (body,), start=first) if first else body
 
     if all(len(m) == count * chains for m in members):
         table = np.array(members).reshape(rows, count, chains).transpose(1, 0, 2)
@@ -452,7 +451,7 @@ def _tell(
     thread, flat = low.instance.thread, low.flat(scratch)
     size = prod(tile) // tile[dim]
     rank = chosen(low, thread, parts.rank.tolist()) if parts.ranks > 1 else const(0)
-    name, let = low.let("rank", rank, op.loc)
+    name, let = low.let("rank", rank)
     yield let
     firsts = np.array([group[0] for group in parts.members])
     u = low.var("u")
@@ -460,18 +459,18 @@ def _tell(
 
     def store(at: Expr, v: Expr) -> Body:
         place = low.simplify(name * size + substitute(row, {loop.var: v}))
-        found = Store(flat, (place,), Load(partial, (at,), op.loc), loc=op.loc)
-        return guarded(low.simplify(substitute(inside, {loop.var: v})), (found,), op.loc)
+        found = Store(flat, (place,), Load(partial, (at,), op.loc))
+        return guarded(low.simplify(substitute(inside, {loop.var: v})), (found,))
 
     value = fit_index(firsts, (u,)) if len(firsts) > 1 else const(int(firsts[0]))
     stores: list[Op] = []
     if value is not None:
-        stores.append(unroll(u, len(firsts), store(u, value), op.loc))
+        stores.append(unroll(u, len(firsts), store(u, value)))
     else:
         for i, v in enumerate(firsts):
             stores += store(const(i), const(int(v)))
     once = TRUE if parts.first.all() else _chooses(low, parts.first)
-    yield from guarded(once, tuple(stores), op.loc)
+    yield from guarded(once, tuple(stores))
 
 
 def _chooses(low: Lowering, keep: Indices) -> Expr:
@@ -498,13 +497,13 @@ def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -
             q = low.var("q")
             part = Load(scratch, (q * size + row,), op.loc)
             more = FOLDS[op.op].fold(Load(total, (), op.loc), part)
-            step = Store(total, (), more, loc=op.loc)
-            rest = unroll(q, ranks, (step,), op.loc, start=1)
-            body = (Alloc(total, init=value, loc=op.loc), rest)
+            step = Store(total, (), more)
+            rest = unroll(q, ranks, (step,), start=1)
+            body = (Alloc(total, init=value), rest)
             value = Load(total, (), op.loc)
         spot = op.dst.place(coords)
         final = _final(op, value, op.dst.buffer, spot)
-        return (*body, Store(op.dst.buffer, spot, final, loc=op.loc))
+        return (*body, Store(op.dst.buffer, spot, final))
 
     return tile_map(low, op.dst, op, fold)
 
@@ -514,21 +513,21 @@ def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -
 
 def lower_scan(low: Lowering, op: Scan) -> Iterable[Op]:
     if op.op not in FOLDS or op.op in TRUTHS:
-        raise low.unsupported(op, f"there is no scan by {op.op}")
+        raise low.unsupported(f"there is no scan by {op.op}")
     if op.src.dtype.bits < 8 or op.dst.dtype.bits < 8:
-        raise low.unsupported(op, f"scans of {op.src.dtype} are not lowered")
+        raise low.unsupported(f"scans of {op.src.dtype} are not lowered")
     tile, dim = op.src.static_tile or (1,), op.dim
     if dim >= len(op.src.static_tile):
         extents = tuple(int(e) for e in op.src.extents)
         dim = sum(1 for e in extents[:dim] if e != 1) if extents and extents[dim] != 1 else -1
     kind = accumulates_in(op.op, op.src.dtype, op.dst.dtype)
-    scratch, met = low.exchange(kind, tile, op.loc)
+    scratch, met = low.exchange(kind, tile)
     yield from met
     yield from low.op(through_scratch(low, op.src, scratch, op, True))
-    yield from low.join(op.loc)
+    yield from low.join()
     if dim >= 0:
         yield from low.op(_lines(low, op, scratch, tile, dim))
-        yield from low.join(op.loc)
+        yield from low.join()
     yield from low.op(through_scratch(low, op.dst, scratch, op, False))
 
 
@@ -553,13 +552,13 @@ def _lines(low: Lowering, op: Scan, scratch: Buffer, tile: tuple[int, ...], dim:
     total = Buffer(low.var("total").name, (), scratch.dtype, Space.LOCAL)
     more = FOLDS[op.op].fold(Load(total, (), op.loc), Load(scratch, at(k), op.loc))
     steps = (
-        Store(total, (), more, loc=op.loc),
-        Store(scratch, at(k), Load(total, (), op.loc), loc=op.loc),
+        Store(total, (), more),
+        Store(scratch, at(k), Load(total, (), op.loc)),
     )
     body: Body = (
-        Alloc(total, init=Load(scratch, at(const(0)), op.loc), loc=op.loc),
-        For(k, const(1), const(tile[dim]), steps, loc=op.loc),
+        Alloc(total, init=Load(scratch, at(const(0)), op.loc)),
+        For(k, const(1), const(tile[dim]), steps),
     )
     if lines % threads or rounds == 1:
-        body = (If(compare("<", line, lines), body, loc=op.loc),)
-    return body[0] if rounds == 1 else For(turn, const(0), const(rounds), body, loc=op.loc)
+        body = (If(compare("<", line, lines), body),)
+    return body[0] if rounds == 1 else For(turn, const(0), const(rounds), body)

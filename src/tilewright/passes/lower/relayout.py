@@ -151,7 +151,6 @@ def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:
         return
     if src.threads != low.instance.threads or dst.threads != low.instance.threads:
         raise low.unsupported(
-            op,
             f"{op.src.buffer.name} and {op.dst.buffer.name} are not spread over the "
             f"{low.instance.threads} threads that run this",
         )
@@ -162,7 +161,6 @@ def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:
     steps = plan_relayout(src, dst)
     if steps is None or (kind == "registers" and any(s.lane is not None for s in steps)):
         raise low.unsupported(
-            op,
             f"threads do not hold what they need of {op.src.buffer.name} for via={kind}",
             "leave via= out, or use via=shared",
         )
@@ -172,8 +170,8 @@ def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:
         var = low.var("v")
         index = fit_index(registers, (var,)) if len(steps) > 1 else const(int(registers[0]))
         if index is not None:
-            body: Op = Store(target, (var,), Load(source, (index,), op.loc), loc=op.loc)
-            yield unroll(var, len(steps), (body,), op.loc)
+            body: Op = Store(target, (var,), Load(source, (index,), op.loc))
+            yield unroll(var, len(steps), (body,))
             return
     thread = low.instance.thread
     for k, step in enumerate(steps):
@@ -188,21 +186,21 @@ def _step(
 
     place = (const(k),)
     if step.lane is None:
-        yield Store(target, place, one_of(step.register), loc=op.loc)
+        yield Store(target, place, one_of(step.register))
         return
     lane = chosen(low, low.simplify(thread % WARP), step.lane[:WARP])
     if step.asked is not None:
         got = low.var("got", source.dtype)
-        yield Intrinsic("shfl_sync", (one_of(step.asked), lane), got, loc=op.loc)
-        yield Store(target, place, got, loc=op.loc)
+        yield Intrinsic("shfl_sync", (one_of(step.asked), lane), got)
+        yield Store(target, place, got)
         return
     found: dict[int, Expr] = {}
     for register in sorted(set(step.register)):
         got = low.var("got", source.dtype)
         value = Load(source, (const(register),), op.loc)
-        yield Intrinsic("shfl_sync", (value, lane), got, loc=op.loc)
+        yield Intrinsic("shfl_sync", (value, lane), got)
         found[register] = got
-    yield Store(target, place, _select(low, step.register, found.__getitem__, thread), loc=op.loc)
+    yield Store(target, place, _select(low, step.register, found.__getitem__, thread))
 
 
 def _select(
@@ -234,10 +232,10 @@ def _padded(tile: tuple[int, ...], kind: DType) -> Layout:
 
 def _through_shared(low: Lowering, op: Relayout) -> Iterable[Op]:
     tile = op.src.static_tile or (1,)
-    scratch, met = low.exchange(op.src.dtype, tile, op.loc, _padded(tile, op.src.dtype))
+    scratch, met = low.exchange(op.src.dtype, tile, _padded(tile, op.src.dtype))
     yield from met
     yield from low.op(through_scratch(low, op.src, scratch, op, True))
-    yield from low.join(op.loc)
+    yield from low.join()
     yield from low.op(through_scratch(low, op.dst, scratch, op, False))
 
 
@@ -248,7 +246,7 @@ def through_scratch(low: Lowering, region: Region, scratch: Buffer, op: Op, out:
         here, there = (region.buffer, region.place(coords)), (scratch, coords or (const(0),))
         (source, spot), (target, place) = (here, there) if out else (there, here)
         value = cast(Load(source, spot, op.loc), target.dtype)
-        return (Store(target, place, value, loc=op.loc),)
+        return (Store(target, place, value),)
 
     return tile_map(low, region, op, element)
 
@@ -270,11 +268,10 @@ def tile_map(
         except LayoutError:
             raise CompileError(
                 f"threads hold this part of {region.buffer.name} in a way that is no layout",
-                loc=op.loc,
                 got=repr(fragment),
                 fix="use the whole tile",
             ) from None
     names = tuple(low.var(f"i{d}") for d in range(len(layout.tile)))
     coords = tuple(n for n, e in zip(names, layout.tile, strict=True) if e != 1)
     extents = tuple(const(e) for e in layout.tile)
-    return Map(names, extents, body(coords), layout=layout, loc=op.loc)
+    return Map(names, extents, body(coords), layout=layout)

@@ -167,7 +167,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
         thread_value = linear % threads
     else:
         thread_value = linear - first * WARP
-    thread, let_thread = low.let("thread", low.simplify(thread_value), op.loc)
+    thread, let_thread = low.let("thread", low.simplify(thread_value))
     leader = low.var("leader", BOOL)
     solo = op.instances == 1 and all(_one_thread_does(inner, op) for inner in walk_ops(op.body))
     solo = solo and not _is_relied_on(low.kernel, op)
@@ -197,13 +197,13 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
     used = read_variables(body)
     if leader in used or solo:
         chosen = compare("==", low.warp, first)
-        start.insert(0, Intrinsic("elect", (chosen,), leader, loc=op.loc))
+        start.insert(0, Intrinsic("elect", (chosen,), leader))
     if thread in used:
         start.insert(0, let_thread)
     if sync_id is not None and any(isinstance(i, Sync) and i.id is sync_id for i in walk_ops(body)):
         low.free_ids = low.free_ids[: -op.instances]
     if solo:
-        body = (If(leader, body, loc=op.loc),)
+        body = (If(leader, body),)
     yield rebuild(op, body=(*start, *body))
 
 
@@ -241,8 +241,8 @@ def _first_turn(low: Lowering, op: Role) -> Iterable[Op]:
     base = low.instance.turn_id
     if base is not None:
         last = compare("==", _warpgroup(low), op.warps // GROUP_WARPS - 1)
-        early = Sync("named", const(base), 2 * GROUP_WARPS * WARP, arrive=True, loc=op.loc)
-        yield If(last, (early,), loc=op.loc)
+        early = Sync("named", const(base), 2 * GROUP_WARPS * WARP, arrive=True)
+        yield If(last, (early,))
 
 
 def _warpgroup(low: Lowering) -> Expr:
@@ -319,7 +319,6 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
         if op.offset is not const(0) or not same_registers(buffer, source):
             raise CompileError(
                 f"{buffer.name} is no view of the registers of {source.name}",
-                loc=op.loc,
                 expected=f"the elements of {old!r}, in the same registers",
                 got=repr(new),
                 fix="copy it instead",
@@ -332,7 +331,7 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
         step = multiple_of(op.offset, low.ranges) * buffer.dtype.bits // 8
         low.bases[buffer.name] = (root, gcd(least, step))
         if buffer.dtype.bits > root.dtype.bits:
-            yield Hint("align", root, detail=(buffer.dtype.bits // 8,), loc=op.loc)
+            yield Hint("align", root, detail=(buffer.dtype.bits // 8,))
         yield rebuild(op, offset=low.value(op.offset))
         return
     elif buffer.space is Space.SHARED:
@@ -342,8 +341,8 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
         place = low.places[source.name] + int(op.offset) * buffer.dtype.bits // 8
         low.places[buffer.name] = place
         flat = low.flat(buffer)
-        yield Alloc(flat, loc=op.loc)
-        yield Hint("place", flat, detail=(place,), loc=op.loc)
+        yield Alloc(flat)
+        yield Hint("place", flat, detail=(place,))
         return
     yield rebuild(op, buffer=low.flat(buffer), source=low.flat(source), offset=low.value(op.offset))
 
@@ -355,24 +354,23 @@ def _shifted_view(low: Lowering, op: View) -> Iterable[Op]:
     before = low.shifts.get(source.name, const(0))
     if source.dtype.bits % buffer.dtype.bits and before is not const(0):
         raise low.unsupported(
-            op,
             f"{buffer.name} begins within an element of {buffer.dtype}",
             f"view {source.name} as {buffer.dtype} before taking a part of it",
         )
     first = before * (source.dtype.bits // buffer.dtype.bits or 1) + low.value(op.offset)
-    shift, let = low.let(f"{buffer.name}_first", low.simplify(first), op.loc)
+    shift, let = low.let(f"{buffer.name}_first", low.simplify(first))
     low.shifts[buffer.name] = shift
     low.places[buffer.name] = low.places[source.name]
     size = int(low.flat(source).shape[0]) * source.dtype.bits // buffer.dtype.bits
     flat = Buffer(buffer.name, (const(size),), buffer.dtype, Space.SHARED)
     low.buffers[buffer.name] = flat
     yield let
-    yield Alloc(flat, loc=op.loc)
-    yield Hint("place", flat, detail=(low.places[buffer.name],), loc=op.loc)
+    yield Alloc(flat)
+    yield Hint("place", flat, detail=(low.places[buffer.name],))
 
 
 def _barrier_init(low: Lowering, op: BarrierInit) -> Iterable[Op]:
-    yield If(compare("==", linear_thread(low.kernel), 0), (op,), loc=op.loc)
+    yield If(compare("==", linear_thread(low.kernel), 0), (op,))
 
 
 def _arrive(low: Lowering, op: Arrive) -> Iterable[Op]:
@@ -385,10 +383,10 @@ def _arrive(low: Lowering, op: Arrive) -> Iterable[Op]:
     if op.by == "warps":
         lane = low.simplify(low.instance.thread % WARP)
         once = rebuild(op, count=const(1), by="instance")
-        yield Sync("warp", loc=op.loc)
-        yield If(compare("==", lane, 0), (once,), loc=op.loc)
+        yield Sync("warp")
+        yield If(compare("==", lane, 0), (once,))
         return
-    yield from low.meet(op.loc)
+    yield from low.meet()
     yield from order_arrivals(low, (op,))
     yield from low.by_leader(op)
 
@@ -408,14 +406,14 @@ def _wait_group(low: Lowering, op: WaitGroup) -> Iterable[Op]:
         yield from low.by_leader(op)
         return
     if op.unit == "wgmma":
-        yield from low.settle(op.loc)
+        yield from low.settle()
     yield op
     if op.unit == "wgmma":
         # registers are the program's again: nothing may be moved across the wait
         low.committed = low.committed[-op.pending :] if op.pending else []
         for buffer in low.instance.accumulators:
             if buffer not in low.in_flight and buffer.name in low.seen:
-                yield pin(low, buffer, op.loc)
+                yield pin(low, buffer)
 
 
 def _sync(low: Lowering, op: Sync) -> Iterable[Op]:
@@ -434,7 +432,7 @@ def _turn(low: Lowering, op: Turn) -> Iterable[Op]:
     if op.edge == "end":
         group = (group + 1) % (low.instance.threads // (GROUP_WARPS * WARP))
     which = low.simplify(base + group)
-    yield Sync("named", which, 2 * GROUP_WARPS * WARP, arrive=op.edge == "end", loc=op.loc)
+    yield Sync("named", which, 2 * GROUP_WARPS * WARP, arrive=op.edge == "end")
 
 
 def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
@@ -442,23 +440,22 @@ def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
     op = low.plain(op)
     if op.buffer.space is Space.FRAGMENT:
         raise low.unsupported(
-            op,
             f"{op.buffer.name} is a fragment and is stored to outside a tile op",
             "store to it in a map",
         )
     once = not (each or low.instance.solo) and _reads_what_it_writes(low, op)
     if once:
-        yield from low.meet(op.loc)
+        yield from low.meet()
     low.touched = low.touched or (op.buffer.space in MEMORY and low.instance.leader is None)
     if op.buffer.space is Space.SHARED:
-        place = low.offset(op.buffer, op.indices, op.loc)
-        stored: Op = Store(low.flat(op.buffer), (place,), op.value, loc=op.loc)
+        place = low.offset(op.buffer, op.indices)
+        stored: Op = Store(low.flat(op.buffer), (place,), op.value)
     else:
         cond = low.within(op.buffer, op.indices) if op.buffer.space is Space.GLOBAL else TRUE
-        stored = op if cond is TRUE else If(cond, (op,), loc=op.loc)
+        stored = op if cond is TRUE else If(cond, (op,))
     if once:
         yield from low.by_leader(stored)
-        yield from low.join(op.loc)
+        yield from low.join()
     else:
         yield stored
 
@@ -491,7 +488,7 @@ def _exchanging(rule: Rule) -> Rule:
         found = tuple(rule(low, op))
         sure = low.instance.instances == 1 and meets_inside(op, low.instance.threads)
         if sure and len(low.exchanges) == before:
-            raise low.unsupported(op, "warps need each other's registers here, and do not meet")
+            raise low.unsupported("warps need each other's registers here, and do not meet")
         return found
 
     return lower

@@ -39,7 +39,7 @@ from tilewright.passes.lower.access import (
     find_access,
     move,
 )
-from tilewright.passes.lower.lowering import MEMORY, guarded, unroll
+from tilewright.passes.lower.lowering import MEMORY, guarded, located, unroll
 from tilewright.passes.lower.map_loops import MapLoop, used
 
 COUNTS = (16, 8, 4, 2)
@@ -182,7 +182,7 @@ def _emit(
     lower: Callable[[MapLoop, Body], Body],
 ) -> Body:
     loop, count = groups.loop, groups.count
-    low, loc = loop.low, loop.loc
+    low = loop.low
     touched = [x for cond, s in statements for x in (*loads(cond), *op_loads(s))]
     read = {(x.buffer, x.indices) for x in touched} & set(found)
     written = {(s.buffer, s.indices) for _, s in statements if isinstance(s, Store)} & set(found)
@@ -215,17 +215,17 @@ def _emit(
         if isinstance(statement, Store) and (statement.buffer, statement.indices) in stored:
             assert isinstance(new, Store)
             out = stored[statement.buffer, statement.indices]
-            new = Store(out, (slot,), new.value, loc=statement.loc)
+            new = Store(out, (slot,), new.value)
             # what is not stored may be anything, unless computing it needs the guard
             rest = [x for x in op_loads(statement) if (x.buffer, x.indices) not in loaded]
             if all(_inside_anyway(loop, x) for x in rest):
                 cond = TRUE
-        body += guarded(swap(cond), (new,), statement.loc)
+        body += [located(part, statement.loc) for part in guarded(swap(cond), (new,))]
     lowered = lower(loop, tuple(body))
 
     def work(first: Expr) -> Body:
         at = simplify(first + each, low.ranges)
-        return (unroll(each, count, substitute_vars(lowered, {loop.var: at}), loc),)
+        return (unroll(each, count, substitute_vars(lowered, {loop.var: at})),)
 
     memory = all(b.space in MEMORY for _, s in statements for b in _touched(s))
     return batched(
@@ -255,7 +255,7 @@ def batched(
     group that a variable numbers), then all stores: a load that stood behind the store of the group
     before would wait for it. More than `most` batches are a loop."""
     loop, group, count = groups.loop, groups.var, groups.count
-    low, loc, rounds = loop.low, loop.loc, groups.number // batch
+    low, rounds = loop.low, groups.number // batch
     guard = simplify(substitute(loop.guard(), {loop.var: group * count}), low.ranges)
 
     def number(b: Var) -> Expr:
@@ -265,9 +265,9 @@ def batched(
         return group * batch + b if batch > 1 else group
 
     def each(b: Var, ops: list[Op], cond: Expr = TRUE) -> Body:
-        body = guarded(cond, tuple(_joined(ops)), loc)
-        body = guarded(at(guard, b), body, loc)
-        return (unroll(b, batch, body, loc),) if batch > 1 and body else body
+        body = guarded(cond, tuple(_joined(ops)))
+        body = guarded(at(guard, b), body)
+        return (unroll(b, batch, body),) if batch > 1 and body else body
 
     def at(e: Expr, b: Var) -> Expr:
         ranges = low.ranges.where(group, 0, rounds - 1).where(b, 0, batch - 1)
@@ -278,19 +278,19 @@ def batched(
         for access, piece in pairs:
             size = count // access.share
             registers = piece, b * size if batch > 1 else const(0)
-            ops += move(low, access.map(lambda e: at(e, b)), registers, size, store, loc)
+            ops += move(low, access.map(lambda e: at(e, b)), registers, size, store)
         return each(b, ops, loop.first_copy() if store and ops else TRUE)
 
     pieces = dict.fromkeys(piece for _, piece in (*loaded, *stored))
-    body = (*(Alloc(piece, loc=loc) for piece in pieces), *moves(loaded, False))
+    body = (*(Alloc(piece) for piece in pieces), *moves(loaded, False))
     if work is not None:
         turn, compute = work
         body += each(turn, [*compute(number(turn) * count)])
     body += moves(stored, True)
     if rounds > 1:
         kind = "serial" if rounds > most else "unroll"
-        body = (unroll(group, rounds, body, loc, kind=kind),)
-    hints = [hint for access, _ in (*loaded, *stored) for hint in access.align(low, loc)]
+        body = (unroll(group, rounds, body, kind=kind),)
+    hints = [hint for access, _ in (*loaded, *stored) for hint in access.align(low)]
     return (*hints, *used(loop.before, body), *body)
 
 
