@@ -199,7 +199,8 @@ BUGS = (
         "pending = max(min(ages), 0)", "pending = max(min(ages) + 1, 0)", "threads"),
     # reductions and scans
     Bug("parts of a row told by all but the last rank", "passes/lower/reduce.py",
-        "unroll(q, ranks, (step,), start=1)", "unroll(q, max(ranks - 1, 1), (step,), start=1)", "threads"),
+        "unroll(q, ranks, (step,), start=1)",
+        "unroll(q, max(ranks - 1, 1), (step,), start=1)", "threads"),
     Bug("the second chain of partial sums forgotten", "passes/lower/reduce.py",
         "for i in range(1, chains):", "for i in range(1, chains - 1):", "threads"),
     Bug("lines of a scan behind the tile's end", "passes/lower/reduce.py",
