@@ -10,7 +10,7 @@ from tilewright import machine
 from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial, wgmma_accumulator
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
-from tilewright.passes.lower.reduce import plan_reduction
+from tilewright.passes.lower.reduce import find_parts
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
 
@@ -194,11 +194,17 @@ def test_reductions_keep_nan():
     np.testing.assert_array_equal(found["r"], x.max(1))
 
 
+def parts_of(fragment, dim):
+    coords = np.unravel_index(fragment.table(), fragment.tile)
+    return find_parts(coords, fragment.table(), dim, fragment.tile)
+
+
 def test_lanes_of_a_reduction():
-    assert plan_reduction(ACC, ROW, 1).lanes == (1, 2)
-    assert plan_reduction(WIDE, row_of(WIDE, 1), 1).lanes == (1, 2, 4, 8)
-    columns = plan_reduction(ACC, row_of(ACC, 0), 0)
-    assert columns.lanes == (4, 8, 16, 32, 64)
+    for fragment, lanes in ((ACC, (1, 2)), (WIDE, (1, 2, 4, 8))):
+        rows = parts_of(fragment, 1)
+        assert (rows.lanes, rows.ranks) == (lanes, 1)
+    columns = parts_of(ACC, 0)
+    assert (columns.lanes, columns.ranks) == ((4, 8, 16), 4)  # and one part for each warp
 
 
 def test_fill_and_copies_between_fragments():
@@ -216,9 +222,9 @@ REFUSED = {
       map (i, j) in (64, 48) layout="{acc}" {{ s[i, j] = top[j] }}""",
     "depends on bx, which is known only at run time": """
       map (i, j) in (64, 48) layout="{acc}" {{ s[i, j] = s[i, bx] }}""",
-    "the nest and its layout have different shapes": """
+    "the map and its layout have different shapes": """
       map (i, j) in (64, 40) layout="{acc}" {{ s[i, j] = 0.0 }}""",
-    "this nest has no layout": """
+    "this map has no layout": """
       map (i, j) in (64, 48) {{ s[i, (j + 1) % 48] = 0.0 }}""",
 }
 

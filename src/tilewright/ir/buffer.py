@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -152,6 +153,12 @@ class Region:
     @property
     def static_tile(self) -> tuple[int, ...]:
         return tuple(int(e) for e in self.tile)
+
+    def place(self, coords: Iterable[Expr]) -> tuple[Expr, ...]:
+        """Indices of the buffer's element at `coords` of the tile."""
+        inner = iter(coords)
+        long = long_dims(self.extents)
+        return tuple(s + next(inner) if d in long else s for d, s in enumerate(self.starts))
 
     @property
     def dtype(self) -> DType:

@@ -115,6 +115,12 @@ def _same(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> bool:
     return all(x is y for x, y in zip(a, b, strict=True))
 
 
+def map_children(expr: Expr, fn: Callable[[Expr], Expr]) -> Expr:
+    """`expr` of what `fn` makes of its children."""
+    children = tuple(map(fn, expr.children))
+    return expr if _same(children, expr.children) else expr.rebuild(children)
+
+
 def substitute(expr: Expr, values: dict[Var, Expr]) -> Expr:
     if values.keys().isdisjoint(variables(expr)):
         return expr

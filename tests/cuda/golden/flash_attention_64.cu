@@ -347,12 +347,12 @@ flash_attention_64_main(
         }
       }
       #pragma unroll
-      for (int k_1 = 1; k_1 < 16; ++k_1) {
+      for (int k_2 = 1; k_2 < 16; ++k_2) {
         #pragma unroll
         for (int d_1 = 0; d_1 < 2; ++d_1) {
           #pragma unroll
           for (int c_4 = 0; c_4 < 2; ++c_4) {
-            top_part[d_1 * 2 + c_4] = tw::max_nan(top_part[d_1 * 2 + c_4], s[c_4 + d_1 * 2 + k_1 * 4]);
+            top_part[d_1 * 2 + c_4] = tw::max_nan(top_part[d_1 * 2 + c_4], s[c_4 + d_1 * 2 + k_2 * 4]);
           }
         }
       }
@@ -366,9 +366,9 @@ flash_attention_64_main(
       }
       #pragma unroll
 #line 115 "flash_attention_64.tw"
-      for (int v_2 = 0; v_2 < 64; ++v_2) {
+      for (int v_3 = 0; v_3 < 64; ++v_3) {
 #line 117 "flash_attention_64.tw"
-        s[v_2] = tw::exp2(s[v_2] * scale - top[(v_2 >> 1) & 1] * scale);
+        s[v_3] = tw::exp2(s[v_3] * scale - top[(v_3 >> 1) & 1] * scale);
       }
 #line 119 "flash_attention_64.tw"
       float sum_part[4];
@@ -380,12 +380,12 @@ flash_attention_64_main(
         }
       }
       #pragma unroll
-      for (int k_2 = 1; k_2 < 16; ++k_2) {
+      for (int k_4 = 1; k_4 < 16; ++k_4) {
         #pragma unroll
         for (int d_4 = 0; d_4 < 2; ++d_4) {
           #pragma unroll
           for (int c_6 = 0; c_6 < 2; ++c_6) {
-            sum_part[d_4 * 2 + c_6] = sum_part[d_4 * 2 + c_6] + s[c_6 + d_4 * 2 + k_2 * 4];
+            sum_part[d_4 * 2 + c_6] = sum_part[d_4 * 2 + c_6] + s[c_6 + d_4 * 2 + k_4 * 4];
           }
         }
       }
@@ -399,8 +399,8 @@ flash_attention_64_main(
       }
       #pragma unroll
 #line 120 "flash_attention_64.tw"
-      for (int v_4 = 0; v_4 < 32; ++v_4) {
-        *reinterpret_cast<uint32_t*>(p + v_4 * 2) = tw::pack_bfloat16(s[v_4 * 2], s[v_4 * 2 + 1]);
+      for (int v_6 = 0; v_6 < 32; ++v_6) {
+        *reinterpret_cast<uint32_t*>(p + v_6 * 2) = tw::pack_bfloat16(s[v_6 * 2], s[v_6 * 2 + 1]);
       }
       #pragma unroll 1
 #line 122 "flash_attention_64.tw"
@@ -443,8 +443,8 @@ flash_attention_64_main(
         kc_1 = kc_1 + 1;
         #pragma unroll
 #line 135 "flash_attention_64.tw"
-        for (int v_5 = 0; v_5 < 2; ++v_5) {
-          old[v_5] = top[v_5];
+        for (int v_7 = 0; v_7 < 2; ++v_7) {
+          old[v_7] = top[v_7];
         }
 #line 136 "flash_attention_64.tw"
         float top_part_1[4];
@@ -456,12 +456,12 @@ flash_attention_64_main(
           }
         }
         #pragma unroll
-        for (int k_3 = 1; k_3 < 16; ++k_3) {
+        for (int k_6 = 1; k_6 < 16; ++k_6) {
           #pragma unroll
           for (int d_7 = 0; d_7 < 2; ++d_7) {
             #pragma unroll
             for (int c_8 = 0; c_8 < 2; ++c_8) {
-              top_part_1[d_7 * 2 + c_8] = tw::max_nan(top_part_1[d_7 * 2 + c_8], s[c_8 + d_7 * 2 + k_3 * 4]);
+              top_part_1[d_7 * 2 + c_8] = tw::max_nan(top_part_1[d_7 * 2 + c_8], s[c_8 + d_7 * 2 + k_6 * 4]);
             }
           }
         }
@@ -475,17 +475,17 @@ flash_attention_64_main(
         }
         #pragma unroll
 #line 137 "flash_attention_64.tw"
-        for (int v_6 = 0; v_6 < 2; ++v_6) {
+        for (int v_9 = 0; v_9 < 2; ++v_9) {
 #line 138 "flash_attention_64.tw"
-          old[v_6] = tw::exp2((old[v_6] - top[v_6]) * scale);
+          old[v_9] = tw::exp2((old[v_9] - top[v_9]) * scale);
 #line 139 "flash_attention_64.tw"
-          sum[v_6] = sum[v_6] * old[v_6];
+          sum[v_9] = sum[v_9] * old[v_9];
         }
         #pragma unroll
 #line 141 "flash_attention_64.tw"
-        for (int v_7 = 0; v_7 < 64; ++v_7) {
+        for (int v_10 = 0; v_10 < 64; ++v_10) {
 #line 143 "flash_attention_64.tw"
-          s[v_7] = tw::exp2(s[v_7] * scale - top[(v_7 >> 1) & 1] * scale);
+          s[v_10] = tw::exp2(s[v_10] * scale - top[(v_10 >> 1) & 1] * scale);
         }
 #line 145 "flash_attention_64.tw"
         float sum_part_1[4];
@@ -497,12 +497,12 @@ flash_attention_64_main(
           }
         }
         #pragma unroll
-        for (int k_4 = 1; k_4 < 16; ++k_4) {
+        for (int k_8 = 1; k_8 < 16; ++k_8) {
           #pragma unroll
           for (int d_10 = 0; d_10 < 2; ++d_10) {
             #pragma unroll
             for (int c_11 = 0; c_11 < 2; ++c_11) {
-              sum_part_1[d_10 * 2 + c_11] = sum_part_1[d_10 * 2 + c_11] + s[c_11 + d_10 * 2 + k_4 * 4];
+              sum_part_1[d_10 * 2 + c_11] = sum_part_1[d_10 * 2 + c_11] + s[c_11 + d_10 * 2 + k_8 * 4];
             }
           }
         }
@@ -527,14 +527,14 @@ flash_attention_64_main(
         vc_1 = vc_1 + 1;
         #pragma unroll
 #line 149 "flash_attention_64.tw"
-        for (int v_9 = 0; v_9 < 32; ++v_9) {
-          *reinterpret_cast<uint32_t*>(p + v_9 * 2) = tw::pack_bfloat16(s[v_9 * 2], s[v_9 * 2 + 1]);
+        for (int v_13 = 0; v_13 < 32; ++v_13) {
+          *reinterpret_cast<uint32_t*>(p + v_13 * 2) = tw::pack_bfloat16(s[v_13 * 2], s[v_13 * 2 + 1]);
         }
         #pragma unroll
 #line 150 "flash_attention_64.tw"
-        for (int v_10 = 0; v_10 < 32; ++v_10) {
+        for (int v_14 = 0; v_14 < 32; ++v_14) {
 #line 152 "flash_attention_64.tw"
-          o[v_10] = o[v_10] * old[(v_10 >> 1) & 1];
+          o[v_14] = o[v_14] * old[(v_14 >> 1) & 1];
         }
       }
 #line 155 "flash_attention_64.tw"
@@ -555,8 +555,8 @@ flash_attention_64_main(
       tw::commit_wgmma();
       #pragma unroll
 #line 161 "flash_attention_64.tw"
-      for (int v_11 = 0; v_11 < 2; ++v_11) {
-        sum[v_11] = 1.0f / sum[v_11];
+      for (int v_15 = 0; v_15 < 2; ++v_15) {
+        sum[v_15] = 1.0f / sum[v_15];
       }
 #line 162 "flash_attention_64.tw"
       tw::settle<2>(sum);
@@ -571,9 +571,9 @@ flash_attention_64_main(
       vc_1 = vc_1 + 1;
       #pragma unroll
 #line 165 "flash_attention_64.tw"
-      for (int v_12 = 0; v_12 < 32; ++v_12) {
+      for (int v_16 = 0; v_16 < 32; ++v_16) {
 #line 167 "flash_attention_64.tw"
-        o[v_12] = o[v_12] * sum[(v_12 >> 1) & 1];
+        o[v_16] = o[v_16] * sum[(v_16 >> 1) & 1];
       }
 #line 169 "flash_attention_64.tw"
       if (leader_1) {
@@ -584,8 +584,8 @@ flash_attention_64_main(
 #line 171 "flash_attention_64.tw"
       const int at = (((thread_1 & 15) * 8 + ((thread_1 >> 4) & 1) + (thread_1 >> 5) * 128) & 56) ^ ((thread_1 & 15) * 64 + ((thread_1 >> 4) & 1) * 8 + (thread_1 >> 5) * 1024);
       #pragma unroll
-      for (int v_13 = 0; v_13 < 4; ++v_13) {
-        stmatrix_x4(tw::address(out + wg * 4096 + (at ^ (v_13 * 16))), tw::pack_bfloat16(o[v_13 * 8], o[v_13 * 8 + 1]), tw::pack_bfloat16(o[v_13 * 8 + 2], o[v_13 * 8 + 3]), tw::pack_bfloat16(o[v_13 * 8 + 4], o[v_13 * 8 + 5]), tw::pack_bfloat16(o[v_13 * 8 + 6], o[v_13 * 8 + 7]));
+      for (int v_17 = 0; v_17 < 4; ++v_17) {
+        stmatrix_x4(tw::address(out + wg * 4096 + (at ^ (v_17 * 16))), tw::pack_bfloat16(o[v_17 * 8], o[v_17 * 8 + 1]), tw::pack_bfloat16(o[v_17 * 8 + 2], o[v_17 * 8 + 3]), tw::pack_bfloat16(o[v_17 * 8 + 4], o[v_17 * 8 + 5]), tw::pack_bfloat16(o[v_17 * 8 + 6], o[v_17 * 8 + 7]));
       }
 #line 172 "flash_attention_64.tw"
       tw::fence_proxy_async();

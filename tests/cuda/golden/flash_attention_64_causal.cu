@@ -358,12 +358,12 @@ flash_attention_64_causal_main(
         }
       }
       #pragma unroll
-      for (int k_1 = 1; k_1 < 16; ++k_1) {
+      for (int k_2 = 1; k_2 < 16; ++k_2) {
         #pragma unroll
         for (int d_1 = 0; d_1 < 2; ++d_1) {
           #pragma unroll
           for (int c_7 = 0; c_7 < 2; ++c_7) {
-            top_part[d_1 * 2 + c_7] = tw::max_nan(top_part[d_1 * 2 + c_7], s[c_7 + d_1 * 2 + k_1 * 4]);
+            top_part[d_1 * 2 + c_7] = tw::max_nan(top_part[d_1 * 2 + c_7], s[c_7 + d_1 * 2 + k_2 * 4]);
           }
         }
       }
@@ -377,15 +377,15 @@ flash_attention_64_causal_main(
       }
       #pragma unroll
 #line 120 "flash_attention_64_causal.tw"
-      for (int v_2 = 0; v_2 < 2; ++v_2) {
+      for (int v_3 = 0; v_3 < 2; ++v_3) {
 #line 121 "flash_attention_64_causal.tw"
-        base[v_2] = top[v_2] > __uint_as_float(0xff800000u) ? top[v_2] * scale : 0.0f;
+        base[v_3] = top[v_3] > __uint_as_float(0xff800000u) ? top[v_3] * scale : 0.0f;
       }
       #pragma unroll
 #line 123 "flash_attention_64_causal.tw"
-      for (int v_3 = 0; v_3 < 64; ++v_3) {
+      for (int v_4 = 0; v_4 < 64; ++v_4) {
 #line 125 "flash_attention_64_causal.tw"
-        s[v_3] = tw::exp2(s[v_3] * scale - base[(v_3 >> 1) & 1]);
+        s[v_4] = tw::exp2(s[v_4] * scale - base[(v_4 >> 1) & 1]);
       }
 #line 127 "flash_attention_64_causal.tw"
       float sum_part[4];
@@ -397,12 +397,12 @@ flash_attention_64_causal_main(
         }
       }
       #pragma unroll
-      for (int k_2 = 1; k_2 < 16; ++k_2) {
+      for (int k_4 = 1; k_4 < 16; ++k_4) {
         #pragma unroll
         for (int d_4 = 0; d_4 < 2; ++d_4) {
           #pragma unroll
           for (int c_9 = 0; c_9 < 2; ++c_9) {
-            sum_part[d_4 * 2 + c_9] = sum_part[d_4 * 2 + c_9] + s[c_9 + d_4 * 2 + k_2 * 4];
+            sum_part[d_4 * 2 + c_9] = sum_part[d_4 * 2 + c_9] + s[c_9 + d_4 * 2 + k_4 * 4];
           }
         }
       }
@@ -416,8 +416,8 @@ flash_attention_64_causal_main(
       }
       #pragma unroll
 #line 128 "flash_attention_64_causal.tw"
-      for (int v_5 = 0; v_5 < 32; ++v_5) {
-        *reinterpret_cast<uint32_t*>(p + v_5 * 2) = tw::pack_bfloat16(s[v_5 * 2], s[v_5 * 2 + 1]);
+      for (int v_7 = 0; v_7 < 32; ++v_7) {
+        *reinterpret_cast<uint32_t*>(p + v_7 * 2) = tw::pack_bfloat16(s[v_7 * 2], s[v_7 * 2 + 1]);
       }
       #pragma unroll 1
 #line 130 "flash_attention_64_causal.tw"
@@ -463,14 +463,14 @@ flash_attention_64_causal_main(
         const int c_10 = (thread_1 & 3) * 2;
         const int limit_1 = ahead + i_4 * 128 + r_11 + row_1 - c_10 - n_1 * 128 + 128;
         #pragma unroll
-        for (int v_6 = 0; v_6 < 64; ++v_6) {
+        for (int v_8 = 0; v_8 < 64; ++v_8) {
 #line 145 "flash_attention_64_causal.tw"
-          s[v_6] = (v_6 & 1) + (v_6 >> 2) * 8 - ((v_6 >> 1) & 1) * 8 <= limit_1 ? s[v_6] : __uint_as_float(0xff800000u);
+          s[v_8] = (v_8 & 1) + (v_8 >> 2) * 8 - ((v_8 >> 1) & 1) * 8 <= limit_1 ? s[v_8] : __uint_as_float(0xff800000u);
         }
         #pragma unroll
 #line 147 "flash_attention_64_causal.tw"
-        for (int v_7 = 0; v_7 < 2; ++v_7) {
-          old[v_7] = top[v_7];
+        for (int v_9 = 0; v_9 < 2; ++v_9) {
+          old[v_9] = top[v_9];
         }
 #line 148 "flash_attention_64_causal.tw"
         float top_part_1[4];
@@ -482,12 +482,12 @@ flash_attention_64_causal_main(
           }
         }
         #pragma unroll
-        for (int k_3 = 1; k_3 < 16; ++k_3) {
+        for (int k_6 = 1; k_6 < 16; ++k_6) {
           #pragma unroll
           for (int d_7 = 0; d_7 < 2; ++d_7) {
             #pragma unroll
             for (int c_12 = 0; c_12 < 2; ++c_12) {
-              top_part_1[d_7 * 2 + c_12] = tw::max_nan(top_part_1[d_7 * 2 + c_12], s[c_12 + d_7 * 2 + k_3 * 4]);
+              top_part_1[d_7 * 2 + c_12] = tw::max_nan(top_part_1[d_7 * 2 + c_12], s[c_12 + d_7 * 2 + k_6 * 4]);
             }
           }
         }
@@ -501,19 +501,19 @@ flash_attention_64_causal_main(
         }
         #pragma unroll
 #line 149 "flash_attention_64_causal.tw"
-        for (int v_8 = 0; v_8 < 2; ++v_8) {
+        for (int v_11 = 0; v_11 < 2; ++v_11) {
 #line 150 "flash_attention_64_causal.tw"
-          base[v_8] = top[v_8] > __uint_as_float(0xff800000u) ? top[v_8] * scale : 0.0f;
+          base[v_11] = top[v_11] > __uint_as_float(0xff800000u) ? top[v_11] * scale : 0.0f;
 #line 151 "flash_attention_64_causal.tw"
-          old[v_8] = tw::exp2(old[v_8] * scale - base[v_8]);
+          old[v_11] = tw::exp2(old[v_11] * scale - base[v_11]);
 #line 152 "flash_attention_64_causal.tw"
-          sum[v_8] = sum[v_8] * old[v_8];
+          sum[v_11] = sum[v_11] * old[v_11];
         }
         #pragma unroll
 #line 154 "flash_attention_64_causal.tw"
-        for (int v_9 = 0; v_9 < 64; ++v_9) {
+        for (int v_12 = 0; v_12 < 64; ++v_12) {
 #line 156 "flash_attention_64_causal.tw"
-          s[v_9] = tw::exp2(s[v_9] * scale - base[(v_9 >> 1) & 1]);
+          s[v_12] = tw::exp2(s[v_12] * scale - base[(v_12 >> 1) & 1]);
         }
 #line 158 "flash_attention_64_causal.tw"
         float sum_part_1[4];
@@ -525,12 +525,12 @@ flash_attention_64_causal_main(
           }
         }
         #pragma unroll
-        for (int k_4 = 1; k_4 < 16; ++k_4) {
+        for (int k_8 = 1; k_8 < 16; ++k_8) {
           #pragma unroll
           for (int d_10 = 0; d_10 < 2; ++d_10) {
             #pragma unroll
             for (int c_14 = 0; c_14 < 2; ++c_14) {
-              sum_part_1[d_10 * 2 + c_14] = sum_part_1[d_10 * 2 + c_14] + s[c_14 + d_10 * 2 + k_4 * 4];
+              sum_part_1[d_10 * 2 + c_14] = sum_part_1[d_10 * 2 + c_14] + s[c_14 + d_10 * 2 + k_8 * 4];
             }
           }
         }
@@ -555,14 +555,14 @@ flash_attention_64_causal_main(
         vc_1 = vc_1 + 1;
         #pragma unroll
 #line 162 "flash_attention_64_causal.tw"
-        for (int v_11 = 0; v_11 < 32; ++v_11) {
-          *reinterpret_cast<uint32_t*>(p + v_11 * 2) = tw::pack_bfloat16(s[v_11 * 2], s[v_11 * 2 + 1]);
+        for (int v_15 = 0; v_15 < 32; ++v_15) {
+          *reinterpret_cast<uint32_t*>(p + v_15 * 2) = tw::pack_bfloat16(s[v_15 * 2], s[v_15 * 2 + 1]);
         }
         #pragma unroll
 #line 163 "flash_attention_64_causal.tw"
-        for (int v_12 = 0; v_12 < 32; ++v_12) {
+        for (int v_16 = 0; v_16 < 32; ++v_16) {
 #line 165 "flash_attention_64_causal.tw"
-          o[v_12] = o[v_12] * old[(v_12 >> 1) & 1];
+          o[v_16] = o[v_16] * old[(v_16 >> 1) & 1];
         }
       }
       #pragma unroll 1
@@ -606,8 +606,8 @@ flash_attention_64_causal_main(
         kc_1 = kc_1 + 1;
         #pragma unroll
 #line 182 "flash_attention_64_causal.tw"
-        for (int v_13 = 0; v_13 < 2; ++v_13) {
-          old[v_13] = top[v_13];
+        for (int v_17 = 0; v_17 < 2; ++v_17) {
+          old[v_17] = top[v_17];
         }
 #line 183 "flash_attention_64_causal.tw"
         float top_part_2[4];
@@ -619,12 +619,12 @@ flash_attention_64_causal_main(
           }
         }
         #pragma unroll
-        for (int k_5 = 1; k_5 < 16; ++k_5) {
+        for (int k_10 = 1; k_10 < 16; ++k_10) {
           #pragma unroll
           for (int d_13 = 0; d_13 < 2; ++d_13) {
             #pragma unroll
             for (int c_16 = 0; c_16 < 2; ++c_16) {
-              top_part_2[d_13 * 2 + c_16] = tw::max_nan(top_part_2[d_13 * 2 + c_16], s[c_16 + d_13 * 2 + k_5 * 4]);
+              top_part_2[d_13 * 2 + c_16] = tw::max_nan(top_part_2[d_13 * 2 + c_16], s[c_16 + d_13 * 2 + k_10 * 4]);
             }
           }
         }
@@ -638,19 +638,19 @@ flash_attention_64_causal_main(
         }
         #pragma unroll
 #line 184 "flash_attention_64_causal.tw"
-        for (int v_14 = 0; v_14 < 2; ++v_14) {
+        for (int v_19 = 0; v_19 < 2; ++v_19) {
 #line 185 "flash_attention_64_causal.tw"
-          base[v_14] = top[v_14] * scale;
+          base[v_19] = top[v_19] * scale;
 #line 186 "flash_attention_64_causal.tw"
-          old[v_14] = tw::exp2(old[v_14] * scale - base[v_14]);
+          old[v_19] = tw::exp2(old[v_19] * scale - base[v_19]);
 #line 187 "flash_attention_64_causal.tw"
-          sum[v_14] = sum[v_14] * old[v_14];
+          sum[v_19] = sum[v_19] * old[v_19];
         }
         #pragma unroll
 #line 189 "flash_attention_64_causal.tw"
-        for (int v_15 = 0; v_15 < 64; ++v_15) {
+        for (int v_20 = 0; v_20 < 64; ++v_20) {
 #line 191 "flash_attention_64_causal.tw"
-          s[v_15] = tw::exp2(s[v_15] * scale - base[(v_15 >> 1) & 1]);
+          s[v_20] = tw::exp2(s[v_20] * scale - base[(v_20 >> 1) & 1]);
         }
 #line 193 "flash_attention_64_causal.tw"
         float sum_part_2[4];
@@ -662,12 +662,12 @@ flash_attention_64_causal_main(
           }
         }
         #pragma unroll
-        for (int k_6 = 1; k_6 < 16; ++k_6) {
+        for (int k_12 = 1; k_12 < 16; ++k_12) {
           #pragma unroll
           for (int d_16 = 0; d_16 < 2; ++d_16) {
             #pragma unroll
             for (int c_18 = 0; c_18 < 2; ++c_18) {
-              sum_part_2[d_16 * 2 + c_18] = sum_part_2[d_16 * 2 + c_18] + s[c_18 + d_16 * 2 + k_6 * 4];
+              sum_part_2[d_16 * 2 + c_18] = sum_part_2[d_16 * 2 + c_18] + s[c_18 + d_16 * 2 + k_12 * 4];
             }
           }
         }
@@ -692,14 +692,14 @@ flash_attention_64_causal_main(
         vc_1 = vc_1 + 1;
         #pragma unroll
 #line 197 "flash_attention_64_causal.tw"
-        for (int v_17 = 0; v_17 < 32; ++v_17) {
-          *reinterpret_cast<uint32_t*>(p + v_17 * 2) = tw::pack_bfloat16(s[v_17 * 2], s[v_17 * 2 + 1]);
+        for (int v_23 = 0; v_23 < 32; ++v_23) {
+          *reinterpret_cast<uint32_t*>(p + v_23 * 2) = tw::pack_bfloat16(s[v_23 * 2], s[v_23 * 2 + 1]);
         }
         #pragma unroll
 #line 198 "flash_attention_64_causal.tw"
-        for (int v_18 = 0; v_18 < 32; ++v_18) {
+        for (int v_24 = 0; v_24 < 32; ++v_24) {
 #line 200 "flash_attention_64_causal.tw"
-          o[v_18] = o[v_18] * old[(v_18 >> 1) & 1];
+          o[v_24] = o[v_24] * old[(v_24 >> 1) & 1];
         }
       }
 #line 204 "flash_attention_64_causal.tw"
@@ -720,9 +720,9 @@ flash_attention_64_causal_main(
       tw::commit_wgmma();
       #pragma unroll
 #line 209 "flash_attention_64_causal.tw"
-      for (int v_19 = 0; v_19 < 2; ++v_19) {
+      for (int v_25 = 0; v_25 < 2; ++v_25) {
 #line 210 "flash_attention_64_causal.tw"
-        sum[v_19] = sum[v_19] > 0.0f ? 1.0f / sum[v_19] : 0.0f;
+        sum[v_25] = sum[v_25] > 0.0f ? 1.0f / sum[v_25] : 0.0f;
       }
 #line 212 "flash_attention_64_causal.tw"
       tw::settle<2>(sum);
@@ -737,9 +737,9 @@ flash_attention_64_causal_main(
       vc_1 = vc_1 + 1;
       #pragma unroll
 #line 215 "flash_attention_64_causal.tw"
-      for (int v_20 = 0; v_20 < 32; ++v_20) {
+      for (int v_26 = 0; v_26 < 32; ++v_26) {
 #line 217 "flash_attention_64_causal.tw"
-        o[v_20] = o[v_20] * sum[(v_20 >> 1) & 1];
+        o[v_26] = o[v_26] * sum[(v_26 >> 1) & 1];
       }
 #line 219 "flash_attention_64_causal.tw"
       if (leader_1) {
@@ -750,8 +750,8 @@ flash_attention_64_causal_main(
 #line 221 "flash_attention_64_causal.tw"
       const int at = (((thread_1 & 15) * 8 + ((thread_1 >> 4) & 1) + (thread_1 >> 5) * 128) & 56) ^ ((thread_1 & 15) * 64 + ((thread_1 >> 4) & 1) * 8 + (thread_1 >> 5) * 1024);
       #pragma unroll
-      for (int v_21 = 0; v_21 < 4; ++v_21) {
-        stmatrix_x4(tw::address(out + wg * 4096 + (at ^ (v_21 * 16))), tw::pack_bfloat16(o[v_21 * 8], o[v_21 * 8 + 1]), tw::pack_bfloat16(o[v_21 * 8 + 2], o[v_21 * 8 + 3]), tw::pack_bfloat16(o[v_21 * 8 + 4], o[v_21 * 8 + 5]), tw::pack_bfloat16(o[v_21 * 8 + 6], o[v_21 * 8 + 7]));
+      for (int v_27 = 0; v_27 < 4; ++v_27) {
+        stmatrix_x4(tw::address(out + wg * 4096 + (at ^ (v_27 * 16))), tw::pack_bfloat16(o[v_27 * 8], o[v_27 * 8 + 1]), tw::pack_bfloat16(o[v_27 * 8 + 2], o[v_27 * 8 + 3]), tw::pack_bfloat16(o[v_27 * 8 + 4], o[v_27 * 8 + 5]), tw::pack_bfloat16(o[v_27 * 8 + 6], o[v_27 * 8 + 7]));
       }
 #line 222 "flash_attention_64_causal.tw"
       tw::fence_proxy_async();

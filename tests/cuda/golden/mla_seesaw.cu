@@ -419,12 +419,12 @@ mla_seesaw_main(
         }
       }
       #pragma unroll
-      for (int k_1 = 1; k_1 < 8; ++k_1) {
+      for (int k_2 = 1; k_2 < 8; ++k_2) {
         #pragma unroll
         for (int d_1 = 0; d_1 < 2; ++d_1) {
           #pragma unroll
           for (int c_14 = 0; c_14 < 2; ++c_14) {
-            r_part[d_1 * 2 + c_14] = tw::max_nan(r_part[d_1 * 2 + c_14], s[c_14 + d_1 * 2 + k_1 * 4]);
+            r_part[d_1 * 2 + c_14] = tw::max_nan(r_part[d_1 * 2 + c_14], s[c_14 + d_1 * 2 + k_2 * 4]);
           }
         }
       }
@@ -438,46 +438,46 @@ mla_seesaw_main(
       }
       #pragma unroll
 #line 97 "mla_seesaw.tw"
-      for (int v_6 = 0; v_6 < 2; ++v_6) {
+      for (int v_7 = 0; v_7 < 2; ++v_7) {
 #line 98 "mla_seesaw.tw"
-        f[v_6] = tw::exp2((m[v_6] - r[v_6]) * scale);
+        f[v_7] = tw::exp2((m[v_7] - r[v_7]) * scale);
 #line 99 "mla_seesaw.tw"
-        m[v_6] = r[v_6];
+        m[v_7] = r[v_7];
       }
 #line 101 "mla_seesaw.tw"
       const int at_1 = ((thread >> 2) & 7) + (thread >> 5) * 16;
       #pragma unroll
-      for (int v_8 = 0; v_8 < 2; ++v_8) {
+      for (int v_9 = 0; v_9 < 2; ++v_9) {
         if ((thread & 3) == 0) {
-          top[at_1 + v_8 * 8] = m[v_8];
+          top[at_1 + v_9 * 8] = m[v_9];
         }
       }
 #line 102 "mla_seesaw.tw"
       const int at_2 = ((thread >> 2) & 7) + (thread >> 5) * 16;
       #pragma unroll
-      for (int v_10 = 0; v_10 < 2; ++v_10) {
+      for (int v_11 = 0; v_11 < 2; ++v_11) {
         if ((thread & 3) == 0) {
-          factor[at_2 + v_10 * 8] = f[v_10];
+          factor[at_2 + v_11 * 8] = f[v_11];
         }
       }
 #line 103 "mla_seesaw.tw"
       tw::arrive_named(1, 256);
       #pragma unroll
 #line 104 "mla_seesaw.tw"
-      for (int v_11 = 0; v_11 < 32; ++v_11) {
+      for (int v_12 = 0; v_12 < 32; ++v_12) {
 #line 106 "mla_seesaw.tw"
-        s[v_11] = tw::exp2(s[v_11] * scale - m[(v_11 >> 1) & 1] * scale);
+        s[v_12] = tw::exp2(s[v_12] * scale - m[(v_12 >> 1) & 1] * scale);
       }
       #pragma unroll
 #line 108 "mla_seesaw.tw"
-      for (int v_13 = 0; v_13 < 16; ++v_13) {
-        *reinterpret_cast<uint32_t*>(p + v_13 * 2) = tw::pack_bfloat16(s[v_13 * 2], s[v_13 * 2 + 1]);
+      for (int v_14 = 0; v_14 < 16; ++v_14) {
+        *reinterpret_cast<uint32_t*>(p + v_14 * 2) = tw::pack_bfloat16(s[v_14 * 2], s[v_14 * 2 + 1]);
       }
       #pragma unroll
 #line 109 "mla_seesaw.tw"
-      for (int v_14 = 0; v_14 < 128; ++v_14) {
+      for (int v_15 = 0; v_15 < 128; ++v_15) {
 #line 111 "mla_seesaw.tw"
-        o[v_14] = o[v_14] * f[(v_14 >> 1) & 1];
+        o[v_15] = o[v_15] * f[(v_15 >> 1) & 1];
       }
 #line 113 "mla_seesaw.tw"
       tw::pin<32>(s);
@@ -500,12 +500,12 @@ mla_seesaw_main(
         }
       }
       #pragma unroll
-      for (int k_2 = 1; k_2 < 8; ++k_2) {
+      for (int k_4 = 1; k_4 < 8; ++k_4) {
         #pragma unroll
         for (int d_4 = 0; d_4 < 2; ++d_4) {
           #pragma unroll
           for (int c_16 = 0; c_16 < 2; ++c_16) {
-            r_part_1[d_4 * 2 + c_16] = r_part_1[d_4 * 2 + c_16] + s[c_16 + d_4 * 2 + k_2 * 4];
+            r_part_1[d_4 * 2 + c_16] = r_part_1[d_4 * 2 + c_16] + s[c_16 + d_4 * 2 + k_4 * 4];
           }
         }
       }
@@ -519,9 +519,9 @@ mla_seesaw_main(
       }
       #pragma unroll
 #line 117 "mla_seesaw.tw"
-      for (int v_15 = 0; v_15 < 2; ++v_15) {
+      for (int v_17 = 0; v_17 < 2; ++v_17) {
 #line 118 "mla_seesaw.tw"
-        l[v_15] = l[v_15] * f[v_15] + r[v_15];
+        l[v_17] = l[v_17] * f[v_17] + r[v_17];
       }
 #line 120 "mla_seesaw.tw"
       if (2 * i + 1 < n) {
@@ -530,32 +530,32 @@ mla_seesaw_main(
 #line 122 "mla_seesaw.tw"
         const int at_3 = ((thread >> 2) & 7) + (thread >> 5) * 16;
         #pragma unroll
-        for (int v_17 = 0; v_17 < 2; ++v_17) {
-          m[v_17] = top[at_3 + v_17 * 8 + 64];
+        for (int v_19 = 0; v_19 < 2; ++v_19) {
+          m[v_19] = top[at_3 + v_19 * 8 + 64];
         }
 #line 123 "mla_seesaw.tw"
         const int at_4 = ((thread >> 2) & 7) + (thread >> 5) * 16;
         #pragma unroll
-        for (int v_19 = 0; v_19 < 2; ++v_19) {
-          f[v_19] = factor[at_4 + v_19 * 8 + 64];
+        for (int v_21 = 0; v_21 < 2; ++v_21) {
+          f[v_21] = factor[at_4 + v_21 * 8 + 64];
         }
         #pragma unroll
 #line 124 "mla_seesaw.tw"
-        for (int v_20 = 0; v_20 < 32; ++v_20) {
+        for (int v_22 = 0; v_22 < 32; ++v_22) {
 #line 126 "mla_seesaw.tw"
-          s[v_20] = s[v_20] * f[(v_20 >> 1) & 1];
+          s[v_22] = s[v_22] * f[(v_22 >> 1) & 1];
         }
         #pragma unroll
 #line 128 "mla_seesaw.tw"
-        for (int v_21 = 0; v_21 < 2; ++v_21) {
-          l[v_21] = l[v_21] * f[v_21];
+        for (int v_23 = 0; v_23 < 2; ++v_23) {
+          l[v_23] = l[v_23] * f[v_23];
         }
       }
 #line 130 "mla_seesaw.tw"
       const int at_5 = (((thread & 15) * 8 + ((thread >> 4) & 1) + (thread >> 5) * 128) & 56) ^ ((thread & 15) * 64 + ((thread >> 4) & 1) * 8 + (thread >> 5) * 1024);
       #pragma unroll
-      for (int v_22 = 0; v_22 < 4; ++v_22) {
-        stmatrix_x4(tw::address(ps + (at_5 ^ (v_22 * 16))), tw::pack_bfloat16(s[v_22 * 8], s[v_22 * 8 + 1]), tw::pack_bfloat16(s[v_22 * 8 + 2], s[v_22 * 8 + 3]), tw::pack_bfloat16(s[v_22 * 8 + 4], s[v_22 * 8 + 5]), tw::pack_bfloat16(s[v_22 * 8 + 6], s[v_22 * 8 + 7]));
+      for (int v_24 = 0; v_24 < 4; ++v_24) {
+        stmatrix_x4(tw::address(ps + (at_5 ^ (v_24 * 16))), tw::pack_bfloat16(s[v_24 * 8], s[v_24 * 8 + 1]), tw::pack_bfloat16(s[v_24 * 8 + 2], s[v_24 * 8 + 3]), tw::pack_bfloat16(s[v_24 * 8 + 4], s[v_24 * 8 + 5]), tw::pack_bfloat16(s[v_24 * 8 + 6], s[v_24 * 8 + 7]));
       }
 #line 131 "mla_seesaw.tw"
       tw::fence_proxy_async();
@@ -569,10 +569,9 @@ mla_seesaw_main(
       tw::pin<128>(o);
 #line 135 "mla_seesaw.tw"
       if (2 * i + 2 < n) {
-#line 137 "mla_seesaw.tw"
+#line 136 "mla_seesaw.tw"
         tw::sync_named(15, 128);
         #pragma unroll
-#line 136 "mla_seesaw.tw"
         for (int c_2 = 0; c_2 < 4; ++c_2) {
 #line 137 "mla_seesaw.tw"
           if (leader) {
@@ -586,9 +585,9 @@ mla_seesaw_main(
       if (2 * i + 1 < n) {
         #pragma unroll
 #line 143 "mla_seesaw.tw"
-        for (int v_23 = 0; v_23 < 128; ++v_23) {
+        for (int v_25 = 0; v_25 < 128; ++v_25) {
 #line 145 "mla_seesaw.tw"
-          o[v_23] = o[v_23] * f[(v_23 >> 1) & 1];
+          o[v_25] = o[v_25] * f[(v_25 >> 1) & 1];
         }
 #line 147 "mla_seesaw.tw"
         tw::pin<32>(s);
@@ -671,9 +670,9 @@ mla_seesaw_main(
 #line 179 "mla_seesaw.tw"
     const int at_6 = ((thread >> 2) & 7) + (thread >> 5) * 16;
     #pragma unroll
-    for (int v_25 = 0; v_25 < 2; ++v_25) {
+    for (int v_27 = 0; v_27 < 2; ++v_27) {
       if ((thread & 3) == 0) {
-        sums[at_6 + v_25 * 8] = l[v_25];
+        sums[at_6 + v_27 * 8] = l[v_27];
       }
     }
 #line 180 "mla_seesaw.tw"
@@ -681,28 +680,28 @@ mla_seesaw_main(
 #line 181 "mla_seesaw.tw"
     const int at_7 = ((thread >> 2) & 7) + (thread >> 5) * 16;
     #pragma unroll
-    for (int v_27 = 0; v_27 < 2; ++v_27) {
-      r[v_27] = sums[at_7 + v_27 * 8 + 64];
+    for (int v_29 = 0; v_29 < 2; ++v_29) {
+      r[v_29] = sums[at_7 + v_29 * 8 + 64];
     }
     #pragma unroll
 #line 182 "mla_seesaw.tw"
-    for (int v_28 = 0; v_28 < 2; ++v_28) {
+    for (int v_30 = 0; v_30 < 2; ++v_30) {
 #line 183 "mla_seesaw.tw"
-      l[v_28] = l[v_28] + r[v_28];
+      l[v_30] = l[v_30] + r[v_30];
 #line 184 "mla_seesaw.tw"
-      r[v_28] = l[v_28] > 0.0f ? 1.0f / l[v_28] : 0.0f;
+      r[v_30] = l[v_30] > 0.0f ? 1.0f / l[v_30] : 0.0f;
     }
     #pragma unroll
 #line 186 "mla_seesaw.tw"
-    for (int v_29 = 0; v_29 < 128; ++v_29) {
+    for (int v_31 = 0; v_31 < 128; ++v_31) {
 #line 188 "mla_seesaw.tw"
-      o[v_29] = o[v_29] * r[(v_29 >> 1) & 1];
+      o[v_31] = o[v_31] * r[(v_31 >> 1) & 1];
     }
 #line 190 "mla_seesaw.tw"
     const int at_8 = (((thread & 15) * 8 + ((thread >> 4) & 1) + (thread >> 5) * 128) & 56) ^ ((thread & 15) * 64 + ((thread >> 4) & 1) * 8 + (thread >> 5) * 1024);
     #pragma unroll
-    for (int v_30 = 0; v_30 < 16; ++v_30) {
-      stmatrix_x4(tw::address(k + (at_8 ^ ((v_30 & 3) * 16 + (v_30 >> 2) * 4096))), tw::pack_bfloat16(o[v_30 * 8], o[v_30 * 8 + 1]), tw::pack_bfloat16(o[v_30 * 8 + 2], o[v_30 * 8 + 3]), tw::pack_bfloat16(o[v_30 * 8 + 4], o[v_30 * 8 + 5]), tw::pack_bfloat16(o[v_30 * 8 + 6], o[v_30 * 8 + 7]));
+    for (int v_32 = 0; v_32 < 16; ++v_32) {
+      stmatrix_x4(tw::address(k + (at_8 ^ ((v_32 & 3) * 16 + (v_32 >> 2) * 4096))), tw::pack_bfloat16(o[v_32 * 8], o[v_32 * 8 + 1]), tw::pack_bfloat16(o[v_32 * 8 + 2], o[v_32 * 8 + 3]), tw::pack_bfloat16(o[v_32 * 8 + 4], o[v_32 * 8 + 5]), tw::pack_bfloat16(o[v_32 * 8 + 6], o[v_32 * 8 + 7]));
     }
 #line 191 "mla_seesaw.tw"
     tw::fence_proxy_async();
@@ -719,16 +718,16 @@ mla_seesaw_main(
     }
     #pragma unroll
 #line 195 "mla_seesaw.tw"
-    for (int v_31 = 0; v_31 < 2; ++v_31) {
+    for (int v_33 = 0; v_33 < 2; ++v_33) {
 #line 196 "mla_seesaw.tw"
-      r[v_31] = l[v_31] > 0.0f ? m[v_31] * scale + log2f(l[v_31]) : __uint_as_float(0xff800000u);
+      r[v_33] = l[v_33] > 0.0f ? m[v_33] * scale + log2f(l[v_33]) : __uint_as_float(0xff800000u);
     }
 #line 198 "mla_seesaw.tw"
-    const int i0_8_1 = ((thread >> 2) & 7) + (thread >> 5) * 16;
+    const int i0_10_1 = ((thread >> 2) & 7) + (thread >> 5) * 16;
     #pragma unroll
-    for (int v_33 = 0; v_33 < 2; ++v_33) {
+    for (int v_35 = 0; v_35 < 2; ++v_35) {
       if ((thread & 3) == 0) {
-        LSE[int64_t(b) * (int64_t(1) * groups * 64) + int64_t(h) * (64) + i0_8_1 + v_33 * 8] = r[v_33];
+        LSE[int64_t(b) * (int64_t(1) * groups * 64) + int64_t(h) * (64) + i0_10_1 + v_35 * 8] = r[v_35];
       }
     }
 #line 199 "mla_seesaw.tw"
@@ -773,13 +772,13 @@ mla_seesaw_main(
     }
     #pragma unroll
 #line 224 "mla_seesaw.tw"
-    for (int v_34 = 0; v_34 < 128; ++v_34) {
-      o_1[v_34] = 0.0f;
+    for (int v_36 = 0; v_36 < 128; ++v_36) {
+      o_1[v_36] = 0.0f;
     }
     #pragma unroll
 #line 225 "mla_seesaw.tw"
-    for (int v_35 = 0; v_35 < 2; ++v_35) {
-      l_1[v_35] = 0.0f;
+    for (int v_37 = 0; v_37 < 2; ++v_37) {
+      l_1[v_37] = 0.0f;
     }
 #line 226 "mla_seesaw.tw"
     if (n > 1) {
@@ -788,8 +787,8 @@ mla_seesaw_main(
 #line 228 "mla_seesaw.tw"
       const int at_9 = (((thread_1 & 15) * 8 + ((thread_1 >> 4) & 1) + (thread_1 >> 5) * 128) & 56) ^ ((thread_1 & 15) * 64 + ((thread_1 >> 4) & 1) * 8 + (thread_1 >> 5) * 1024);
       #pragma unroll
-      for (int v_36 = 0; v_36 < 4; ++v_36) {
-        ldmatrix_x4(q_rope_1 + v_36 * 8, tw::address(ps + (at_9 ^ (v_36 * 16)) + 4096));
+      for (int v_38 = 0; v_38 < 4; ++v_38) {
+        ldmatrix_x4(q_rope_1 + v_38 * 8, tw::address(ps + (at_9 ^ (v_38 * 16)) + 4096));
       }
 #line 229 "mla_seesaw.tw"
       tw::pin<32>(s_1);
@@ -834,9 +833,9 @@ mla_seesaw_main(
           const int y_6_1 = (thread_1 & 3) * 2;
           const int limit_1 = seq - i_1 * 128 - y_6_1 - 64;
           #pragma unroll
-          for (int v_37 = 0; v_37 < 32; ++v_37) {
+          for (int v_39 = 0; v_39 < 32; ++v_39) {
 #line 245 "mla_seesaw.tw"
-            s_1[v_37] = (v_37 & 1) + (v_37 >> 2) * 8 < limit_1 ? s_1[v_37] : __uint_as_float(0xff800000u);
+            s_1[v_39] = (v_39 & 1) + (v_39 >> 2) * 8 < limit_1 ? s_1[v_39] : __uint_as_float(0xff800000u);
           }
         }
 #line 248 "mla_seesaw.tw"
@@ -849,12 +848,12 @@ mla_seesaw_main(
           }
         }
         #pragma unroll
-        for (int k_3 = 1; k_3 < 8; ++k_3) {
+        for (int k_6 = 1; k_6 < 8; ++k_6) {
           #pragma unroll
           for (int d_7 = 0; d_7 < 2; ++d_7) {
             #pragma unroll
             for (int c_18 = 0; c_18 < 2; ++c_18) {
-              r_1_part[d_7 * 2 + c_18] = tw::max_nan(r_1_part[d_7 * 2 + c_18], s_1[c_18 + d_7 * 2 + k_3 * 4]);
+              r_1_part[d_7 * 2 + c_18] = tw::max_nan(r_1_part[d_7 * 2 + c_18], s_1[c_18 + d_7 * 2 + k_6 * 4]);
             }
           }
         }
@@ -872,63 +871,63 @@ mla_seesaw_main(
 #line 251 "mla_seesaw.tw"
       const int at_10 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
       #pragma unroll
-      for (int v_39 = 0; v_39 < 2; ++v_39) {
-        m_1[v_39] = top[at_10 + v_39 * 8];
+      for (int v_42 = 0; v_42 < 2; ++v_42) {
+        m_1[v_42] = top[at_10 + v_42 * 8];
       }
 #line 252 "mla_seesaw.tw"
       const int at_11 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
       #pragma unroll
-      for (int v_41 = 0; v_41 < 2; ++v_41) {
-        f_1[v_41] = factor[at_11 + v_41 * 8];
+      for (int v_44 = 0; v_44 < 2; ++v_44) {
+        f_1[v_44] = factor[at_11 + v_44 * 8];
       }
 #line 253 "mla_seesaw.tw"
       if (2 * i_1 + 1 < n) {
         #pragma unroll
 #line 254 "mla_seesaw.tw"
-        for (int v_42 = 0; v_42 < 2; ++v_42) {
+        for (int v_45 = 0; v_45 < 2; ++v_45) {
 #line 255 "mla_seesaw.tw"
-          r_1[v_42] = fmaxf(r_1[v_42], m_1[v_42]);
+          r_1[v_45] = fmaxf(r_1[v_45], m_1[v_45]);
 #line 256 "mla_seesaw.tw"
-          g[v_42] = tw::exp2((m_1[v_42] - r_1[v_42]) * scale);
+          g[v_45] = tw::exp2((m_1[v_45] - r_1[v_45]) * scale);
 #line 257 "mla_seesaw.tw"
-          m_1[v_42] = r_1[v_42];
+          m_1[v_45] = r_1[v_45];
 #line 258 "mla_seesaw.tw"
-          f_1[v_42] = f_1[v_42] * g[v_42];
+          f_1[v_45] = f_1[v_45] * g[v_45];
         }
 #line 260 "mla_seesaw.tw"
         const int at_12 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
         #pragma unroll
-        for (int v_44 = 0; v_44 < 2; ++v_44) {
+        for (int v_47 = 0; v_47 < 2; ++v_47) {
           if ((thread_1 & 3) == 0) {
-            top[at_12 + v_44 * 8 + 64] = m_1[v_44];
+            top[at_12 + v_47 * 8 + 64] = m_1[v_47];
           }
         }
 #line 261 "mla_seesaw.tw"
         const int at_13 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
         #pragma unroll
-        for (int v_46 = 0; v_46 < 2; ++v_46) {
+        for (int v_49 = 0; v_49 < 2; ++v_49) {
           if ((thread_1 & 3) == 0) {
-            factor[at_13 + v_46 * 8 + 64] = g[v_46];
+            factor[at_13 + v_49 * 8 + 64] = g[v_49];
           }
         }
 #line 262 "mla_seesaw.tw"
         tw::arrive_named(2, 256);
         #pragma unroll
 #line 263 "mla_seesaw.tw"
-        for (int v_47 = 0; v_47 < 32; ++v_47) {
+        for (int v_50 = 0; v_50 < 32; ++v_50) {
 #line 265 "mla_seesaw.tw"
-          s_1[v_47] = tw::exp2(s_1[v_47] * scale - m_1[(v_47 >> 1) & 1] * scale);
+          s_1[v_50] = tw::exp2(s_1[v_50] * scale - m_1[(v_50 >> 1) & 1] * scale);
         }
         #pragma unroll
 #line 267 "mla_seesaw.tw"
-        for (int v_49 = 0; v_49 < 16; ++v_49) {
-          *reinterpret_cast<uint32_t*>(p_1 + v_49 * 2) = tw::pack_bfloat16(s_1[v_49 * 2], s_1[v_49 * 2 + 1]);
+        for (int v_52 = 0; v_52 < 16; ++v_52) {
+          *reinterpret_cast<uint32_t*>(p_1 + v_52 * 2) = tw::pack_bfloat16(s_1[v_52 * 2], s_1[v_52 * 2 + 1]);
         }
         #pragma unroll
 #line 268 "mla_seesaw.tw"
-        for (int v_50 = 0; v_50 < 128; ++v_50) {
+        for (int v_53 = 0; v_53 < 128; ++v_53) {
 #line 270 "mla_seesaw.tw"
-          o_1[v_50] = o_1[v_50] * f_1[(v_50 >> 1) & 1];
+          o_1[v_53] = o_1[v_53] * f_1[(v_53 >> 1) & 1];
         }
 #line 272 "mla_seesaw.tw"
         tw::pin<32>(s_1);
@@ -944,8 +943,8 @@ mla_seesaw_main(
 #line 275 "mla_seesaw.tw"
         const int at_14 = (((thread_1 & 15) * 8 + ((thread_1 >> 4) & 1) + (thread_1 >> 5) * 128) & 56) ^ ((thread_1 & 15) * 64 + ((thread_1 >> 4) & 1) * 8 + (thread_1 >> 5) * 1024);
         #pragma unroll
-        for (int v_51 = 0; v_51 < 4; ++v_51) {
-          stmatrix_x4(tw::address(ps + (at_14 ^ (v_51 * 16)) + 4096), tw::pack_bfloat16(s_1[v_51 * 8], s_1[v_51 * 8 + 1]), tw::pack_bfloat16(s_1[v_51 * 8 + 2], s_1[v_51 * 8 + 3]), tw::pack_bfloat16(s_1[v_51 * 8 + 4], s_1[v_51 * 8 + 5]), tw::pack_bfloat16(s_1[v_51 * 8 + 6], s_1[v_51 * 8 + 7]));
+        for (int v_54 = 0; v_54 < 4; ++v_54) {
+          stmatrix_x4(tw::address(ps + (at_14 ^ (v_54 * 16)) + 4096), tw::pack_bfloat16(s_1[v_54 * 8], s_1[v_54 * 8 + 1]), tw::pack_bfloat16(s_1[v_54 * 8 + 2], s_1[v_54 * 8 + 3]), tw::pack_bfloat16(s_1[v_54 * 8 + 4], s_1[v_54 * 8 + 5]), tw::pack_bfloat16(s_1[v_54 * 8 + 6], s_1[v_54 * 8 + 7]));
         }
 #line 276 "mla_seesaw.tw"
         tw::fence_proxy_async();
@@ -961,12 +960,12 @@ mla_seesaw_main(
           }
         }
         #pragma unroll
-        for (int k_4 = 1; k_4 < 8; ++k_4) {
+        for (int k_8 = 1; k_8 < 8; ++k_8) {
           #pragma unroll
           for (int d_10 = 0; d_10 < 2; ++d_10) {
             #pragma unroll
             for (int c_20 = 0; c_20 < 2; ++c_20) {
-              r_1_part_1[d_10 * 2 + c_20] = r_1_part_1[d_10 * 2 + c_20] + s_1[c_20 + d_10 * 2 + k_4 * 4];
+              r_1_part_1[d_10 * 2 + c_20] = r_1_part_1[d_10 * 2 + c_20] + s_1[c_20 + d_10 * 2 + k_8 * 4];
             }
           }
         }
@@ -980,9 +979,9 @@ mla_seesaw_main(
         }
         #pragma unroll
 #line 279 "mla_seesaw.tw"
-        for (int v_52 = 0; v_52 < 2; ++v_52) {
+        for (int v_56 = 0; v_56 < 2; ++v_56) {
 #line 280 "mla_seesaw.tw"
-          l_1[v_52] = l_1[v_52] * f_1[v_52] + r_1[v_52];
+          l_1[v_56] = l_1[v_56] * f_1[v_56] + r_1[v_56];
         }
 #line 281 "mla_seesaw.tw"
         tw::settle<2>(l_1);
@@ -991,10 +990,9 @@ mla_seesaw_main(
         tw::pin<128>(o_1);
 #line 282 "mla_seesaw.tw"
         if (2 * i_1 + 3 < n) {
-#line 284 "mla_seesaw.tw"
+#line 283 "mla_seesaw.tw"
           tw::sync_named(14, 128);
           #pragma unroll
-#line 283 "mla_seesaw.tw"
           for (int c_8 = 4; c_8 < 9; ++c_8) {
 #line 284 "mla_seesaw.tw"
             if (leader_1) {
@@ -1007,14 +1005,14 @@ mla_seesaw_main(
       } else {
         #pragma unroll
 #line 290 "mla_seesaw.tw"
-        for (int v_53 = 0; v_53 < 128; ++v_53) {
+        for (int v_57 = 0; v_57 < 128; ++v_57) {
 #line 292 "mla_seesaw.tw"
-          o_1[v_53] = o_1[v_53] * f_1[(v_53 >> 1) & 1];
+          o_1[v_57] = o_1[v_57] * f_1[(v_57 >> 1) & 1];
         }
         #pragma unroll
 #line 294 "mla_seesaw.tw"
-        for (int v_54 = 0; v_54 < 2; ++v_54) {
-          l_1[v_54] = l_1[v_54] * f_1[v_54];
+        for (int v_58 = 0; v_58 < 2; ++v_58) {
+          l_1[v_58] = l_1[v_58] * f_1[v_58];
         }
       }
 #line 296 "mla_seesaw.tw"
@@ -1107,9 +1105,9 @@ mla_seesaw_main(
 #line 332 "mla_seesaw.tw"
     const int at_15 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
     #pragma unroll
-    for (int v_56 = 0; v_56 < 2; ++v_56) {
+    for (int v_60 = 0; v_60 < 2; ++v_60) {
       if ((thread_1 & 3) == 0) {
-        sums[at_15 + v_56 * 8 + 64] = l_1[v_56];
+        sums[at_15 + v_60 * 8 + 64] = l_1[v_60];
       }
     }
 #line 333 "mla_seesaw.tw"
@@ -1117,28 +1115,28 @@ mla_seesaw_main(
 #line 334 "mla_seesaw.tw"
     const int at_16 = ((thread_1 >> 2) & 7) + (thread_1 >> 5) * 16;
     #pragma unroll
-    for (int v_58 = 0; v_58 < 2; ++v_58) {
-      r_1[v_58] = sums[at_16 + v_58 * 8];
+    for (int v_62 = 0; v_62 < 2; ++v_62) {
+      r_1[v_62] = sums[at_16 + v_62 * 8];
     }
     #pragma unroll
 #line 335 "mla_seesaw.tw"
-    for (int v_59 = 0; v_59 < 2; ++v_59) {
+    for (int v_63 = 0; v_63 < 2; ++v_63) {
 #line 336 "mla_seesaw.tw"
-      l_1[v_59] = r_1[v_59] + l_1[v_59];
+      l_1[v_63] = r_1[v_63] + l_1[v_63];
 #line 337 "mla_seesaw.tw"
-      r_1[v_59] = l_1[v_59] > 0.0f ? 1.0f / l_1[v_59] : 0.0f;
+      r_1[v_63] = l_1[v_63] > 0.0f ? 1.0f / l_1[v_63] : 0.0f;
     }
     #pragma unroll
 #line 339 "mla_seesaw.tw"
-    for (int v_60 = 0; v_60 < 128; ++v_60) {
+    for (int v_64 = 0; v_64 < 128; ++v_64) {
 #line 341 "mla_seesaw.tw"
-      o_1[v_60] = o_1[v_60] * r_1[(v_60 >> 1) & 1];
+      o_1[v_64] = o_1[v_64] * r_1[(v_64 >> 1) & 1];
     }
 #line 343 "mla_seesaw.tw"
     const int at_17 = (((thread_1 & 15) * 8 + ((thread_1 >> 4) & 1) + (thread_1 >> 5) * 128) & 56) ^ ((thread_1 & 15) * 64 + ((thread_1 >> 4) & 1) * 8 + (thread_1 >> 5) * 1024);
     #pragma unroll
-    for (int v_61 = 0; v_61 < 16; ++v_61) {
-      stmatrix_x4(tw::address(k + (at_17 ^ ((v_61 & 3) * 16 + (v_61 >> 2) * 4096)) + 16384), tw::pack_bfloat16(o_1[v_61 * 8], o_1[v_61 * 8 + 1]), tw::pack_bfloat16(o_1[v_61 * 8 + 2], o_1[v_61 * 8 + 3]), tw::pack_bfloat16(o_1[v_61 * 8 + 4], o_1[v_61 * 8 + 5]), tw::pack_bfloat16(o_1[v_61 * 8 + 6], o_1[v_61 * 8 + 7]));
+    for (int v_65 = 0; v_65 < 16; ++v_65) {
+      stmatrix_x4(tw::address(k + (at_17 ^ ((v_65 & 3) * 16 + (v_65 >> 2) * 4096)) + 16384), tw::pack_bfloat16(o_1[v_65 * 8], o_1[v_65 * 8 + 1]), tw::pack_bfloat16(o_1[v_65 * 8 + 2], o_1[v_65 * 8 + 3]), tw::pack_bfloat16(o_1[v_65 * 8 + 4], o_1[v_65 * 8 + 5]), tw::pack_bfloat16(o_1[v_65 * 8 + 6], o_1[v_65 * 8 + 7]));
     }
 #line 344 "mla_seesaw.tw"
     tw::fence_proxy_async();

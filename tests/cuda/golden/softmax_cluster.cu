@@ -117,12 +117,12 @@ softmax_cluster_main(
         }
       }
       #pragma unroll
-      for (int k = 1; k < 8; ++k) {
+      for (int k_1 = 1; k_1 < 8; ++k_1) {
         #pragma unroll
         for (int d_1 = 0; d_1 < 1; ++d_1) {
           #pragma unroll
           for (int c_1 = 0; c_1 < 2; ++c_1) {
-            top_part[d_1 * 2 + c_1] = tw::max_nan(top_part[d_1 * 2 + c_1], x[c_1 + k * 2]);
+            top_part[d_1 * 2 + c_1] = tw::max_nan(top_part[d_1 * 2 + c_1], x[c_1 + k_1 * 2]);
           }
         }
       }
@@ -140,9 +140,9 @@ softmax_cluster_main(
       }
       #pragma unroll
 #line 56 "softmax_cluster.tw"
-      for (int v_3 = 0; v_3 < 16; ++v_3) {
+      for (int v_4 = 0; v_4 < 16; ++v_4) {
 #line 57 "softmax_cluster.tw"
-        x[v_3] = top[0] > __uint_as_float(0xff800000u) ? tw::exp2((x[v_3] - top[0]) * scale) : 0.0f;
+        x[v_4] = top[0] > __uint_as_float(0xff800000u) ? tw::exp2((x[v_4] - top[0]) * scale) : 0.0f;
       }
 #line 59 "softmax_cluster.tw"
       float sum_part[2];
@@ -154,12 +154,12 @@ softmax_cluster_main(
         }
       }
       #pragma unroll
-      for (int k_1 = 1; k_1 < 8; ++k_1) {
+      for (int k_3 = 1; k_3 < 8; ++k_3) {
         #pragma unroll
         for (int d_4 = 0; d_4 < 1; ++d_4) {
           #pragma unroll
           for (int c_3 = 0; c_3 < 2; ++c_3) {
-            sum_part[d_4 * 2 + c_3] = sum_part[d_4 * 2 + c_3] + x[c_3 + k_1 * 2];
+            sum_part[d_4 * 2 + c_3] = sum_part[d_4 * 2 + c_3] + x[c_3 + k_3 * 2];
           }
         }
       }
@@ -175,13 +175,12 @@ softmax_cluster_main(
         const float other_7 = __shfl_xor_sync(~0u, own_7, 8);
         sum[d_5] = own_7 + other_7;
       }
-#line 62 "softmax_cluster.tw"
+#line 61 "softmax_cluster.tw"
       tw::sync_named(15, 128);
       if (leader) {
         tw::fence_cluster_shared();
       }
       #pragma unroll
-#line 61 "softmax_cluster.tw"
       for (int peer = 0; peer < 4; ++peer) {
 #line 62 "softmax_cluster.tw"
         if (leader) {
@@ -229,8 +228,8 @@ softmax_cluster_main(
       }
       #pragma unroll
 #line 83 "softmax_cluster.tw"
-      for (int v_10 = 0; v_10 < 1; ++v_10) {
-        all_sum[v_10] = 0.0f;
+      for (int v_12 = 0; v_12 < 1; ++v_12) {
+        all_sum[v_12] = 0.0f;
       }
       #pragma unroll
 #line 84 "softmax_cluster.tw"
@@ -242,15 +241,15 @@ softmax_cluster_main(
       }
       #pragma unroll
 #line 90 "softmax_cluster.tw"
-      for (int v_12 = 0; v_12 < 16; ++v_12) {
+      for (int v_14 = 0; v_14 < 16; ++v_14) {
 #line 91 "softmax_cluster.tw"
-        x[v_12] = x[v_12] * tw::exp2((top[0] - all_top[0]) * scale) / all_sum[0];
+        x[v_14] = x[v_14] * tw::exp2((top[0] - all_top[0]) * scale) / all_sum[0];
       }
 #line 93 "softmax_cluster.tw"
       const int at_3 = (thread & 15) * 4 + (thread >> 4) * 256;
       #pragma unroll
-      for (int v_14 = 0; v_14 < 4; ++v_14) {
-        tw::store_shared<tw::float32, 4>(tw::address(out + at_3 + s * 2048 + v_14 * 64), x + v_14 * 4);
+      for (int v_16 = 0; v_16 < 4; ++v_16) {
+        tw::store_shared<tw::float32, 4>(tw::address(out + at_3 + s * 2048 + v_16 * 64), x + v_16 * 4);
       }
 #line 94 "softmax_cluster.tw"
       tw::fence_proxy_async();

@@ -153,12 +153,12 @@ softmax_cluster_wide_main(
         }
       }
       #pragma unroll
-      for (int k = 1; k < 4; ++k) {
+      for (int k_1 = 1; k_1 < 4; ++k_1) {
         #pragma unroll
         for (int d_1 = 0; d_1 < 8; ++d_1) {
           #pragma unroll
           for (int c_1 = 0; c_1 < 2; ++c_1) {
-            part_part[d_1 * 2 + c_1] = tw::max_nan(part_part[d_1 * 2 + c_1], x[c_1 * 8 + d_1 + k * 16]);
+            part_part[d_1 * 2 + c_1] = tw::max_nan(part_part[d_1 * 2 + c_1], x[c_1 * 8 + d_1 + k_1 * 16]);
           }
         }
       }
@@ -176,12 +176,12 @@ softmax_cluster_wide_main(
         }
       }
       #pragma unroll
-      for (int k_1 = 1; k_1 < 4; ++k_1) {
+      for (int k_3 = 1; k_3 < 4; ++k_3) {
         #pragma unroll
         for (int d_4 = 0; d_4 < 1; ++d_4) {
           #pragma unroll
           for (int c_3 = 0; c_3 < 2; ++c_3) {
-            top_part[d_4 * 2 + c_3] = tw::max_nan(top_part[d_4 * 2 + c_3], part[c_3 + k_1 * 2]);
+            top_part[d_4 * 2 + c_3] = tw::max_nan(top_part[d_4 * 2 + c_3], part[c_3 + k_3 * 2]);
           }
         }
       }
@@ -203,9 +203,9 @@ softmax_cluster_wide_main(
       factor[0] = top[0] > __uint_as_float(0xff800000u) ? top[0] * scale : 0.0f;
       #pragma unroll
 #line 87 "softmax_cluster_wide.tw"
-      for (int v_4 = 0; v_4 < 64; ++v_4) {
+      for (int v_6 = 0; v_6 < 64; ++v_6) {
 #line 88 "softmax_cluster_wide.tw"
-        x[v_4] = tw::exp2(x[v_4] * scale - factor[0]);
+        x[v_6] = tw::exp2(x[v_6] * scale - factor[0]);
       }
 #line 90 "softmax_cluster_wide.tw"
       float part_part_1[16];
@@ -217,12 +217,12 @@ softmax_cluster_wide_main(
         }
       }
       #pragma unroll
-      for (int k_2 = 1; k_2 < 4; ++k_2) {
+      for (int k_5 = 1; k_5 < 4; ++k_5) {
         #pragma unroll
         for (int d_7 = 0; d_7 < 8; ++d_7) {
           #pragma unroll
           for (int c_5 = 0; c_5 < 2; ++c_5) {
-            part_part_1[d_7 * 2 + c_5] = part_part_1[d_7 * 2 + c_5] + x[c_5 * 8 + d_7 + k_2 * 16];
+            part_part_1[d_7 * 2 + c_5] = part_part_1[d_7 * 2 + c_5] + x[c_5 * 8 + d_7 + k_5 * 16];
           }
         }
       }
@@ -240,12 +240,12 @@ softmax_cluster_wide_main(
         }
       }
       #pragma unroll
-      for (int k_3 = 1; k_3 < 4; ++k_3) {
+      for (int k_7 = 1; k_7 < 4; ++k_7) {
         #pragma unroll
         for (int d_10 = 0; d_10 < 1; ++d_10) {
           #pragma unroll
           for (int c_7 = 0; c_7 < 2; ++c_7) {
-            sum_part[d_10 * 2 + c_7] = sum_part[d_10 * 2 + c_7] + part[c_7 + k_3 * 2];
+            sum_part[d_10 * 2 + c_7] = sum_part[d_10 * 2 + c_7] + part[c_7 + k_7 * 2];
           }
         }
       }
@@ -289,12 +289,11 @@ softmax_cluster_wide_main(
         if (after < m) {
 #line 103 "softmax_cluster_wide.tw"
           id[0] = tw::wrap_add(taken, 2 * clusters);
-#line 105 "softmax_cluster_wide.tw"
+#line 104 "softmax_cluster_wide.tw"
           if (leader) {
             tw::fence_cluster_shared();
           }
           #pragma unroll
-#line 104 "softmax_cluster_wide.tw"
           for (int peer_2 = 0; peer_2 < 2; ++peer_2) {
 #line 105 "softmax_cluster_wide.tw"
             if (leader) {
@@ -320,14 +319,11 @@ softmax_cluster_wide_main(
       float all_top_part[1];
       #pragma unroll
       for (int d_12 = 0; d_12 < 1; ++d_12) {
-        #pragma unroll
-        for (int c_8 = 0; c_8 < 1; ++c_8) {
-          all_top_part[d_12 + c_8] = tops[0];
-        }
+        all_top_part[d_12] = tops[0];
       }
       #pragma unroll
-      for (int d_13 = 0; d_13 < 1; ++d_13) {
-        const float own_10 = all_top_part[d_13];
+      for (int d_14 = 0; d_14 < 1; ++d_14) {
+        const float own_10 = all_top_part[d_14];
         const float other_10 = __shfl_xor_sync(~0u, own_10, 1);
         const float own_11 = tw::max_nan(own_10, other_10);
         const float other_11 = __shfl_xor_sync(~0u, own_11, 2);
@@ -337,22 +333,19 @@ softmax_cluster_wide_main(
         const float other_13 = __shfl_xor_sync(~0u, own_13, 8);
         const float own_14 = tw::max_nan(own_13, other_13);
         const float other_14 = __shfl_xor_sync(~0u, own_14, 16);
-        all_top[d_13] = tw::max_nan(own_14, other_14);
+        all_top[d_14] = tw::max_nan(own_14, other_14);
       }
 #line 116 "softmax_cluster_wide.tw"
       sums[0] = sums[0] * tw::exp2((tops[0] - all_top[0]) * scale);
 #line 118 "softmax_cluster_wide.tw"
       float all_sum_part[1];
       #pragma unroll
-      for (int d_14 = 0; d_14 < 1; ++d_14) {
-        #pragma unroll
-        for (int c_9 = 0; c_9 < 1; ++c_9) {
-          all_sum_part[d_14 + c_9] = sums[0];
-        }
+      for (int d_15 = 0; d_15 < 1; ++d_15) {
+        all_sum_part[d_15] = sums[0];
       }
       #pragma unroll
-      for (int d_15 = 0; d_15 < 1; ++d_15) {
-        const float own_15 = all_sum_part[d_15];
+      for (int d_17 = 0; d_17 < 1; ++d_17) {
+        const float own_15 = all_sum_part[d_17];
         const float other_15 = __shfl_xor_sync(~0u, own_15, 1);
         const float own_16 = own_15 + other_15;
         const float other_16 = __shfl_xor_sync(~0u, own_16, 2);
@@ -362,24 +355,24 @@ softmax_cluster_wide_main(
         const float other_18 = __shfl_xor_sync(~0u, own_18, 8);
         const float own_19 = own_18 + other_18;
         const float other_19 = __shfl_xor_sync(~0u, own_19, 16);
-        all_sum[d_15] = own_19 + other_19;
+        all_sum[d_17] = own_19 + other_19;
       }
 #line 120 "softmax_cluster_wide.tw"
       factor[0] = tw::exp2((top[0] - all_top[0]) * scale) / all_sum[0];
       #pragma unroll
 #line 122 "softmax_cluster_wide.tw"
-      for (int v_18 = 0; v_18 < 64; ++v_18) {
+      for (int v_24 = 0; v_24 < 64; ++v_24) {
 #line 123 "softmax_cluster_wide.tw"
-        x[v_18] = x[v_18] * factor[0];
+        x[v_24] = x[v_24] * factor[0];
       }
 #line 125 "softmax_cluster_wide.tw"
       if (rank * 16 + g < groups) {
 #line 126 "softmax_cluster_wide.tw"
-        const int i1_2_1 = thread * 8;
+        const int i1_4_1 = thread * 8;
         #pragma unroll
-        for (int v_20 = 0; v_20 < 8; ++v_20) {
+        for (int v_26 = 0; v_26 < 8; ++v_26) {
           if (row >= 0 && row < m) {
-            tw::store_global<tw::bfloat16, 8>(Y + int64_t(row) * (groups * 8 * 256) + int64_t(g + rank * 16) * (8 * 256) + int64_t(v_20) * (256) + i1_2_1, x + v_20 * 8);
+            tw::store_global<tw::bfloat16, 8>(Y + int64_t(row) * (groups * 8 * 256) + int64_t(g + rank * 16) * (8 * 256) + int64_t(v_26) * (256) + i1_4_1, x + v_26 * 8);
           }
         }
       }

@@ -7,6 +7,7 @@ private to each iteration of a `Map`.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.buffer import Region, Space
@@ -25,6 +26,12 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_name, map_kernels, map_ops, program_names
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError
+
+
+class Fresh(Protocol):
+    """Whoever gives a variable a name of its own."""
+
+    def var(self, stem: str, /) -> Var: ...
 
 
 class Names:
@@ -46,7 +53,7 @@ def expand_copies(program: Program, target: Target) -> Program:
     return map_kernels(program, lambda kernel: map_ops(kernel, lambda op: expand_op(op, names)))
 
 
-def expand_op(op: Op, names: Names) -> Op | None:
+def expand_op(op: Op, names: Fresh) -> Op | None:
     """`op` as a nest; None where it is no tile operation of these."""
     match op:
         case Copy():
@@ -60,7 +67,7 @@ def expand_op(op: Op, names: Names) -> Op | None:
     return None
 
 
-def _copy(op: Copy, names: Names) -> Op:
+def _copy(op: Copy, names: Fresh) -> Op:
     if op.barrier is not None or op.multicast is not None:
         raise CompileError(
             "a copy that completes on a barrier belongs to a scheduled program",
@@ -80,7 +87,7 @@ def _copy(op: Copy, names: Names) -> Op:
     return _nest((op.src, op.dst), vars_, extents, inner)
 
 
-def _fill(op: Fill, names: Names) -> Op:
+def _fill(op: Fill, names: Fresh) -> Op:
     _own(op.dst, op)
     place, vars_, extents = _spread(op.dst, names, "f")
     value = cast(op.value, op.dst.dtype)
@@ -88,7 +95,7 @@ def _fill(op: Fill, names: Names) -> Op:
     return _nest((op.dst,), vars_, extents, inner)
 
 
-def _atomic(op: Atomic, names: Names) -> Op:
+def _atomic(op: Atomic, names: Fresh) -> Op:
     _own(op.dst, op)
     if op.result is not None:
         raise CompileError("only an atomic on one element has a result", loc=op.loc)
@@ -113,7 +120,7 @@ def _own(region: Region, op: Op) -> None:
 
 
 def _spread(
-    region: Region, names: Names, stem: str
+    region: Region, names: Fresh, stem: str
 ) -> tuple[tuple[Expr, ...], tuple[Var, ...], tuple[Expr, ...]]:
     """Indices of the region's elements over fresh variables, one per extent that is not 1."""
     indices: list[Expr] = []
@@ -128,7 +135,7 @@ def _spread(
 
 
 def _paired(
-    src: Region, dst: Region, names: Names, op: Op
+    src: Region, dst: Region, names: Fresh, op: Op
 ) -> tuple[tuple[Expr, ...], tuple[Expr, ...], tuple[Var, ...], tuple[Expr, ...]]:
     """Indices of both regions over one set of variables."""
     target, vars_, extents = _spread(dst, names, "c")

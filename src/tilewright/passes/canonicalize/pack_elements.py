@@ -75,7 +75,7 @@ from tilewright.passes.canonicalize.packed_values import (
     wrapped,
 )
 from tilewright.passes.canonicalize.packing import UINT8, Packing, Rule, packed_tiles
-from tilewright.passes.lower.print_rows import PrintRows
+from tilewright.passes.lower.foreign import PrintRows
 from tilewright.support.errors import CompileError
 
 WORD = 4  # bytes of the least that atomics change

@@ -68,7 +68,7 @@ from tilewright.passes.layout.tile_access import (
     unrolled,
     with_units,
 )
-from tilewright.passes.lower.print_rows import PRINTED
+from tilewright.passes.lower.foreign import PRINTED
 from tilewright.support.errors import CompileError
 
 

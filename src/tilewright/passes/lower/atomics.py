@@ -1,19 +1,31 @@
-"""Atomics: of one element, by a thread or once for all threads of an instance, and of tiles."""
+"""Atomics: of one element, by a thread or once for all threads of an instance, and of tiles.
+
+    map (i, j) { atomic add dQ[k + i, j] value=dq[i, j] }
+
+A thread that holds neighbours, as those of a gemm's result do, adds two or four of them by one
+instruction: half as many requests, each of whole sectors. On an architecture that has none it is as
+many single ones (`threads.cuh`). Elements are atomic one by one, as they were.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import TRUE, Expr, Load, cast, const, logical_and
+from tilewright.ir.expr import TRUE, Expr, Load, cast, const, logical_and, substitute
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Alloc, Atomic, Body, Fence, If, Intrinsic, Let, Map, Op, Store
 from tilewright.ir.rewrite import rebuild
+from tilewright.ir.simplify import simplify
+from tilewright.passes.canonicalize.expand_copies import expand_op
 from tilewright.passes.layout.coalesced import coalesced
-from tilewright.passes.lower.lowering import WARP, Lowering
+from tilewright.passes.lower.access import Candidate, Groups, find_access
+from tilewright.passes.lower.lowering import WARP, Lowering, guarded
+from tilewright.passes.lower.map_loops import MapLoop
 
 _BITS = ("and", "or", "xor")
 _ARITHMETIC = ("add", "max", "min", "exch", "load", "store")
+COUNTS = (4, 2)  # elements that an instruction adds
 Rewrite = Callable[[Expr], Expr]
 
 
@@ -31,14 +43,13 @@ def atomic_element(
     """An atomic of one element by the thread that comes here; nothing outside a tensor."""
     dst = op.dst
     if dst.buffer.space not in (Space.GLOBAL, Space.SHARED) or dst.cta is not None:
-        raise low.unsupported(op, "atomics work on global memory and the block's shared memory")
+        raise low.unsupported("atomics work on global memory and the block's shared memory")
     if not has_atomic(op):
-        raise low.unsupported(op, f"there is no atomic {op.op} of {dst.dtype}")
+        raise low.unsupported(f"there is no atomic {op.op} of {dst.dtype}")
     if op.result is not None and once is not TRUE:
         raise low.unsupported(
-            op,
             "several threads do this iteration, and only one of them would get the old value",
-            "give the nest a layout in which every element has one thread",
+            "give the map a layout in which every element has one thread",
         )
     starts = tuple(index(s) for s in dst.starts)
     cond = once
@@ -47,28 +58,28 @@ def atomic_element(
         cond = logical_and(cond, within)
         where = Region(dst.buffer, starts, dst.extents)
     else:
-        where = low.span(dst.buffer, low.offset(dst.buffer, starts, op.loc), 1)
+        where = low.span(dst.buffer, low.offset(dst.buffer, starts), 1)
     low.touched = True
     args: tuple[Expr | Region, ...] = (where,)
     if op.value is not None:
         args += (expr(op.value),)
     text = f"op={op.op}"
-    fence: Body = () if op.order == "relaxed" else (Fence("gpu", loc=op.loc),)
+    fence: Body = () if op.order == "relaxed" else (Fence("gpu"),)
     if op.result is None and op.op != "load":
-        body: Body = (*fence, Intrinsic("atomic", args, text=text, loc=op.loc), *fence)
-        yield from body if cond is TRUE else (If(cond, body, loc=op.loc),)
+        body: Body = (*fence, Intrinsic("atomic", args, text=text), *fence)
+        yield from body if cond is TRUE else (If(cond, body),)
         return
     if cond is TRUE:
-        yield from (*fence, Intrinsic("atomic", args, op.result, text=text, loc=op.loc), *fence)
+        yield from (*fence, Intrinsic("atomic", args, op.result, text=text), *fence)
         return
     kind = dst.dtype
     kept = Buffer(low.var("kept").name, (), kind, Space.LOCAL)
     old = low.var("old", kind)
-    yield Alloc(kept, init=const(0, kind), loc=op.loc)
-    body = (*fence, Intrinsic("atomic", args, old, text=text, loc=op.loc), *fence)
-    yield If(cond, (*body, Store(kept, (), old, loc=op.loc)), loc=op.loc)
+    yield Alloc(kept, init=const(0, kind))
+    body = (*fence, Intrinsic("atomic", args, old, text=text), *fence)
+    yield If(cond, (*body, Store(kept, (), old)))
     if op.result is not None:
-        yield Let(op.result, Load(kept, (), op.loc), loc=op.loc)
+        yield Let(op.result, Load(kept, (), op.loc))
 
 
 def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
@@ -78,13 +89,13 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
         return
     if op.src is not None:
         if op.src.buffer.space is Space.FRAGMENT:
-            raise low.unsupported(op, "an element of a fragment is no value outside a tile op")
+            raise low.unsupported("an element of a fragment is no value outside a tile op")
         value = cast(Load(op.src.buffer, op.src.starts, op.loc), op.dst.dtype)
         op = rebuild(op, src=None, value=value)
     if low.by_each_thread(op) or low.instance.solo:
         yield from atomic_element(low, op, low.value, low.index)
         return
-    yield from low.meet(op.loc)
+    yield from low.meet()
     if op.result is None:
         once = tuple(atomic_element(low, op, low.value, low.index))
         yield from low.by_leader(*once)
@@ -93,54 +104,80 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
         yield from _by_warp(low, op)
         return
     kind = op.dst.dtype
-    place, met = low.exchange(kind, 1, op.loc)
+    scratch, met = low.exchange(kind, (1,))
     old = low.var("old", kind)
     inner = rebuild(op, result=old)
     yield from met
-    spot = (const(0),)
-    body = (*atomic_element(low, inner, low.value, low.index), Store(place, spot, old, loc=op.loc))
+    place, spot = low.flat(scratch), (const(0),)
+    body = (*atomic_element(low, inner, low.value, low.index), Store(place, spot, old))
     yield from low.by_leader(*body)
-    yield from low.join(op.loc)
-    yield Let(op.result, Load(place, spot, op.loc), loc=op.loc)
+    yield from low.join()
+    yield Let(op.result, Load(place, spot, op.loc))
 
 
 def _by_warp(low: Lowering, op: Atomic) -> Iterable[Op]:
     """One lane does it; its old value reaches the others of the warp by a shuffle."""
     where = low.plain(op).dst
     if where.buffer.space is not Space.GLOBAL or not has_atomic(op) or op.value is None:
-        raise low.unsupported(op, f"there is no atomic {op.op} of {op.dst.dtype} for a warp")
+        raise low.unsupported(f"there is no atomic {op.op} of {op.dst.dtype} for a warp")
     if low.within(where.buffer, where.starts) is not TRUE:
         raise low.unsupported(
-            op,
             f"the element of {where.buffer.name} may be outside of it",
             fix="bound its index, by `assume` or by the sizes' contract",
         )
     args = (where, low.value(op.value))
-    yield Intrinsic("atomic_of_warp", args, op.result, text=f"op={op.op}", loc=op.loc)
+    yield Intrinsic("atomic_of_warp", args, op.result, text=f"op={op.op}")
 
 
 def _tile(low: Lowering, op: Atomic) -> Iterable[Op]:
-    """Every element by a thread that holds it, or by a nest over memory."""
-    names = tuple(low.var(f"i{d}") for d in range(len(op.dst.tile)))
-
-    def place(region: Region) -> tuple[Expr, ...]:
-        inner = iter(names)
-        pairs = zip(region.starts, region.extents, strict=True)
-        return tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs)
-
+    """Every element by a thread that holds it, or by a map over memory."""
     tile = op.dst.static_tile
     layout = coalesced(tile, low.instance.threads)
-    value = op.value
-    if op.src is not None:
-        held = op.src.buffer.layout
-        value = cast(Load(op.src.buffer, place(op.src), op.loc), op.dst.dtype)
-        if isinstance(held, Fragment):
-            if not op.src.is_whole or held.tile != tile:
-                raise low.unsupported(
-                    op, f"an atomic of a part of {op.src.buffer.name}", "copy the part out first"
-                )
-            layout = held.drop_repeats()
-    ones = tuple(const(1) for _ in op.dst.extents)
-    one = rebuild(op, dst=Region(op.dst.buffer, place(op.dst), ones), src=None, value=value)
-    extents = tuple(const(e) for e in tile)
-    yield from low.op(Map(names, extents, (one,), layout=layout, loc=op.loc))
+    held = None if op.src is None else op.src.buffer.layout
+    if op.src is not None and isinstance(held, Fragment):
+        if not op.src.is_whole or held.tile != tile:
+            raise low.unsupported(
+                f"an atomic of a part of {op.src.buffer.name}", "copy the part out first"
+            )
+        layout = held.drop_repeats()
+    found = expand_op(op, low)
+    assert isinstance(found, Map)
+    return low.op(rebuild(found, layout=layout))
+
+
+# ── sums of neighbours ───────────────────────────────────────────────────────────────────────
+
+
+def lower_sums(loop: MapLoop, op: Map) -> Body | None:
+    """A map of nothing but a sum, in groups of values; None where there are none."""
+    (atomic, *others) = op.body
+    if others or not isinstance(atomic, Atomic) or atomic.value is None or not _is_sum(atomic):
+        return None
+    low, dst = loop.low, atomic.dst
+    var = low.var("g")
+    for count in COUNTS:
+        groups = Groups(loop, var, count)
+        access = find_access(groups, dst.buffer, Candidate(dst.starts))
+        if access is None or access.ragged is not None or access.width != count:
+            continue
+        value, ranges = loop.expr(atomic.value), groups.ranges
+        places = [{loop.var: groups.first + e} for e in range(count)]
+        values = (simplify(substitute(value, at), ranges, index=False) for at in places)
+        args: tuple[Expr | Region, ...] = (access.where(low), *values)
+        cond = logical_and(loop.first_copy(), groups.at(loop.guard()))
+        sums = Intrinsic("atomic", args, text="op=add", loc=atomic.loc)
+        low.touched = True
+        body = guarded(logical_and(cond, access.inside), (sums,))
+        return (*access.align(low), *groups.emit(body))
+    return None
+
+
+def _is_sum(op: Atomic) -> bool:
+    return (
+        op.op == "add"
+        and op.dst.dtype.name == "float32"
+        and op.dst.buffer.space is Space.GLOBAL
+        and op.dst.cta is None
+        and op.result is None
+        and op.order == "relaxed"
+    )

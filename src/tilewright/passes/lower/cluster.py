@@ -162,7 +162,7 @@ def lower_wait(low: Lowering, op: Wait) -> Iterable[Op]:
         yield op
     else:
         order = "shared" if low.peer_fence == "cluster_shared" else ""
-        yield Intrinsic("wait_cluster", (op.barrier, op.phase), text=order, loc=op.loc)
+        yield Intrinsic("wait_cluster", (op.barrier, op.phase), text=order)
 
 
 def order_arrivals(low: Lowering, body: Body) -> Body:
@@ -175,7 +175,7 @@ def order_arrivals(low: Lowering, body: Body) -> Body:
             and op.barrier.cta is not None
             and op.barrier.buffer.name in low.crossing
         ):
-            return (*low.meet(op.loc), *low.by_leader(Fence(low.peer_fence, loc=op.loc)))
+            return (*low.meet(), *low.by_leader(Fence(low.peer_fence)))
     return ()
 
 
@@ -189,7 +189,7 @@ def before_unrolled(low: Lowering, body: Body) -> Body:
         for op in walk_ops(body)
         if isinstance(op, Arrive) or (isinstance(op, Copy) and op.atom in BULK_ATOMS)
     ]
-    met = low.meet(announced[0].loc) if announced else ()
+    met = low.meet() if announced else ()
     fence = order_arrivals(low, body)
     low.ordered = low.ordered or bool(fence)
     return (*met, *fence)

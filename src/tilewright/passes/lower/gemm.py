@@ -1,5 +1,5 @@
-"""Products: which rule lowers which, and those by warpgroup matrix instructions: descriptors,
-instruction shapes, fences.
+"""Matrix products: by warpgroups from shared memory (`wgmma`), by warps from registers (`mma`) and
+by threads (`fma`).
 
 A descriptor says where an operand begins and two strides; which layouts it can say is decided by
 comparing the operand's layout with the canonical one, element by element.
@@ -9,26 +9,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from tilewright.ir.atoms import MatrixType, matrix_fragments
-from tilewright.ir.buffer import Buffer, Region
+from tilewright.ir.atoms import MATRIX_TYPES, MatrixType, matrix_fragments
+from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import dtype
-from tilewright.ir.expr import Expr, Var, cast, const, select
+from tilewright.ir.expr import FALSE, Expr, Load, Var, cast, const, select
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.op import Fence, Gemm, Intrinsic, Let, Map, Op, Store, regions, walk_ops
+from tilewright.ir.op import Fence, For, Gemm, Intrinsic, Let, Map, Op, Store, regions, walk_ops
 from tilewright.passes.layout.addresses import TileAddress, tile_address
-from tilewright.passes.lower.lowering import WARP, Lowering, chosen, pin
-from tilewright.passes.lower.mma import lower_fma, lower_mma, matrix_types
-from tilewright.passes.lower.register_regions import Held
-from tilewright.support.errors import CompileError, Loc
+from tilewright.passes.layout.matrix_tiles import FMA_TYPES
+from tilewright.passes.lower.lowering import WARP, Lowering, chosen, guarded, pin, unroll
+from tilewright.passes.lower.map_loops import Held
+from tilewright.support.errors import CompileError
 
 M = 64
 WARPGROUP = 128
 UINT64 = dtype("uint64")
 # what a descriptor's two bits call a swizzle of this many bytes
 _SWIZZLE_CODE = {0: 0, 128: 1, 64: 2, 32: 3}
+
+
+def operand_type(op: Gemm, region: Region) -> str:
+    """The name among MATRIX_TYPES of an operand."""
+    name = region.dtype.name
+    if name == "float32" and op.precision == "tf32":
+        name = "tfloat32"
+    if name not in MATRIX_TYPES:
+        raise CompileError(
+            f"no matrix instruction takes {name}",
+            expected="one of " + ", ".join(MATRIX_TYPES),
+            fix='precision="tf32" for float32' if name == "float32" else "",
+        )
+    return name
+
+
+def matrix_types(op: Gemm) -> tuple[MatrixType, MatrixType]:
+    """What kinds of operands `op` multiplies; refused when no instruction does."""
+    a, b = (MATRIX_TYPES[operand_type(op, r)] for r in (op.a, op.b))
+    if not a.multiplies(b, op.c.dtype.name):
+        others = [t.name for t in MATRIX_TYPES.values() if t.family == a.family]
+        raise CompileError(
+            f"no matrix instruction multiplies {a.name} by {b.name} into {op.c.dtype}",
+            expected=f"{a.name} by {' or '.join(others)} into {' or '.join(a.accumulators)}",
+        )
+    return a, b
 
 
 @dataclass(frozen=True)
@@ -79,7 +106,6 @@ def shared_operand(
         fix = f"only 16-bit types may have M or N contiguous: transpose {address.buffer.name}"
     raise CompileError(
         f"no matrix descriptor says the layout of {which}, {address.buffer.name}",
-        loc=op.loc,
         expected=expected,
         got=repr(address.buffer.layout),
         fix=fix,
@@ -121,14 +147,13 @@ def _mn_major(part: np.ndarray, span: int, bits: int) -> _Form | None:
 
 def lower_gemm(low: Lowering, op: Gemm) -> Iterable[Op]:
     if op.meta is not None:
-        raise low.unsupported(op, "sparse gemm is not lowered to threads yet")
+        raise low.unsupported("sparse gemm is not lowered to threads yet")
     rule = GEMMS.get(op.atom or "")
     if rule is None:
-        raise low.unsupported(op, f"gemm by {op.atom} is not lowered to threads yet")
+        raise low.unsupported(f"gemm by {op.atom} is not lowered to threads yet")
     for region in (op.a, op.b):
         if op.atom == "wgmma" and region.buffer.name in low.shifts:
             raise low.unsupported(
-                op,
                 f"{region.buffer.name} begins at a place known only at run time, which no matrix "
                 "descriptor says",
                 "copy it into a tile of its own",
@@ -146,48 +171,39 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
     if m % M or n % 8 or k % kind.k:
         raise CompileError(
             "the tile does not divide into matrix instructions",
-            loc=op.loc,
             expected=f"M a multiple of {M}, N of 8, K of {kind.k}",
             got=f"{m}×{n}×{k}",
             fix="make the tile larger, or use T.gemm, which chooses an instruction that fits",
         )
     if low.instance.threads % WARPGROUP:
         raise low.unsupported(
-            op,
             f"wgmma runs in whole warpgroups, and {low.instance.threads} threads run this",
             "use a multiple of 128 threads, or T.gemm, which chooses an instruction that fits",
         )
-    c = _accumulators(low, op, kind, n)
-    b_address = tile_address(op.b, low.ranges, op.loc)
-    b = shared_operand(b_address, 0 if op.transpose_b else 1, c.extent[1], kind, op, "b")
+    c, columns = _accumulators(low, op, kind, n)
+    blocks, steps = sorted(c.corners), range(0, k, kind.k)
+    b_address = tile_address(op.b, low.ranges, None)
+    b = shared_operand(b_address, 0 if op.transpose_b else 1, columns, kind, op, "b")
     group = _Group(low, op)
-    at_b = {
-        (i, k0): [b.offset(corner[1], k0) for corner in corners]
-        for i, corners in enumerate(c.corners)
-        for k0 in range(0, k, kind.k)
-    }
-    b_desc, b_ops = group.descriptor(b, at_b[0, 0])
+    at_b = {(at, k0): [b.offset(n0, k0) for _, n0 in at] for at in blocks for k0 in steps}
+    b_desc, b_ops = group.descriptor(b, at_b[blocks[0], 0])
     yield from b_ops
     a: Operand | None = None
     a_desc: Var | None = None
-    a_regs: dict[tuple[int, int], Expr] = {}
-    at_a: dict[tuple[int, int], list[int]] = {}
+    a_regs: Blocks | None = None
+    at_a: dict[tuple[Corners, int], list[int]] = {}
     if isinstance(op.a.buffer.layout, Fragment):
-        a_regs = _register_operand(low, op, c, k, kind)
+        a_regs = _register_operand(low, op, kind)
     else:
-        a_address = tile_address(op.a, low.ranges, op.loc)
+        a_address = tile_address(op.a, low.ranges, None)
         a = shared_operand(a_address, 1 if op.transpose_a else 0, M, kind, op, "a")
-        at_a = {
-            (i, k0): [a.offset(corner[0], k0) for corner in corners]
-            for i, corners in enumerate(c.corners)
-            for k0 in range(0, k, kind.k)
-        }
-        a_desc, a_ops = group.descriptor(a, at_a[0, 0])
+        at_a = {(at, k0): [a.offset(m0, k0) for m0, _ in at] for at in blocks for k0 in steps}
+        a_desc, a_ops = group.descriptor(a, at_a[blocks[0], 0])
         yield from a_ops
     text = " ".join(
         f"{key}={value}"
         for key, value in {
-            "n": c.extent[1],
+            "n": columns,
             "a": kind.name,
             "b": b_kind.name,
             "d": op.c.dtype.name,
@@ -198,24 +214,24 @@ def lower_wgmma(low: Lowering, op: Gemm) -> Iterable[Op]:
     )
     if not low.fenced:
         used = {r.buffer for r in (op.a, op.c)}
-        yield from _fence(low, [b for b in low.instance.written if b in used], op.loc)
+        yield from _fence(low, [b for b in low.instance.written if b in used])
     keep = select(op.clear, 0, 1)
-    for k0 in range(0, k, kind.k):
-        for i in range(len(c.corners)):
-            if a is None or a_desc is None:
-                left: Expr | Region = low.span(op.a.buffer, a_regs[i, k0], 128 // kind.bits)
+    for k0 in steps:
+        for at in blocks:
+            if a_desc is not None:
+                left: Expr | Region = group.advance(a_desc, at_a[at, k0], at_a[blocks[0], 0])
             else:
-                left = group.advance(a_desc, at_a[i, k0], at_a[0, 0])
+                assert a_regs is not None
+                left = _at(a_regs, tuple((m0, k0) for m0, _ in at), op, "warpgroups")
             yield Intrinsic(
                 "wgmma",
                 (
-                    low.span(op.c.buffer, c.first(i), c.size),
+                    c.span(at),
                     left,
-                    group.advance(b_desc, at_b[i, k0], at_b[0, 0]),
+                    group.advance(b_desc, at_b[at, k0], at_b[blocks[0], 0]),
                     keep if k0 == 0 else const(1),
                 ),
                 text=text,
-                loc=op.loc,
             )
     low.open_group += [op.c.buffer, op.a.buffer] if a is None else [op.c.buffer]
 
@@ -235,7 +251,7 @@ class _Group:
         code = _SWIZZLE_CODE[address.swizzle_bytes]
         text = f"leading={operand.leading >> 4} stride={operand.stride >> 4} swizzle={code}"
         where = low.span(address.buffer, address.base, 1)
-        made = Intrinsic("descriptor", (where,), var, text=text, loc=self.op.loc)
+        made = Intrinsic("descriptor", (where,), var, text=text)
         if not any(offsets):
             return var, [made]
         moved = low.var(name, UINT64)
@@ -246,112 +262,131 @@ class _Group:
         steps = [(x - y) >> 4 for x, y in zip(to, of, strict=True)]
         for offset in (*to, *of):
             if offset % 16:
-                raise CompileError(f"a descriptor moves by 16 bytes, not {offset}", loc=self.op.loc)
+                raise CompileError(f"a descriptor moves by 16 bytes, not {offset}")
         if len(set(steps)) == 1:
             return descriptor + steps[0] if steps[0] else descriptor
         number = self.low.simplify(self.low.instance.warp // (WARPGROUP // WARP))
         return descriptor + cast(chosen(self.low, number, steps), UINT64)
 
 
+# ── registers as operands ────────────────────────────────────────────────────────────────────
+
+Corners: TypeAlias = tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True)
-class _Blocks:
-    """Registers as operands of instructions on `extent`: `size` registers each; the i-th lies at
-    `corners[i][g]` of the region in warpgroup g and begins at the `order[i]`-th piece."""
+class Blocks:
+    """Registers as operands of instructions, `size` each: by where an operand lies in each warp or
+    warpgroup, its number among them."""
 
     held: Held
-    extent: tuple[int, int]
     size: int
-    order: list[int]
-    corners: list[list[tuple[int, int]]]
+    corners: dict[Corners, int]
 
-    def first(self, i: int) -> Expr:
-        return self.held.first(self.order[i] * self.size, self.size)
+    def span(self, corners: Corners) -> Region:
+        first = self.held.first(self.corners[corners] * self.size, self.size)
+        return self.held.low.span(self.held.region.buffer, first, self.size)
 
 
 def _blocks(
-    low: Lowering, region: Region, extent: tuple[int, int], atom: Fragment, op: Gemm
-) -> _Blocks | None:
-    """The registers of `region`, whole instructions of `atom` each; None when they are not."""
+    low: Lowering, region: Region, atom: Fragment, threads: int, op: Gemm, transposed: bool = False
+) -> Blocks | None:
+    """The registers of `region`, whole instructions of `atom` by `threads` each; None when they
+    are not."""
     held = Held(low, region, op)
     size = atom.values
     if held.values % size or not held.runs(size):
         return None
-    coords = [c.reshape(-1, WARPGROUP, held.values // size, size) for c in held.coords()]
-    corners = [c[:, :1, :, :1] for c in coords]
+    coords = [c.reshape(-1, threads, held.values // size, size) for c in held.coords()]
+    if transposed:
+        coords.reverse()
     inside = np.unravel_index(atom.table(), atom.tile)
-    for c, corner, part, step in zip(coords, corners, inside, extent, strict=True):
+    places = []
+    for c, part, step in zip(coords, inside, atom.tile, strict=True):
+        corner = c[:, :1, :, :1]
         if (corner % step).any() or not np.array_equal(c, corner + np.asarray(part)[:, None, :]):
             return None
-    rows, columns = (c[:, 0, :, 0].T.tolist() for c in corners)
-    places = [list(zip(r, c, strict=True)) for r, c in zip(rows, columns, strict=True)]
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    return _Blocks(held, extent, size, order, [places[i] for i in order])
+        places.append(corner[:, 0, :, 0].T.tolist())
+    found = (tuple(zip(x, y, strict=True)) for x, y in zip(*places, strict=True))
+    return Blocks(held, size, {corners: i for i, corners in enumerate(found)})
+
+
+def _need(low: Lowering, region: Region, atom: Fragment, op: Gemm, transposed: bool) -> Blocks:
+    """An operand of `mma`."""
+    if not isinstance(region.buffer.layout, Fragment):
+        raise CompileError(
+            f"mma multiplies fragments, and {region.buffer.name} is in shared memory",
+            fix="copy it into a fragment first, with atom=ldmatrix",
+        )
+    found = _blocks(low, region, atom, WARP, op, transposed)
+    if found is None:
+        raise CompileError(
+            f"{region.buffer.name} does not have the registers that mma needs",
+            expected=f"{atom}, repeated" + (", transposed" if transposed else ""),
+            got=repr(region.buffer.layout),
+        )
+    return found
+
+
+def _accumulators(low: Lowering, op: Gemm, kind: MatrixType, n: int) -> tuple[Blocks, int]:
+    """C in instructions of the most columns that its registers allow."""
+    for step in range(min(n, 256), 7, -8):
+        if n % step == 0 and kind.has_n(step):
+            atom = matrix_fragments("wgmma", kind, step)["c"]
+            found = _blocks(low, op.c, atom, WARPGROUP, op)
+            if found is not None:
+                return found, step
+    raise _no_blocks(op.c, matrix_fragments("wgmma", kind, 8)["c"], op)
 
 
 def _no_blocks(region: Region, atom: Fragment, op: Gemm) -> CompileError:
     return CompileError(
         f"{region.buffer.name} does not have the registers this instruction needs",
-        loc=op.loc,
         expected=f"{atom!r} in consecutive registers of every warpgroup, repeated",
         got=repr(region.buffer.layout),
         fix="leave its layout to the compiler, and use T.gemm where the target has no wgmma",
     )
 
 
-def _accumulators(low: Lowering, op: Gemm, kind: MatrixType, n: int) -> _Blocks:
-    """C in instructions of the most columns that its registers allow."""
-    for step in range(min(n, 256), 7, -8):
-        if n % step == 0 and kind.has_n(step):
-            atom = matrix_fragments("wgmma", kind, step)["c"]
-            found = _blocks(low, op.c, (M, step), atom, op)
-            if found is not None:
-                return found
-    atom = matrix_fragments("wgmma", kind, 8)["c"]
-    raise _no_blocks(op.c, atom, op)
-
-
-def _register_operand(
-    low: Lowering, op: Gemm, c: _Blocks, k: int, kind: MatrixType
-) -> dict[tuple[int, int], Expr]:
-    """The first register of A for each instruction of `c` and each k."""
+def _register_operand(low: Lowering, op: Gemm, kind: MatrixType) -> Blocks:
+    """A in registers."""
     if op.transpose_a:
-        raise low.unsupported(op, "an operand in registers cannot be transposed")
+        raise low.unsupported("an operand in registers cannot be transposed")
     atom = matrix_fragments("wgmma", kind)["a"]
-    a = _blocks(low, op.a, (M, kind.k), atom, op)
-    if a is None:
+    found = _blocks(low, op.a, atom, WARPGROUP, op)
+    if found is None:
         raise _no_blocks(op.a, atom, op)
-    at = {tuple(corners): i for i, corners in enumerate(a.corners)}
-    found = {}
-    for i, corners in enumerate(c.corners):
-        for k0 in range(0, k, kind.k):
-            piece = at.get(tuple((m0, k0) for m0, _ in corners))
-            if piece is None:
-                raise CompileError(
-                    f"warpgroups do not hold the rows of {op.a.buffer.name} that their part of "
-                    f"{op.c.buffer.name} needs",
-                    loc=op.loc,
-                    got=f"{op.a.buffer.layout!r} for {op.c.buffer.layout!r}",
-                )
-            found[i, k0] = a.first(piece)
     return found
+
+
+def _at(blocks: Blocks, corners: Corners, op: Gemm, who: str) -> Region:
+    """The registers of the operand at `corners`."""
+    if corners not in blocks.corners:
+        wrong = blocks.held.region.buffer
+        raise CompileError(
+            f"{who} do not hold the part of {wrong.name} that their part of {op.c.buffer.name} "
+            "needs",
+            got=f"{wrong.layout} for {op.c.buffer.layout}",
+        )
+    return blocks.span(corners)
 
 
 def lower_fence(low: Lowering, op: Fence) -> Iterable[Op]:
     """Before `fence wgmma`, registers that ordinary code writes and matrix instructions use are
     pinned, so that no write moves behind the fence."""
     if op.kind == "wgmma":
-        yield from _fence(low, low.instance.written, op.loc)
+        yield from _fence(low, low.instance.written)
     else:
         yield op
 
 
-def _fence(low: Lowering, written: Iterable[Buffer], loc: Loc | None) -> Iterable[Op]:
+def _fence(low: Lowering, written: Iterable[Buffer]) -> Iterable[Op]:
     """A fence behind `written`; what instructions under way use may not be named."""
     low.fenced = True
     for buffer in written:
         if buffer not in low.in_flight and buffer.name in low.seen:
-            yield pin(low, buffer, loc)
-    yield Fence("wgmma", loc=loc)
+            yield pin(low, buffer)
+    yield Fence("wgmma")
 
 
 def written_by_threads(body: tuple[Op, ...]) -> tuple[Buffer, ...]:
@@ -368,6 +403,77 @@ def written_by_threads(body: tuple[Op, ...]) -> tuple[Buffer, ...]:
         elif not isinstance(op, Map):
             written |= {r.buffer for r in regions(op, writes=True)}
     return tuple(b for b in used if b in written)
+
+
+# ── by warps ─────────────────────────────────────────────────────────────────────────────────
+
+
+def lower_mma(low: Lowering, op: Gemm) -> Iterable[Op]:
+    """Every warp multiplies what it holds: for each k step and each 16×8 of its accumulator an
+    instruction."""
+    a_type, b_type = matrix_types(op)
+    if low.instance.threads % WARP:
+        raise low.unsupported("mma runs in whole warps")
+    atoms = matrix_fragments("mma", a_type)
+    c = _need(low, op.c, atoms["c"], op, False)
+    a = _need(low, op.a, atoms["a"], op, op.transpose_a)
+    b = _need(low, op.b, atoms["b"], op, op.transpose_b)
+    text = f"a={a_type.name} b={b_type.name} d={op.c.dtype.name}"
+    yield from _clear(low, op)
+    for k0 in range(0, op.a.static_tile[0 if op.transpose_a else 1], a_type.k):
+        for corners in c.corners:
+            left = _at(a, tuple((m, k0) for m, _ in corners), op, "warps")
+            right = _at(b, tuple((k0, n) for _, n in corners), op, "warps")
+            yield Intrinsic("mma", (c.span(corners), left, right), text=text)
+
+
+def _clear(low: Lowering, op: Gemm) -> Iterable[Op]:
+    """Zeros for the accumulator where `clear` is true."""
+    if op.clear is FALSE:
+        return
+    held, var = Held(low, op.c, op), low.var("v")
+    with low.restored():
+        low.unrolled[var] = range(held.values)
+        place = held.first(0, 1, var, 1)
+    zero = Store(low.flat(op.c.buffer), (place,), const(0, op.c.dtype))
+    yield from guarded(op.clear, (unroll(var, held.values, (zero,)),))
+
+
+# ── by threads ───────────────────────────────────────────────────────────────────────────────
+
+
+def lower_fma(low: Lowering, op: Gemm) -> Iterable[Op]:
+    """Every thread computes the elements of the accumulator that it holds, from shared memory."""
+    fragment = op.c.buffer.layout
+    if not isinstance(fragment, Fragment) or not op.c.is_whole or len(fragment.tile) != 2:
+        raise low.unsupported("fma accumulates in a whole fragment")
+    if op.c.dtype.name not in FMA_TYPES:
+        raise low.unsupported(f"fma accumulates in {', '.join(FMA_TYPES)}, not {op.c.dtype}")
+    for region in (op.a, op.b):
+        if region.buffer.space is not Space.SHARED:
+            raise low.unsupported(
+                f"fma reads its operands from shared memory, and {region.buffer.name} is elsewhere",
+                "copy it to shared memory first",
+            )
+    i, j, k = (low.var(name) for name in "ijk")
+    left = _element(op.a, (k, i) if op.transpose_a else (i, k), op)
+    right = _element(op.b, (j, k) if op.transpose_b else (k, j), op)
+    total = Load(op.c.buffer, (i, j), op.loc) + left * right
+    body = Store(op.c.buffer, (i, j), total)
+    extents = tuple(const(e) for e in fragment.tile)
+    loop = Map((i, j), extents, (body,), layout=fragment)
+    steps = int(op.a.extents[-2:][0 if op.transpose_a else 1])
+    yield from _clear(low, op)
+    yield from low.op(For(k, const(0), const(steps), (loop,)))
+
+
+def _element(region: Region, coords: tuple[Var, ...], op: Gemm) -> Expr:
+    places = (const(0),) * (len(region.starts) - 2) + coords  # a matrix is the last two
+    indices = tuple(s + c for s, c in zip(region.starts, places, strict=True))
+    value: Expr = Load(region.buffer, indices, op.loc)
+    if op.precision == "tf32" and region.dtype.name == "float32":
+        value = cast(value, dtype("tfloat32"))
+    return cast(value, op.c.dtype)
 
 
 GEMMS: dict[str, Callable[[Lowering, Gemm], Iterable[Op]]] = {

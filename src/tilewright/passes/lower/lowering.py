@@ -4,7 +4,8 @@ matrix instructions are under way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -27,12 +28,13 @@ from tilewright.ir.expr import (
     const,
     loads,
     logical_and,
+    map_children,
     select,
     substitute,
     variables,
 )
 from tilewright.ir.layout.fragment import Fragment
-from tilewright.ir.layout.layout import ComposedLayout, Layout
+from tilewright.ir.layout.layout import ComposedLayout, Layout, row_major
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -40,6 +42,7 @@ from tilewright.ir.op import (
     Copy,
     Fence,
     Fill,
+    For,
     Gemm,
     Hint,
     If,
@@ -55,10 +58,12 @@ from tilewright.ir.op import (
     View,
     bodies,
     expressions,
+    marked,
     op_loads,
     read_buffers,
     regions,
     walk_ops,
+    with_loc,
     written_buffers,
 )
 from tilewright.ir.rewrite import OpT, fresh_name, map_exprs, rebuild
@@ -190,9 +195,9 @@ class Lowering:
         self.names.add(found)
         return Var(found, dtype)
 
-    def let(self, name: str, value: Expr, loc: Loc | None) -> tuple[Var, Let]:
+    def let(self, name: str, value: Expr) -> tuple[Var, Let]:
         var = self.var(name, value.dtype)
-        return var, Let(var, value, loc=loc)
+        return var, Let(var, value)
 
     def flat(self, buffer: Buffer) -> Buffer:
         """The array that stands for a shared tile or a fragment."""
@@ -234,7 +239,7 @@ class Lowering:
         return prove(cond, self.ranges)
 
     def register_index(
-        self, starts: Sequence[Expr], index: Callable[[tuple[int, ...]], int], loc: Loc | None
+        self, starts: Sequence[Expr], index: Callable[[tuple[int, ...]], int]
     ) -> Expr:
         """`index(starts)` as a function of the unrolled variables in `starts`."""
         names = sorted({v for s in starts for v in variables(s)}, key=lambda v: v.name)
@@ -242,7 +247,6 @@ class Lowering:
             if var not in self.unrolled:
                 raise CompileError(
                     f"a register's index depends on {var.name}, which is known only at run time",
-                    loc=loc,
                     fix=f"unroll the loop over {var.name} (kind=unroll)",
                 )
         values = [self.unrolled[v] for v in names]
@@ -253,7 +257,7 @@ class Lowering:
         first = [r.start for r in values]
         found = fit_registers(table, names, first, [r.step for r in values])
         if found is None:
-            raise CompileError("registers are not a simple function of the loop variables", loc=loc)
+            raise CompileError("registers are not a simple function of the loop variables")
         return found
 
     def tensor_map(self, tensor: Buffer, box: tuple[int, ...], swizzle: int) -> TensorMap:
@@ -265,15 +269,16 @@ class Lowering:
             self.maps[key] = TensorMap(name, root, box, swizzle, sizes)
         return self.maps[key]
 
-    def exchange(self, kind: DType, count: int, loc: Loc | None) -> tuple[Buffer, Body]:
-        """A shared array that the instance's threads may write now, once they have done what is
+    def exchange(
+        self, kind: DType, tile: tuple[int, ...], layout: Layout | None = None
+    ) -> tuple[Buffer, Body]:
+        """A shared tile that the instance's threads may write now, once they have done what is
         returned besides: a barrier, which `settle_scratch` takes out again where none is needed.
         They `join` before they read it."""
-        name = self.var("scratch").name
-        found = Buffer(name, (const(count),), kind, Space.SHARED)
-        self.buffers[name] = found
-        met = self.join(loc)
-        self.exchanges.append(Exchange(found, met[0] if met else None, self.instance.instances))
+        name, shape = self.var("scratch").name, tuple(const(e) for e in tile)
+        found = Buffer(name, shape, kind, Space.SHARED, layout=layout or row_major(tile))
+        flat, met = self.flat(found), self.join()
+        self.exchanges.append(Exchange(flat, met[0] if met else None, self.instance.instances))
         return found, met
 
     def apart(self, body: Body, instance: Var, first: int) -> Body:
@@ -286,10 +291,10 @@ class Lowering:
             self.exchanges[k] = replace(each, buffer=slots)
         return tuple(slotted(op, several, instance) for op in body)
 
-    def join(self, loc: Loc | None) -> Body:
+    def join(self) -> Body:
         """All threads of the instance meet."""
         self.touched = True
-        return self.meet(loc)
+        return self.meet()
 
     # ── bodies ───────────────────────────────────────────────────────────────────────────────
 
@@ -311,14 +316,22 @@ class Lowering:
     def op(self, op: Op) -> Iterable[Op]:
         rule = self.rules.get(type(op))
         with at(op.loc):
-            return (self.plain(op),) if rule is None else tuple(rule(self, op))
+            found = (self.plain(op),) if rule is None else rule(self, op)
+            return tuple(located(new, op.loc) for new in found)
 
     def inside(self, op: Op, name: str, body: Body) -> Body:
-        before = self.ranges
-        self.ranges = scope.inside(op, name, before)
-        result = self.body(body)
-        self.ranges = before
-        return result
+        with self.restored(scope.inside(op, name, self.ranges)):
+            return self.body(body)
+
+    @contextmanager
+    def restored(self, ranges: Ranges | None = None) -> Iterator[None]:
+        """Forget behind the `with` what became known of variables within; `ranges` hold there."""
+        before = dict(self.unrolled), self.ranges
+        self.ranges = ranges or self.ranges
+        try:
+            yield
+        finally:
+            self.unrolled, self.ranges = before
 
     def note_computed(self, op: Op) -> None:
         """Keep `fresh` behind an op that threads compute."""
@@ -331,7 +344,7 @@ class Lowering:
                     self.fresh.pop(buffer, None)
                 self.fresh.update(dict.fromkeys(written))
 
-    def settle(self, loc: Loc | None) -> Iterable[Op]:
+    def settle(self) -> Iterable[Op]:
         """Make what was computed under matrix instructions come before their wait. The assembler
         prefers to wait first, and the work that the instructions were to hide is then in the
         open."""
@@ -340,7 +353,7 @@ class Lowering:
             count = int(flat.shape[0])
             if flat.dtype.bits == 32 and count <= MOST_SETTLED:
                 where = self.span(buffer, const(0), count)
-                yield Intrinsic("settle", (where,), text=f"count={count}", loc=loc)
+                yield Intrinsic("settle", (where,), text=f"count={count}")
         self.fresh.clear()
 
     @property
@@ -355,17 +368,15 @@ class Lowering:
 
     def value(self, e: Expr) -> Expr:
         """An expression outside tiles."""
-        children = tuple(self.value(c) for c in e.children)
         if not isinstance(e, Load):
-            same = all(a is b for a, b in zip(children, e.children, strict=True))
-            return widened(e if same else e.rebuild(children))
+            return widened(map_children(e, self.value))
         if e.buffer.space is Space.FRAGMENT:
             raise CompileError(
                 f"{e.buffer.name} is a fragment and is read outside a tile op",
                 loc=occurrence(e.loc, current_loc()),
                 fix="read it in a T.Parallel loop, or copy it to shared memory first",
             )
-        return self.load(e, children)
+        return self.load(e, tuple(map(self.value, e.indices)))
 
     def index(self, e: Expr) -> Expr:
         return self.simplify(self.value(e))
@@ -381,7 +392,7 @@ class Lowering:
         """An element of memory at `indices`; outside a tensor, zero."""
         flat = self.flat(e.buffer)
         if e.buffer.space is Space.SHARED:
-            return Load(flat, (self.offset(e.buffer, indices, e.loc),), e.loc)
+            return Load(flat, (self.offset(e.buffer, indices),), e.loc)
         found = Load(flat, indices, e.loc)
         if e.buffer.space is not Space.GLOBAL:
             return found
@@ -399,9 +410,9 @@ class Lowering:
                     return FALSE
         return result
 
-    def offset(self, buffer: Buffer, indices: Sequence[Expr], loc: Loc | None) -> Expr:
+    def offset(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """Where an element of a shared tile lies."""
-        swizzle, layout = shared_layout(buffer, loc)
+        swizzle, layout = shared_layout(buffer, None)
         parts = [layout_expr(layout[d], i) for d, i in enumerate(indices)]
         if buffer.name in self.shifts:
             parts.append(self.shifts[buffer.name])
@@ -413,27 +424,61 @@ class Lowering:
             return ops
         leader = self.instance.leader
         cond = leader if leader is not None else compare("==", self.instance.thread, 0)
-        return (If(cond, ops, loc=ops[0].loc if ops else None),)
+        return (If(cond, ops),)
 
-    def meet(self, loc: Loc | None) -> Body:
+    def meet(self) -> Body:
         """A barrier of the instance's threads, unless none has touched memory since the last."""
         if not self.touched or self.instance.solo:
             return ()
         self.touched = False
+        loc = current_loc()  # said here, the op stays the one that `exchange` knows
         if self.instance.threads == WARP:
             return (Sync("warp", loc=loc),)
         if self.instance.sync_id is None:
             if self.instance.leader is not None:
                 raise CompileError(
                     "the instance's threads must meet before this, but no named barrier is left",
-                    loc=loc,
                     fix="sync them by a named barrier in the program",
                 )
             return (Sync("block", loc=loc),)
         return (Sync("named", self.instance.sync_id, self.instance.threads, loc=loc),)
 
-    def unsupported(self, op: Op, why: str, fix: str = "") -> CompileError:
-        return CompileError(why, loc=op.loc, fix=fix)
+    def unsupported(self, why: str, fix: str = "") -> CompileError:
+        return CompileError(why, fix=fix)
+
+
+def located(op: Op, loc: Loc | None) -> Op:
+    """`op`, and what stands in it, at `loc` where they say no place."""
+    if loc is None or op.loc not in (None, loc):
+        return op
+    op = op if op.loc is not None else with_loc(op, loc)
+    for field_ in marked(op, "body"):
+        body = getattr(op, field_.name)
+        new = tuple(located(inner, loc) for inner in body)
+        if any(a is not b for a, b in zip(new, body, strict=True)):
+            op = rebuild(op, **{field_.name: new})
+    return op
+
+
+def unroll(var: Var, count: int, body: Body, *, start: int = 0, kind: str = "unroll") -> Op:
+    """`body` for `start` … `count - 1`, unrolled unless `kind` says otherwise."""
+    return For(var, const(start), const(count), body, kind=kind)
+
+
+def guarded(cond: Expr, body: Body) -> Body:
+    """`body` where `cond` holds."""
+    return body if cond is TRUE or not body else (If(cond, body),)
+
+
+def trip(op: For) -> range | None:
+    """The values of the loop's variable, where they are known."""
+    if all(isinstance(e, Const) for e in (op.start, op.stop, op.step)):
+        return range(int(op.start), int(op.stop), int(op.step))
+    return None
+
+
+def read_variables(body: Body) -> set[Var]:
+    return {v for op in walk_ops(body) for e in expressions(op) for v in variables(e)}
 
 
 def _static(expr: Expr, at: Mapping[Var, int]) -> int:
@@ -485,11 +530,11 @@ def chosen(low: Lowering, number: Expr, values: Sequence[int]) -> Expr:
     return result
 
 
-def pin(low: Lowering, buffer: Buffer, loc: Loc | None) -> Op:
+def pin(low: Lowering, buffer: Buffer) -> Op:
     """Registers stay on this side of what follows."""
     flat = low.flat(buffer)
     count = int(flat.shape[0])
-    return Intrinsic("pin", (low.span(buffer, const(0), count),), text=f"count={count}", loc=loc)
+    return Intrinsic("pin", (low.span(buffer, const(0), count),), text=f"count={count}")
 
 
 def linear_thread(kernel: Kernel) -> Expr:

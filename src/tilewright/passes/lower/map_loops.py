@@ -1,4 +1,4 @@
-"""Elementwise nests as thread code: each thread visits the values of its fragment layout.
+"""Elementwise maps as thread code: each thread visits the values of its fragment layout.
 
 A thread's coordinates are `f(thread) + g(value)`. The values are one unrolled loop, `g` and the
 registers that an element lies in are functions of its variable, found from the table of all
@@ -32,33 +32,141 @@ from tilewright.ir.expr import (
     const,
     is_pure,
     logical_and,
+    map_children,
     substitute,
     variables,
 )
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices, Layout, LayoutError
 from tilewright.ir.layout.linear import Linear, build_sum
-from tilewright.ir.op import Body, For, If, Let, Op, expressions, walk_ops
+from tilewright.ir.op import Body, Let, Op
 from tilewright.passes.canonicalize.promote_narrow_floats import widened
 from tilewright.passes.layout.addresses import evaluate, fit_registers, layout_expr
-from tilewright.passes.lower.lowering import Lowering
+from tilewright.passes.lower.lowering import Lowering, guarded, read_variables, unroll
 from tilewright.passes.lower.lowering import chosen as pick
-from tilewright.passes.lower.register_regions import Held
 from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError, Loc
 
 EXACT = {"float32": 1 << 24, "float64": 1 << 53}  # integers up to these are floats
+_Part = tuple[tuple[int, ...], Indices]
 
 
 @dataclass
-class Nest:
+class Held:
+    """Registers of `region`, in order: the k-th holds, in each thread, element `table[thread, k]`
+    of the region (row-major). Where the region begins may depend on unrolled variables, what is
+    in it may not."""
+
+    low: Lowering
+    region: Region
+    op: Op
+    _parts: dict[tuple[int, ...], _Part] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fragment = self.region.buffer.layout
+        assert isinstance(fragment, Fragment)
+        if fragment.threads != self.low.instance.threads:
+            raise CompileError(
+                f"{self.region.buffer.name} is spread over {fragment.threads} threads, "
+                f"{self.low.instance.threads} run this",
+                got=repr(fragment),
+            )
+        self.fragment = fragment
+        self.first(0)
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        return self.region.static_tile
+
+    @property
+    def table(self) -> Indices:
+        return next(iter(self._parts.values()))[1]
+
+    @property
+    def values(self) -> int:
+        return int(self.table.shape[1])
+
+    def coords(self) -> tuple[Indices, ...]:
+        """[thread, k] of every dimension of the tile."""
+        return tuple(np.asarray(c) for c in np.unravel_index(self.table, self.tile))
+
+    def first(self, start: int, count: int = 1, var: Var | None = None, step: int = 0) -> Expr:
+        """The first of the registers `start` … `start + count - 1`, which are consecutive; `var`
+        (unrolled) times `step` further on when given."""
+
+        def index(place: tuple[int, ...]) -> int:
+            *corner, times = place
+            registers, _ = self._part(tuple(corner))
+            at = start + times * step
+            found = registers[at : at + count]
+            if found != tuple(range(found[0], found[0] + count)):
+                raise CompileError(
+                    f"{self.region.buffer.name} does not hold consecutive registers for this",
+                    got=repr(self.fragment),
+                )
+            return found[0]
+
+        starts = (*self.region.starts, const(0) if var is None else var)
+        return self.low.register_index(starts, index)
+
+    def runs(self, count: int) -> bool:
+        """Whether each `count` registers in a row are consecutive and begin at a multiple of
+        it, or of those that share 32 bits, wherever the region begins."""
+        pack = max(32 // self.region.dtype.bits, 1)
+        for registers, _ in self._parts.values():
+            groups = np.array(registers).reshape(-1, count)
+            whole = groups == groups[:, :1] + np.arange(count)
+            if not whole.all() or (groups[:, 0] % min(pack, count)).any():
+                return False
+        return True
+
+    def _part(self, starts: tuple[int, ...]) -> _Part:
+        if starts not in self._parts:
+            self._parts[starts] = self._find(starts)
+            if not np.array_equal(self._parts[starts][1], self.table):
+                raise CompileError(
+                    f"parts of {self.region.buffer.name} are held in different ways",
+                    got=repr(self.fragment),
+                )
+        return self._parts[starts]
+
+    def _find(self, starts: tuple[int, ...]) -> _Part:
+        found = _part_of(self.fragment, starts, tuple(int(e) for e in self.region.extents))
+        if found is None:
+            raise CompileError(
+                f"threads hold different registers of this part of {self.region.buffer.name}",
+                got=repr(self.fragment),
+            )
+        return found
+
+
+@lru_cache(maxsize=32)
+def _part_of(fragment: Fragment, starts: tuple[int, ...], extents: tuple[int, ...]) -> _Part | None:
+    """The registers of a part of a fragment, and what they hold; None where that is not the same
+    ones in all threads. Whoever chooses a copy asks, and who lowers it asks again."""
+    table = fragment.table()
+    coords = np.unravel_index(np.maximum(table, 0), fragment.tile)
+    inside = table != IDLE
+    index = np.zeros_like(table)
+    for c, start, extent in zip(coords, starts, extents, strict=True):
+        inside = inside & (c >= start) & (c < start + extent)
+        index = index * extent + c - start
+    if (inside != inside[:1]).any() or not inside.any():
+        return None
+    registers = np.flatnonzero(inside[0])
+    held = index[:, registers]
+    held.flags.writeable = False
+    return tuple(registers.tolist()), held
+
+
+@dataclass
+class MapLoop:
     """What each thread visits of `fragment`'s tile. `value` counts it; `coords` are the tile
     coordinates at `value`, `named` the variables of the source that stand for them. `before` has
     to be computed in front of the loop."""
 
     low: Lowering
     fragment: Fragment
-    loc: Loc | None
     var: Var
     coords: tuple[Expr, ...] = ()
     named: dict[Var, Expr] = field(default_factory=dict)
@@ -93,9 +201,7 @@ class Nest:
             hoisted = self.comparison(e) if isinstance(e, Cmp) else self.converted(e)
             if hoisted is not None:
                 return hoisted
-        children = tuple(self.expr(c) for c in e.children)
-        same = all(a is b for a, b in zip(children, e.children, strict=True))
-        return widened(e if same else e.rebuild(children))
+        return widened(map_children(e, self.expr))
 
     def index(self, e: Expr) -> Expr:
         return self.low.simplify(self.expr(e))
@@ -108,9 +214,9 @@ class Nest:
 
     def offset(self, buffer: Buffer, indices: Sequence[Expr]) -> Expr:
         """Where an element of a shared tile lies."""
-        return self.low.offset(buffer, [self.index(i) for i in indices], self.loc)
+        return self.low.offset(buffer, [self.index(i) for i in indices])
 
-    def register(self, buffer: Buffer, indices: Sequence[Expr], loc: Loc | None) -> Expr:
+    def register(self, buffer: Buffer, indices: Sequence[Expr], loc: Loc | None = None) -> Expr:
         """The register that holds an element of a fragment, the same in all threads."""
         fragment = buffer.layout
         assert isinstance(fragment, Fragment)
@@ -123,7 +229,7 @@ class Nest:
                 raise CompileError(
                     f"the register of an element of {buffer.name} depends on {var.name}, which is "
                     "known only at run time",
-                    loc=loc or self.loc,
+                    loc=loc,
                     fix=f"unroll the loop over {var.name} (kind=unroll)",
                 )
         if self.part is None and all(i in self.dims for i in inlined):
@@ -134,6 +240,12 @@ class Nest:
             found = None if plain is None else fit_registers(plain, [self.var], [0], [1])
             if found is not None:
                 return found
+        if fragment.threads != self.fragment.threads:
+            raise CompileError(
+                f"{buffer.name} is spread over {fragment.threads} threads, the map over "
+                f"{self.fragment.threads}",
+                loc=loc,
+            )
         ranges = [self.low.unrolled[v] for v in names]
         table = np.zeros([*(len(r) for r in ranges), self.values], np.int64)
         strides = [prod(fragment.tile[d + 1 :]) for d in range(len(fragment.tile))]
@@ -147,7 +259,16 @@ class Nest:
             inside = np.ones(idle.shape, bool)
             for p, t in zip(places, fragment.tile, strict=True):  # scalars among them
                 inside &= (p >= 0) & (p < t)
-            table[place] = self._columns(fragment, buffer, needed, inside, idle, loc)
+            columns = _columns(fragment, np.where(inside & ~idle, needed, -1), idle)
+            if columns is None:
+                raise CompileError(
+                    f"a thread needs an element of {buffer.name} that it does not hold",
+                    loc=loc,
+                    expected=f"the elements of {self.fragment}",
+                    got=repr(fragment),
+                    fix="give both the same layout, or relayout one",
+                )
+            table[place] = columns
         steps = [*(r.step for r in ranges), 1]
         starts = [*(r.start for r in ranges), 0]
         if self.values == 1:
@@ -155,39 +276,10 @@ class Nest:
         found = fit_registers(table, [*names, self.var][: table.ndim], starts, steps)
         if found is None:
             raise CompileError(
-                f"the registers of {buffer.name} are not a simple function of the nest's values",
-                loc=loc or self.loc,
+                f"the registers of {buffer.name} are not a simple function of the map's values",
+                loc=loc,
             )
         return found
-
-    def _columns(
-        self,
-        fragment: Fragment,
-        buffer: Buffer,
-        needed: Indices,
-        inside: Indices,
-        idle: Indices,
-        loc: Loc | None,
-    ) -> Indices:
-        """One register per value of the nest; refused where threads disagree."""
-        if fragment.threads != self.fragment.threads:
-            raise CompileError(
-                f"{buffer.name} is spread over {fragment.threads} threads, the nest over "
-                f"{self.fragment.threads}",
-                loc=loc or self.loc,
-            )
-        found = fragment.locate(np.where(inside & ~idle, needed, -1))
-        best = found.max(axis=0)
-        if (~idle & (found != best)).any():
-            raise CompileError(
-                f"a thread needs an element of {buffer.name} that it does not hold",
-                loc=loc or self.loc,
-                expected=f"the elements of {self.fragment}",
-                got=repr(fragment),
-                fix="give both the same layout, or relayout one",
-            )
-        result: Indices = np.maximum(best, 0)
-        return result
 
     # ── masks ────────────────────────────────────────────────────────────────────────────────
 
@@ -268,7 +360,7 @@ class Nest:
         for op in self.before:
             if isinstance(op, Let) and op.value is value:
                 return op.var
-        var, let = self.low.let(name, value, self.loc)
+        var, let = self.low.let(name, value)
         self.before.append(let)
         self.low.ranges = self.low.ranges.let(var, value)
         return var
@@ -315,70 +407,66 @@ class Nest:
             if not np.array_equal(held[held >= 0], distinct(real)):
                 raise CompileError(
                     "threads hold the same elements in a way that no simple rule chooses one of",
-                    loc=self.loc,
                     got=repr(self.fragment),
                 )
             which = pick(self.low, thread, np.asarray(keep, np.int64).tolist())
             return compare("==", which, 1)
         return self.low.simplify(cond)
 
-    def loop(self, body: Body) -> Body:
+    def emit(self, body: Body) -> Body:
         """`body` at every value, what it needs in front."""
-        cond = self.guard()
-        if cond is not TRUE:
-            body = (If(cond, body, loc=self.loc),)
+        body = guarded(self.guard(), body)
         if self.values > 1:
-            body = (For(self.var, const(0), const(self.values), body, kind="unroll", loc=self.loc),)
+            body = (unroll(self.var, self.values, body),)
         return (*used(self.before, body), *body)
 
 
 def used(before: Iterable[Op], body: Body) -> Body:
     """Those of the `Let`s `before` whose variables are read."""
-    needed = {v for op in walk_ops(body) for e in expressions(op) for v in variables(e)}
+    needed = read_variables(body)
     found: list[Op] = []
     for op in reversed(list(before)):
         if not isinstance(op, Let) or op.var in needed:
             found.append(op)
-            needed |= {v for e in expressions(op) for v in variables(e)}
+            needed |= read_variables((op,))
     return tuple(reversed(found))
 
 
-def make_nest(low: Lowering, fragment: Fragment, names: Sequence[Var], loc: Loc | None) -> Nest:
-    """The nest of `fragment`'s tile in the instance's threads; `names` stand for its
+def map_loop(low: Lowering, fragment: Fragment, names: Sequence[Var]) -> MapLoop:
+    """The map of `fragment`'s tile in the instance's threads; `names` stand for its
     coordinates."""
     if fragment.threads != low.instance.threads:
         raise CompileError(
             f"the layout is for {fragment.threads} threads, the instance has "
             f"{low.instance.threads}",
-            loc=loc,
             got=repr(fragment),
         )
     fragment = fragment.drop_repeats()
-    nest = Nest(low, fragment, loc, low.var("v"))
+    loop = MapLoop(low, fragment, low.var("v"))
     apart = dimensions(fragment)
     parts = [fragment.layout if apart is None else apart[dim] for dim in range(len(names))]
-    # before the nest's own variables are known, which these do not have: what is simplified here
-    # is remembered for the next nest
+    # before the map's own variables are known, which these do not have: what is simplified here
+    # is remembered for the next map
     places = [low.simplify(layout_expr(part[0], low.instance.thread)) for part in parts]
-    low.unrolled[nest.var] = range(fragment.values)
-    low.ranges = low.ranges.where(nest.var, 0, fragment.values - 1)
-    value: Expr = nest.var if fragment.values > 1 else const(0)
+    low.unrolled[loop.var] = range(fragment.values)
+    low.ranges = low.ranges.where(loop.var, 0, fragment.values - 1)
+    value: Expr = loop.var if fragment.values > 1 else const(0)
     coords = []
     tables = _coordinates(fragment)
     for dim, name in enumerate(names):
         place = places[dim]
         if not isinstance(place, (Const, Var)):
-            place = nest.name(name.name, place)
+            place = loop.name(name.name, place)
         coord = low.simplify(place + layout_expr(parts[dim][1], value))
         if apart is None:
             inner, extent = prod(fragment.cover[dim + 1 :]), fragment.cover[dim]
             coord = low.simplify(coord // inner % extent)
         coords.append(coord)
-        nest.named[name] = coord
-        nest.tables[name] = tables[dim]
-        nest.dims[name] = dim
-    nest.coords = tuple(coords)
-    return nest
+        loop.named[name] = coord
+        loop.tables[name] = tables[dim]
+        loop.dims[name] = dim
+    loop.coords = tuple(coords)
+    return loop
 
 
 @lru_cache(maxsize=32)
@@ -396,18 +484,23 @@ def _coordinates(fragment: Fragment) -> tuple[Indices, ...]:
 
 
 @lru_cache(maxsize=128)
-def _plain_registers(fragment: Fragment, nest: Fragment, dims: tuple[int, ...]) -> Indices | None:
-    """The register of `fragment` that holds element [dims of the nest's coordinates] at each value
-    of the nest, the same in all threads; None where there is none."""
-    if fragment.threads != nest.threads:
+def _plain_registers(fragment: Fragment, loop: Fragment, dims: tuple[int, ...]) -> Indices | None:
+    """The register of `fragment` that holds element [dims of the map's coordinates] at each value
+    of the map, the same in all threads; None where there is none."""
+    if fragment.threads != loop.threads:
         return None
-    idle, coords = nest.table() == IDLE, _coordinates(nest)
+    idle, coords = loop.table() == IDLE, _coordinates(loop)
     needed = np.zeros(idle.shape, np.int64)
     inside = ~idle
     for dim, size in zip(dims, fragment.tile, strict=True):
         needed = needed * size + coords[dim]
         inside &= coords[dim] < size
-    found = fragment.locate(np.where(inside, needed, -1))
+    return _columns(fragment, np.where(inside, needed, -1), idle)
+
+
+def _columns(fragment: Fragment, needed: Indices, idle: Indices) -> Indices | None:
+    """For each value the register of what is `needed`; None where threads disagree."""
+    found = fragment.locate(needed)
     best = found.max(axis=0)
     if (~idle & (found != best)).any():
         return None
@@ -436,10 +529,10 @@ def dimensions(fragment: Fragment) -> tuple[Layout, ...] | None:
     return found
 
 
-def region_nest(
+def region_loop(
     low: Lowering, region: Region, op: Op
-) -> tuple[Nest, tuple[Var, ...], Callable[[], Expr]]:
-    """The nest of what threads hold of a fragment's `region`; variables for the region's
+) -> tuple[MapLoop, tuple[Var, ...], Callable[[], Expr]]:
+    """The map of what threads hold of a fragment's `region`; variables for the region's
     coordinates, unit extents dropped; the register at `value`.
 
     Where all threads hold the region in the same registers, those alone are visited. Otherwise
@@ -449,70 +542,45 @@ def region_nest(
     names = tuple(low.var(f"i{d}") for d in range(len(fragment.tile)))
     kept = tuple(n for n, e in zip(names, region.extents, strict=True) if int(e) != 1)
     if region.is_whole:
-        nest = make_nest(low, fragment, names, op.loc)
-        return nest, kept, lambda: nest.register(region.buffer, names, op.loc)
+        loop = map_loop(low, fragment, names)
+        return loop, kept, lambda: loop.register(region.buffer, names)
     try:
         held = Held(low, region, op)
         small = Fragment.fit(held.tile, held.table)
     except (CompileError, LayoutError):
         return _guarded(low, region, names, kept, op)
-    nest = make_nest(low, small, kept, op.loc)
-    if nest.values != held.values:
+    loop = map_loop(low, small, kept)
+    if loop.values != held.values:
         return _guarded(low, region, names, kept, op)
-    return nest, kept, lambda: held.first(0, 1, nest.var if nest.values > 1 else None, 1)
+    return loop, kept, lambda: held.first(0, 1, loop.var if loop.values > 1 else None, 1)
 
 
 def _guarded(
     low: Lowering, region: Region, names: tuple[Var, ...], kept: tuple[Var, ...], op: Op
-) -> tuple[Nest, tuple[Var, ...], Callable[[], Expr]]:
+) -> tuple[MapLoop, tuple[Var, ...], Callable[[], Expr]]:
     fragment = region.buffer.layout
     assert isinstance(fragment, Fragment)
     bases = tuple(low.var(n.name) for n in names)
-    nest = make_nest(low, fragment, bases, op.loc)
-    index = np.zeros_like(nest.fragment.table())
-    known = nest.fragment.table() != IDLE
+    loop = map_loop(low, fragment, bases)
+    index = np.zeros_like(loop.fragment.table())
+    known = loop.fragment.table() != IDLE
     for base, name, start, extent in zip(bases, names, region.starts, region.extents, strict=True):
         if isinstance(start, Const):
-            at = nest.tables[base] - int(start)
+            at = loop.tables[base] - int(start)
             known = known & (at >= 0) & (at < int(extent))
-            nest.tables[name] = at
+            loop.tables[name] = at
             index = index * int(extent) + at
-        place = low.simplify(nest.named[base] - start)
-        nest.named[name] = place
-        nest.lets[name] = base - start
+        place = low.simplify(loop.named[base] - start)
+        loop.named[name] = place
+        loop.lets[name] = base - start
         for cond in (compare(">=", place, 0), compare("<", place, extent)):
             holds = prove(cond, low.ranges)
             if holds is None:
-                both = nest.inside
-                nest.inside = cond if both is TRUE else binary("and", both, cond)
+                both = loop.inside
+                loop.inside = cond if both is TRUE else binary("and", both, cond)
     if all(isinstance(s, Const) for s in region.starts):
-        nest.part = np.where(known, index, IDLE)
+        loop.part = np.where(known, index, IDLE)
     else:
-        nest.movable = False
-    plain = Nest(low, nest.fragment, op.loc, nest.var, tables=dict(nest.tables))
-    return nest, kept, lambda: plain.register(region.buffer, bases, op.loc)
-
-
-def region_fragment(
-    low: Lowering, region: Region, op: Op
-) -> tuple[Fragment, tuple[Var, ...], tuple[Var, ...]]:
-    """A layout of a nest over what threads hold of a fragment's region, variables for its
-    dimensions, and those of them whose extents are not 1."""
-    fragment = region.buffer.layout
-    assert isinstance(fragment, Fragment)
-    if region.is_whole:
-        names = tuple(low.var(f"i{d}") for d in range(len(fragment.tile)))
-        kept = tuple(n for n, e in zip(names, fragment.tile, strict=True) if e != 1)
-        return fragment.drop_repeats(), names, kept
-    held = Held(low, region, op)
-    try:
-        small = Fragment.fit(held.tile or (1,), held.table)
-    except LayoutError:
-        raise CompileError(
-            f"threads hold this part of {region.buffer.name} in a way that is no layout",
-            loc=op.loc,
-            got=repr(fragment),
-            fix="use the whole tile",
-        ) from None
-    names = tuple(low.var(f"i{d}") for d in range(len(small.tile)))
-    return small, names, names if held.tile else ()
+        loop.movable = False
+    plain = MapLoop(low, loop.fragment, loop.var, tables=dict(loop.tables))
+    return loop, kept, lambda: plain.register(region.buffer, bases)

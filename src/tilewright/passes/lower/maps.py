@@ -1,4 +1,4 @@
-"""Elementwise nests and fills, and copies between fragments."""
+"""Elementwise maps and fills, and copies between fragments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from collections.abc import Iterable
 from tilewright.ir import scope
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import dtype
-from tilewright.ir.expr import TRUE, Call, Const, Expr, Load, cast, const, substitute, variables
+from tilewright.ir.expr import (
+    TRUE,
+    Call,
+    Expr,
+    Load,
+    Var,
+    cast,
+    const,
+    substitute,
+    variables,
+)
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
@@ -29,19 +39,27 @@ from tilewright.ir.op import (
     While,
     bound_within,
     op_loads,
+    regions,
     walk_ops,
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
+from tilewright.passes.canonicalize.expand_copies import expand_op
 from tilewright.passes.layout.coalesced import coalesced
-from tilewright.passes.lower.atomics import atomic_element
+from tilewright.passes.lower.atomics import atomic_element, lower_sums
 from tilewright.passes.lower.foreign import foreign
-from tilewright.passes.lower.lowering import MEMORY, Lowering, accesses_memory
-from tilewright.passes.lower.map_loops import Nest, make_nest, region_nest
-from tilewright.passes.lower.replicated import hand_over, runs_once
-from tilewright.passes.lower.vector_atomics import lower_sums
+from tilewright.passes.lower.lowering import (
+    MEMORY,
+    Lowering,
+    accesses_memory,
+    guarded,
+    located,
+    trip,
+    unroll,
+)
+from tilewright.passes.lower.map_loops import MapLoop, map_loop, region_loop
 from tilewright.passes.lower.vectors import lower_groups
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, at
 
 UINT32 = dtype("uint32")
 PACK = {"bfloat16": "pack_bfloat16", "float16": "pack_float16"}
@@ -49,36 +67,34 @@ PACK = {"bfloat16": "pack_bfloat16", "float16": "pack_float16"}
 
 def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
     """Every thread does the iterations of its values."""
-    fragment = nest_layout(op)
+    fragment = map_layout(op)
     extents = tuple(int(e) for e in op.extents)
     if extents != fragment.tile:
         raise CompileError(
-            "the nest and its layout have different shapes",
-            loc=op.loc,
+            "the map and its layout have different shapes",
             expected=str(extents),
             got=repr(fragment),
         )
-    unrolled, ranges = dict(low.unrolled), low.ranges
-    nest = make_nest(low, fragment, op.vars, op.loc)
-    once = nest.first_copy() if runs_once(low, op) else TRUE
-    nest.alone = once is not TRUE
-    nest.bound = frozenset(v for inner in op.body for v in bound_within(inner))
-    result = None
-    if nest.values > 1:
-        result = lower_sums(nest, op) or lower_groups(nest, op, _body)
-    if result is None:
-        result = nest.loop(_body(nest, op.body))
-    low.unrolled, low.ranges = unrolled, ranges
+    with low.restored():
+        loop = map_loop(low, fragment, op.vars)
+        once = loop.first_copy() if runs_once(low, op) else TRUE
+        loop.alone = once is not TRUE
+        loop.bound = frozenset(v for inner in op.body for v in bound_within(inner))
+        result = None
+        if loop.values > 1:
+            result = lower_sums(loop, op) or lower_groups(loop, op, _body)
+        if result is None:
+            result = loop.emit(_body(loop, op.body))
     low.touched = low.touched or accesses_memory(op, low.fixed)
     if once is TRUE:
         yield from result
         return
-    yield If(once, result, loc=op.loc)
+    yield If(once, result)
     yield from hand_over(low, op, fragment)
 
 
-def nest_layout(op: Map) -> Fragment:
-    """The nest's layout: its own, or that of the fragment it writes by its own variables."""
+def map_layout(op: Map) -> Fragment:
+    """The map's layout: its own, or that of the fragment it writes by its own variables."""
     if isinstance(op.layout, Fragment):
         return op.layout
     for inner in walk_ops(op.body):
@@ -89,82 +105,77 @@ def nest_layout(op: Map) -> Fragment:
         ):
             return inner.buffer.layout
     raise CompileError(
-        "this nest has no layout",
-        loc=op.loc,
+        "this map has no layout",
         fix='use target="cpu" or "interp", or write the layout: layout="frag{tile=… tv=…}"',
     )
 
 
-def _body(nest: Nest, body: Body) -> Body:
+def _body(loop: MapLoop, body: Body) -> Body:
     found: list[Op] = []
-    low = nest.low
-    before = low.ranges
-    for op in body:
-        found += _op(nest, op)
-        low.ranges = scope.after(op, low.ranges)
-    low.ranges = before
+    low = loop.low
+    with low.restored():
+        for op in body:
+            with at(op.loc):
+                found += [located(new, op.loc) for new in _op(loop, op)]
+            low.ranges = scope.after(op, low.ranges)
     return tuple(found)
 
 
-def _op(nest: Nest, op: Op) -> Iterable[Op]:
-    low = nest.low
+def _op(loop: MapLoop, op: Op) -> Iterable[Op]:
+    low = loop.low
     if isinstance(op, Store):
-        yield from _store(nest, op)
+        yield from _store(loop, op)
     elif isinstance(op, Let):
-        nest.lets[op.var] = op.value
-        yield rebuild(op, value=nest.expr(op.value))
+        loop.lets[op.var] = op.value
+        yield rebuild(op, value=loop.expr(op.value))
     elif isinstance(op, Alloc) and op.buffer.space is Space.LOCAL:
-        yield rebuild(op, init=None if op.init is None else nest.expr(op.init))
+        yield rebuild(op, init=None if op.init is None else loop.expr(op.init))
     elif isinstance(op, If):
         yield rebuild(
             op,
-            cond=nest.expr(op.cond),
-            then=_inside(nest, op, "then", op.then),
-            orelse=_inside(nest, op, "orelse", op.orelse),
+            cond=loop.expr(op.cond),
+            then=_inside(loop, op, "then", op.then),
+            orelse=_inside(loop, op, "orelse", op.orelse),
         )
     elif isinstance(op, For):
-        yield from _for(nest, op)
+        yield from _for(loop, op)
     elif isinstance(op, While):
-        yield rebuild(op, cond=nest.expr(op.cond), body=_inside(nest, op, "body", op.body))
+        yield rebuild(op, cond=loop.expr(op.cond), body=_inside(loop, op, "body", op.body))
     elif isinstance(op, (Break, Continue)):
         yield op
     elif isinstance(op, Hint):
         if op.name == "assume" and op.value is not None:
-            yield rebuild(op, value=nest.expr(op.value))
+            yield rebuild(op, value=loop.expr(op.value))
     elif isinstance(op, Atomic):
-        yield from atomic_element(low, op, nest.expr, nest.index, nest.first_copy())
+        yield from atomic_element(low, op, loop.expr, loop.index, loop.first_copy())
     elif isinstance(op, Intrinsic):
         if INTRINSICS[op.name].convergent:
             raise low.unsupported(
-                op, f"{op.name} in a map: its iterations are no threads", "use it outside maps"
+                f"{op.name} in a map: its iterations are no threads", "use it outside maps"
             )
-        yield from foreign(low, op, nest.expr, nest.index, nest.first_copy())
+        yield from foreign(low, op, loop.expr, loop.index, loop.first_copy())
     else:
-        raise low.unsupported(op, f"{type(op).__name__.lower()} in a map is not lowered")
+        raise low.unsupported(f"{type(op).__name__.lower()} in a map is not lowered")
 
 
-def _inside(nest: Nest, op: Op, name: str, body: Body) -> Body:
-    low = nest.low
-    before = low.ranges
-    low.ranges = scope.inside(op, name, before)
-    result = _body(nest, body)
-    low.ranges = before
-    return result
+def _inside(loop: MapLoop, op: Op, name: str, body: Body) -> Body:
+    with loop.low.restored(scope.inside(op, name, loop.low.ranges)):
+        return _body(loop, body)
 
 
-def _for(nest: Nest, op: For) -> Iterable[Op]:
-    low = nest.low
-    constant = all(isinstance(e, Const) for e in (op.start, op.stop, op.step))
+def _for(loop: MapLoop, op: For) -> Iterable[Op]:
+    low = loop.low
+    values = trip(op)
     # registers take constant indices: a loop over what a thread holds of a fragment is unrolled
-    if constant and (op.kind in ("unroll", "vectorized") or _indexes_registers(op)):
-        low.unrolled[op.var] = range(int(op.start), int(op.stop), int(op.step))
-    body = _inside(nest, op, "body", op.body)
+    if values is not None and (op.kind in ("unroll", "vectorized") or _indexes_registers(op)):
+        low.unrolled[op.var] = values
+    body = _inside(loop, op, "body", op.body)
     kind = "unroll" if low.unrolled.pop(op.var, None) is not None else "serial"
     yield rebuild(
         op,
-        start=nest.expr(op.start),
-        stop=nest.expr(op.stop),
-        step=nest.expr(op.step),
+        start=loop.expr(op.start),
+        stop=loop.expr(op.stop),
+        step=loop.expr(op.step),
         body=body,
         kind=kind,
     )
@@ -181,27 +192,78 @@ def _indexes_registers(loop: For) -> bool:
     return False
 
 
-def _store(nest: Nest, op: Store) -> Iterable[Op]:
-    low = nest.low
+def _store(loop: MapLoop, op: Store) -> Iterable[Op]:
+    low = loop.low
     flat = low.flat(op.buffer)
-    value = nest.expr(op.value)
+    value = loop.expr(op.value)
     if op.buffer.space is Space.FRAGMENT:
         check_single(op.buffer, op)
-        register = nest.register(op.buffer, op.indices, op.loc)
-        yield Store(flat, (register,), value, loc=op.loc)
+        register = loop.register(op.buffer, op.indices, op.loc)
+        yield Store(flat, (register,), value)
         return
     cond: Expr = TRUE
     if op.buffer.space is Space.SHARED:
-        indices: tuple[Expr, ...] = (nest.offset(op.buffer, op.indices),)
+        indices: tuple[Expr, ...] = (loop.offset(op.buffer, op.indices),)
     else:
-        indices = tuple(nest.index(i) for i in op.indices)
+        indices = tuple(loop.index(i) for i in op.indices)
     if op.buffer.space is Space.GLOBAL:
-        cond = nest.low.within(op.buffer, indices)
-    store: Op = Store(flat, indices, value, loc=op.loc)
-    for test in (cond, nest.first_copy() if op.buffer.space in MEMORY else TRUE):
-        if test is not TRUE:
-            store = If(test, (store,), loc=op.loc)
-    yield store
+        cond = loop.low.within(op.buffer, indices)
+    once = loop.first_copy() if op.buffer.space in MEMORY else TRUE
+    store = guarded(cond, (Store(flat, indices, value),))
+    yield from guarded(once, store)
+
+
+# ── iterations that several threads hold ─────────────────────────────────────────────────────
+#
+# Each thread that holds an element runs its iteration, and one of them stores to memory. That is
+# not enough when an iteration reads memory that it writes, or uses what an atomic gives back: the
+# others would read too late, or get nothing. Then one thread runs the iteration alone, and what it
+# wrote to fragments reaches the others through shared memory.
+
+
+def runs_once(low: Lowering, op: Map) -> bool:
+    """Whether an iteration must not be run by several threads."""
+    read: set[str] = set()
+    written: set[str] = set()
+    for inner in walk_ops(op.body):
+        if (
+            isinstance(inner, (Atomic, Intrinsic))
+            and inner.result is not None
+            and any(r.buffer.space in MEMORY for r in regions(inner, reads=True, writes=True))
+        ):
+            return True
+        read |= {low.root(x.buffer) for x in op_loads(inner) if x.buffer.space in MEMORY}
+        if isinstance(inner, Store) and inner.buffer.space in MEMORY:
+            written.add(low.root(inner.buffer))
+        if isinstance(inner, Atomic):
+            written.add(low.root(inner.dst.buffer))
+    return bool(read & written)
+
+
+def hand_over(low: Lowering, op: Map, layout: Fragment) -> Iterable[Op]:
+    """What one thread wrote to fragments in an iteration, to all that hold it."""
+    places: dict[tuple[Buffer, tuple[Expr, ...]], None] = {}
+    for inner in walk_ops(op.body):
+        if isinstance(inner, Store) and inner.buffer.space is Space.FRAGMENT:
+            if any(variables(i) - set(op.vars) for i in inner.indices):
+                raise CompileError(
+                    f"several threads hold this element of {inner.buffer.name}, and its iteration "
+                    "may run in one of them only: it reads memory that it writes",
+                    loc=inner.loc,
+                    fix="split the map: compute into shared memory first",
+                )
+            places[inner.buffer, inner.indices] = None
+    for buffer, indices in places:
+        scratch, met = low.exchange(buffer.dtype, buffer.static_shape)
+        yield from met
+        for source, target in ((buffer, scratch), (scratch, buffer)):
+            if source is scratch:
+                yield from low.join()
+            names = tuple(low.var(v.name) for v in op.vars)
+            at: dict[Var, Expr] = dict(zip(op.vars, names, strict=True))
+            where = tuple(substitute(i, at) for i in indices)
+            store = Store(target, where, Load(source, where, op.loc))
+            yield from low.op(Map(names, op.extents, (store,), layout=layout))
 
 
 def check_single(buffer: Buffer, op: Op) -> None:
@@ -211,7 +273,6 @@ def check_single(buffer: Buffer, op: Op) -> None:
     if fragment.drop_repeats().values != fragment.values:
         raise CompileError(
             f"{buffer.name} holds elements in several registers of one thread",
-            loc=op.loc,
             got=repr(fragment),
         )
 
@@ -220,46 +281,38 @@ def check_single(buffer: Buffer, op: Op) -> None:
 
 
 def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
-    """A fragment register by register; memory by a nest of the block's threads."""
+    """A fragment register by register; memory by a map of the block's threads."""
     buffer = op.dst.buffer
-    if buffer.space is Space.FRAGMENT and op.dst.is_whole:
-        fragment = buffer.layout
-        assert isinstance(fragment, Fragment)
-        op = low.plain(op)
-        var = low.var("v")
-        body = Store(low.flat(buffer), (var,), cast(op.value, op.dst.dtype), loc=op.loc)
-        yield For(var, const(0), const(fragment.values), (body,), kind="unroll", loc=op.loc)
-        return
     if buffer.space is Space.FRAGMENT:
-        check_single(buffer, op)
         op = low.plain(op)
-        unrolled, ranges = dict(low.unrolled), low.ranges
-        nest, _, register = region_nest(low, op.dst, op)
-        place = register()
-        low.unrolled, low.ranges = unrolled, ranges
         value = cast(op.value, op.dst.dtype)
-        yield from nest.loop((Store(low.flat(buffer), (place,), value, loc=op.loc),))
-        return
-    names = tuple(low.var(f"i{d}") for d in range(len(op.dst.tile)))
-    inner = iter(names)
-    pairs = zip(op.dst.starts, op.dst.extents, strict=True)
-    place_of = tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs)
-    store = Store(buffer, place_of, cast(op.value, op.dst.dtype), loc=op.loc)
+        if op.dst.is_whole:
+            registers, var = low.flat(buffer), low.var("v")
+            body = Store(registers, (var,), value)
+            return (unroll(var, int(registers.shape[0]), (body,)),)
+        check_single(buffer, op)
+        with low.restored():
+            loop, _, register = region_loop(low, op.dst, op)
+            place = register()
+        return loop.emit((Store(low.flat(buffer), (place,), value),))
+    found = expand_op(op, low)
+    assert found is not None
     if buffer.space is Space.LOCAL:
-        loop: Op = store
-        for name, extent in reversed(list(zip(names, op.dst.tile, strict=True))):
-            loop = For(name, const(0), extent, (loop,), kind="unroll", loc=op.loc)
-        yield from low.op(loop)
-        return
-    tile = op.dst.static_tile
-    if not tile:
-        names, tile = (low.var("i0"),), (1,)
-    extents = tuple(const(e) for e in tile)
-    layout = widest_spread(low, op.dst, tile)
-    yield from low.op(Map(names, extents, (store,), layout=layout, loc=op.loc))
+        return low.op(unrolled(found))
+    if not isinstance(found, Map):
+        found = Map((low.var("i"),), (const(1),), (found,))
+    layout = widest_layout(low, op.dst, tuple(int(e) for e in found.extents))
+    return low.op(rebuild(found, layout=layout))
 
 
-def widest_spread(low: Lowering, region: Region, tile: tuple[int, ...]) -> Fragment:
+def unrolled(op: Op) -> Op:
+    """A nest of loops without its loops: registers have no addresses."""
+    if not isinstance(op, For):
+        return op
+    return rebuild(op, body=tuple(map(unrolled, op.body)), kind="unroll")
+
+
+def widest_layout(low: Lowering, region: Region, tile: tuple[int, ...]) -> Fragment:
     """The block's threads over a region of memory, 16 bytes each where the tile divides."""
     vector = max(128 // region.dtype.bits, 1)
     while tile[-1] % vector:
@@ -272,35 +325,25 @@ def widest_spread(low: Lowering, region: Region, tile: tuple[int, ...]) -> Fragm
 
 def copy_fragment(low: Lowering, op: Copy) -> Iterable[Op]:
     """Registers to registers; float32 to 16 bits in pairs, one instruction each."""
-    source, target = op.src.buffer, op.dst.buffer
-    fragment = target.layout
-    assert isinstance(fragment, Fragment)
+    target = op.dst.buffer
     check_single(target, op)
-    unrolled, ranges = dict(low.unrolled), low.ranges
-    nest, kept, find = region_nest(low, op.dst, op)
-    inner = iter(kept)
-    indices = [
-        s if int(e) == 1 else s + next(inner)
-        for s, e in zip(op.src.starts, op.src.extents, strict=True)
-    ]
-    register = nest.register(source, indices, op.loc)
-    place = find()
-    low.unrolled, low.ranges = unrolled, ranges
-    src, dst = low.flat(source), low.flat(target)
+    with low.restored():
+        loop, kept, find = region_loop(low, op.dst, op)
+        register = loop.register(op.src.buffer, op.src.place(kept))
+        place = find()
+    src, dst = low.flat(op.src.buffer), low.flat(target)
+    count = int(dst.shape[0])
     pack = PACK.get(op.dst.dtype.name) if op.src.dtype.name == "float32" else None
-    if pack is None or fragment.values % 2 or not op.dst.is_whole:
+    if pack is None or count % 2 or not op.dst.is_whole:
         value = cast(Load(src, (register,), op.loc), op.dst.dtype)
-        body: Op = Store(dst, (place,), value, loc=op.loc)
+        body: Op = Store(dst, (place,), value)
         if op.dst.is_whole:
-            stop = const(fragment.values)
-            yield For(nest.var, const(0), stop, (body,), kind="unroll", loc=op.loc)
-        else:
-            yield from nest.loop((body,))
-        return
+            return (unroll(loop.var, count, (body,)),)
+        return loop.emit((body,))
     pair = low.var("v")
-    inside = low.ranges.where(pair, 0, fragment.values // 2 - 1)
-    places = [substitute(register, {nest.var: pair * 2 + i}) for i in (0, 1)]
+    inside = low.ranges.where(pair, 0, count // 2 - 1)
+    places = [substitute(register, {loop.var: pair * 2 + i}) for i in (0, 1)]
     both = tuple(Load(src, (simplify(p, inside),), op.loc) for p in places)
     packed = Call(pack, both, UINT32)
-    body = Intrinsic("store_packed", (low.span(target, pair * 2, 2), packed), loc=op.loc)
-    yield For(pair, const(0), const(fragment.values // 2), (body,), kind="unroll", loc=op.loc)
+    body = Intrinsic("store_packed", (low.span(target, pair * 2, 2), packed))
+    return (unroll(pair, count // 2, (body,)),)

@@ -7,28 +7,23 @@ registers of a fragment are such matrices is read off its table, element by elem
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from tilewright.ir.analysis.bounds import multiple_of
 from tilewright.ir.buffer import Region, Space
-from tilewright.ir.expr import Call, Expr, Load, Var, const
+from tilewright.ir.expr import Call, Expr, Load, Var
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import Indices, LayoutError
 from tilewright.ir.layout.query import fit_layout
-from tilewright.ir.op import Copy, For, Intrinsic, Op
-from tilewright.passes.layout.addresses import (
-    TileAddress,
-    fit_index,
-    layout_expr,
-    swizzle_expr,
-    tile_address,
-)
-from tilewright.passes.lower.lowering import WARP, Lowering
+from tilewright.ir.op import Copy, Intrinsic, Op
+from tilewright.passes.layout.addresses import TileAddress, layout_expr, tile_address
+from tilewright.passes.lower.access import split_offset
+from tilewright.passes.lower.lowering import WARP, Lowering, unroll
+from tilewright.passes.lower.map_loops import Held
 from tilewright.passes.lower.maps import PACK, UINT32, check_single
-from tilewright.passes.lower.register_regions import Held
 from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError
 
@@ -55,28 +50,19 @@ def lower_stmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
         _check_types(low, op)
     held, address = _sides(low, op, op.src, op.dst)
     if len(distinct(held.table)) != held.table.size:
-        raise low.unsupported(op, f"stmatrix: several threads hold elements of {_name(op.src)}")
+        raise low.unsupported(f"stmatrix: several threads hold elements of {_name(op.src)}")
     found = _find(low, held, address, op, consecutive=pack is None)
-    var = low.var("v")
-    outer = dict(low.unrolled)
-    low.unrolled[var] = range(len(found.steps))
-    per = WORD_BITS // op.dst.dtype.bits
-    text = f"count={found.count} trans={int(found.trans)}"
-    args: list[Expr | Region]
-    if pack is None:
-        size = found.count * per
-        args = [low.span(op.src.buffer, held.first(0, size, var, size), size)]
-        text += " from=words"
-    else:
-        source, size = low.flat(op.src.buffer), found.count * 2
+    size = found.count * (WORD_BITS // op.dst.dtype.bits if pack is None else 2)
+
+    def words(var: Var) -> tuple[Expr | Region, ...]:
+        if pack is None:
+            return (low.span(op.src.buffer, held.first(0, size, var, size), size),)
+        source = low.flat(op.src.buffer)
         values = [Load(source, (held.first(i, 1, var, size),), op.loc) for i in range(size)]
-        args = [Call(pack, (values[i], values[i + 1]), UINT32) for i in range(0, size, 2)]
-        text += " from=values"
-    low.unrolled = outer
-    lets, where = _offset(low, address, found, var, op)
-    row = low.span(op.dst.buffer, where, ROW_BITS // op.dst.dtype.bits)
-    yield from lets
-    yield from _loop(low, found, var, Intrinsic("stmatrix", (row, *args), text=text, loc=op.loc))
+        return tuple(Call(pack, (values[i], values[i + 1]), UINT32) for i in range(0, size, 2))
+
+    kind = " from=words" if pack is None else " from=values"
+    return _move(low, op, address, found, lambda row, var: (row, *words(var)), kind)
 
 
 def lower_ldmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
@@ -85,27 +71,36 @@ def lower_ldmatrix(low: Lowering, op: Copy) -> Iterable[Op]:
     held, address = _sides(low, op, op.dst, op.src)
     check_single(op.dst.buffer, op)
     found = _find(low, held, address, op, consecutive=True)
-    var = low.var("v")
-    outer = dict(low.unrolled)
-    low.unrolled[var] = range(len(found.steps))
     size = found.count * WORD_BITS // op.dst.dtype.bits
-    registers = low.span(op.dst.buffer, held.first(0, size, var, size), size)
-    low.unrolled = outer
-    lets, where = _offset(low, address, found, var, op)
-    row = low.span(op.src.buffer, where, ROW_BITS // op.src.dtype.bits)
-    text = f"count={found.count} trans={int(found.trans)}"
-    yield from lets
-    yield from _loop(
-        low, found, var, Intrinsic("ldmatrix", (registers, row), text=text, loc=op.loc)
-    )
+
+    def operands(row: Region, var: Var) -> tuple[Region, Region]:
+        return low.span(op.dst.buffer, held.first(0, size, var, size), size), row
+
+    return _move(low, op, address, found, operands)
 
 
-def _loop(low: Lowering, found: Matrices, var: Var, body: Op) -> Iterable[Op]:
+def _move(
+    low: Lowering,
+    op: Copy,
+    address: TileAddress,
+    found: Matrices,
+    operands: Callable[[Region, Var], tuple[Expr | Region, ...]],
+    kind: str = "",
+) -> Iterable[Op]:
+    """Instructions whose `operands` are made of the row that a thread names and a number."""
+    var, lets, count = low.var("v"), list[Op](), len(found.steps)
+    place = low.simplify(layout_expr(fit_layout(found.places), low.instance.thread))
+    where = split_offset(low, address, (place, found.places), found.steps, var, lets)
+    if where is None:
+        raise CompileError("this address is not a simple function of the threads")
+    row = low.span(address.buffer, where, ROW_BITS // address.buffer.dtype.bits)
+    with low.restored():
+        low.unrolled[var] = range(count)
+        args = operands(row, var)
     low.touched = True
-    count = len(found.steps)
-    if count > 1:
-        body = For(var, const(0), const(count), (body,), kind="unroll", loc=body.loc)
-    yield body
+    text = f"count={found.count} trans={int(found.trans)}{kind}"
+    body = Intrinsic(op.atom or "", args, text=text)
+    return (*lets, body if count == 1 else unroll(var, count, (body,)))
 
 
 def _name(region: Region) -> str:
@@ -114,19 +109,19 @@ def _name(region: Region) -> str:
 
 def _check_types(low: Lowering, op: Copy) -> None:
     if op.src.dtype != op.dst.dtype or op.src.dtype.bits not in (8, 16, 32):
-        raise low.unsupported(op, f"{op.atom} from {op.src.dtype} to {op.dst.dtype}")
+        raise low.unsupported(f"{op.atom} from {op.src.dtype} to {op.dst.dtype}")
 
 
 def _sides(low: Lowering, op: Copy, held: Region, memory: Region) -> tuple[Held, TileAddress]:
     if not isinstance(held.buffer.layout, Fragment) or memory.buffer.space is not Space.SHARED:
-        raise low.unsupported(op, f"{op.atom} moves between a fragment and shared memory")
+        raise low.unsupported(f"{op.atom} moves between a fragment and shared memory")
     if memory.cta is not None or op.reduce is not None:
-        raise low.unsupported(op, f"{op.atom} stays in the block and does not reduce")
+        raise low.unsupported(f"{op.atom} stays in the block and does not reduce")
     if len(held.static_tile) != 2 or held.static_tile != memory.static_tile:
-        raise low.unsupported(op, f"{op.atom} moves matrices, not tiles of {held.static_tile}")
+        raise low.unsupported(f"{op.atom} moves matrices, not tiles of {held.static_tile}")
     if low.instance.threads % WARP:
-        raise low.unsupported(op, f"{op.atom} runs in whole warps")
-    return Held(low, held, op), tile_address(memory, low.ranges, op.loc)
+        raise low.unsupported(f"{op.atom} runs in whole warps")
+    return Held(low, held, op), tile_address(memory, low.ranges, None)
 
 
 def _find(low: Lowering, held: Held, address: TileAddress, op: Copy, consecutive: bool) -> Matrices:
@@ -182,7 +177,6 @@ def _find(low: Lowering, held: Held, address: TileAddress, op: Copy, consecutive
     raise CompileError(
         f"{op.atom}: where {address.buffer.name} keeps the rows is no simple function of the "
         "threads",
-        loc=op.loc,
         expected="whole matrices in consecutive registers",
         got=f"{held.fragment} in {address.buffer.layout}",
         fix="copy with atom=threads",
@@ -208,7 +202,6 @@ def _contiguous(low: Lowering, address: TileAddress, offsets: Indices, row: int,
 def _unaligned(address: TileAddress, op: Copy) -> CompileError:
     return CompileError(
         f"{op.atom} needs rows of 16 contiguous bytes in {address.buffer.name}, aligned to 16",
-        loc=op.loc,
         got=repr(address.buffer.layout),
         fix="pad rows to a multiple of 16 bytes, or copy with atom=threads",
     )
@@ -217,37 +210,7 @@ def _unaligned(address: TileAddress, op: Copy) -> CompileError:
 def _no_matrices(held: Held, op: Copy) -> CompileError:
     return CompileError(
         f"the registers of {_name(held.region)} are not matrices that {op.atom} moves",
-        loc=op.loc,
         expected="lane 4·r + c holds 32 bits of row r (or column r) of 8×8 matrices",
         got=repr(held.fragment),
         fix="copy with atom=threads",
     )
-
-
-def _offset(
-    low: Lowering, address: TileAddress, found: Matrices, var: Var, op: Copy
-) -> tuple[list[Op], Expr]:
-    """Where the row lies that a thread names in instruction `var`, and what has to be computed
-    before.
-
-    The swizzle is linear over bits: where the threads' part, the instructions' part and the base
-    share none, each is swizzled by itself, and the instructions' part becomes a constant.
-    """
-    swizzle, steps = address.swizzle, found.steps
-    place = low.simplify(layout_expr(fit_layout(found.places), low.instance.thread))
-    names = (var,) if len(steps) > 1 else ()
-    shared = int(np.bitwise_or.reduce(found.places)) & int(np.bitwise_or.reduce(steps))
-    period = 1 << (swizzle.base + swizzle.shift + swizzle.bits)
-    apart = not shared and multiple_of(address.base, low.ranges) % period == 0
-    if not swizzle.bits or apart:
-        moved = swizzle(steps)
-        step = fit_index(moved if names else moved[0], names)
-        if step is not None:
-            at, let = low.let("at", low.simplify(swizzle_expr(swizzle, place)), op.loc)
-            inner = at ^ step if swizzle.bits else at + step
-            return [let], low.simplify(address.base + inner)
-    plain = fit_index(steps if names else steps[0], names)
-    if plain is None:
-        raise CompileError("this address is not a simple function of the threads", loc=op.loc)
-    at, let = low.let("at", low.simplify(address.base + place), op.loc)
-    return [let], swizzle_expr(swizzle, at + plain)

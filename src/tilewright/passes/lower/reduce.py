@@ -1,171 +1,564 @@
-"""Reductions of a fragment along a dimension: over the registers of a thread, then over the lanes
-that share a row, in a fixed order.
+"""Reductions along a dimension, and prefix sums and maxima.
 
-Lanes exchange by butterfly: every lane adds the same pairs, so all copies of a result have the
-same bits.
+Each thread folds what it holds of a row; lanes of a warp that hold other parts of it exchange by
+butterfly, in a fixed order: every lane folds the same pairs, so all copies of a result have the
+same bits. Where several warps have parts of a row, the partial results go through shared memory,
+and everybody who keeps a result folds them in their order along the row.
+
+A scan puts the tile into shared memory, where each thread runs along lines of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import lru_cache
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Expr, Load, Var, const
+from tilewright.ir.buffer import Buffer, Region, Space, whole
+from tilewright.ir.dtype import DTYPES, INT32, DType
+from tilewright.ir.expr import (
+    TRUE,
+    Bin,
+    Call,
+    Expr,
+    Load,
+    Var,
+    cast,
+    compare,
+    const,
+    logical_and,
+    select,
+    substitute,
+    truth,
+)
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices
-from tilewright.ir.op import Alloc, For, Intrinsic, Op, Reduce, Store
-from tilewright.passes.layout.addresses import fit_registers
-from tilewright.passes.lower.folds import FOLDS
-from tilewright.passes.lower.lowering import WARP, Lowering
-from tilewright.passes.lower.reduce_any import reduce_any
-from tilewright.support.errors import CompileError, Loc
+from tilewright.ir.op import (
+    Alloc,
+    Body,
+    Copy,
+    For,
+    If,
+    Intrinsic,
+    Op,
+    Reduce,
+    Relayout,
+    Scan,
+    Store,
+)
+from tilewright.ir.rewrite import rebuild
+from tilewright.passes.layout.addresses import fit_index, fit_registers
+from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.lower.lowering import Lowering, chosen, guarded, unroll
+from tilewright.passes.lower.map_loops import MapLoop, region_loop, used
+from tilewright.passes.lower.maps import widest_layout
+from tilewright.passes.lower.relayout import through_scratch, tile_map
+from tilewright.support.distinct import distinct
+from tilewright.support.errors import CompileError
 
 # Partial results of a row in each thread. An addition takes four cycles and a thread of an
 # accumulator has two rows: two partials each keep the adder busy.
 CHAINS = 2
 
 
+# ── folds ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _max(a: Expr, b: Expr) -> Expr:
+    return Call("max_nan", (a, b), a.dtype) if a.dtype.is_float else Bin("max", a, b)
+
+
+def _min(a: Expr, b: Expr) -> Expr:
+    return Call("min_nan", (a, b), a.dtype) if a.dtype.is_float else Bin("min", a, b)
+
+
+def _magnitude(a: Expr) -> Expr:
+    return Call("abs", (a,), a.dtype)
+
+
+def _number(op: str) -> Callable[[Expr], Expr]:
+    """What is folded of an element where NaN is skipped: `max(NaN, x)` is x."""
+    return lambda a: Bin(op, a, identity(op, a.dtype))
+
+
 @dataclass(frozen=True)
-class Plan:
-    """`registers[d, k]`: the k-th register of the source that folds into register d of the
-    result; then lanes whose numbers differ by each of `lanes` exchange, in order."""
+class Folding:
+    """How two partial results become one, and what is folded of an element."""
 
-    registers: Indices
-    lanes: tuple[int, ...]
-
-
-def plan_reduction(source: Fragment, target: Fragment, dim: int, loc: Loc | None = None) -> Plan:
-    """Who folds what; refused when that takes more than registers and exchanges of threads whose
-    numbers differ by a bit."""
-    found = _plan(source, target, dim)
-    if isinstance(found, Plan):
-        return found
-    raise CompileError(
-        f"this reduction is not lowered: {found}",
-        loc=loc,
-        expected=f"a result spread like the rows of {source}",
-        got=str(target),
-    )
+    fold: Callable[[Expr, Expr], Expr]
+    of: Callable[[Expr], Expr] = lambda a: a
+    idempotent: bool = False
 
 
-@lru_cache(maxsize=64)
-def _plan(source: Fragment, target: Fragment, dim: int) -> Plan | str:
-    """The plan, or why there is none."""
-    if source.threads != target.threads or source.threads & (source.threads - 1):
-        return "it needs one power of two of threads on both sides"
-    table = source.table()
-    if (table == IDLE).any():
-        return "the source has idle slots"
-    for fragment in (source, target):
-        if fragment.drop_repeats().values != fragment.values:
-            return "a thread holds an element twice"
-    # whether the result keeps the dimension as 1 does not change row-major indices
-    rows = np.zeros_like(table)
-    for d, coord in enumerate(np.unravel_index(table, source.tile)):
-        rows = rows if d == dim else rows * source.tile[d] + coord
-    place = target.locate(rows)
-    if (place < 0).any() or (place != place[:1]).any():
-        return "the threads that hold a row do not all hold its result alike"
-    counts = np.bincount(place[0], minlength=target.values)
-    if counts.min() != counts.max() or counts.min() == 0:
-        return "results are folded from different numbers of registers"
-    registers = np.stack([np.flatnonzero(place[0] == d) for d in range(target.values)])
+FOLDS: dict[str, Folding] = {
+    "sum": Folding(lambda a, b: a + b),
+    "max": Folding(_max, idempotent=True),
+    "min": Folding(_min, idempotent=True),
+    "abssum": Folding(lambda a, b: a + b, _magnitude),
+    "absmax": Folding(_max, _magnitude, True),
+    "max_num": Folding(lambda a, b: Bin("max", a, b), _number("max"), True),
+    "min_num": Folding(lambda a, b: Bin("min", a, b), _number("min"), True),
+    "absmax_num": Folding(
+        lambda a, b: Bin("max", a, b), lambda a: Bin("max", _magnitude(a), const(0, a.dtype)), True
+    ),
+    "and": Folding(lambda a, b: a & b, idempotent=True),
+    "or": Folding(lambda a, b: a | b, idempotent=True),
+    "xor": Folding(lambda a, b: a ^ b),
+    # of truth values, as 0 and 1
+    "any": Folding(lambda a, b: a | b, idempotent=True),
+    "all": Folding(lambda a, b: a & b, idempotent=True),
+}
+TRUTHS = ("any", "all")
 
-    number = np.arange(source.threads)
-    bits = [1 << i for i in range(source.threads.bit_length() - 1)]
-    lanes = tuple(
-        b
-        for b in bits
-        if np.array_equal(rows[number ^ b], rows) and not np.array_equal(table[number ^ b], table)
-    )
-    orbit = np.zeros((1,), np.int64)
-    for bit in lanes:
-        orbit = np.concatenate([orbit, orbit ^ bit])
-    held = table[number[:, None] ^ orbit].reshape(source.threads, -1)
-    held.sort(axis=1)
-    whole = source.tile[dim] * target.values
-    if held.shape[1] != whole or (held[:, 1:] == held[:, :-1]).any():
-        return "threads that exchange do not hold a row once between them"
-    registers.flags.writeable = False
-    return Plan(registers, lanes)
+
+def accumulates_in(op: str, src: DType, dst: DType) -> DType:
+    """The type that partial results have: the wider of the two, at least 32 bits."""
+    if op in TRUTHS:
+        return INT32
+    bits = max(src.bits, dst.bits, 32)
+    if src.is_float or dst.is_float:
+        wide = 64 in (k.bits for k in (src, dst) if k.is_float)
+        return DTYPES["float64" if wide else "float32"]
+    signed = "int" in (src.kind, dst.kind) or dst.is_bool
+    return DTYPES[f"{'' if signed else 'u'}int{bits}"]
+
+
+def identity(op: str, kind: DType) -> Expr:
+    """What changes no partial result."""
+    if op == "all":
+        return const(1, kind)
+    if op == "and":
+        return const(-1 if kind.kind == "int" else kind.max_value, kind)
+    if op in ("max", "max_num"):
+        return const(-math.inf if kind.is_float else kind.min_value, kind)
+    if op in ("min", "min_num"):
+        return const(math.inf if kind.is_float else kind.max_value, kind)
+    return const(0, kind)
+
+
+def element_value(op: str, value: Expr, kind: DType) -> Expr:
+    """What is folded of an element."""
+    return cast(truth(value), kind) if op in TRUTHS else FOLDS[op].of(cast(value, kind))
+
+
+# ── reductions ───────────────────────────────────────────────────────────────────────────────
 
 
 def lower_reduce(low: Lowering, op: Reduce) -> Iterable[Op]:
     """Partial results over registers, then exchanges between lanes, then between warps."""
-    source, target = op.src.buffer.layout, op.dst.buffer.layout
-    if (
-        op.src.is_whole
-        and op.dst.is_whole
-        and isinstance(source, Fragment)
-        and isinstance(target, Fragment)
-        and op.op in FOLDS
-        and op.src.dtype == op.dst.dtype
-        and op.src.dtype.bits >= 32
-        and source.threads == low.instance.threads
-    ):
-        try:
-            plan = plan_reduction(source, target, op.dim, op.loc)
-        except CompileError:
-            plan = None
-        if plan is not None and not (plan.lanes and plan.lanes[-1] >= WARP):
-            yield from _code(low, op, plan)
-            return
-    yield from reduce_any(low, op)
+    dim, tile = _axis(op)
+    if op.src.buffer.space is not Space.FRAGMENT:
+        layout = widest_layout(low, op.src, tile)
+        return _held(low, op, dim, layout, lambda to: Copy(op.src, to, atom="threads"))
+    if op.src.dtype.bits < 8 or op.dst.dtype.bits < 8:
+        raise low.unsupported(f"reductions of {op.src.dtype} are not lowered")
+    with low.restored():
+        loop, kept, find = region_loop(low, op.src, op)
+        if not loop.movable or any(k not in loop.tables for k in kept):
+            raise low.unsupported(
+                f"the part of {op.src.buffer.name} that is reduced begins at a place known only at "
+                "run time",
+                "unroll the loop around, or copy the part out first",
+            )
+        coords = [loop.tables[k] for k in kept]
+        if all(np.array_equal(t, t[:, :1] + t[:1] - t[0, 0]) for t in coords):
+            low.unrolled[loop.var] = range(loop.values)
+            return _reduced(low, op, loop, find(), kept, dim, tile)
+    # threads that hold parts of several rows
+    layout = coalesced(tile, low.instance.threads)
+    return _held(low, op, dim, layout, lambda to: Relayout(op.src, to, via="shared"))
 
 
-def _code(low: Lowering, op: Reduce, plan: Plan) -> Iterable[Op]:
-    folding = FOLDS[op.op]
-    rows, count = plan.registers.shape
-    chains = CHAINS if count % CHAINS == 0 and count >= 4 * CHAINS else 1
-    src, dst = low.flat(op.src.buffer), low.flat(op.dst.buffer)
+def _held(
+    low: Lowering, op: Reduce, dim: int, layout: Fragment, move: Callable[[Region], Op]
+) -> Iterable[Op]:
+    """The source into registers of another layout first."""
+    name = low.var(f"{op.src.buffer.name}_held").name
+    shape = tuple(const(e) for e in layout.tile)
+    held = whole(Buffer(name, shape, op.src.dtype, Space.FRAGMENT, layout=layout))
+    for each in (Alloc(held.buffer), move(held)):
+        yield from low.op(each)
+    yield from lower_reduce(low, rebuild(op, src=held, dim=dim))
+
+
+def _axis(op: Reduce) -> tuple[int, tuple[int, ...]]:
+    """The dimension of the source's tile that is reduced, and the tile; units are dropped unless
+    it is one that is reduced."""
+    tile, target = op.src.static_tile, op.dst.static_tile
+    if op.dim < len(tile):
+        left = tile[: op.dim] + tile[op.dim + 1 :]
+        if tuple(e for e in left if e != 1) == target:
+            return op.dim, tile
+    extents = tuple(int(e) for e in op.src.extents)
+    before = sum(1 for e in extents[: op.dim] if e != 1)
+    if extents[op.dim] != 1:
+        return before, tile
+    return before, (*tile[:before], 1, *tile[before:])
+
+
+def _reduced(
+    low: Lowering,
+    op: Reduce,
+    loop: MapLoop,
+    register: Expr,
+    kept: tuple[Var, ...],
+    dim: int,
+    tile: tuple[int, ...],
+) -> Iterable[Op]:
+    kind, folding = accumulates_in(op.op, op.src.dtype, op.dst.dtype), FOLDS[op.op]
+    coords = [loop.tables[k] for k in kept]
+    places = [loop.named[k] for k in kept]
+    if len(coords) < len(tile):  # a unit dimension is reduced
+        coords.insert(dim, np.zeros_like(loop.table))
+        places.insert(dim, const(0))
+    parts = find_parts(coords, loop.table, dim, tile)
+    if isinstance(parts, str):
+        got = repr(loop.fragment)
+        raise CompileError(f"this reduction is not lowered: {parts}", got=got)
+    direct = _direct(low, op, parts)
+    if direct is not None:
+        parts = replace(parts, members=[parts.members[u] for u in direct])
+    rows, (count, *uneven) = len(parts.members), {len(m) for m in parts.members}
+    alike = direct is not None and kind == op.src.dtype == op.dst.dtype and op.op not in TRUTHS
+    chains = CHAINS if alike and not (uneven or count % CHAINS or count < 4 * CHAINS) else 1
     name = low.var(f"{op.dst.buffer.name}_part").name
-    part = Buffer(name, (const(rows * chains),), op.dst.dtype, Space.LOCAL)
-    yield Alloc(part, loc=op.loc)
-    # partial c of row d folds registers c, c + chains, … of the row
-    table = plan.registers.reshape(rows, count // chains, chains).transpose(1, 0, 2)
-
-    def element(at: Indices, names: tuple[Var, ...], starts: tuple[int, ...]) -> Expr:
-        index = fit_registers(at, names, starts, (1,) * len(names))
-        if index is None:
-            raise CompileError("the registers of a row are not a simple function", loc=op.loc)
-        return folding.of(Load(src, (index,), op.loc))
-
-    def unrolled(loops: dict[Var, range], *body: Op) -> Op:
-        for var, values in reversed(loops.items()):
-            start, stop = const(values.start), const(values.stop)
-            body = (For(var, start, stop, body, kind="unroll", loc=op.loc),)
-        return body[0]
-
+    partial = Buffer(name, (const(rows * chains),), kind, Space.LOCAL)
+    target = low.flat(op.dst.buffer)
     # the old value of a maximum takes part like an element: it is the same in all lanes, and
     # folding it more than once changes nothing
-    fold_in = folding.idempotent and not op.clear
-    d, c = low.var("d"), low.var("c")
-    first = element(table[0], (d, c), (0, 0))
-    if fold_in:
-        first = folding.fold(Load(dst, (d,), op.loc), first)
-    start = Store(part, (d * chains + c,), first, loc=op.loc)
-    yield unrolled({d: range(rows), c: range(chains)}, start)
-    if len(table) > 1:
-        k, d, c = low.var("k"), low.var("d"), low.var("c")
-        mine = d * chains + c
-        more = element(table[1:], (k, d, c), (1, 0, 0))
-        step = Store(part, (mine,), folding.fold(Load(part, (mine,), op.loc), more), loc=op.loc)
-        yield unrolled({k: range(1, len(table)), d: range(rows), c: range(chains)}, step)
+    old = target if alike and folding.idempotent and not op.clear else None
+    body: list[Op] = [Alloc(partial)]
+    body += _fold_registers(low, op, loop, register, partial, parts.members, chains, old)
+
     d = low.var("d")
-    total: Expr = Load(part, (d * chains,), op.loc)
+    total: Expr = Load(partial, (d * chains,), op.loc)
     for i in range(1, chains):
-        total = folding.fold(total, Load(part, (d * chains + i,), op.loc))
+        total = folding.fold(total, Load(partial, (d * chains + i,), op.loc))
     end: list[Op] = []
-    for lane in plan.lanes:
-        own, let = low.let("own", total, op.loc)
-        other = low.var("other", op.dst.dtype)
-        end += [let, Intrinsic("shfl_xor", (own, const(lane)), other, loc=op.loc)]
+    for lane in parts.lanes:
+        own, let = low.let("own", total)
+        other = low.var("other", kind)
+        end += [let, Intrinsic("shfl_xor", (own, const(lane)), other)]
         total = folding.fold(own, other)
-    if not op.clear and not fold_in:
-        total = folding.fold(Load(dst, (d,), op.loc), total)
-    end.append(Store(dst, (d,), total, loc=op.loc))
-    yield unrolled({d: range(rows)}, *end)
+    if direct is not None:
+        final = total if old is not None else _final(op, total, target, (d,))
+        end.append(Store(target, (d,), final))
+    elif end:
+        end.append(Store(partial, (d,), total))
+    if end:
+        body.append(unroll(d, rows, tuple(end)))
+    if direct is not None:
+        return (*used(loop.before, tuple(body)), *body)
+
+    size = prod(tile) // tile[dim]
+    scratch, met = low.exchange(kind, (parts.ranks * size,))
+    body += (*met, *_tell(low, op, loop, partial, scratch, parts, places, dim, tile))
+    gather = _gather(low, op, scratch, parts.ranks, size)
+    return (*used(loop.before, tuple(body)), *body, *low.join(), *low.op(gather))
+
+
+# ── who folds what ───────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What threads hold of a tile's rows. `members[u]`: the values that fold into partial u;
+    `rows[t, u]`: the row of partial u in thread t, -1 where there is none; `lanes` exchange, those
+    whose numbers differ by each in turn; `rank[t]` of `ranks` is the place of the thread's part
+    along the row, `first[t]` whether it is the one to tell it."""
+
+    members: list[list[int]]
+    rows: Indices
+    lanes: tuple[int, ...]
+    rank: Indices
+    ranks: int
+    first: Indices
+
+
+def find_parts(
+    coords: Sequence[Indices], held: Indices, dim: int, tile: Sequence[int]
+) -> Parts | str:
+    """How threads hold the rows of a tile along `dim`: [thread, value] of each coordinate, a
+    function of the thread plus one of the value, and of the element. Where they do not fold into
+    one result a row, why."""
+    threads, values = held.shape
+    own = [t[:, 0] for t in coords]
+    others = [d for d in range(len(tile)) if d != dim]
+    steps = [(coords[d][0] - own[d][0]).tolist() for d in others]
+    keys = list(zip(*steps, strict=True)) or [()] * values
+    members = [[v for v in range(values) if keys[v] == key] for key in sorted(set(keys))]
+
+    firsts = [group[0] for group in members]
+    rows = np.zeros((threads, len(members)), np.int64)
+    real = np.ones_like(rows, dtype=bool)
+    for d in others:
+        at = coords[d][:, firsts]
+        real &= (at >= 0) & (at < tile[d])
+        rows = rows * tile[d] + at
+    rows = np.where(real, rows, -1)
+
+    along = own[dim]
+    place = np.stack([own[d] for d in others] or [np.zeros_like(along)])
+    number = np.arange(threads)
+    lanes = []
+    for bit in (1 << i for i in range(5)):
+        if threads % (2 * bit):
+            break
+        other = number ^ bit
+        if np.array_equal(place[:, other], place) and (along[other] != along).all():
+            lanes.append(bit)
+    while lanes and not _exchange_fits(lanes, place, along):
+        lanes.pop()
+    told = along[number & ~sum(lanes)]
+    parts = distinct(told)
+    rank = np.searchsorted(parts, told)
+    first, once = np.zeros(threads, bool), np.zeros(threads, bool)
+    for chosen_ones, part in ((first, told), (once, along)):
+        chosen_ones[np.unique(np.vstack([place, part]), axis=1, return_index=True)[1]] = True
+    elements = np.sort(held[once], axis=None)
+    elements = elements[elements != IDLE]
+    if len(elements) != prod(tile) or (elements[1:] == elements[:-1]).any():
+        return "threads hold parts of a row that overlap or leave some of it out"
+    told_rows = rows[first] * len(parts) + rank[first][:, None]
+    if len(distinct(told_rows[rows[first] >= 0])) * tile[dim] != len(parts) * prod(tile):
+        return "rows are held in different numbers of parts"
+    return Parts(members, rows, tuple(lanes), rank, len(parts), first)
+
+
+def _exchange_fits(lanes: list[int], place: Indices, along: Indices) -> bool:
+    """Whether each set of threads that exchange has different parts of a row, and other sets of
+    the row have the same ones or none of them."""
+    number = np.arange(len(along))
+    orbit = np.zeros((1,), np.int64)
+    for bit in lanes:
+        orbit = np.concatenate([orbit, orbit ^ bit])
+    seen = np.sort(along[number[:, None] ^ orbit], axis=1)
+    if (seen[:, 1:] == seen[:, :-1]).any():
+        return False
+    told = along[number & ~sum(lanes)]
+    whole = np.unique(np.vstack([place, along, told, seen.T]), axis=1)
+    return bool(whole.shape[1] == np.unique(np.vstack([place, along]), axis=1).shape[1])
+
+
+def _direct(low: Lowering, op: Reduce, parts: Parts) -> list[int] | None:
+    """For each register of the result the partial that it is, the same in all threads; None where
+    threads need what others have."""
+    target = op.dst.buffer.layout
+    if parts.ranks > 1 or not isinstance(target, Fragment) or not op.dst.is_whole:
+        return None
+    if target.threads != low.instance.threads or target.drop_repeats().values != target.values:
+        return None
+    wanted = target.table()
+    found = []
+    for d in range(target.values):
+        need = wanted[:, d : d + 1]
+        fits = ((parts.rows == need) | (need < 0)).all(axis=0)
+        if not fits.any():
+            return None
+        found.append(int(fits.argmax()))
+    return found
+
+
+# ── code ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _fold_registers(
+    low: Lowering,
+    op: Reduce,
+    loop: MapLoop,
+    register: Expr,
+    partial: Buffer,
+    members: list[list[int]],
+    chains: int,
+    old: Buffer | None,
+) -> Iterable[Op]:
+    """Partial c of row d folds values c, c + chains, … of the row, and what it was in `old`."""
+    folding, kind = FOLDS[op.op], partial.dtype
+    source, guard = low.flat(op.src.buffer), loop.guard()
+
+    def step(value: Expr, row: Expr, chain: Expr, more: bool) -> Op:
+        swap, slot = {loop.var: value}, (row * chains + chain,)
+        found = Load(source, (low.simplify(substitute(register, swap)),), op.loc)
+        folded = element_value(op.op, found, kind)
+        cond = low.simplify(substitute(guard, swap))
+        if cond is not TRUE:
+            folded = select(cond, folded, identity(op.op, kind))
+        if more or old is not None:
+            before = (
+                Load(partial, slot, op.loc) if more or old is None else Load(old, (row,), op.loc)
+            )
+            folded = folding.fold(before, folded)
+        return Store(partial, slot, folded)
+
+    rows, count = len(members), len(members[0]) // chains
+
+    def fold(table: Indices, first: int, end: int) -> Op | None:
+        """The values `first` … `end - 1` of each row and chain."""
+        k, d, c = (low.var(stem) for stem in "kdc")
+        index = fit_registers(table, (k, d, c), (0, 0, 0), (1, 1, 1))
+        if index is None:
+            return None
+        low.ranges = low.ranges.where(k, first, end - 1).where(d, 0, rows - 1)
+        chain = c if chains > 1 else const(0)
+        body = step(index if first else substitute(index, {k: const(0)}), d, chain, first > 0)
+        body = body if chains == 1 else unroll(c, chains, (body,))
+        body = unroll(d, rows, (body,))
+        return unroll(k, end, (body,), start=first) if first else body
+
+    if all(len(m) == count * chains for m in members):
+        table = np.array(members).reshape(rows, count, chains).transpose(1, 0, 2)
+        start, rest = fold(table, 0, 1), fold(table, 1, count)
+        if start is not None and rest is not None:
+            yield from (start, rest)[: min(count, 2)]
+            return
+    for row, values in enumerate(members):
+        for i, value in enumerate(values):
+            yield step(const(value), const(row), const(i % chains), i >= chains)
+
+
+def _final(op: Reduce, total: Expr, target: Buffer, spot: tuple[Expr, ...]) -> Expr:
+    """A total, with the old value when that stays, as the result's type."""
+    if not op.clear:
+        old, kind = Load(target, spot, op.loc), total.dtype
+        mine = element_value(op.op, old, kind) if op.op in TRUTHS else cast(old, kind)
+        total = FOLDS[op.op].fold(mine, total)
+    return cast(total, op.dst.dtype)
+
+
+def _tell(
+    low: Lowering,
+    op: Reduce,
+    loop: MapLoop,
+    partial: Buffer,
+    scratch: Buffer,
+    parts: Parts,
+    places: list[Expr],
+    dim: int,
+    tile: tuple[int, ...],
+) -> Iterable[Op]:
+    """Partial results into `scratch[rank, row]`."""
+    row: Expr = const(0)
+    inside: Expr = TRUE
+    for d, (place, extent) in enumerate(zip(places, tile, strict=True)):
+        if d != dim:
+            row = row * extent + place
+            for cond in (compare(">=", place, 0), compare("<", place, extent)):
+                if low.proves(cond) is not True:
+                    inside = logical_and(inside, cond)
+    thread, flat = low.instance.thread, low.flat(scratch)
+    size = prod(tile) // tile[dim]
+    rank = chosen(low, thread, parts.rank.tolist()) if parts.ranks > 1 else const(0)
+    name, let = low.let("rank", rank)
+    yield let
+    firsts = np.array([group[0] for group in parts.members])
+    u = low.var("u")
+    low.ranges = low.ranges.where(u, 0, len(firsts) - 1).where(name, 0, parts.ranks - 1)
+
+    def store(at: Expr, v: Expr) -> Body:
+        place = low.simplify(name * size + substitute(row, {loop.var: v}))
+        found = Store(flat, (place,), Load(partial, (at,), op.loc))
+        return guarded(low.simplify(substitute(inside, {loop.var: v})), (found,))
+
+    value = fit_index(firsts, (u,)) if len(firsts) > 1 else const(int(firsts[0]))
+    stores: list[Op] = []
+    if value is not None:
+        stores.append(unroll(u, len(firsts), store(u, value)))
+    else:
+        for i, v in enumerate(firsts):
+            stores += store(const(i), const(int(v)))
+    once = TRUE if parts.first.all() else _chooses(low, parts.first)
+    yield from guarded(once, tuple(stores))
+
+
+def _chooses(low: Lowering, keep: Indices) -> Expr:
+    """True in the threads of `keep`."""
+    thread = low.instance.thread
+    number = np.arange(len(keep))
+    zero = ((1 << (len(keep) - 1).bit_length()) - 1) & ~int(np.bitwise_or.reduce(number[keep]))
+    if np.array_equal((number & zero) == 0, keep):
+        return compare("==", thread & zero, 0)
+    return compare("==", chosen(low, thread, keep.astype(np.int64).tolist()), 1)
+
+
+def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -> Op:
+    """Everybody who keeps a result folds its parts."""
+    total = Buffer(low.var("total").name, (), scratch.dtype, Space.LOCAL)
+
+    def fold(coords: tuple[Expr, ...]) -> Body:
+        row: Expr = const(0)
+        for coord, extent in zip(coords, op.dst.static_tile, strict=True):
+            row = row * extent + coord
+        body: Body = ()
+        value: Expr = Load(scratch, (row,), op.loc)
+        if ranks > 1:
+            q = low.var("q")
+            part = Load(scratch, (q * size + row,), op.loc)
+            more = FOLDS[op.op].fold(Load(total, (), op.loc), part)
+            step = Store(total, (), more)
+            rest = unroll(q, ranks, (step,), start=1)
+            body = (Alloc(total, init=value), rest)
+            value = Load(total, (), op.loc)
+        spot = op.dst.place(coords)
+        final = _final(op, value, op.dst.buffer, spot)
+        return (*body, Store(op.dst.buffer, spot, final))
+
+    return tile_map(low, op.dst, op, fold)
+
+
+# ── scans ────────────────────────────────────────────────────────────────────────────────────
+
+
+def lower_scan(low: Lowering, op: Scan) -> Iterable[Op]:
+    if op.op not in FOLDS or op.op in TRUTHS:
+        raise low.unsupported(f"there is no scan by {op.op}")
+    if op.src.dtype.bits < 8 or op.dst.dtype.bits < 8:
+        raise low.unsupported(f"scans of {op.src.dtype} are not lowered")
+    tile, dim = op.src.static_tile or (1,), op.dim
+    if dim >= len(op.src.static_tile):
+        extents = tuple(int(e) for e in op.src.extents)
+        dim = sum(1 for e in extents[:dim] if e != 1) if extents and extents[dim] != 1 else -1
+    kind = accumulates_in(op.op, op.src.dtype, op.dst.dtype)
+    scratch, met = low.exchange(kind, tile)
+    yield from met
+    yield from low.op(through_scratch(low, op.src, scratch, op, True))
+    yield from low.join()
+    if dim >= 0:
+        yield from low.op(_lines(low, op, scratch, tile, dim))
+        yield from low.join()
+    yield from low.op(through_scratch(low, op.dst, scratch, op, False))
+
+
+def _lines(low: Lowering, op: Scan, scratch: Buffer, tile: tuple[int, ...], dim: int) -> Op:
+    """Every line along `dim` by one thread, in place."""
+    lines, threads = prod(tile) // tile[dim], low.instance.threads
+    turn, line = low.var("turn"), low.instance.thread
+    rounds = -(-lines // threads)
+    if rounds > 1:
+        line = line + turn * threads
+    places: list[Expr] = []
+    left: Expr = line
+    for extent in reversed([e for d, e in enumerate(tile) if d != dim]):
+        places.insert(0, left % extent)
+        left = left // extent
+    k = low.var("k")
+    last = tile[dim] - 1
+
+    def at(step: Expr) -> tuple[Expr, ...]:
+        return (*places[:dim], const(last) - step if op.reverse else step, *places[dim:])
+
+    total = Buffer(low.var("total").name, (), scratch.dtype, Space.LOCAL)
+    more = FOLDS[op.op].fold(Load(total, (), op.loc), Load(scratch, at(k), op.loc))
+    steps = (
+        Store(total, (), more),
+        Store(scratch, at(k), Load(total, (), op.loc)),
+    )
+    body: Body = (
+        Alloc(total, init=Load(scratch, at(const(0)), op.loc)),
+        For(k, const(1), const(tile[dim]), steps),
+    )
+    if lines % threads or rounds == 1:
+        body = (If(compare("<", line, lines), body),)
+    return body[0] if rounds == 1 else For(turn, const(0), const(rounds), body)

@@ -12,14 +12,16 @@ import numpy as np
 
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Expr, Load, Var, compare, const, select
+from tilewright.ir.expr import Expr, Load, Var, cast, compare, const, select
 from tilewright.ir.layout.fragment import IDLE, Fragment
-from tilewright.ir.layout.layout import Indices, Layout
-from tilewright.ir.op import For, Intrinsic, Map, Op, Relayout, Store
+from tilewright.ir.layout.layout import Indices, Layout, LayoutError
+from tilewright.ir.op import Body, Intrinsic, Map, Op, Relayout, Store
 from tilewright.passes.layout.addresses import fit_index
-from tilewright.passes.lower.lowering import WARP, Lowering, chosen
-from tilewright.passes.lower.map_loops import region_fragment
+from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.lower.lowering import WARP, Lowering, chosen, unroll
+from tilewright.passes.lower.map_loops import Held
 from tilewright.support.distinct import distinct
+from tilewright.support.errors import CompileError
 
 # issue slots: a shuffle or a shared access takes two, a select one; two barriers and the latency
 # of a store and a load through shared memory
@@ -149,7 +151,6 @@ def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:
         return
     if src.threads != low.instance.threads or dst.threads != low.instance.threads:
         raise low.unsupported(
-            op,
             f"{op.src.buffer.name} and {op.dst.buffer.name} are not spread over the "
             f"{low.instance.threads} threads that run this",
         )
@@ -160,7 +161,6 @@ def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:
     steps = plan_relayout(src, dst)
     if steps is None or (kind == "registers" and any(s.lane is not None for s in steps)):
         raise low.unsupported(
-            op,
             f"threads do not hold what they need of {op.src.buffer.name} for via={kind}",
             "leave via= out, or use via=shared",
         )
@@ -170,16 +170,12 @@ def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:
         var = low.var("v")
         index = fit_index(registers, (var,)) if len(steps) > 1 else const(int(registers[0]))
         if index is not None:
-            body: Op = Store(target, (var,), Load(source, (index,), op.loc), loc=op.loc)
-            yield from _loop(body, var, len(steps))
+            body: Op = Store(target, (var,), Load(source, (index,), op.loc))
+            yield unroll(var, len(steps), (body,))
             return
     thread = low.instance.thread
     for k, step in enumerate(steps):
         yield from _step(low, op, step, source, target, k, thread)
-
-
-def _loop(body: Op, var: Var, count: int) -> Iterable[Op]:
-    yield For(var, const(0), const(count), (body,), kind="unroll", loc=body.loc)
 
 
 def _step(
@@ -190,21 +186,21 @@ def _step(
 
     place = (const(k),)
     if step.lane is None:
-        yield Store(target, place, one_of(step.register), loc=op.loc)
+        yield Store(target, place, one_of(step.register))
         return
     lane = chosen(low, low.simplify(thread % WARP), step.lane[:WARP])
     if step.asked is not None:
         got = low.var("got", source.dtype)
-        yield Intrinsic("shfl_sync", (one_of(step.asked), lane), got, loc=op.loc)
-        yield Store(target, place, got, loc=op.loc)
+        yield Intrinsic("shfl_sync", (one_of(step.asked), lane), got)
+        yield Store(target, place, got)
         return
     found: dict[int, Expr] = {}
     for register in sorted(set(step.register)):
         got = low.var("got", source.dtype)
         value = Load(source, (const(register),), op.loc)
-        yield Intrinsic("shfl_sync", (value, lane), got, loc=op.loc)
+        yield Intrinsic("shfl_sync", (value, lane), got)
         found[register] = got
-    yield Store(target, place, _select(low, step.register, found.__getitem__, thread), loc=op.loc)
+    yield Store(target, place, _select(low, step.register, found.__getitem__, thread))
 
 
 def _select(
@@ -236,26 +232,46 @@ def _padded(tile: tuple[int, ...], kind: DType) -> Layout:
 
 def _through_shared(low: Lowering, op: Relayout) -> Iterable[Op]:
     tile = op.src.static_tile or (1,)
-    layout = _padded(tile, op.src.dtype)
-    flat, met = low.exchange(op.src.dtype, layout.cosize(), op.loc)
-    shape = tuple(const(e) for e in tile)
-    scratch = Buffer(flat.name, shape, flat.dtype, flat.space, layout=layout)
+    scratch, met = low.exchange(op.src.dtype, tile, _padded(tile, op.src.dtype))
     yield from met
-    yield from low.op(_nest(low, op.src, scratch, op, True))
-    yield from low.join(op.loc)
-    yield from low.op(_nest(low, op.dst, scratch, op, False))
+    yield from low.op(through_scratch(low, op.src, scratch, op, True))
+    yield from low.join()
+    yield from low.op(through_scratch(low, op.dst, scratch, op, False))
 
 
-def _nest(low: Lowering, held: Region, scratch: Buffer, op: Op, out: bool) -> Op:
-    layout, names, region = region_fragment(low, held, op)
-    inner = iter(region)
-    pairs = zip(held.starts, held.extents, strict=True)
-    indices = tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs)
-    spot: tuple[Expr, ...] = region if region else (const(0),)
-    if out:
-        value = Load(held.buffer, indices, op.loc)
-        body: Op = Store(scratch, spot, value, loc=op.loc)
+def through_scratch(low: Lowering, region: Region, scratch: Buffer, op: Op, out: bool) -> Op:
+    """A tile into `scratch`, or out of it."""
+
+    def element(coords: tuple[Expr, ...]) -> tuple[Op]:
+        here, there = (region.buffer, region.place(coords)), (scratch, coords or (const(0),))
+        (source, spot), (target, place) = (here, there) if out else (there, here)
+        value = cast(Load(source, spot, op.loc), target.dtype)
+        return (Store(target, place, value),)
+
+    return tile_map(low, region, op, element)
+
+
+def tile_map(
+    low: Lowering, region: Region, op: Op, body: Callable[[tuple[Expr, ...]], Body]
+) -> Map:
+    """A map of `body`, of an element's coordinates, over a region: a fragment's in the threads that
+    hold it, memory in all threads."""
+    fragment, tile = region.buffer.layout, region.static_tile
+    if not isinstance(fragment, Fragment):
+        layout = coalesced(tile or (1,), low.instance.threads)
+    elif region.is_whole:
+        layout = fragment.drop_repeats()
     else:
-        body = Store(held.buffer, indices, Load(scratch, spot, op.loc), loc=op.loc)
+        held = Held(low, region, op)
+        try:
+            layout = Fragment.fit(held.tile or (1,), held.table)
+        except LayoutError:
+            raise CompileError(
+                f"threads hold this part of {region.buffer.name} in a way that is no layout",
+                got=repr(fragment),
+                fix="use the whole tile",
+            ) from None
+    names = tuple(low.var(f"i{d}") for d in range(len(layout.tile)))
+    coords = tuple(n for n, e in zip(names, layout.tile, strict=True) if e != 1)
     extents = tuple(const(e) for e in layout.tile)
-    return Map(names, extents, (body,), layout=layout, loc=op.loc)
+    return Map(names, extents, body(coords), layout=layout)

@@ -9,6 +9,7 @@ a guard around shuffles need not be: it becomes a mask.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -64,15 +65,15 @@ from tilewright.ir.op import (
     bodies,
     bound,
     expressions,
-    op_loads,
-    operands,
-    regions,
+    marked,
+    named_buffers,
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import map_body, map_kernels, map_operands, substitute_vars
+from tilewright.ir.rewrite import map_body, map_kernels, map_operands, rebuild, substitute_vars
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.expand_copies import Names
+from tilewright.passes.lower.lowering import linear_thread
 from tilewright.support.errors import CompileError
 
 WARP = 32
@@ -91,7 +92,7 @@ _Item = Op | _Group | tuple[Op, dict[str, list["_Item"]]]
 
 
 def split_at_barriers(program: Program, target: Target) -> Program:
-    """Per-thread statements become nests over the thread indices."""
+    """Per-thread statements become maps over the thread indices."""
     names = Names(program)
     return map_kernels(program, lambda kernel: _Splitter(kernel, names).run())
 
@@ -121,12 +122,7 @@ class _Splitter:
         self.spread = self._spread()
         self.names = names
         self.count = prod(kernel.threads)
-        lin: Expr = const(0)
-        step = 1
-        for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
-            lin = lin + cast(var, INT32) * step
-            step *= extent
-        self.lin = lin
+        self.lin = linear_thread(kernel)
         self.tiles: list[Op] = []
         self.stored: dict[Var, Buffer] = {}
         self.reaching: frozenset[int] | None = frozenset(range(self.count))
@@ -175,12 +171,9 @@ class _Splitter:
 
     def mentions(self, op: Op) -> bool:
         """`op`, bodies aside, differs between threads."""
-        for e in expressions(op):
-            if self.differs(e):
-                return True
-        named = [b for b in operands(op) if isinstance(b, Buffer)] + written_buffers(op)
-        named += [r.buffer for r in regions(op, reads=True, writes=True)]
-        return any(b.name in self.buffers for b in named)
+        return any(self.differs(e) for e in expressions(op)) or any(
+            b.name in self.buffers for b in _buffers(op)
+        )
 
     def differs(self, e: Expr) -> bool:
         return any(
@@ -191,7 +184,7 @@ class _Splitter:
 
     def threaded(self, op: Op) -> bool:
         if isinstance(op, Map):
-            # a nest's own locals are private to its iterations, whoever else has locals
+            # a map's own locals are private to its iterations, whoever else has locals
             own = {b.name for inner in walk_ops(op.body) for b in written_buffers(inner)
                    if b.space is Space.LOCAL}  # fmt: skip
             kept, self.buffers = self.buffers, self.buffers - own
@@ -214,10 +207,9 @@ class _Splitter:
 
     def once(self, op: Op) -> bool:
         """The block does `op` once, whatever its threads do around it."""
-        if isinstance(op, Alloc):
-            effect = op.init is not None and op.buffer.space is Space.LOCAL
-        else:
-            effect = isinstance(op, (Store, Atomic, Intrinsic))
+        effect = isinstance(op, (Store, Atomic, Intrinsic)) or (
+            isinstance(op, Alloc) and op.init is not None and op.buffer.space is Space.LOCAL
+        )
         return effect and id(op) not in self.controls and not self.mentions(op)
 
     # ── grouping ─────────────────────────────────────────────────────────────────────────────
@@ -298,20 +290,12 @@ class _Splitter:
                 expected="loop bounds and conditions that all threads of the block share",
                 fix="take the barrier out, or guard the statements inside instead",
             )
-        inner = {
-            name: self.items(getattr(op, name), mask)
-            for name in ("body", "then", "orelse")
-            if isinstance(getattr(op, name, None), tuple)
-        }
-        return [(op, inner)]
+        return [(op, _inner(op, lambda body: self.items(body, mask)))]
 
     def _masked(self, op: If, mask: Expr) -> list[_Item]:
-        flag = self._tile("guard", BOOL)
-        place = (self.lin,)
-        cond = truth(op.cond)
-        first = _Group([Store(flag, place, cond, loc=op.loc)], mask)
+        flag, place = self._tile("guard", BOOL), (self.lin,)
         held = Load(flag, place)
-        out: list[_Item] = [first]
+        out: list[_Item] = [_Group([Store(flag, place, truth(op.cond), loc=op.loc)], mask)]
         outer, taken = self.reaching, self._where(op.cond)
         self.reaching = None if outer is None or taken is None else outer & taken
         out += self.items(op.then, binary("and", mask, held))
@@ -365,12 +349,9 @@ class _Splitter:
             # a lane that is switched off, or does not exist, must not count
             every = self.names.var("w")
             fill = Map((every,), (const(padded),), (Store(tile, (every,), neutral),))
-            group_before: list[_Item] = []
-            if group.ops:
-                group_before = [_Group(list(group.ops), group.mask)]
-                group.ops.clear()
-            head: list[_Item] = [*group_before, fill]
-            head.append(_Group([Store(tile, (me,), value, loc=op.loc)], mask))
+            head: list[_Item] = [_Group(list(group.ops), group.mask)] if group.ops else []
+            group.ops.clear()
+            head += [fill, _Group([Store(tile, (me,), value, loc=op.loc)], mask)]
         else:
             group.ops.append(Store(tile, (me,), value, loc=op.loc))
             head = []
@@ -402,9 +383,7 @@ class _Splitter:
         return head, self._result(op.result, Load(votes, (self.lin // WARP,)), op)
 
     def _result(self, result: Var | None, value: Expr, op: Op) -> list[Op]:
-        if result is None:
-            return []
-        return [Let(result, cast(value, result.dtype), loc=op.loc)]
+        return [] if result is None else [Let(result, cast(value, result.dtype), loc=op.loc)]
 
     def _source(self, kind: str, by: Expr, width: int) -> Expr:
         """The thread each thread reads from, itself where there is none."""
@@ -434,8 +413,7 @@ class _Splitter:
             if isinstance(item, _Group):
                 found.append(item)
             elif isinstance(item, tuple):
-                for inner in item[1].values():
-                    found += self._groups(inner)
+                found += [each for inner in item[1].values() for each in self._groups(inner)]
         return found
 
     def _place_values(self, items: list[_Item]) -> None:
@@ -453,20 +431,15 @@ class _Splitter:
                         buffers[buffer.name] = buffer
                 if isinstance(op, Alloc) and op.buffer.name in self.buffers:
                     allocated[op.buffer.name] = number
-                for e in expressions(op):
-                    for node in walk(e):
-                        if isinstance(node, Var) and node in self.vars:
-                            reads.setdefault(node, set()).add(number)
+                for var in {v for e in expressions(op) for v in variables(e)} & self.vars:
+                    reads.setdefault(var, set()).add(number)
                 for var in bound(op):
                     defined[var] = number
         self.expanded: dict[str, Buffer] = {}
         for name, where in used.items():
-            if where == {allocated.get(name)}:
-                continue
-            if buffers[name].space is not Space.LOCAL:
-                continue
-            shape = buffers[name].static_shape
-            self.expanded[name] = self._tile(name, buffers[name].dtype, shape)
+            buffer = buffers[name]
+            if where != {allocated.get(name)} and buffer.space is Space.LOCAL:
+                self.expanded[name] = self._tile(name, buffer.dtype, buffer.static_shape)
         for var, home in defined.items():
             if reads.get(var, set()) - {home}:
                 self.stored[var] = self._tile(var.name, var.dtype)
@@ -479,16 +452,15 @@ class _Splitter:
         out: list[Op] = []
         for item in items:
             if isinstance(item, _Group):
-                out += self._nest(item)
+                out += self._map(item)
             elif isinstance(item, tuple):
                 op, inner = item
-                new: dict[str, Any] = {name: self.emit(part) for name, part in inner.items()}
-                out.append(replace(op, **new))
+                out.append(rebuild(op, **{name: self.emit(part) for name, part in inner.items()}))
             else:
                 out.append(item)
         return tuple(out)
 
-    def _nest(self, group: _Group) -> list[Op]:
+    def _map(self, group: _Group) -> list[Op]:
         number = self.number[id(group)]
         body = [
             op
@@ -500,14 +472,9 @@ class _Splitter:
         body = list(self._keep(tuple(body)))
         if group.mask is not TRUE:
             body = [If(group.mask, tuple(body))]
-        wanted = {
-            node
-            for op in walk_ops(tuple(body))
-            for e in expressions(op)
-            for node in walk(e)
-            if isinstance(node, Var) and node in self.stored and self.home[node] != number
-        }
         inside = tuple(body)
+        read = {v for op in walk_ops(inside) for e in expressions(op) for v in variables(e)}
+        wanted = {v for v in read & self.stored.keys() if self.home[v] != number}
         names: dict[Var, Expr] = {}
         lead: list[Op] = []
         for var in sorted(wanted, key=lambda v: v.name):
@@ -526,12 +493,7 @@ class _Splitter:
         """Values other groups need are stored where they are made."""
         out: list[Op] = []
         for op in body:
-            inner: dict[str, Any] = {
-                name: self._keep(getattr(op, name))
-                for name in ("body", "then", "orelse")
-                if isinstance(getattr(op, name, None), tuple)
-            }
-            out.append(replace(op, **inner) if inner else op)
+            out.append(rebuild(op, **_inner(op, self._keep)))
             for var in bound(op):
                 if var in self.stored:
                     out.append(Store(self.stored[var], (self.lin,), var, loc=op.loc))
@@ -542,18 +504,13 @@ _SYMBOLS = {"sum": "+", "max": "max", "min": "min", "and": "&", "or": "|"}
 
 
 def _neutral(kind: str, dtype: DType) -> Expr:
-    low = float("-inf") if dtype.is_float else dtype.min_value
-    high = float("inf") if dtype.is_float else dtype.max_value
     if dtype.is_bool:
         return const(kind == "and", BOOL)
-    values = {
-        "sum": 0,
-        "or": 0,
-        "max": low,
-        "min": high,
-        "and": -1 if dtype.kind == "int" else high,
-    }
-    return const(values[kind], dtype)
+    low, high = dtype.min_value, dtype.max_value
+    if dtype.is_float:
+        low, high = float("-inf"), float("inf")
+    values = {"max": low, "min": high, "and": -1 if dtype.kind == "int" else high}
+    return const(values.get(kind, 0), dtype)
 
 
 def _check_group(op: Op) -> None:
@@ -590,17 +547,20 @@ def _leaves(body: Body) -> list[Op]:
 
 
 def _loops(op: Map) -> Op:
-    """A nest that each thread runs on its own."""
+    """A map that each thread runs on its own."""
     body: Body = op.body
     for var, extent in zip(reversed(op.vars), reversed(op.extents), strict=True):
         body = (For(var, const(0, var.dtype), extent, body, loc=op.loc),)
     return body[0]
 
 
-def _buffers(op: Op) -> list[Buffer]:
-    found = [b for b in operands(op) if isinstance(b, Buffer)] + written_buffers(op)
-    found += [r.buffer for r in operands(op) if isinstance(r, Region)]
-    return found + [load.buffer for load in op_loads(op)]
+def _buffers(op: Op) -> tuple[Buffer, ...]:
+    return (*named_buffers(op), *written_buffers(op))
+
+
+def _inner(op: Op, fn: Callable[[Body], Any]) -> dict[str, Any]:
+    """By the name of each of the op's bodies, what `fn` makes of it."""
+    return {f.name: fn(getattr(op, f.name)) for f in marked(op, "body")}
 
 
 def _expand_locals(body: Body, expanded: dict[str, Buffer], lin: Expr) -> Body:

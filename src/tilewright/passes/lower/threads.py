@@ -30,7 +30,7 @@ from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.expr import TRUE, Const, Expr, Load, Var, compare, const, loads, variables
+from tilewright.ir.expr import TRUE, Const, Expr, Load, compare, const, loads
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
@@ -62,7 +62,6 @@ from tilewright.ir.op import (
     Wait,
     WaitGroup,
     While,
-    expressions,
     op_loads,
     read_buffers,
     walk_ops,
@@ -78,9 +77,8 @@ from tilewright.passes.lower.cluster import (
     order_arrivals,
     peer_fence,
 )
-from tilewright.passes.lower.copies import lower_copy
+from tilewright.passes.lower.copies import lower_copy, lower_map_op
 from tilewright.passes.lower.foreign import lower_intrinsic
-from tilewright.passes.lower.gathers import lower_nest
 from tilewright.passes.lower.gemm import lower_fence, lower_gemm, written_by_threads
 from tilewright.passes.lower.lowering import (
     BULK_ATOMS,
@@ -94,12 +92,13 @@ from tilewright.passes.lower.lowering import (
     linear_thread,
     meets,
     pin,
+    read_variables,
     touches,
+    trip,
 )
 from tilewright.passes.lower.maps import lower_fill
-from tilewright.passes.lower.reduce import lower_reduce
+from tilewright.passes.lower.reduce import lower_reduce, lower_scan
 from tilewright.passes.lower.relayout import lower_relayout
-from tilewright.passes.lower.scan import lower_scan
 from tilewright.passes.sync.scratch import settle_scratch
 from tilewright.support.errors import CompileError
 
@@ -109,7 +108,7 @@ from tilewright.support.errors import CompileError
 def _for(low: Lowering, op: For) -> Iterable[Op]:
     op = low.plain(op)
     # how often it runs may be known only at run time: then it stays a loop
-    values = _trip(op) if op.kind in ("unroll", "vectorized") else None
+    values = trip(op) if op.kind in ("unroll", "vectorized") else None
     if values is not None:
         low.unrolled[op.var] = values
     low.touched = touches(op.body, low.touched, low.instance.threads, low.fixed) or low.touched
@@ -132,14 +131,9 @@ def _while(low: Lowering, op: While) -> Iterable[Op]:
     yield rebuild(op, body=body)
 
 
-def _trip(op: For) -> range | None:
-    if all(isinstance(e, Const) for e in (op.start, op.stop, op.step)):
-        return range(int(op.start), int(op.stop), int(op.step))
-    return None
-
-
 def _if(low: Lowering, op: If) -> Iterable[Op]:
-    if op.then and not op.orelse and all(_is_wgmma_fence(inner) for inner in op.then):
+    fences = [inner for inner in op.then if isinstance(inner, Fence) and inner.kind == "wgmma"]
+    if fences and not op.orelse and len(fences) == len(op.then):
         # the assembler wants a fence on every path (C7519) and adds one otherwise; a fence more
         # costs nothing
         yield from low.inside(op, "then", op.then)
@@ -163,10 +157,6 @@ def _either(a: list[frozenset[Buffer]], b: list[frozenset[Buffer]]) -> list[froz
     return [x | y for x, y in zip(pad + short, long, strict=True)]
 
 
-def _is_wgmma_fence(op: Op) -> bool:
-    return isinstance(op, Fence) and op.kind == "wgmma"
-
-
 def _role(low: Lowering, op: Role) -> Iterable[Op]:
     per = op.warps // op.instances
     threads = per * WARP
@@ -178,7 +168,7 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
         thread_value = linear % threads
     else:
         thread_value = linear - first * WARP
-    thread, let_thread = low.let("thread", low.simplify(thread_value), op.loc)
+    thread, let_thread = low.let("thread", low.simplify(thread_value))
     leader = low.var("leader", BOOL)
     solo = op.instances == 1 and all(_one_thread_does(inner, op) for inner in walk_ops(op.body))
     solo = solo and not _is_relied_on(low.kernel, op)
@@ -205,16 +195,16 @@ def _role(low: Lowering, op: Role) -> Iterable[Op]:
     if op.var is not None:
         body = low.apart(body, op.var, before)
     low.instance, low.ranges = outer, outer_ranges
-    used = {v for inner in walk_ops(body) for e in expressions(inner) for v in variables(e)}
+    used = read_variables(body)
     if leader in used or solo:
         chosen = compare("==", low.warp, first)
-        start.insert(0, Intrinsic("elect", (chosen,), leader, loc=op.loc))
+        start.insert(0, Intrinsic("elect", (chosen,), leader))
     if thread in used:
         start.insert(0, let_thread)
     if sync_id is not None and any(isinstance(i, Sync) and i.id is sync_id for i in walk_ops(body)):
         low.free_ids = low.free_ids[: -op.instances]
     if solo:
-        body = (If(leader, body, loc=op.loc),)
+        body = (If(leader, body),)
     yield rebuild(op, body=(*start, *body))
 
 
@@ -252,8 +242,8 @@ def _first_turn(low: Lowering, op: Role) -> Iterable[Op]:
     base = low.instance.turn_id
     if base is not None:
         last = compare("==", _warpgroup(low), op.warps // GROUP_WARPS - 1)
-        early = Sync("named", const(base), 2 * GROUP_WARPS * WARP, arrive=True, loc=op.loc)
-        yield If(last, (early,), loc=op.loc)
+        early = Sync("named", const(base), 2 * GROUP_WARPS * WARP, arrive=True)
+        yield If(last, (early,))
 
 
 def _warpgroup(low: Lowering) -> Expr:
@@ -330,7 +320,6 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
         if op.offset is not const(0) or not same_registers(buffer, source):
             raise CompileError(
                 f"{buffer.name} is no view of the registers of {source.name}",
-                loc=op.loc,
                 expected=f"the elements of {old!r}, in the same registers",
                 got=repr(new),
                 fix="copy it instead",
@@ -343,7 +332,7 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
         step = multiple_of(op.offset, low.ranges) * buffer.dtype.bits // 8
         low.bases[buffer.name] = (root, gcd(least, step))
         if buffer.dtype.bits > root.dtype.bits:
-            yield Hint("align", root, detail=(buffer.dtype.bits // 8,), loc=op.loc)
+            yield Hint("align", root, detail=(buffer.dtype.bits // 8,))
         yield rebuild(op, offset=low.value(op.offset))
         return
     elif buffer.space is Space.SHARED:
@@ -353,7 +342,7 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
         place = low.places[source.name] + int(op.offset) * buffer.dtype.bits // 8
         low.places[buffer.name] = place
         flat = low.flat(buffer)
-        yield Alloc(flat, place=place, loc=op.loc)
+        yield Alloc(flat, place=place)
         return
     yield rebuild(op, buffer=low.flat(buffer), source=low.flat(source), offset=low.value(op.offset))
 
@@ -365,23 +354,22 @@ def _shifted_view(low: Lowering, op: View) -> Iterable[Op]:
     before = low.shifts.get(source.name, const(0))
     if source.dtype.bits % buffer.dtype.bits and before is not const(0):
         raise low.unsupported(
-            op,
             f"{buffer.name} begins within an element of {buffer.dtype}",
             f"view {source.name} as {buffer.dtype} before taking a part of it",
         )
     first = before * (source.dtype.bits // buffer.dtype.bits or 1) + low.value(op.offset)
-    shift, let = low.let(f"{buffer.name}_first", low.simplify(first), op.loc)
+    shift, let = low.let(f"{buffer.name}_first", low.simplify(first))
     low.shifts[buffer.name] = shift
     low.places[buffer.name] = low.places[source.name]
     size = int(low.flat(source).shape[0]) * source.dtype.bits // buffer.dtype.bits
     flat = Buffer(buffer.name, (const(size),), buffer.dtype, Space.SHARED)
     low.buffers[buffer.name] = flat
     yield let
-    yield Alloc(flat, place=low.places[buffer.name], loc=op.loc)
+    yield Alloc(flat, place=low.places[buffer.name])
 
 
 def _barrier_init(low: Lowering, op: BarrierInit) -> Iterable[Op]:
-    yield If(compare("==", linear_thread(low.kernel), 0), (op,), loc=op.loc)
+    yield If(compare("==", linear_thread(low.kernel), 0), (op,))
 
 
 def _arrive(low: Lowering, op: Arrive) -> Iterable[Op]:
@@ -394,10 +382,10 @@ def _arrive(low: Lowering, op: Arrive) -> Iterable[Op]:
     if op.by == "warps":
         lane = low.simplify(low.instance.thread % WARP)
         once = rebuild(op, count=const(1), by="instance")
-        yield Sync("warp", loc=op.loc)
-        yield If(compare("==", lane, 0), (once,), loc=op.loc)
+        yield Sync("warp")
+        yield If(compare("==", lane, 0), (once,))
         return
-    yield from low.meet(op.loc)
+    yield from low.meet()
     yield from order_arrivals(low, (op,))
     yield from low.by_leader(op)
 
@@ -417,14 +405,14 @@ def _wait_group(low: Lowering, op: WaitGroup) -> Iterable[Op]:
         yield from low.by_leader(op)
         return
     if op.unit == "wgmma":
-        yield from low.settle(op.loc)
+        yield from low.settle()
     yield op
     if op.unit == "wgmma":
         # registers are the program's again: nothing may be moved across the wait
         low.committed = low.committed[-op.pending :] if op.pending else []
         for buffer in low.instance.accumulators:
             if buffer not in low.in_flight and buffer.name in low.seen:
-                yield pin(low, buffer, op.loc)
+                yield pin(low, buffer)
 
 
 def _sync(low: Lowering, op: Sync) -> Iterable[Op]:
@@ -443,7 +431,7 @@ def _turn(low: Lowering, op: Turn) -> Iterable[Op]:
     if op.edge == "end":
         group = (group + 1) % (low.instance.threads // (GROUP_WARPS * WARP))
     which = low.simplify(base + group)
-    yield Sync("named", which, 2 * GROUP_WARPS * WARP, arrive=op.edge == "end", loc=op.loc)
+    yield Sync("named", which, 2 * GROUP_WARPS * WARP, arrive=op.edge == "end")
 
 
 def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
@@ -451,23 +439,22 @@ def _plain_store(low: Lowering, op: Store) -> Iterable[Op]:
     op = low.plain(op)
     if op.buffer.space is Space.FRAGMENT:
         raise low.unsupported(
-            op,
             f"{op.buffer.name} is a fragment and is stored to outside a tile op",
             "store to it in a map",
         )
     once = not (each or low.instance.solo) and _reads_what_it_writes(low, op)
     if once:
-        yield from low.meet(op.loc)
+        yield from low.meet()
     low.touched = low.touched or (op.buffer.space in MEMORY and low.instance.leader is None)
     if op.buffer.space is Space.SHARED:
-        place = low.offset(op.buffer, op.indices, op.loc)
-        stored: Op = Store(low.flat(op.buffer), (place,), op.value, loc=op.loc)
+        place = low.offset(op.buffer, op.indices)
+        stored: Op = Store(low.flat(op.buffer), (place,), op.value)
     else:
         cond = low.within(op.buffer, op.indices) if op.buffer.space is Space.GLOBAL else TRUE
-        stored = op if cond is TRUE else If(cond, (op,), loc=op.loc)
+        stored = op if cond is TRUE else If(cond, (op,))
     if once:
         yield from low.by_leader(stored)
-        yield from low.join(op.loc)
+        yield from low.join()
     else:
         yield stored
 
@@ -500,7 +487,7 @@ def _exchanging(rule: Rule) -> Rule:
         found = tuple(rule(low, op))
         sure = low.instance.instances == 1 and meets_inside(op, low.instance.threads)
         if sure and len(low.exchanges) == before:
-            raise low.unsupported(op, "warps need each other's registers here, and do not meet")
+            raise low.unsupported("warps need each other's registers here, and do not meet")
         return found
 
     return lower
@@ -545,7 +532,7 @@ def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Tar
     low = lowering_of(kernel, program, names, target)
     body = low.body(kernel.body)
     start: list[Op] = []
-    if _has_roles(kernel) or _reads(body, low.warp):
+    if _has_roles(kernel) or low.warp in read_variables(body):
         start.append(Intrinsic("warp_index", (linear,), low.warp, loc=kernel.loc))
     for found in low.maps.values():
         detail = found.said.detail
@@ -562,10 +549,6 @@ def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Tar
 
 def _has_roles(kernel: Kernel) -> bool:
     return any(isinstance(op, Role) for op in walk_ops(kernel))
-
-
-def _reads(body: Body, var: Var) -> bool:
-    return any(var in variables(e) for op in walk_ops(body) for e in expressions(op))
 
 
 def free_barriers(kernel: Kernel) -> list[int]:
@@ -599,7 +582,7 @@ RULES: dict[type[Op], Rule] = {
     Turn: _turn,
     Copy: lower_copy,
     Gemm: lower_gemm,
-    Map: lower_nest,
+    Map: lower_map_op,
     Reduce: _exchanging(lower_reduce),
     Fill: lower_fill,
     Atomic: lower_atomic,

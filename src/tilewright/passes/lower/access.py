@@ -1,0 +1,479 @@
+"""Accesses to memory by groups of neighbouring values of an elementwise loop.
+
+`find_access` decides whether a group lies in a row in memory, how wide its vectors are, where it
+begins and on which condition it is accessed; `move` emits the instructions. Copies by threads,
+elementwise maps, gathers by `cp.async` and sums by atomics are all made of these.
+
+The place, and whether it is accessed at all, must be the same for a whole group: a row that a table
+names (`X[table[i], j]`), a condition that a tile's border makes. Only the end of a tensor may part
+a group. Its elements begin on a vector, but the tensor's size, known at launch only, may be no
+multiple of it. One group in the tensor at most is in it by a part:
+
+    if first + 7 < n { load 8 } else { hint rare; each of 8: A[first + e] if first + e < n else 0 }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from tilewright.ir.analysis.bounds import Ranges, multiple_of
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.expr import (
+    FALSE,
+    TRUE,
+    Const,
+    Expr,
+    Load,
+    Var,
+    binary,
+    cast,
+    const,
+    logical_and,
+    select,
+    substitute,
+    wrap,
+)
+from tilewright.ir.layout.layout import Indices
+from tilewright.ir.op import Alloc, Body, Hint, If, Intrinsic, Let, Op, Store
+from tilewright.ir.simplify import simplify
+from tilewright.passes.layout.addresses import (
+    TileAddress,
+    fit_index,
+    layout_expr,
+    shared_layout,
+    swizzle_expr,
+    tile_address,
+)
+from tilewright.passes.lower.lowering import Lowering, guarded, unroll
+from tilewright.passes.lower.map_loops import MapLoop, dimensions, used
+from tilewright.passes.overlap.gathers import holds_for_all
+from tilewright.support.errors import CompileError
+
+ELEMENT = Var(" element")  # of a group
+WIDEST, WORD = 128, 32  # bits of one access, and of the least vector
+# pairs (in memory, in registers) whose vectors the header converts
+_CONVERTED = {("bfloat16", "float32"), ("float16", "float32")}
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The values of `loop` in groups of `count`, numbered by `var`."""
+
+    loop: MapLoop
+    var: Var
+    count: int
+
+    @property
+    def number(self) -> int:
+        return self.loop.values // self.count
+
+    @property
+    def first(self) -> Expr:
+        """The first value of a group."""
+        return self.var * self.count if self.number > 1 else const(0)
+
+    @property
+    def ranges(self) -> Ranges:
+        return self.loop.low.ranges.where(self.var, 0, self.number - 1)
+
+    def at(self, e: Expr, index: bool = True) -> Expr:
+        """`e` at the first value of a group."""
+        return simplify(substitute(e, {self.loop.var: self.first}), self.ranges, index=index)
+
+    def are_whole(self) -> bool:
+        """Whether each group is visited, or idle, as a whole."""
+        if self.loop.values % self.count or not self.loop.movable:
+            return False
+        idle = (self.loop.table < 0).reshape(-1, self.count)
+        return bool((idle == idle[:, :1]).all())
+
+    def emit(self, body: Body, kind: str = "unroll") -> Body:
+        """`body` for every group; what it needs in front."""
+        if self.number > 1:
+            body = (unroll(self.var, self.number, body, kind=kind),)
+        return (*used(self.loop.before, body), *body)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A place that is touched if `cond`: its indices, `let`s resolved, and names for loads in
+    them."""
+
+    indices: tuple[Expr, ...]
+    cond: Expr = TRUE
+    named: tuple[tuple[Var, Load], ...] = ()
+    given: Expr = TRUE  # `cond` as it was written
+
+
+@dataclass(frozen=True)
+class Access:
+    """A load or store of a group: `start` are indices of the flat buffer at the group's first
+    value, `width` elements at a time; `inside` whether it is in the tensor, and wanted. `share`
+    neighbouring values read the same element: several lie in it, packed. `named`: what was loaded
+    to find the place, by the names that stand for it."""
+
+    buffer: Buffer
+    start: tuple[Expr, ...]
+    inside: Expr
+    width: int
+    share: int = 1
+    named: tuple[tuple[Var, Expr], ...] = ()
+    given: Expr = TRUE  # the condition on which it is wanted, as it was written
+    ragged: Ragged | None = None  # where the tensor may end within it; `inside` is then: wanted
+    cache: str | None = None  # what caches are told
+
+    def map(self, rule: Callable[..., Expr]) -> Access:
+        """The same of a group that `rule(expr, index=…)` puts elsewhere."""
+        return replace(
+            self,
+            start=tuple(map(rule, self.start)),
+            inside=rule(self.inside, index=False),
+            named=tuple((var, rule(e)) for var, e in self.named),
+            ragged=None if self.ragged is None else self.ragged.map(rule),
+        )
+
+    def found(self, low: Lowering) -> tuple[Body, Access]:
+        """What has to be loaded to find the place, and the access behind that."""
+        rows: dict[Var, Expr] = {}
+        lets: list[Op] = []
+        for var, value in self.named:
+            row = rows[var] = Var(low.var("row").name, var.dtype)
+            lets.append(Let(row, value))
+        return tuple(lets), replace(self.map(lambda e, index=True: substitute(e, rows)), named=())
+
+    def where(self, low: Lowering, step: int = 0) -> Region:
+        """A vector in memory, `step` elements from the group's first."""
+        start = self.start
+        if step:
+            start = (*start[:-1], simplify(start[-1] + step, low.ranges))
+        ones = (const(1) for _ in start[1:])
+        return Region(low.flat(self.buffer), start, (*ones, const(self.width)))
+
+    def align(self, low: Lowering) -> Body:
+        """What the launch has to check."""
+        if self.buffer.space is not Space.GLOBAL or self.width == 1:
+            return ()
+        size = self.width * self.buffer.dtype.bits // 8
+        return (Hint("align", low.base(self.buffer)[0], detail=(size,)),)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A group of `count` elements: whether the `whole` of it is in the tensor, whether `ELEMENT`
+    of it is (`inside`), and how many from its first on are `left` there."""
+
+    count: int
+    whole: Expr
+    inside: Expr
+    left: Expr
+
+    def map(self, rule: Callable[[Expr], Expr]) -> Ragged:
+        """The same of a group that `rule` puts elsewhere."""
+        whole, inside, left = map(rule, (self.whole, self.inside, self.left))
+        return replace(self, whole=whole, inside=inside, left=left)
+
+    def move(
+        self,
+        low: Lowering,
+        whole: Body,
+        memory: tuple[Buffer, Sequence[Expr]],
+        registers: tuple[Buffer, Expr],
+        store: bool,
+        wanted: Expr,
+    ) -> Op:
+        """`whole` in one piece, as it is where nothing parts it, or one by one what is in the
+        tensor and `wanted`; a load reads zeros for what is not."""
+        (tensor, start), (held, first) = memory, registers
+        e = low.var("e")
+        cond = logical_and(wanted, simplify(substitute(self.inside, {ELEMENT: e})))
+        place, slot = (*start[:-1], simplify(start[-1] + e)), (simplify(first + e),)
+        if store:
+            value = cast(Load(held, slot), tensor.dtype)
+            each: Op = If(cond, (Store(tensor, place, value),))
+        else:
+            value = cast(Load(tensor, place), held.dtype)
+            each = Store(held, slot, select(cond, value, const(0, held.dtype)))
+        one_by_one = unroll(e, self.count, (each,))
+        return If(self.whole, whole, (Hint("rare"), one_by_one))
+
+    def amount(self, wanted: Expr, size: int) -> Expr:
+        """The bytes of a `wanted` group that are in the tensor, `size` of an element: what an
+        instruction is told that fills up with zeros."""
+        first = simplify(substitute(self.inside, {ELEMENT: const(0)}))
+        some = binary("min", self.left, const(self.count)) * size
+        return select(logical_and(wanted, first), some, const(0))
+
+
+# ── what lies together ───────────────────────────────────────────────────────────────────────
+
+
+def find_access(
+    groups: Groups,
+    buffer: Buffer,
+    place: Candidate,
+    share: int = 1,
+    *,
+    borders: bool = False,
+    region: Region | None = None,
+) -> Access | None:
+    """How a group touches `buffer` at once, `share` of its values one element; None when it does
+    not. A group of one always does. `borders`: nothing but the access asks for what a guard says.
+    `region`: that of which the loop visits each element once, if it is one."""
+    loop, values = groups.loop, groups.count
+    low, bits = loop.low, buffer.dtype.bits
+    count = values // share  # elements
+    width = min(count, WIDEST // bits)
+    single = values == 1
+    if not single and (width < 2 or width * bits < WORD or not groups.are_whole()):
+        return None
+    zero, each = const(0), low.var("e")
+    last = zero if single else each
+    loop.bound |= {var for var, _ in place.named}  # they have values at the access alone
+    places = [loop.index(i) for i in place.indices]
+    rows = [(var, loop.expr(load)) for var, load in place.named]
+    wanted = loop.expr(place.cond)
+    # with what is known of names that these have brought along
+    ranges = groups.ranges.where(each, 0, values - 1)
+
+    def at(e: Expr, more: Expr, index: bool = True) -> Expr:
+        return simplify(substitute(e, {loop.var: groups.first + more}), ranges, index=index)
+
+    asked = partial(at, index=False)
+    if any(at(e, last) is not at(e, zero) for _, e in rows):
+        return None
+    together = asked(wanted, last) is asked(wanted, zero)
+    if not together and buffer.space is Space.GLOBAL:
+        # a guard that holds all over the tensor says what its end does: outside nothing is stored,
+        # and zeros are loaded
+        with low.restored(ranges):
+            inside = low.within(buffer, [at(p, each) for p in places])
+        if simplify(asked(wanted, each), ranges.given(inside), index=False) is TRUE:
+            wanted, together = TRUE, True
+    if not together and not (borders and holds_for_all(wanted, asked, each, values, ranges)):
+        return None
+    named = tuple((var, at(e, zero)) for var, e in rows)
+    wanted = asked(wanted, zero)
+    starts = tuple(at(p, zero) for p in places)
+    if buffer.space is Space.SHARED:
+        swizzle, layout = shared_layout(buffer, None)
+        plain = sum((layout_expr(layout[d], i) for d, i in enumerate(places)), zero)
+        if buffer.name in low.shifts:
+            plain = plain + low.shifts[buffer.name]
+        start = at(plain, zero)
+        if not single and (
+            buffer.name in low.shifts
+            or not _counts(loop, at(plain, each), start, each // share, ranges)
+            or multiple_of(start, ranges) % width
+            or (swizzle.bits and count > 1 << swizzle.base)
+        ):
+            return None
+        offset = None if region is None else _tile_offset(groups, region)
+        if offset is None:
+            offset = simplify(swizzle_expr(swizzle, start), ranges)
+        return Access(buffer, (offset,), wanted, width, share, named, place.given)
+    if buffer.space is not Space.GLOBAL:
+        return Access(buffer, starts, wanted, width, named=named) if single else None
+    parted = None
+    # slots that the loop does not visit are left out by whoever emits the access
+    with low.restored(ranges.given(logical_and(at(loop.guard(), zero), wanted))):
+        if not single:
+            lasts = [at(p, each) for p in places]
+            if (
+                not places
+                or not vectors_in(low, buffer, width)
+                or any(a is not b for a, b in zip(lasts[:-1], starts[:-1], strict=True))
+                or not _counts(loop, lasts[-1], starts[-1], each // share, ranges)
+                or multiple_of(starts[-1], ranges) % count
+            ):
+                return None
+            parted = ragged(low, buffer, starts, count)
+            if parted is not None and not may_end_within(low, buffer):
+                return None
+        if parted is None:
+            wanted = logical_and(wanted, low.within(buffer, starts))
+    return Access(buffer, starts, wanted, width, share, named, place.given, parted)
+
+
+def _counts(loop: MapLoop, last: Expr, start: Expr, step: Expr, ranges: Ranges) -> bool:
+    """Whether `last` is `start + step`, by what the names in front of the loop stand for, too."""
+    difference = simplify(last - start - step, ranges)
+    if not isinstance(difference, Const):
+        lets = {op.var: op.value for op in loop.before if isinstance(op, Let)}
+        difference = simplify(substitute(difference, lets), ranges)
+    return isinstance(difference, Const) and difference.value == 0
+
+
+def ragged(low: Lowering, buffer: Buffer, starts: Sequence[Expr], count: int) -> Ragged | None:
+    """How `count` elements of a tensor from `starts` on, a multiple of `count`, may be in it by a
+    part; None where they are inside or outside as a whole."""
+    size, ranges = buffer.shape[-1], low.ranges
+    if multiple_of(size, ranges) % count == 0:
+        return None
+
+    def inside(more: Expr) -> Expr:
+        return low.within(buffer, (*starts[:-1], low.simplify(starts[-1] + more)))
+
+    # the last is not negative where the first, a multiple, is not
+    with low.restored(ranges.where(ELEMENT, 0, count - 1)):
+        whole, each = inside(const(count - 1)), inside(ELEMENT)
+    if whole is TRUE or each is FALSE:
+        return None
+    return Ragged(count, whole, each, simplify(size - starts[-1], ranges))
+
+
+def may_end_within(low: Lowering, buffer: Buffer) -> bool:
+    """Whether vectors are for tensors that may end within one. They must begin on a vector then:
+    for others there is another form (`-rows=any`) where sizes are known at launch only. Known sizes
+    have one form, and take slices that begin anywhere."""
+    return not low.anywhere and not isinstance(buffer.shape[-1], Const)
+
+
+def vectors_in(low: Lowering, buffer: Buffer, count: int) -> bool:
+    """Whether each row of a tensor begins on a vector of `count` elements, and may have one."""
+    last = buffer.shape[-1]
+    rows, step = buffer.shape[-1:] if buffer.rank > 1 else (), wrap(1)
+    if buffer.strides is not None:
+        rows, step = buffer.strides[:-1], buffer.strides[-1]
+    return (
+        isinstance(step, Const)
+        and step.value == 1
+        and not (isinstance(last, Const) and int(last) < count)
+        and all(multiple_of(row, low.ranges) % count == 0 for row in rows)
+        and low.begins_on(buffer, count * buffer.dtype.bits // 8)
+    )
+
+
+# ── addresses in shared memory ───────────────────────────────────────────────────────────────
+
+
+def _tile_offset(groups: Groups, region: Region) -> Expr | None:
+    """The offset of a group in a region of shared memory as a base per thread and a constant per
+    group; None where threads and values do not separate."""
+    loop, low = groups.loop, groups.loop.low
+    table, layouts = loop.table, dimensions(loop.fragment)
+    if region.buffer.name in low.shifts or (table < 0).any() or layouts is None:
+        return None
+    if loop.part is not None or not loop.movable:
+        return None
+    try:
+        address = tile_address(region, low.ranges, None)
+    except CompileError:
+        return None
+    table = address.offsets().reshape(-1)[table]
+    if not np.array_equal(table, table[:, :1] + table[:1] - table[0, 0]):
+        return None
+    dims = [d for d, size in enumerate(loop.fragment.tile) if size != 1]
+    parts = [
+        layout_expr(mode, simplify(layout_expr(layouts[d][0], low.instance.thread)))
+        for mode, d in zip(address.modes, dims, strict=True)
+    ]
+    place, steps = low.simplify(sum(parts, const(0))), table[0, :: groups.count] - table[0, 0]
+    return split_offset(low, address, (place, table[:, 0]), steps, groups.var, loop.before)
+
+
+def split_offset(
+    low: Lowering,
+    address: TileAddress,
+    place: tuple[Expr, Indices],
+    steps: Indices,
+    var: Var,
+    before: list[Op],
+) -> Expr | None:
+    """The offset `place` + `steps[var]` from the address of a tile; `place`, as an expression and
+    for all threads, is computed `before`. None where `steps` is no simple function.
+
+    The swizzle is linear over bits: where the threads' part, the steps and the base share none,
+    each is swizzled by itself, and the step becomes a constant."""
+    swizzle, (here, places) = address.swizzle, place
+
+    def name(value: Expr) -> Var:
+        at, let = low.let("at", value)
+        before.append(let)
+        return at
+
+    names = (var,) if len(steps) > 1 else ()
+    shared = int(np.bitwise_or.reduce(places)) & int(np.bitwise_or.reduce(steps))
+    period = 1 << (swizzle.base + swizzle.shift + swizzle.bits)
+    apart = not shared and multiple_of(address.base, low.ranges) % period == 0
+    if not swizzle.bits or apart:
+        moved = swizzle(steps)
+        step = fit_index(moved if names else moved[0], names)
+        if step is not None:
+            at = name(low.simplify(swizzle_expr(swizzle, here)))
+            inner = at ^ step if swizzle.bits else at + step
+            return low.simplify(address.base + inner)
+    plain = fit_index(steps if names else steps[0], names)
+    if plain is None:
+        return None
+    return swizzle_expr(swizzle, name(low.simplify(address.base + here)) + plain)
+
+
+# ── instructions ─────────────────────────────────────────────────────────────────────────────
+
+
+def move(
+    low: Lowering,
+    access: Access,
+    registers: tuple[Buffer, Expr],
+    count: int,
+    store: bool,
+) -> Body:
+    """One group of `count` elements between memory and the registers from a first one on. A load
+    reads zeros for what is not inside. Where caches are told something, single elements move by
+    instructions too."""
+    rows, access = access.found(low)
+    (held, first), memory, inside = registers, low.flat(access.buffer), access.inside
+    kind, cache = memory.dtype, access.cache
+    told = f" cache={cache}" if cache and memory.space is Space.GLOBAL else ""
+    if count == 1 and not told:
+        if store:
+            value = cast(Load(held, (first,)), kind)
+            return (*rows, *guarded(inside, (Store(memory, access.start, value),)))
+        value = cast(Load(memory, access.start), held.dtype)
+        if inside is not TRUE:
+            value = select(inside, value, const(0, held.dtype))
+        return (*rows, Store(held, (first,), value))
+
+    def each(of: Callable[[Expr, tuple[Expr]], Op]) -> Op:
+        if count == 1:
+            return of(const(0), (first,))
+        var = low.var("v")
+        return unroll(var, count, (of(var, (low.simplify(first + var),)),))
+
+    def clear(_: Expr, slot: tuple[Expr]) -> Op:
+        return Store(held, slot, const(0, held.dtype))
+
+    def narrow(var: Expr, slot: tuple[Expr]) -> Op:
+        return Store(piece, (var,), cast(Load(held, slot), kind))
+
+    def widen(var: Expr, slot: tuple[Expr]) -> Op:
+        return Store(held, slot, cast(Load(piece, (var,)), held.dtype))
+
+    direct = kind == held.dtype or (count > 1 and (kind.name, held.dtype.name) in _CONVERTED)
+    piece, begin = held, first
+    before: Body = ()
+    if not direct:  # converted element by element beside a vector of the memory's own type
+        piece = Buffer(low.var("piece").name, (const(count),), kind, Space.LOCAL)
+        begin = const(0)
+        before = (Alloc(piece),)
+    name = ("store_" if store else "load_") + memory.space.value
+    body: list[Op] = []
+    for step in range(0, count, access.width):
+        span = Region(piece, (begin + step,), (const(access.width),))
+        where = access.where(low, step)
+        args = (where, span) if store else (span, where)
+        text = f"type={kind.name} count={access.width}{told}"
+        body.append(Intrinsic(name, args, text=text))
+    if not direct:
+        body = [each(narrow), *body] if store else [*body, each(widen)]
+    if not store and inside is not TRUE:
+        body = [If(inside, tuple(body), (each(clear),))]
+    if access.ragged is not None:
+        wanted = TRUE if store else inside
+        places = (memory, access.start)
+        body = [access.ragged.move(low, tuple(body), places, registers, store, wanted)]
+    return (*rows, *guarded(inside if store else TRUE, (*before, *body)))
