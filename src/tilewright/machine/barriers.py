@@ -101,7 +101,7 @@ def _where(fr: Frame, tile: TileRegion) -> list[tuple[Value, str]]:
 
 @meaning(BarrierInit)
 def run_barrier_init(b: Builder, op: BarrierInit) -> Run:
-    barrier, count = b.evaluate.region(op.barrier), b.evaluate(op.count)
+    barrier, count = b.operands(op.barrier, op.count)
 
     def run(fr: Frame) -> None:
         agent = fr.agent
@@ -123,8 +123,7 @@ def run_barrier_init(b: Builder, op: BarrierInit) -> Run:
 
 @meaning(Arrive)
 def run_arrive(b: Builder, op: Arrive) -> Run:
-    barrier, count = b.evaluate.region(op.barrier), b.evaluate(op.count)
-    more = None if op.bytes is None else b.evaluate(op.bytes)
+    barrier, count, more = b.operands(op.barrier, op.count, op.bytes)
 
     def run(fr: Frame) -> Flow:
         agent, clocks = fr.agent, fr.agent.clocks
@@ -168,13 +167,12 @@ def _wait(b: Builder, op: Op, barrier: TileRegion, phase: Callable[[Frame], Valu
 
 @meaning(Wait)
 def run_wait(b: Builder, op: Wait) -> Run:
-    return _wait(b, op, b.evaluate.region(op.barrier), b.evaluate(op.phase))
+    return _wait(b, op, *b.operands(op.barrier, op.phase))
 
 
 @thread_meaning("wait_cluster")
 def run_wait_cluster(b: Builder, op: Intrinsic) -> Run:
-    barrier, phase = (b.operand(a) for a in op.args)
-    return _wait(b, op, barrier, phase)
+    return _wait(b, op, *b.operands(*op.args))
 
 
 # ── barriers of threads ──────────────────────────────────────────────────────────────────────
@@ -182,7 +180,7 @@ def run_wait_cluster(b: Builder, op: Intrinsic) -> Run:
 
 @meaning(Sync)
 def run_sync(b: Builder, op: Sync) -> Run:
-    number = None if op.id is None else b.evaluate(op.id)
+    (number,) = b.operands(op.id)
     if op.scope not in ("block", "warp", "cluster", "named"):
         raise RunError(f"unknown scope {op.scope!r}", loc=op.loc)
 

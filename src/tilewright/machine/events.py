@@ -105,7 +105,7 @@ def _storing(boxes: list[Box], store: Callable[[Box, Array], None]) -> Callable[
 @tile_meaning(("async", Copy))
 def async_copy(b: Builder, op: Copy) -> Run:
     """A copy whose atom completes later."""
-    src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
+    src, dst = b.operands(op.src, op.dst)
     unit = ATOMS[str(op.atom)].completion
     if unit == "barrier":
         return _barrier_copy(b, op, src, dst)
@@ -184,8 +184,7 @@ def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
 def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Run:
     if op.barrier is None:
         raise RunError(f"a {op.atom} needs the barrier that counts its bytes", loc=op.loc)
-    barrier = b.evaluate.region(op.barrier)
-    mask = None if op.multicast is None else b.evaluate(op.multicast)
+    barrier, mask = b.operands(op.barrier, op.multicast)
     elected = ATOMS[str(op.atom)].proxy == "async"
 
     def run(fr: Frame) -> Flow:

@@ -96,7 +96,7 @@ class _Loop:
 @meaning(For)
 def run_for(b: Builder, op: For) -> Run:
     name, number = op.var.name, op.var.dtype.numpy.type
-    start, stop, step = b.evaluate(op.start), b.evaluate(op.stop), b.evaluate(op.step)
+    start, stop, step = b.operands(op.start, op.stop, op.step)
     body = b.body(op.body)
 
     def run(fr: Frame) -> Flow:
@@ -354,7 +354,7 @@ def _private_copy(fr: Frame, memory: Memory) -> Memory:
 def run_alloc(b: Builder, op: Alloc) -> Run:
     buffer, family = op.buffer, b.family(op.buffer)
     shape = [b.evaluate(s) for s in buffer.shape]
-    init = None if op.init is None else b.evaluate(op.init)
+    (init,) = b.operands(op.init)
     to = None if op.init is None else cast_fn(op.init.dtype, buffer.dtype)
     track, in_role = b.evaluate.sanitize, b.role_depth > 0
     if b.threads and buffer.space is Space.FRAGMENT:

@@ -148,7 +148,13 @@ class Builder:
         step = Step(op, run, isgeneratorfunction(run), has_jump(op))
         return step if self.wrap is None else self.wrap(step)
 
-    def operand(self, arg: Expr | Region) -> Any:
+    def operands(self, *args: Expr | Region | None) -> list[Any]:
+        """Expressions and regions as functions of a frame."""
+        return [self._operand(arg) for arg in args]
+
+    def _operand(self, arg: Expr | Region | None) -> Any:
+        if arg is None:
+            return None
         return self.evaluate.region(arg) if isinstance(arg, Region) else self.evaluate(arg)
 
     def body(self, ops: Body) -> Run:

@@ -176,7 +176,7 @@ def copy_lanes(fr: Frame, op: Copy, src: TileRegion, dst: TileRegion) -> None:
 
 @tile_meaning(Copy)
 def run_copy(b: Builder, op: Copy) -> Run:
-    src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
+    src, dst = b.operands(op.src, op.dst)
     if op.multicast is not None or op.barrier is not None:
         raise RunError("only bulk copies take a barrier or a multicast mask", loc=op.loc)
 
@@ -194,7 +194,7 @@ def run_copy(b: Builder, op: Copy) -> Run:
 
 @tile_meaning(Relayout)
 def run_relayout(b: Builder, op: Relayout) -> Run:
-    src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
+    src, dst = b.operands(op.src, op.dst)
     plain = Copy(op.src, op.dst, loc=op.loc)
 
     def run(fr: Frame) -> None:
@@ -207,7 +207,7 @@ def run_relayout(b: Builder, op: Relayout) -> Run:
 
 @tile_meaning(Fill)
 def run_fill(b: Builder, op: Fill) -> Run:
-    dst, value = b.evaluate.region(op.dst), b.evaluate(op.value)
+    dst, value = b.operands(op.dst, op.value)
     to = cast_fn(op.value.dtype, op.dst.buffer.dtype)
 
     def run(fr: Frame) -> None:
@@ -270,7 +270,7 @@ def run_store(b: Builder, op: Store) -> Run:
 def gemm_operands(b: Builder, op: Gemm) -> tuple[list[TileRegion], Callable[[Frame], Value]]:
     if op.meta is not None:
         raise RunError("sparse gemm is not interpreted yet", loc=op.loc)
-    return [b.evaluate.region(r) for r in (op.a, op.b, op.c)], b.evaluate(op.clear)
+    return b.operands(op.a, op.b, op.c), b.evaluate(op.clear)
 
 
 @tile_meaning(Gemm)
@@ -320,7 +320,7 @@ def _no_new_nan(fr: Frame, what: str, value: Array, inputs: list[Array]) -> None
 
 @tile_meaning(Reduce)
 def run_reduce(b: Builder, op: Reduce) -> Run:
-    src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
+    src, dst = b.operands(op.src, op.dst)
     nan = b.evaluate.nan
 
     def run(fr: Frame) -> None:
@@ -363,7 +363,7 @@ def _reduced_axis(op: Reduce, tile: Array, out: tuple[int, ...]) -> tuple[Array,
 
 @tile_meaning(Scan)
 def run_scan(b: Builder, op: Scan) -> Run:
-    src, dst = b.evaluate.region(op.src), b.evaluate.region(op.dst)
+    src, dst = b.operands(op.src, op.dst)
 
     def run(fr: Frame) -> None:
         require_collective(fr)
@@ -394,9 +394,8 @@ def run_scan(b: Builder, op: Scan) -> Run:
 def run_atomic(b: Builder, op: Atomic) -> Run:
     if op.dst.buffer.dtype.packed:
         raise RunError(f"{op.dst.buffer.dtype} is packed and has no atomics", loc=op.loc)
-    dst, dtype = b.evaluate.region(op.dst), op.dst.buffer.dtype
+    (dst, value, src), dtype = b.operands(op.dst, op.value, op.src), op.dst.buffer.dtype
     fn = atomic_fn(op.op, dtype)
-    value = None if op.value is None else b.evaluate(op.value)
     to = None if op.value is None else cast_fn(op.value.dtype, dtype)
     single = all(isinstance(e, Const) and e.value == 1 for e in op.dst.extents)
 
@@ -422,7 +421,6 @@ def run_atomic(b: Builder, op: Atomic) -> Run:
         return run_element
     if op.result is not None:
         raise RunError("only an atomic on one element has a result", loc=op.loc)
-    src = None if op.src is None else b.evaluate.region(op.src)
 
     def run_tile(fr: Frame) -> None:
         require_collective(fr)
@@ -440,6 +438,23 @@ def run_atomic(b: Builder, op: Atomic) -> Run:
         write_box(box, np.asarray(fn(read_box(box), got)))
 
     return run_tile
+
+
+def fold_in(mem: Memory, places: Where, given: Array, fn: Callable[[Any, Any], Any]) -> Array:
+    """Elements become `fn` of what they were and what is given, one after another; what each one
+    found."""
+    data = mem.data
+    if places and np.unique(np.ravel_multi_index(places, mem.shape)).size == given.size:
+        old = data[places]
+        data[places] = fn(old, given)
+    else:
+        old = np.empty(given.size, data.dtype)
+        for k, new in enumerate(given):
+            place = tuple(int(p[k]) for p in places)
+            old[k] = data[place]
+            data[place] = fn(old[k], new)
+    mem.flush(data)
+    return np.asarray(old)
 
 
 def atomic_elements(
@@ -460,8 +475,7 @@ def atomic_elements(
     out = np.zeros(shape, mem.dtype.numpy)
     places = tuple(i[ok].astype(np.int64) for i in at)
     given = np.broadcast_to(value, shape)[ok]
-    count = int(ok.sum())
-    if count == 0:
+    if not ok.any():
         return out[()]
     if fr.watches:
         owners = fr.agent.lane_ids(fr)[ok] if per_lane else None
@@ -469,21 +483,10 @@ def atomic_elements(
             found = 0 if fr.storing is None else np.broadcast_to(fr.storing, shape)[ok]
             padding.updated(fr, op, mem, places, found)
         fr.touch(ATOMIC, mem, places, owners)
-    data = mem.data
-    flat = np.ravel_multi_index(places, mem.shape) if places else np.zeros(count, np.int64)
-    if np.unique(flat).size == count and places:
-        old = data[places]
-        data[places] = fn(old, given)
-        out[ok] = old
-    elif op.result is None and op.op == "add" and mem.dtype.bits >= 32 and places:
+    if op.result is None and op.op == "add" and mem.dtype.bits >= 32 and places:
+        data = mem.data
         np.add.at(data, places, given)
+        mem.flush(data)
     else:
-        olds = []
-        for k in range(count):
-            place = tuple(int(p[k]) for p in places)
-            before = data[place]
-            olds.append(before)
-            data[place] = fn(before, given[k])
-        out[ok] = np.array(olds, mem.dtype.numpy)
-    mem.flush(data)
+        out[ok] = fold_in(mem, places, given, fn)
     return out[()]

@@ -10,7 +10,6 @@ and is dropped where it would be stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -129,20 +128,17 @@ def _all_outside(marks: Array | None, rows_last: bool) -> Any:
     return None if flat.ndim != 2 else _outside(flat).all(axis=0 if rows_last else 1)
 
 
-_Harm = Callable[[Any, Any, DType], Any]
-_HARMED: dict[str, _Harm] = {  # by a zero, or by whatever became of one
-    "max": lambda marks, tile, dtype: _over(marks, tile, dtype),
-    "min": lambda marks, tile, dtype: np.ones(tile.shape, np.bool_),
-    "all": lambda marks, tile, dtype: np.ones(tile.shape, np.bool_),
-    "and": lambda marks, tile, dtype: np.ones(tile.shape, np.bool_),
-}
 _WORDS = {"max": "maximum", "min": "minimum", "sum": "sum"}
 
 
-def _over(marks: Array, tile: Array, dtype: DType) -> Any:
-    zero = tile == 0
-    neutral = zero if dtype.kind in ("uint", "bool") else zero & (marks == FLOOR)
-    return ~neutral
+def _harmed(op: str, marks: Array, tile: Array, dtype: DType) -> Any:
+    """Where a zero from outside, or whatever became of one, changes the reduction."""
+    if op in ("min", "all", "and"):
+        return np.ones(tile.shape, np.bool_)
+    if op != "max":
+        return tile != 0
+    floor = dtype.kind in ("uint", "bool")
+    return (tile != 0) | (not floor and marks != FLOOR)
 
 
 def reduced(
@@ -156,7 +152,6 @@ def reduced(
     out = _outside(marks)
     if not out.any():
         return
-    harmed: _Harm = _HARMED.get(op.op, lambda marks, tile, dtype: tile != 0)
     shape = tile.shape[:axis] + tile.shape[axis + 1 :]
     old = None if before is None or op.clear else np.broadcast_to(before.reshape(shape), shape)
     data = (~out & (marks != BLANK)).any(axis=axis)
@@ -164,7 +159,7 @@ def reduced(
         data = data | (old == DATA)
     elif not op.clear:
         data = np.ones(shape, np.bool_)
-    mixed = data & (out & harmed(marks, tile, op.src.buffer.dtype)).any(axis=axis)
+    mixed = data & (out & _harmed(op.op, marks, tile, op.src.buffer.dtype)).any(axis=axis)
     if mixed.any():
         row = tuple(int(i) for i in np.argwhere(mixed)[0])
         _warn_mixed(fr, op, row, int((out.sum(axis=axis))[row]), tile.shape[axis])

@@ -143,7 +143,7 @@ def _note_part(
 
 @thread_meaning("bulk_load")
 def bulk_load(b: Builder, op: Intrinsic) -> Run:
-    where, barrier, *rest = (b.operand(a) for a in op.args)
+    where, barrier, *rest = b.operands(*op.args)
     words = fields_of(op)
     found = b.maps[words["map"]]
     kind = found.tensor.dtype
@@ -191,7 +191,7 @@ def _poison(block: ThreadBlock, addresses: Array, size: int) -> None:
 
 @thread_meaning("bulk_store")
 def bulk_store(b: Builder, op: Intrinsic) -> Run:
-    where, *spot = (b.operand(a) for a in op.args)
+    where, *spot = b.operands(*op.args)
     words = fields_of(op)
     found = b.maps[words["map"]]
     kind = found.tensor.dtype
@@ -247,7 +247,7 @@ def _peer_words(
 def store_peer(b: Builder, op: Intrinsic) -> Run:
     """`words` words of registers into a peer's memory. With a barrier there their bytes count on
     it when they have come; without one they come in order with what the thread does."""
-    to, of, *barriers = (b.operand(a) for a in op.args)
+    to, of, *barriers = b.operands(*op.args)
     size = 4 * int(fields_of(op)["words"])
     kind = of.buffer.dtype
     count = size // kind.bytes
@@ -291,7 +291,7 @@ def store_peer(b: Builder, op: Intrinsic) -> Run:
 def cp_async(b: Builder, op: Intrinsic) -> Run:
     """`bytes` bytes from global to shared memory by each thread, of which the last argument says
     how many are read; the rest are zeros. A wait tells the thread that copied, and no other."""
-    to, of, amount = (b.operand(a) for a in op.args)
+    to, of, amount = b.operands(*op.args)
     size = int(fields_of(op)["bytes"])
     kind = to.buffer.dtype
     count = size // kind.bytes
@@ -346,7 +346,7 @@ def cp_async(b: Builder, op: Intrinsic) -> Run:
 
 @thread_meaning("descriptor")
 def descriptor(b: Builder, op: Intrinsic) -> Run:
-    where = b.operand(op.args[0])
+    (where,) = b.operands(*op.args)
     words = {k: int(v) for k, v in fields_of(op).items()}
     high = words["leading"] << 16 | words["stride"] << 32 | words["swizzle"] << 62
     assert op.result is not None
@@ -365,7 +365,7 @@ def descriptor(b: Builder, op: Intrinsic) -> Run:
 
 @thread_meaning("wgmma")
 def wgmma(b: Builder, op: Intrinsic) -> Run:
-    c, left, right, keep = (b.operand(a) for a in op.args)
+    c, left, right, keep = b.operands(*op.args)
     words = fields_of(op)
     n, a_kind, b_kind = int(words["n"]), MATRIX_TYPES[words["a"]], MATRIX_TYPES[words["b"]]
     types = (DTYPES[words["a"]], DTYPES[words["b"]], DTYPES[words["d"]])

@@ -18,6 +18,7 @@ from tilewright.machine.lanes import TileRegion
 from tilewright.machine.meaning import THREADS, Builder, Run, thread_meaning
 from tilewright.machine.memory import Array, Memory
 from tilewright.machine.numbers import cast_fn
+from tilewright.machine.ops import fold_in
 from tilewright.machine.state import WARP, Frame
 from tilewright.machine.thread_agents import (
     active,
@@ -54,7 +55,7 @@ def _result(op: Intrinsic) -> tuple[str, np.dtype[Any]]:
 
 @thread_meaning("warp_index")
 def warp_index(b: Builder, op: Intrinsic) -> Run:
-    thread, (name, kind) = b.operand(op.args[0]), _result(op)
+    (thread,), (name, kind) = b.operands(op.args[0]), _result(op)
 
     def run(fr: Frame) -> None:
         found = (thread(fr) // WARP).astype(kind)
@@ -67,7 +68,7 @@ def warp_index(b: Builder, op: Intrinsic) -> Run:
 @thread_meaning("elect")
 def elect(b: Builder, op: Intrinsic) -> Run:
     """True in one thread of each warp for which the condition holds; which one, the seed says."""
-    cond, (name, _) = b.operand(op.args[0]), _result(op)
+    (cond,), (name, _) = b.operands(op.args[0]), _result(op)
 
     def run(fr: Frame) -> None:
         lanes = fr.agent.positions % WARP
@@ -91,7 +92,7 @@ def nothing(b: Builder, op: Intrinsic) -> Run:
 def across_lanes(b: Builder, op: Intrinsic) -> Run:
     inner = THREADS[Intrinsic](b, op)
     some = "mask=active" in op.text
-    by = b.operand(op.args[1]) if op.name.startswith("shfl_") else None
+    by = b.operands(*op.args)[1] if op.name.startswith("shfl_") else None
 
     def run(fr: Frame) -> None:
         converge(fr, op.name, some=some)
@@ -133,7 +134,7 @@ def _note(fr: Frame, tile: TileRegion, count: int, kind: str, values: Array | No
 
 @thread_meaning("load_shared", "load_global")
 def load_vector(b: Builder, op: Intrinsic) -> Run:
-    to, of = (b.operand(a) for a in op.args)
+    to, of = b.operands(*op.args)
     count = int(fields_of(op)["count"])
 
     def run(fr: Frame) -> None:
@@ -149,7 +150,7 @@ def load_vector(b: Builder, op: Intrinsic) -> Run:
 
 @thread_meaning("store_shared", "store_global")
 def store_vector(b: Builder, op: Intrinsic) -> Run:
-    to, of = (b.operand(a) for a in op.args)
+    to, of = b.operands(*op.args)
     count = int(fields_of(op)["count"])
 
     def run(fr: Frame) -> None:
@@ -175,7 +176,7 @@ def _require_apart(mem: Memory, where: tuple[Array, ...], op: Intrinsic) -> None
 @thread_meaning("store_packed")
 def store_packed(b: Builder, op: Intrinsic) -> Run:
     """A word of 32 bits over elements that fill it."""
-    to, word = (b.operand(a) for a in op.args)
+    to, word = b.operands(*op.args)
     kind = to.buffer.dtype.numpy
 
     def run(fr: Frame) -> None:
@@ -225,7 +226,7 @@ def _note_rows(fr: Frame, warps: Array, address: Array, *, writes: bool) -> None
 
 @thread_meaning("ldmatrix")
 def ldmatrix(b: Builder, op: Intrinsic) -> Run:
-    to, of = (b.operand(a) for a in op.args)
+    to, of = b.operands(*op.args)
     words = fields_of(op)
     count, trans = int(words["count"]), words["trans"] == "1"
     kind = to.buffer.dtype.numpy
@@ -245,7 +246,7 @@ def ldmatrix(b: Builder, op: Intrinsic) -> Run:
 
 @thread_meaning("stmatrix")
 def stmatrix(b: Builder, op: Intrinsic) -> Run:
-    to, *given = (b.operand(a) for a in op.args)
+    to, *given = b.operands(*op.args)
     words = fields_of(op)
     count, trans = int(words["count"]), words["trans"] == "1"
 
@@ -289,7 +290,7 @@ def as_tile(registers: Array, table: Array, shape: tuple[int, ...]) -> Array:
 
 @thread_meaning("mma")
 def mma(b: Builder, op: Intrinsic) -> Run:
-    c, x, y = (b.operand(a) for a in op.args)
+    c, x, y = b.operands(*op.args)
     words = fields_of(op)
     types = (DTYPES[words["a"]], DTYPES[words["b"]], DTYPES[words["d"]])
     tables = {
@@ -362,12 +363,10 @@ def atomic(b: Builder, op: Intrinsic) -> Run:
         none = [np.zeros((), kind.numpy)]
         news = [spread(fr, x) for x in ([to(value(fr)) for value, to in values] or none)]
         old = np.zeros(fr.lanes, kind.numpy)
-        for lane in lanes:
-            at = tuple(int(p[lane]) for p in places)
-            old[lane] = mem.data[at]
-            for k, new in enumerate(news):
-                here = (*at[:-1], at[-1] + k) if k else at
-                mem.data[here] = combine(mem.data[here], new[lane])
+        at = tuple(p[lanes] for p in places)
+        for k, new in enumerate(news):
+            found = fold_in(mem, (*at[:-1], at[-1] + k) if k else at, new[lanes], combine)
+            old[lanes] = old[lanes] if k else found
         if op.result is not None:
             if op.name == "atomic_of_warp":
                 old = old[agent_of(fr).positions // WARP * WARP]

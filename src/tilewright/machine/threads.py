@@ -196,7 +196,7 @@ def run_intrinsic(b: Builder, op: Intrinsic) -> Run:
             )
 
         return refuse
-    args = [b.operand(a) for a in op.args]
+    args = b.operands(*op.args)
     if op.name in ("pdl_wait", "pdl_launch"):
         return lambda fr: None
     if op.name == "print":
