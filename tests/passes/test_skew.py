@@ -25,7 +25,8 @@ from tilewright.ir.rewrite import map_kernels, map_ops
 from tilewright.ir.text import print_op
 from tilewright.passes.overlap.pipeline_loops import pipeline_loops
 from tilewright.passes.overlap.prefetchable import Ahead
-from tilewright.passes.overlap.skew import Skew, _Statements, find_skew
+from tilewright.passes.overlap.rings import Skew
+from tilewright.passes.overlap.skew import _Statements, find_skew
 from tilewright.passes.reasons import listening
 from tilewright.passes.run import Pass, run_pipeline
 from tilewright.support.errors import CompileError

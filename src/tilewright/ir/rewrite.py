@@ -104,6 +104,11 @@ def map_body(body: Body, fn: OpRule) -> Body:
     return body if same else tuple(found)
 
 
+def map_bodies(op: OpT, fn: Callable[[Body], Body]) -> OpT:
+    """`op` with `fn` applied to each of its bodies."""
+    return rebuild(op, **{f.name: fn(getattr(op, f.name)) for f in marked(op, "body")})
+
+
 def map_ops(op: OpT, fn: OpRule) -> OpT:
     """`op` itself with the ops inside its bodies rewritten by `map_body`."""
     fields = marked(op, "body")

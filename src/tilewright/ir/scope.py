@@ -14,7 +14,7 @@ that begin alike share one `Ranges`, and with it what has been derived from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
@@ -40,6 +40,7 @@ from tilewright.ir.op import (
     named_buffers,
     walk_ops,
 )
+from tilewright.ir.rewrite import OpT, rebuild
 
 _root: ContextVar[Ranges | None] = ContextVar("root", default=None)
 
@@ -105,6 +106,12 @@ def inside(op: Op, field: str, ranges: Ranges) -> Ranges:
         case Role() if op.var is not None:
             return ranges.where(op.var, 0, op.instances - 1)
     return ranges
+
+
+def map_inside(op: OpT, ranges: Ranges, fn: Callable[[Body, Ranges], Body]) -> OpT:
+    """`op` with `fn` applied to each of its bodies, given what holds before it."""
+    fields = [f.name for f in marked(op, "body")]
+    return rebuild(op, **{name: fn(getattr(op, name), inside(op, name, ranges)) for name in fields})
 
 
 def after(op: Op, ranges: Ranges) -> Ranges:

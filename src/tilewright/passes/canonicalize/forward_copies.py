@@ -22,14 +22,13 @@ from tilewright.ir.op import (
     Kernel,
     Op,
     Program,
-    marked,
     op_loads,
     operands,
     walk_ops,
     written_buffers,
 )
 from tilewright.ir.rewrite import map_body, map_kernels, rebuild
-from tilewright.ir.scope import after, entry, inside
+from tilewright.ir.scope import after, entry, map_inside
 from tilewright.ir.target import Target
 from tilewright.passes.reasons import because
 
@@ -73,11 +72,7 @@ class _Forward:
                 because(self.kernel.name, tile, f"no tile: products read {source} where it lies")
                 left = _reading(left, op)
                 continue
-            inner = {
-                f.name: self._body(getattr(op, f.name), inside(op, f.name, ranges))
-                for f in marked(op, "body")
-            }
-            done.append(rebuild(op, **inner))
+            done.append(map_inside(op, ranges, self._body))
             ranges = after(op, ranges)
         return tuple(done)
 

@@ -18,11 +18,10 @@ from tilewright.ir.op import (
     Map,
     Op,
     Store,
-    marked,
     op_loads,
     walk_ops,
 )
-from tilewright.ir.rewrite import map_ops, rebuild, substitute_vars
+from tilewright.ir.rewrite import map_bodies, map_ops, rebuild, substitute_vars
 from tilewright.ir.target import Target
 
 Place = tuple[Expr, ...]
@@ -61,7 +60,7 @@ def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
     def visit(op: Op) -> Op | None:
         if isinstance(op, Map):
             return None
-        return rebuild(op, **{f.name: fuse(getattr(op, f.name)) for f in marked(op, "body")})
+        return map_bodies(op, fuse)
 
     inner = map_ops(kernel, visit)
     return rebuild(inner, body=fuse(inner.body))

@@ -37,7 +37,6 @@ from tilewright.ir.op import (
     Op,
     Role,
     While,
-    marked,
     named_buffers,
     op_loads,
     outside_nests,
@@ -48,6 +47,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import (
     defined_names,
     fresh_name,
+    map_bodies,
     map_exprs,
     rebuild,
     replace_buffers,
@@ -107,9 +107,8 @@ def _shown(kernel: Kernel, buffer: Buffer) -> Kernel:
         found: list[Op] = []
         for op in body:
             if not isinstance(op, Map):
-                inner = {f.name: each(getattr(op, f.name)) for f in marked(op, "body")}
                 found += rule(op) or (op,)
-                found[-1] = rebuild(found[-1], **inner) if inner else found[-1]
+                found[-1] = map_bodies(found[-1], each)
             else:
                 found.append(op)
         return tuple(found)
@@ -157,8 +156,7 @@ def _asked_there(kernel: Kernel, buffer: Buffer, copy: Copy) -> Kernel:
         for op in body:
             new = op
             if not isinstance(op, Map) and buffer.name in mentioned(op):
-                inner = {f.name: each(getattr(op, f.name)) for f in marked(op, "body")}
-                new = map_exprs(rebuild(op, **inner), lambda e: transform(e, there))
+                new = map_exprs(map_bodies(op, each), lambda e: transform(e, there))
             found.append(new)
         return tuple(found)
 

@@ -30,8 +30,7 @@ from tilewright.ir.rewrite import (
     replace_buffers,
     substitute_vars,
 )
-from tilewright.passes.overlap.rings import Place, Ring, slotted
-from tilewright.passes.overlap.skew import Skew
+from tilewright.passes.overlap.rings import Place, Ring, Skew, slotted
 from tilewright.passes.sync.matrix_groups import NumberedGemm, Release
 
 

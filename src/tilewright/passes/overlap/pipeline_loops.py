@@ -83,6 +83,7 @@ from tilewright.passes.overlap.rings import (
     Plan,
     Ring,
     RingKey,
+    Skew,
     Slots,
     copy_at,
     fill_groups,
@@ -103,7 +104,7 @@ from tilewright.passes.overlap.roles import (
     why_not_worth,
 )
 from tilewright.passes.overlap.single_copies import SingleCopies
-from tilewright.passes.overlap.skew import Skew, find_skew
+from tilewright.passes.overlap.skew import find_skew
 from tilewright.passes.overlap.stage_stores import ROOM, planned_bytes
 from tilewright.passes.reasons import at_line, because
 from tilewright.passes.sync.insert_syncs import settle_stores

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import TypeAlias
 
@@ -41,12 +42,11 @@ from tilewright.ir.op import (
     Sync,
     View,
     While,
-    marked,
     read_buffers,
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import map_body, rebuild, replace_buffers
+from tilewright.ir.rewrite import map_bodies, map_body, rebuild, replace_buffers
 from tilewright.ir.target import Target
 from tilewright.passes.lower.threads import free_barriers
 from tilewright.passes.overlap.warp_partitions import GROUP, WARP, Warps, warps_of
@@ -97,9 +97,7 @@ def _placed(body: Body, whole: Warps) -> Body:
             begin = inside = None
             continue
         if isinstance(op, (For, If, While)):
-            op = rebuild(
-                op, **{f.name: _placed(getattr(op, f.name), whole) for f in marked(op, "body")}
-            )
+            op = map_bodies(op, lambda inner: _placed(inner, whole))
         (found if inside is None else inside).append(op)
     return tuple(found)
 
@@ -169,11 +167,8 @@ class _Placer:
                 continue
             placed = [warps_of(o) for o in walk_ops(op, Role)]
             if placed:
-                inner = {
-                    f.name: self.near(getattr(op, f.name), homes, inside or placed[0])
-                    for f in marked(op, "body")
-                }
-                found.append(rebuild(op, **inner))
+                around = inside or placed[0]
+                found.append(map_bodies(op, partial(self.near, homes=homes, inside=around)))
                 continue
             held = {w for name in self.fragments((op,)) for w in self.owners.get(name, ())}
             home = min(held, default=None)
@@ -190,9 +185,7 @@ class _Placer:
         for op in body:
             last = found[-1] if found else None
             if isinstance(op, (For, If, While)):
-                op = rebuild(
-                    op, **{f.name: self.merged(getattr(op, f.name)) for f in marked(op, "body")}
-                )
+                op = map_bodies(op, self.merged)
             if isinstance(op, Role) and isinstance(last, Role) and warps_of(op) == warps_of(last):
                 found[-1] = rebuild(last, body=(*last.body, *op.body))
             else:

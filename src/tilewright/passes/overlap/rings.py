@@ -4,7 +4,7 @@ that they turn buffers into."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from tilewright.ir.analysis.effects import mentioned
 from tilewright.ir.buffer import AnyLayout, Buffer, Region, long_dims
@@ -28,9 +28,6 @@ from tilewright.ir.op import (
     marked,
 )
 from tilewright.ir.rewrite import map_ops, rebuild, rename_unique, substitute_vars
-
-if TYPE_CHECKING:
-    from tilewright.passes.overlap.skew import Skew
 
 BULK, CP_ASYNC = "bulk_load", "cp_async"
 
@@ -95,6 +92,19 @@ class Place:
 
 
 RingKey: TypeAlias = tuple[tuple[str, ...], int, str]
+
+
+@dataclass(frozen=True)
+class Skew:
+    """`order`: the loop's statements as an iteration runs them; `late`: those of the iteration
+    before. `interval`: modelled cycles of an iteration, `plain` without. `copies`: tiles that an
+    iteration fills anew while the one before still reads its own."""
+
+    order: tuple[int, ...]
+    late: frozenset[int]
+    interval: float
+    plain: float
+    copies: tuple[Buffer, ...] = ()
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges
@@ -25,7 +26,6 @@ from tilewright.ir.op import (
     Op,
     Program,
     While,
-    marked,
 )
 from tilewright.ir.rewrite import fresh_name, rebuild
 from tilewright.ir.target import Target
@@ -76,12 +76,6 @@ class RoleCopies:
                 found.append(op)
             else:
                 inside = looped or isinstance(op, (For, While))
-                changes = {
-                    f.name: self.body(
-                        getattr(op, f.name), scope.inside(op, f.name, ranges), looped=inside
-                    )
-                    for f in marked(op, "body")
-                }
-                found.append(rebuild(op, **changes) if changes else op)
+                found.append(scope.map_inside(op, ranges, partial(self.body, looped=inside)))
             ranges = scope.after(op, ranges)
         return self.single.loads(found, looped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.uniform import per_thread
@@ -23,12 +24,11 @@ from tilewright.ir.op import (
     Sync,
     While,
     bodies,
-    marked,
     read_buffers,
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import rebuild
+from tilewright.ir.rewrite import map_bodies, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.warp_partitions import GROUP, Warps
 from tilewright.passes.sync.matrix_groups import NumberedGemm, Release, number_gemms
@@ -93,11 +93,7 @@ def released(
                     result.append(Sync("block", loc=op.loc))
             if isinstance(op, (For, If, While)):
                 start = dirty if isinstance(op, If) else any_writes
-                inner = {
-                    f.name: each(getattr(op, f.name), start, apart or some)
-                    for f in marked(op, "body")
-                }
-                op = rebuild(op, **inner)
+                op = map_bodies(op, partial(each, dirty=start, apart=apart or some))
             dirty = dirty or writes(op)
             result.append(op)
         return tuple(result)

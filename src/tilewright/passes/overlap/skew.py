@@ -34,7 +34,6 @@ attention runs 0 to 2 % slower skewed (head 128 707 → 691, causal the same; he
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -59,6 +58,7 @@ from tilewright.ir.op import (
 from tilewright.passes.overlap.multibuffer import used_outside
 from tilewright.passes.overlap.register_shares import handed_over
 from tilewright.passes.overlap.rings import Fill as RingFill
+from tilewright.passes.overlap.rings import Skew
 from tilewright.passes.overlap.roles import warpgroups
 from tilewright.passes.overlap.unit_times import TENSOR, cycles, load_cycles, unit_of
 from tilewright.passes.reasons import at_line
@@ -69,19 +69,6 @@ ROUNDS = 6  # iterations that are simulated
 WARPGROUP = 128
 REGISTERS = 208  # of a thread that fragments may fill; the rest is addresses and the like
 SPARE = 32  # that rest
-
-
-@dataclass(frozen=True)
-class Skew:
-    """`order`: the loop's statements as an iteration runs them; `late`: those of the iteration
-    before. `interval`: modelled cycles of an iteration, `plain` without. `copies`: tiles that an
-    iteration fills anew while the one before still reads its own."""
-
-    order: tuple[int, ...]
-    late: frozenset[int]
-    interval: float
-    plain: float
-    copies: tuple[Buffer, ...] = ()
 
 
 def find_skew(

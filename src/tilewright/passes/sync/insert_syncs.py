@@ -34,11 +34,10 @@ from tilewright.ir.op import (
     Sync,
     WaitGroup,
     While,
-    marked,
     op_loads,
     walk_ops,
 )
-from tilewright.ir.rewrite import map_body, rebuild
+from tilewright.ir.rewrite import map_bodies, map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.rings import is_async_fill
 from tilewright.passes.overlap.roles import by_hand
@@ -111,8 +110,7 @@ def _commit_stores(body: Body) -> Body:
     """A `commit bulk` behind each run of bulk stores that has none."""
     found: list[Op] = []
     for k, op in enumerate(body):
-        changes = {f.name: _commit_stores(getattr(op, f.name)) for f in marked(op, "body")}
-        found.append(rebuild(op, **changes) if changes else op)
+        found.append(map_bodies(op, _commit_stores))
         if isinstance(op, Copy) and op.atom == "bulk_store":
             after = body[k + 1] if k + 1 < len(body) else None
             joined = isinstance(after, Copy) and after.atom == "bulk_store"

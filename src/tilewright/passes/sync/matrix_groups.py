@@ -51,12 +51,11 @@ from tilewright.ir.op import (
     WaitGroup,
     attr,
     bodies,
-    marked,
     read_buffers,
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import map_body, rebuild
+from tilewright.ir.rewrite import map_bodies, map_body, rebuild
 from tilewright.support.errors import Loc
 
 UNIT = "wgmma"
@@ -146,8 +145,7 @@ def _close_groups(body: Body) -> Body:
             last = None
             continue
         last = product or last
-        inner = () if isinstance(op, Map) else marked(op, "body")
-        found.append(rebuild(op, **{f.name: _close_groups(getattr(op, f.name)) for f in inner}))
+        found.append(op if isinstance(op, Map) else map_bodies(op, _close_groups))
     if last is not None:
         close(Commit(UNIT, loc=last.loc))
     return same(found, body)
