@@ -68,7 +68,7 @@ def one_of(value: Any, known: Collection[Any], what: str, fix: str) -> Any:
     if value not in known:
         raise CompileError(
             what,
-            expected=", ".join(str(each) for each in known if each is not None),
+            expected=", ".join(repr(each) for each in known if each is not None),
             got=repr(value),
             fix=fix,
         )
