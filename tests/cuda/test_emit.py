@@ -21,8 +21,8 @@ from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
 from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.run import run_pipeline
-from tilewright.targets.cuda.backend import CudaKernel, compile_program
 from tilewright.targets.cuda.instructions import INSTRUCTIONS, instruction
+from tilewright.targets.cuda.kernel import CudaKernel, compile_program
 from tilewright.targets.cuda.sass import disassemble
 
 SCHEDULES = Path(__file__).parent.parent / "schedules"

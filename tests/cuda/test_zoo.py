@@ -16,7 +16,8 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Alloc, Copy, Gemm, Map, Program, Relayout, Role, walk_ops
 from tilewright.ir.target import Target
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 from zoo.attention.backward import keys_gradient, queries_gradient, row_products
 from zoo.attention.flash import flash_attention
 from zoo.elementwise.swiglu import swiglu_rows

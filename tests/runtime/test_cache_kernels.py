@@ -556,7 +556,7 @@ def test_imports_are_found_as_python_finds_them(kind):
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0 and node.module, f"{name}: {ast.unparse(node)}"
                 modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            for module in (m for m in modules if m.startswith("tilewright")):
+            for module in (m for m in modules if m.startswith("tilewright.")):
                 path = module.replace(".", "/").removeprefix("tilewright/")
                 for file in (f"{path}.py", f"{path}/__init__.py"):
                     assert file in names or not (package / file).exists(), f"{name}: {module}"

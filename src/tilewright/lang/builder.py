@@ -1,4 +1,4 @@
-"""What a trace has built so far: ops in nested bodies, names, parameters, kernels."""
+"""The program that a trace builds: ops in nested bodies, names, parameters, kernels."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ LARGE, LARGE_WRITTEN = 32, 256
 
 
 class Opened(AbstractContextManager[Any]):
-    """What a rewritten `with` opens: it is told the names after `as`, and whether they stand in a
-    tuple."""
+    """A context manager of the language. A rewritten `with` tells it the names after `as`, and
+    whether they stand in a tuple."""
 
     names: tuple[str, ...] = ()
     unpacked = False
@@ -146,7 +146,7 @@ class Builder:
         return Var(self.fresh(name, default), dtype)
 
     def known(self) -> Ranges:
-        """What is known here of sizes, of blocks and threads, and of the loops that are open."""
+        """The ranges of sizes, blocks, threads and the counters of open loops."""
         ranges = contracts(self.dims.values())
         if self.kernel is not None:
             for var, extent in zip(self.kernel.blocks, self.kernel.grid, strict=True):
@@ -216,7 +216,7 @@ class Builder:
         return self._reads
 
     def _settled(self, op: Op) -> Op:
-        """`op` with loads in place of reads, in the body of a word that stands for a nest too."""
+        """`op` with loads in place of reads, in the body of a map that a word made too."""
         if any(map(reads, expressions(op))):
             op = map_exprs(op, self.settle)
         return map_ops(op, self._settled) if _is_word(op) else op
@@ -429,7 +429,7 @@ class Builder:
 
 
 def _written(op: Op) -> list[Buffer]:
-    """What the op writes, or may."""
+    """The buffers that the op writes, or may write."""
     found = written_buffers(op)
     if isinstance(op, Intrinsic):
         found += [a.buffer for a in op.args if isinstance(a, Region)]
@@ -439,7 +439,7 @@ def _written(op: Op) -> list[Buffer]:
 
 
 def _is_word(op: Op) -> TypeGuard[Map]:
-    """A nest that a word made: its ops were not emitted one by one."""
+    """A map that a word made: its ops were not emitted one by one."""
     return isinstance(op, Map) and any(inner.loc is None for inner in op.body)
 
 

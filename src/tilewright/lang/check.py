@@ -87,8 +87,8 @@ _COPY_TILES = (
 
 
 def check_apart(read: Region, written: Region, word: str, in_place: bool = False) -> None:
-    """What is written does not overlap what is read, as far as that can be seen; `in_place`: each
-    element may be read where it is written."""
+    """The written region does not overlap the read one, as far as that can be seen. With
+    `in_place`, each element may be read where it is written."""
     if read.buffer is not written.buffer or read.cta is not written.cta:
         return
     gaps = [difference(w, r) for r, w in zip(read.starts, written.starts, strict=True)]
@@ -317,7 +317,7 @@ def _reduce_fix(shape: Sequence[Expr], dst: Region, dim: int) -> str:
 
 
 def check_program(program: Program) -> None:
-    """What needs the whole program: uniform scalars where tiles need them, independent
+    """Checks of the whole program: uniform scalars where tiles need them, independent
     iterations, and the IR's rules."""
     for kernel in program.kernels:
         _check_unrolled(kernel.body)
@@ -325,7 +325,7 @@ def check_program(program: Program) -> None:
         _check_fragments(kernel)
         for op in walk_ops(kernel):
             if isinstance(op, Map):
-                _check_nest(op)
+                _check_map(op)
         check_carried(kernel)
     try:
         verify(program, Stage.TILE)
@@ -376,13 +376,13 @@ def _check_fragments(kernel: Kernel) -> None:
                 )
 
 
-def _check_nest(nest: Map) -> None:
-    """No two iterations of `T.Parallel` write one element, where that shows: an index of the
-    nest that neither the place nor a condition around the store mentions."""
+def _check_map(loop: Map) -> None:
+    """No two iterations of `T.Parallel` write one element, where that shows: an index
+    that neither the place nor a condition around the store mentions."""
     wide = {
-        var for var, extent in zip(nest.vars, nest.extents, strict=True) if not is_const(extent)
+        var for var, extent in zip(loop.vars, loop.extents, strict=True) if not is_const(extent)
     }
-    if any(is_const(extent, 0) for extent in nest.extents):
+    if any(is_const(extent, 0) for extent in loop.extents):
         return  # nothing runs
 
     def visit(ops: Body, told: frozenset[Var], means: dict[Var, frozenset[Var]]) -> None:
@@ -419,4 +419,4 @@ def _check_nest(nest: Map) -> None:
                 # what an atomic or a shuffle yields may differ in every iteration
                 means = {**means, **{v: frozenset(wide) for v in bound(op)}}
 
-    visit(nest.body, frozenset(), {})
+    visit(loop.body, frozenset(), {})

@@ -1,4 +1,4 @@
-"""What is open while a kernel's text runs: loops and branches, and what names stand for."""
+"""Open loops and branches while a kernel's text runs, and the bindings of names."""
 
 from __future__ import annotations
 

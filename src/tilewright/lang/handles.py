@@ -1,4 +1,4 @@
-"""What a name in a kernel stands for: a buffer, one element of it, a region, a variable."""
+"""Values of names in a kernel: a buffer, one element of it, a region, a variable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewright.lang.types import ScalarType
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, swap
 
-# what operators on handles do by words of `move` and `atomics`, which stand on this file
+# words of `move` and `atomics`, which import this file, that operators on handles call
 WORDS: dict[str, Callable[..., Any]] = {}
 
 
@@ -28,7 +28,7 @@ def plain(expr: Expr) -> Any:
 
 
 class Handle:
-    """What stands for a buffer or a part of one."""
+    """A buffer or a part of one."""
 
     buffer: Buffer
     name = property(lambda self: self.buffer.name)
@@ -192,7 +192,7 @@ class Access(Handle, Scalar):
 
 
 class Done:
-    """What an update that has already been emitted leaves to store: nothing."""
+    """The value of an update that is already emitted: nothing is left to store."""
 
 
 class Tiles(Handle):

@@ -18,7 +18,7 @@ from tilewright.support.errors import CompileError, swap
 
 
 class Logic(Scopes):
-    """What rewritten operators do."""
+    """Rewritten operators."""
 
     def lazily(self, thunk: Callable[[], Any], what: str) -> Any:
         before = len(self.builder.trail)
@@ -86,7 +86,7 @@ class Logic(Scopes):
         return select(test, first, other) if op == "or" else select(test, other, first)
 
     def now(self, value: Any) -> Any:
-        """What a variable holds before the other side of an operator is evaluated."""
+        """The value of a variable before the other side of an operator is evaluated."""
         return value.as_expr() if isinstance(value, Variable) else value
 
     def negate(self, value: Any) -> Any:
@@ -214,7 +214,7 @@ def _has_runtime(value: Any, depth: int = 8) -> bool:
 
 
 def _items(container: Any) -> list[Any] | None:
-    """What `in` compares with, where that is plain."""
+    """The items that `in` compares with, where they are plain."""
     if isinstance(container, (tuple, list, Set, Mapping)):
         return list(container)
     if hasattr(container, "tolist") and hasattr(container, "ravel"):

@@ -36,8 +36,8 @@ Run = Callable[[Builder, tuple[str, ...], Loc | None], Iterator[Any]]
 
 
 class Loop:
-    """What a `T` loop word returns; only a rewritten `for` can run it. `kind` is that of the scope:
-    for, nest (of several indices) or map."""
+    """The result of a `T` loop word; only a rewritten `for` can run it. `kind` of scope: for, nest
+    (of several indices) or map."""
 
     def __init__(self, run: Run, kind: str = "for", index: Callable[[Builder], Var] | None = None):
         self.run, self.kind, self.index = run, kind, index
@@ -133,9 +133,9 @@ def _loop_vars(
     )
 
 
-def _one_nest(outer: Map) -> Map:
-    """Nested `Parallel` is one nest. What stands between two levels moves inside when it only
-    names values; otherwise the inner level runs as a loop of each outer iteration."""
+def _one_map(outer: Map) -> Map:
+    """Nested `Parallel` is one map. Statements between two levels move inside when they only
+    name values; otherwise the inner level runs as a loop of each outer iteration."""
     *before, last = outer.body if outer.body else (None,)
     if isinstance(last, Map) and all(_movable(op, last) for op in before):
         free = {v for e in last.extents for v in variables(e)}
@@ -177,9 +177,9 @@ def Parallel(
     loop_layout: AnyLayout | None = None,
     prefer_async: bool | None = None,
 ) -> Loop:
-    """An elementwise nest: iterations are independent and run in no order.
+    """An elementwise loop: iterations are independent and run in no order.
 
-    Extents are compile-time sizes; the nest is spread over the block's threads, so it need not
+    Extents are compile-time sizes; the loop is spread over the block's threads, so it need not
     match their number. No iteration may write what another one reads or writes. All threads
     share it under a branch on the thread index, too, such as `if t < 32`.
 
@@ -220,7 +220,7 @@ def Parallel(
         yield vars if len(vars) > 1 else vars[0]
         del builder.counters[-len(counted) :]
         builder.maps -= 1
-        builder.emit(_one_nest(Map(vars, tuple(sizes), builder.close(), loop_layout, loc=loc)))
+        builder.emit(_one_map(Map(vars, tuple(sizes), builder.close(), loop_layout, loc=loc)))
 
     return Loop(run, "map")
 
@@ -293,7 +293,7 @@ def Pipelined(
 
 
 def _of_statements(pin: Any, group: Any) -> list[Any]:
-    """What is said of groups of statements, said of each."""
+    """Pins of groups of statements as pins of each statement."""
     said = {int(k): value for value, members in zip(pin, group, strict=True) for k in members}
     return [said[k] for k in sorted(said)]
 

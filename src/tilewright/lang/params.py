@@ -152,7 +152,7 @@ def add_tensor(builder: Builder, name: str, kind: TensorType, *, partial: bool =
 
 
 def add_parameter(builder: Builder, name: str, annotation: Any) -> Any:
-    """What a parameter of a `prim_func` stands for."""
+    """The value of a parameter of a `prim_func`."""
     if isinstance(annotation, TensorType):
         if annotation.space is not Space.GLOBAL:
             raise CompileError(

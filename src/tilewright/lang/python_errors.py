@@ -86,7 +86,7 @@ _INDICES = {
     **dict.fromkeys(("tx", "tid", "threadIdx"), "name it first: tx = T.get_thread_binding()"),
     **dict.fromkeys(("bx", "by", "bz", "pid", "blockIdx"), "name it: `with T.Kernel(…) as bx:`"),
 }
-# what helps against Python's own errors, by a part of what they say
+# fixes of Python's own errors, by a part of their text
 _FIXES = {
     "'NoneType' object": "T.copy and its kin return nothing: use the tile that they write to",
     "subscript": "a run-time value is a number: index a tensor or a tile",

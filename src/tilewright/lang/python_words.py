@@ -21,10 +21,10 @@ from tilewright.support.errors import CompileError, swap
 
 
 class PythonWords(Scopes):
-    """What rewritten calls of Python's own words do."""
+    """Rewritten calls of Python's own functions."""
 
     def items(self, iterable: Any) -> Any:
-        """What a comprehension runs over."""
+        """The iterable of a comprehension."""
         if isinstance(iterable, (Loop, list, tuple, dict, str)):
             return iterable  # as it is, or there already
         return _counted(iterable)

@@ -56,7 +56,7 @@ for _name in _OPERATORS:
 
 @dataclass(eq=False, repr=False)
 class Lost:
-    """What is left of a name after the run-time loop or branch that bound it."""
+    """The value of a name after the run-time loop or branch that bound it."""
 
     name: str
     kind: str

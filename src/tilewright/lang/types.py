@@ -1,4 +1,4 @@
-"""What may stand in an annotation, and what names an element type."""
+"""Annotations, element types and sizes."""
 
 from __future__ import annotations
 
@@ -35,17 +35,8 @@ class ScalarType(str):
     def dtype(self) -> DType:
         return DTYPES[str(self)]
 
-    @property
-    def bits(self) -> int:
-        return self.dtype.bits
-
-    @property
-    def bytes(self) -> int:
-        return self.dtype.bytes
-
-    @property
-    def itemsize(self) -> int:
-        return self.dtype.bytes
+    bits = property(lambda self: self.dtype.bits)
+    bytes = itemsize = property(lambda self: self.dtype.bytes)
 
     def as_torch(self) -> Any:
         """The PyTorch type of the same name."""

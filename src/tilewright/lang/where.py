@@ -53,7 +53,7 @@ def by_theirs(frame: FrameType | None) -> bool:
 
 
 def on_behalf(file: str) -> None:
-    """What the functions of a file of ours do with values, the user's text does."""
+    """Functions of this file act on values for the user's text."""
     ORIGINS[file] = "behalf"
 
 

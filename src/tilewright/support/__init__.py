@@ -1,4 +1,4 @@
-"""What every room stands on."""
+"""Errors, settings, caches and keys: imported by every other package."""
 
 from time import time_ns
 

@@ -86,7 +86,7 @@ class Read(NamedTuple):
 
 
 class Context:
-    """What a function, class or module depends on."""
+    """The dependencies of a function, class or module."""
 
     def __init__(self, root: Any, look_inside: bool = False) -> None:
         self.root = root
@@ -144,7 +144,7 @@ class Context:
 
 _of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _contents = attrgetter("cell_contents")
-# what contexts say, each numbered when it is new: a number is quick to compare
+# the contents of contexts, numbered: a number is quick to compare
 _tokens: dict[Key, int] = {}
 _numbers = count()
 _contexts: dict[int, Context] = {}
@@ -350,7 +350,7 @@ class _Walk:
             value = self.look(scope, name)
             self.reader, self.loc = f"{kind.__qualname__}.{name}", None
             dunder = name.startswith("_") and name.endswith("_")
-            self.frozen += dunder  # nobody changes what Python keeps there
+            self.frozen += dunder  # Python's own, which stays as it is
             try:
                 said += (name, self(value))
             finally:

@@ -60,7 +60,7 @@ class Loc:
 
     @property
     def text(self) -> str:
-        """What the span covers."""
+        """The text of the span."""
         return self.source[self.column - 1 : (self.end_column or self.column + 1) - 1]
 
     def as_dict(self) -> dict[str, Any]:
@@ -407,7 +407,7 @@ class PerformanceWarning(UserWarning):
 
 
 class Cost(NamedTuple):
-    """What makes a kernel slow, and where."""
+    """A reason why a kernel is slow, and where."""
 
     kernel: str
     loc: Loc | None

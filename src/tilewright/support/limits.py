@@ -52,7 +52,9 @@ STEPS = Limit(
     "tracing takes 50 µs for each of them, and compiling far more",
 )
 ITEMS = Limit(1_000_000, "items", "Python makes a few million in a second, and keeps each of them")
-NESTING = Limit(64, "loops and branches inside each other", "passes walk nests by recursion")
+NESTING = Limit(
+    64, "loops and branches inside each other", "passes walk nested bodies by recursion"
+)
 MACROS = Limit(64, "macros inside each other", "every one of them is a part of the kernel's text")
 EXPRESSION = Limit(
     16_384,
