@@ -57,7 +57,7 @@ PARTS = {
     "waits for each product": "-waits=each",
     "waits at the end of iterations": "-waits=iteration",
     "without roles": "-roles=off",
-    "without hoisted guards": "-hoist=off",
+    "without hoisted guards": "-unswitch_guards=off",
     "without persistence": "-persistent=off",
     "late waits, or single warps": "-waits=late",
 }

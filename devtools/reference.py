@@ -153,7 +153,8 @@ PAGES = (
         "Tuning": "autotune set_autotune_inputs AutoTuner",
         "Debugging": "debug trace_run",
         "A compiled kernel": "CompiledKernel Profiler TensorSupplyType",
-        "Targets and options": "Target Feature resolve current_target PassConfigKey",
+        "Targets and options": "Target Schedule Numerics Feature resolve current_target "
+                               "PassConfigKey",
         "Measuring": "measure Race",
         "Errors": "TilewrightError CompileError LaunchError RunError SanitizerError "
                   "VerifyError",

@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from devtools.host import target as host
+from tilewright.ir import schedule
 from tilewright.ir.op import Program
-from tilewright.ir.target import CHOICES
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import TilewrightError
 from tilewright.tools.compare import (
@@ -26,15 +26,21 @@ from tilewright.tools.compare import (
 
 # thread code with whatever `drawn` says for a seed: interpreted, or its source run by the host
 DRAWN, HOST_DRAWN = "threads-drawn", "host-drawn"
+# choices, and their values as text; `deterministic` refuses programs, and changes none
+WORDS = {
+    name: [text for text in words if text != "auto"]
+    for name, words in schedule.WORDS.items()
+    if name != "deterministic"
+}
 
 
 def drawn(seed: int, kind: str = "threads") -> str:
     """A target of random choices, and perhaps of little shared memory, in KiB:
-    `threads -roles=on -bulk=off -shared=32`."""
+    `threads -roles=on -bulk_copies=off -shared=32`."""
     r = Random(f"target {seed}")
     words = [kind] + ["-arch=sm_80"] * (r.random() < 0.15)
     words += [f"-shared={r.choice([16, 24, 32, 48, 64])}"] * (r.random() < 0.25)
-    for name, values in CHOICES.items():
+    for name, values in WORDS.items():
         value = r.choice(("auto", "auto", *values))
         words += [f"-{name}={value}"] if value != "auto" else []
     return " ".join(words)

@@ -1,4 +1,4 @@
-"""The judge as targets of the fuzzer: `host`, `host-sm80`, `host-roles`, `host -bulk=off …`."""
+"""The judge as targets of the fuzzer: `host`, `host-sm80`, `host-roles`, `host -roles …`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def without_compiler(targets: Sequence[str]) -> tuple[tuple[str, ...], str]:
 def road(target: str) -> str:
     """What lowers the program of a host target.
 
-    >>> road("host -arch=sm_80 -bulk=off")
-    'threads -arch=sm_80 -bulk=off'
+    >>> road("host -arch=sm_80 -bulk_copies=off")
+    'threads -arch=sm_80 -bulk_copies=off'
     """
     first, *flags = target.split()
     return " ".join([ROADS[first], *flags])

@@ -1,7 +1,7 @@
 """Random schedules: whatever a schedule chooses, a kernel computes what its text says.
 
 A schedule is drawn: a program with its sizes, stages and threads, an architecture or one without
-some feature, and what the target may be told about each choice (`ir/target.CHOICES`). The tile
+some feature, and what the target may be told about each choice (`ir/schedule`). The tile
 interpreter says what the program means; the scheduled form must agree under a random interleaving,
 and a share of them also as thread code.
 """
@@ -18,18 +18,20 @@ from multiprocessing.connection import wait
 from random import Random
 from typing import Any
 
+from devtools.fuzz.check import WORDS
 from devtools.fuzz.run import Worker
 from devtools.schedules.subjects import Subject, draw_program, legal, subject
 from tilewright import machine
 from tilewright.ir.atoms import Feature
 from tilewright.ir.chips import DEFAULT
 from tilewright.ir.op import Program
-from tilewright.ir.target import ARCHITECTURES, CHOICES, Target
+from tilewright.ir.target import ARCHITECTURES, Target
 from tilewright.ir.verify import Stage
-from tilewright.passes.pipeline import run_pipeline
+from tilewright.passes.cuda_passes import LOWER, SCHEDULE
+from tilewright.passes.run import run_pipeline
 from tilewright.support import env
 from tilewright.support.errors import CompileError, RunError, TilewrightError
-from tilewright.targets.cuda.backend import PIPELINE, SCHEDULE, run_passes
+from tilewright.targets.cuda.remedies import PING_PONG, search
 from tilewright.tools.compare import Verdict, internal, small_chips
 
 RUNS = 2  # interleavings of a schedule, at least: one for each launch of its program
@@ -69,7 +71,7 @@ def draw(number: int, file: str = "", threads: float = THREADS) -> Recipe:
     archs = list(ARCHITECTURES["cuda"])
     arch = DEFAULT if r.random() < 0.8 else r.choice(archs)
     flags = [f"-arch={arch}"]
-    for name, values in CHOICES.items():
+    for name, values in WORDS.items():
         value = r.choice(("auto", *values))
         flags += [f"-{name}={value}"] if value != "auto" else []
     features = sorted(f.value for f in ARCHITECTURES["cuda"][arch])
@@ -119,7 +121,8 @@ def scheduled(program: Program, target: Target, multiprocessors: int = 2) -> Pro
     """The program after the last pass that decides anything, for a chip that is small enough for
     blocks to walk over several tiles of small grids."""
     with small_chips(multiprocessors):
-        return run_passes(program, target, SCHEDULE, Stage.TILE).result
+        trace, _ = search(lambda t: run_pipeline(program, t, SCHEDULE), target, [PING_PONG])
+        return trace.result
 
 
 def _judged(recipe: Recipe, outcome: Outcome, seconds: dict[str, float]) -> Verdict:
@@ -155,7 +158,7 @@ def _judged(recipe: Recipe, outcome: Outcome, seconds: dict[str, float]) -> Verd
         threads = True
     if threads:
         at = clock()
-        code = run_pipeline(program, target, PIPELINE, stage=Stage.LAID_OUT).result
+        code = run_pipeline(program, target, LOWER, stage=Stage.LAID_OUT).result
         seconds["lower"] = clock() - at
         at = clock()
         number = recipe.seed % len(found.launches)

@@ -27,6 +27,8 @@ _PUBLIC = {
     "Race": "tilewright.runtime.race",
     "debug": "tilewright.tools.step",
     "trace_run": "tilewright.tools.step",
+    "Numerics": "tilewright.ir.schedule",
+    "Schedule": "tilewright.ir.schedule",
     "Target": "tilewright.ir.target",
     "Feature": "tilewright.ir.atoms",
     "TilewrightError": "tilewright.support.errors",
@@ -47,6 +49,7 @@ __all__ = [
     "Feature",
     "JITKernel",
     "LaunchError",
+    "Numerics",
     "PassConfigKey",
     "PerformanceWarning",
     "Profiler",
@@ -54,6 +57,7 @@ __all__ = [
     "RunError",
     "SanitizerError",
     "SanitizerWarning",
+    "Schedule",
     "Target",
     "TensorSupplyType",
     "TilewrightError",
@@ -80,6 +84,7 @@ __all__ = [
 if TYPE_CHECKING:
     from tilewright import autotuner, language, layout
     from tilewright.ir.atoms import Feature
+    from tilewright.ir.schedule import Numerics, Schedule
     from tilewright.ir.target import Target
     from tilewright.runtime.backends import current_target, parse_ir, resolve
     from tilewright.runtime.bench import Profiler, TensorSupplyType

@@ -260,7 +260,7 @@ def test_fewer_stages_than_the_text_says_where_shared_memory_is_small():
     sizes = {"block_N": 256, "threads": 256, "stages": 3}
     program = gemm_relu.prim_func(1024, 1024, 1024, **sizes).program
     small, large = (lower(program, Target.parse(f"cuda -arch={a}")) for a in ("sm_89", "sm_90a"))
-    assert small.reasons["main", "given up"] == "depth=fewest, for shared memory"
+    assert small.reasons["main", "given up"] == "stages=fewest, for shared memory"
     assert any("2 stages, 3 in the text" in why for why in small.reasons.values())
     assert ("main", "given up") not in large.reasons
 

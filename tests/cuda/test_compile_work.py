@@ -78,7 +78,7 @@ def test_programs_are_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(verifier, "_verify", counted)
     trace = backend.lower(attention(1024), ROLES)
-    steps = (backend.COUNT, backend.LABEL, *backend.SCHEDULE, *backend.PIPELINE)
+    steps = (*backend.FIRST, *backend.SCHEDULE, *backend.LOWER)
     stages = {step.name: step.stage for step in steps}
     stages["input"] = Stage.TILE
     for step in trace:  # every result was looked at, as what it claims to be

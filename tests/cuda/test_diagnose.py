@@ -106,8 +106,8 @@ def test_how_to_ask_for_one(monkeypatch):
         assert isinstance(kernel.executable.module, DiagnosticModule)
         assert str(kernel.target) == "cuda -arch=sm_90a -diagnostic"
     monkeypatch.setenv("TILEWRIGHT_DIAGNOSTIC", "1")
-    assert "diagnostic" in tw.compile(program, target="cuda").target.options
-    assert "diagnostic" not in tw.compile(program, target="interp").target.options
+    assert tw.compile(program, target="cuda").target.diagnostic
+    assert not tw.compile(program, target="interp").target.diagnostic
 
 
 # ── what the host says ───────────────────────────────────────────────────────────────────────

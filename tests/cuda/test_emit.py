@@ -18,8 +18,9 @@ from tilewright import machine
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
-from tilewright.passes.pipeline import run_pipeline
-from tilewright.targets.cuda.backend import PIPELINE, CudaKernel, compile_program
+from tilewright.passes.cuda_passes import LOWER
+from tilewright.passes.run import run_pipeline
+from tilewright.targets.cuda.backend import CudaKernel, compile_program
 from tilewright.targets.cuda.sass import disassemble
 from tilewright.targets.cuda.sm90a import INSTRUCTIONS, fields_of, instruction
 
@@ -173,7 +174,7 @@ def test_instances_of_a_role_exchange_each_for_itself():
     for _ in range(3):
         want = np.cumsum(want, axis=1)
         want -= want.max(axis=1, keepdims=True)
-    code = run_pipeline(program, target, PIPELINE, stage=Stage.LAID_OUT).result
+    code = run_pipeline(program, target, LOWER, stage=Stage.LAID_OUT).result
     for seed in range(4):
         args = {"A": given.copy()}
         machine.run_threads(code, args, seed=seed)

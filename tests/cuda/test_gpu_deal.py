@@ -33,8 +33,8 @@ def run_case(name: str) -> dict[str, float]:
     torch.manual_seed(0)
     a, b = (torch.randn(*s, device="cuda").to(torch.bfloat16) for s in ((m, k), (k, n)))
     results, found = {}, {}
-    for choice in ("cooperative", "pingpong"):
-        target = Target.parse(f"cuda -roles -persistent -consumers={choice}{more}")
+    for choice in ("off", "on"):
+        target = Target.parse(f"cuda -roles -persistent -ping_pong={choice}{more}")
         kernel = CudaKernel(program, target)
         after = kernel.trace.after("apply_ping_pong").kernels[0]
         roles = [op for op in after.body if isinstance(op, Role)]
@@ -43,13 +43,13 @@ def run_case(name: str) -> dict[str, float]:
         for out in results[choice]:
             kernel({"A": a, "B": b, "C": out})
         torch.cuda.synchronize()
-    want = results["cooperative"][0].view(torch.int16)
-    found["wrong"] = sum(not torch.equal(o.view(torch.int16), want) for o in results["pingpong"])
+    want = results["off"][0].view(torch.int16)
+    found["wrong"] = sum(not torch.equal(o.view(torch.int16), want) for o in results["on"])
     return found
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_on_gpu(name):
     found = run_guarded(run_case, name, timeout=60)
-    assert found["cooperative"] == 1 and found["pingpong"] >= 2
+    assert found["off"] == 1 and found["on"] >= 2
     assert found["wrong"] == 0

@@ -16,11 +16,11 @@ from tilewright.targets.cuda.guard import run_guarded
 pytestmark = pytest.mark.gpu
 CUDA = Target.parse("cuda")
 TARGETS = {
-    "roles": CUDA.choosing("roles", "on"),
-    "blocks that stay": CUDA.choosing("roles", "on").choosing("persistent", "on"),
-    "all alike": CUDA.choosing("roles", "off"),
+    "roles": CUDA.choosing(roles=True),
+    "blocks that stay": CUDA.choosing(roles=True).choosing(persistent=True),
+    "all alike": CUDA.choosing(roles=False),
     "as sm_80": CUDA.like("sm_80"),
-    "through registers": CUDA.choosing("gathers", "off"),
+    "through registers": CUDA.choosing(async_gathers=False),
 }
 PROGRAMS = {
     **{f"rows, {n} stages": lambda n=n: rows_of(K=512, stages=n, tiles=140) for n in (2, 3, 4)},

@@ -12,7 +12,7 @@ from tilewright.targets.cuda.guard import run_guarded
 from zoo.attention.flash import flash_attention
 
 pytestmark = pytest.mark.gpu
-PLAIN = "cuda -roles -skew=off -hoist=off"
+PLAIN = "cuda -roles -skew=off -unswitch_guards=off"
 FULL = "cuda -roles"
 SHAPES = {  # batch, heads, queries, keys, head size, causal; block_M, block_N, threads
     "full": (2, 16, 8192, 8192, 128, False, 128, 128, 256),
@@ -40,7 +40,7 @@ def run_case(name: str, target: str) -> dict[str, float]:
     args = {"Q": made(rows), "K": made(keys), "V": made(keys)}
     results, found = {}, {}
     for choice in ("off", "on"):
-        kernel = CudaKernel(program, Target.parse(target).choosing("turns", choice))
+        kernel = CudaKernel(program, Target.parse(target).choosing(order_warpgroups=choice))
         after = kernel.trace.after("order_warpgroups").kernels[0]
         found[f"sections {choice}"] = sum(isinstance(op, Turn) for op in walk_ops(after)) / 2
         outputs = [torch.full_like(args["Q"], float("nan")) for _ in range(20)]

@@ -16,19 +16,13 @@ from tilewright.ir.op import Alloc, Hint
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
+from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.layout.coalesced import coalesced
-from tilewright.passes.lower.threads import lower_threads
-from tilewright.passes.memory.place_shared import place_shared
-from tilewright.passes.pipeline import Pass, run_pipeline
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import compile_program, headers, lower
 from tilewright.targets.cuda.emit import emit_program
 from tilewright.targets.cuda.nvrtc import compile_cuda
-
-PASSES = (
-    Pass("place_shared", place_shared, "", Stage.LAID_OUT),
-    Pass("lower_threads", lower_threads, "", Stage.THREAD, whole_program=True),
-)
 
 LOCAL_MEMORY = (
     "map_locals", "threads_loops", "threads_assert", "print", "functions_float64",
@@ -44,7 +38,7 @@ def parsed(name):
 
 
 def lowered(name):
-    return run_pipeline(parsed(name), Target.parse("cuda"), PASSES, stage=Stage.LAID_OUT).result
+    return run_pipeline(parsed(name), Target.parse("cuda"), LOWER, stage=Stage.LAID_OUT).result
 
 
 def compiled(name):
@@ -277,7 +271,7 @@ def test_sizes_known_at_launch(multiple, vectors):
     text = DYNAMIC.replace("MULTIPLE", str(multiple))
     text = text.replace("LAYOUT", repr(coalesced((16, 64), 128, 8)))
     program = parse_program(text, "p.tw")
-    after = run_pipeline(program, Target.parse("cuda"), PASSES, stage=Stage.LAID_OUT).result
+    after = run_pipeline(program, Target.parse("cuda"), LOWER, stage=Stage.LAID_OUT).result
     rng = np.random.default_rng(1)
     for m, n in ((1, 8), (40, 72), (16, 64)):
         a = rng.integers(-4, 5, (m, n)).astype(np.float32)

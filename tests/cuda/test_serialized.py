@@ -43,7 +43,7 @@ def test_registers_from_threads(form, threads):
 
 @pytest.mark.parametrize("form", REFUSED)
 def test_the_stricter_remedy_serves_too(form):
-    kernel = CudaKernel(program(form), CUDA.choosing("waits", "each"))
+    kernel = CudaKernel(program(form), CUDA.choosing(waits="each"))
     assert remedy(kernel) is None and not kernel.compiled.problems()
 
 
@@ -51,11 +51,11 @@ def test_the_stricter_remedy_serves_too(form):
 def test_the_assembler_is_asked_first(form):
     """Later waits are better where they are possible: nobody else says where that is."""
     with pytest.raises(Serialized, match=REFUSED[form]):
-        backend._compiled(backend.lower(program(form), CUDA), CUDA, False, {})
+        backend._compiled(backend.lower(program(form), CUDA), CUDA, {})
 
 
 def test_a_choice_is_kept():
-    kernel = CudaKernel(program("two operands"), CUDA.choosing("waits", "late"))
+    kernel = CudaKernel(program("two operands"), CUDA.choosing(waits="late"))
     assert remedy(kernel) == NO_WARPGROUPS and kernel.serialized is not None
     assert "mma.sync" in kernel.ptx
 

@@ -17,8 +17,9 @@ from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Alloc, Copy, Gemm, Map, Program, Relayout, Role, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage
-from tilewright.passes.pipeline import run_pipeline
-from tilewright.targets.cuda.backend import PIPELINE, SCHEDULE, CudaKernel, lower
+from tilewright.passes.cuda_passes import LOWER, SCHEDULE
+from tilewright.passes.run import run_pipeline
+from tilewright.targets.cuda.backend import CudaKernel, lower
 from zoo.attention.backward import keys_gradient, queries_gradient, row_products
 from zoo.attention.flash import flash_attention
 from zoo.elementwise.swiglu import swiglu_rows
@@ -99,7 +100,7 @@ def program(name: str) -> Program:
 
 @cache
 def lowered(name: str, arch: str):
-    steps = (*SCHEDULE, *PIPELINE)
+    steps = (*SCHEDULE, *LOWER)
     return run_pipeline(program(name), TARGETS[arch], steps, stage=Stage.TILE)
 
 

@@ -16,9 +16,9 @@ from tilewright import machine
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.pipeline import run_pipeline
+from tilewright.passes.cuda_passes import LOWER
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import TilewrightError
-from tilewright.targets.cuda.backend import PIPELINE
 
 ZOO = str(Path(__file__).parents[2] / "zoo/schedules.py")
 # Rings come round twice and more, so that every slot and phase matters.
@@ -41,12 +41,12 @@ PROGRAMS = {
     "ring_4": "rings(seed=137)",
 }
 TARGETS = {
-    "alike": "cuda -roles=off -skew=off -turns=off",
-    "roles": "cuda -roles=on -skew=off -turns=off",
-    "all": "cuda -roles=on -skew=on -turns=on -persistent=on",
+    "alike": "cuda -roles=off -skew=off -order_warpgroups=off",
+    "roles": "cuda -roles=on -skew=off -order_warpgroups=off",
+    "all": "cuda -roles=on -skew=on -order_warpgroups=on -persistent=on",
     "pairs": "cuda -roles=on -cluster=2 -persistent=on",
-    "boxes": "cuda -roles=on -boxes=on",
-    "dealt": "cuda -roles=on -persistent=on -consumers=pingpong",
+    "boxes": "cuda -roles=on -split_stages=on",
+    "dealt": "cuda -roles=on -persistent=on -ping_pong",
     "sm_80": "cuda -arch=sm_80",
 }
 ORDERED = "by the clocks, all accesses of these launches are ordered without it"
@@ -113,7 +113,7 @@ def noticed_by_threads(name: str, target: str, mutant: Mutant, seeds: range = ra
     of = program_of(name)
     try:
         found = Target.parse(TARGETS[target])
-        code = run_pipeline(mutant.program, found, PIPELINE, stage=Stage.LAID_OUT).result
+        code = run_pipeline(mutant.program, found, LOWER, stage=Stage.LAID_OUT).result
         for number in range(len(of.launches)):
             for seed in seeds:
                 args = of.launches[number]()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from devtools.fuzz.check import WORDS
 from devtools.schedules.run import Recipe, draw, judge, run_some
-from tilewright.ir.target import CHOICES
 
 ZOO = str(Path(__file__).parents[2] / "zoo/schedules.py")
 COUNT, PARTS = 500, 10
@@ -34,7 +34,7 @@ def test_schedules_do_not_change_results(part):
 def test_every_choice_is_drawn():
     recipes = [draw(n) for n in range(500)]  # as many as are run above
     drawn = [recipe.target for recipe in recipes]
-    for name, values in CHOICES.items():
+    for name, values in WORDS.items():
         for value in values:
             assert any(f"-{name}={value}" in target for target in drawn)
     assert {recipe.without for recipe in recipes} >= {"", "wgmma", "bulk_copy"}

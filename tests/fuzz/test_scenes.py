@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from devtools.fuzz.check import DRAWN, drawn
+from devtools.fuzz.check import DRAWN, WORDS, drawn
 from devtools.fuzz.programs import make
 from devtools.fuzz.recipe import render
 from devtools.fuzz.run import judge
 from devtools.fuzz.scenes import SCENES
-from tilewright.ir.target import CHOICES, Target
+from tilewright.ir.target import Target
 
 # What programs of a kind have that those of the others seldom do.
 PIECES = {
@@ -43,7 +43,7 @@ def test_they_are_about_what_they_say(kind):
 
 def test_every_choice_is_drawn():
     targets = [drawn(seed) for seed in range(300)]
-    for name, values in CHOICES.items():
+    for name, values in WORDS.items():
         assert [v for v in values if not any(f"-{name}={v}" in t for t in targets)] == []
     assert any("-shared=" in t for t in targets) and any("-arch=sm_80" in t for t in targets)
     for text in targets:

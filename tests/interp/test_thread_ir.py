@@ -22,20 +22,15 @@ from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage
 from tilewright.machine import thread_ops, thread_races
 from tilewright.machine.thread_memory import operand_addresses, swizzled
-from tilewright.passes.lower.threads import lower_threads
-from tilewright.passes.memory.place_shared import place_shared
-from tilewright.passes.pipeline import Pass, run_pipeline
+from tilewright.passes.cuda_passes import LOWER
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import RunError, TilewrightError
 
-PASSES = (
-    Pass("place_shared", place_shared, "", Stage.LAID_OUT),
-    Pass("lower_threads", lower_threads, "", Stage.THREAD, whole_program=True),
-)
 bf16 = ml_dtypes.bfloat16
 
 
 def lowered(program):
-    return run_pipeline(program, Target.parse("cuda"), PASSES, stage=Stage.LAID_OUT).result
+    return run_pipeline(program, Target.parse("cuda"), LOWER, stage=Stage.LAID_OUT).result
 
 
 def same(program, args, seeds=range(2)):

@@ -18,12 +18,13 @@ from tilewright.ir.rewrite import map_body, map_kernels, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_program
 from tilewright.ir.verify import Stage
+from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.overlap.ping_pong import ABOUT
-from tilewright.passes.pipeline import run_pipeline
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import RunError
-from tilewright.targets.cuda.backend import PIPELINE, lower
+from tilewright.targets.cuda.backend import lower
 
-DEALT = Target.parse("cuda -arch=sm_90a -consumers=pingpong -roles=on -persistent=on")
+DEALT = Target.parse("cuda -arch=sm_90a -ping_pong -roles=on -persistent=on")
 AUTO = Target.parse("cuda -arch=sm_90a")
 GOLDEN = Path(__file__).parent / "golden/dealt_gemm.tw"
 
@@ -149,12 +150,12 @@ def test_the_same_numbers(sizes, how):
     want = result(given, sizes)
     for seed in range(3):
         assert result(found, sizes, seed, explicit=True).tobytes() == want.tobytes()
-    code = run_pipeline(found, DEALT, PIPELINE, stage=Stage.LAID_OUT).result
+    code = run_pipeline(found, DEALT, LOWER, stage=Stage.LAID_OUT).result
     assert result(code, sizes, 1, threads=True).tobytes() == want.tobytes()
 
 
 def test_golden():
-    text = print_program(scheduled(product(256, 64, 96), DEALT.choosing("depth", "text"), 2))
+    text = print_program(scheduled(product(256, 64, 96), DEALT.choosing(stages="text"), 2))
     if os.environ.get("TILEWRIGHT_UPDATE_GOLDEN"):
         GOLDEN.write_text(text, encoding="utf-8")
     assert text == GOLDEN.read_text(encoding="utf-8")
@@ -183,7 +184,7 @@ def test_a_layout_for_all_threads_of_the_text():
     given = product(*sizes, epilogue="spread")
     found = scheduled(given, DEALT, 2)
     assert consumer(found).instances == 1
-    code = run_pipeline(found, DEALT, PIPELINE, stage=Stage.LAID_OUT).result
+    code = run_pipeline(found, DEALT, LOWER, stage=Stage.LAID_OUT).result
     assert result(code, sizes, threads=True).tobytes() == result(given, sizes).tobytes()
 
 
@@ -207,7 +208,7 @@ AGAINST = {
     "blocks do not stay": lambda: (product(512, 512, 512, (128, 128, 64)), AUTO),
     "256 registers": lambda: (wide(block=(128, 256, 64)), AUTO),
     "two blocks share": lambda: (wide(threads=128, stages=3), AUTO),
-    "no producer": lambda: (wide(), DEALT.choosing("roles", "off")),
+    "no producer": lambda: (wide(), DEALT.choosing(roles=False)),
     "bytes of shared memory": lambda: (wide(epilogue="shared"), AUTO),
     "no instruction for a whole tile": lambda: (
         wide(block=(32, 128, 64), threads=256),

@@ -76,7 +76,7 @@ def test_stages(sizes, want):
 def test_more_than_the_text_says_is_said():
     reasons = lower(product(stages=3, K=1024), CUDA).reasons
     assert any("6 stages, 3 in the text" in why for why in reasons.values())
-    reasons = lower(product(stages=3, K=1024), CUDA.choosing("depth", "text")).reasons
+    reasons = lower(product(stages=3, K=1024), CUDA.choosing(stages="text")).reasons
     assert any("3 stages, as the text says: 6 would fit" in why for why in reasons.values())
     reasons = lower(product(stages=6), CUDA).reasons
     assert not any("the text" in why for why in reasons.values())

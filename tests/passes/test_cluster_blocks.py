@@ -21,8 +21,8 @@ from tilewright.targets.cuda.backend import CudaKernel, lower
 from zoo.attention.flash import flash_attention
 from zoo.gemm.gemm import gemm_relu
 
-PAIRS = Target.parse("cuda -roles -cluster=2 -boxes=off")
-STAY = PAIRS.choosing("persistent", "on")
+PAIRS = Target.parse("cuda -roles -cluster=2 -split_stages=off")
+STAY = PAIRS.choosing(persistent=True)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_each_block_loads_a_part_and_sends_it_to_both():
 @pytest.mark.parametrize("sizes", [(512, 256, 192), (512, 384, 64), (1024, 128, 320)])
 @pytest.mark.parametrize(
     "target",
-    [PAIRS, STAY, STAY.choosing("order", "hilbert"), PAIRS.choosing("cluster", "4")],
+    [PAIRS, STAY, STAY.choosing(order="hilbert"), PAIRS.choosing(cluster="4")],
     ids=["launched", "persistent", "hilbert", "four"],
 )
 def test_the_same_numbers(sizes, target):

@@ -120,7 +120,7 @@ def test_shares_are_those_of_the_blocks(batch, length):
     """What the model says of a block is what the loop that it runs will do."""
     ordered = order_blocks(attention(batch, length), CUDA)
     lengths = tile_lengths(ordered.kernels[0])
-    stays = persist_blocks(ordered, CUDA.choosing("persistent", "on")).kernels[0]
+    stays = persist_blocks(ordered, CUDA.choosing(persistent=True)).kernels[0]
     (loop,) = (op for op in stays.body if isinstance(op, For))
     blocks = int(stays.grid[0])
     tile = next(op for op in loop.body if isinstance(op, Let))

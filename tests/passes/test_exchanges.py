@@ -31,9 +31,8 @@ from tilewright.ir.rewrite import map_body, map_kernels, program_names, rebuild,
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
-from tilewright.passes.lower.threads import lower_threads
-from tilewright.passes.memory.place_shared import place_shared
-from tilewright.passes.pipeline import Pass, run_pipeline
+from tilewright.passes.cuda_passes import LOWER
+from tilewright.passes.run import run_pipeline
 from tilewright.passes.sync.insert_syncs import insert_syncs
 from tilewright.support.errors import CompileError, RunError
 from tilewright.targets.cuda.backend import lower
@@ -41,10 +40,6 @@ from zoo.mla.decode import mla_decode
 from zoo.norm.layer_norm import layer_norm_rows
 from zoo.softmax.softmax import softmax
 
-PASSES = (
-    Pass("place_shared", place_shared, "", Stage.LAID_OUT),
-    Pass("lower_threads", lower_threads, "", Stage.THREAD, whole_program=True),
-)
 # f: a column in each thread; g: a part of a row; their results m, n: all rows everywhere, or where
 # the row is. A reduction of f crosses warps, one of g does not.
 HEAD = """program p {
@@ -81,7 +76,7 @@ def ordered(body: str, extra: str = "") -> Program:
 
 
 def threads_of(given: Program) -> Program:
-    return run_pipeline(given, HOPPER, PASSES, stage=Stage.LAID_OUT).result
+    return run_pipeline(given, HOPPER, LOWER, stage=Stage.LAID_OUT).result
 
 
 def arguments(n: int) -> dict[str, object]:

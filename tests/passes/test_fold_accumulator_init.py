@@ -212,7 +212,7 @@ def test_a_loop_around_may_see_the_zeros(between, anew):
 @pytest.mark.parametrize("way", ["cleared", "cleared behind"])
 def test_then_it_is_like_any_other(way):
     given = scaled_product.prim_func(4, way).program
-    trace = lower(given, ROLES.choosing("skew", "on"))
+    trace = lower(given, ROLES.choosing(skew=True))
     assert "begins anew" in said(trace) and "late: " in said(trace)
     for count in (0, 1, 4):
         args = arguments(given, count)

@@ -14,9 +14,10 @@ from tilewright.ir.op import Copy, Map, Role, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.pipeline import run_pipeline
+from tilewright.passes.cuda_passes import LOWER
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import CompileError, RunError, TilewrightError, VerifyError
-from tilewright.targets.cuda.backend import PIPELINE, CudaKernel, lower
+from tilewright.targets.cuda.backend import CudaKernel, lower
 
 TARGETS = {"producer": ROLES, "all threads": HOPPER, "sm_80": AMPERE}
 ROWS = 300
@@ -300,7 +301,7 @@ atom=cp_async {
 
 def test_what_the_producer_does():
     """The table is asked once; a slot is announced an iteration after its copies began."""
-    target = Target.parse("cuda -roles -persistent=off -depth=text")
+    target = Target.parse("cuda -roles -persistent=off -stages=text")
     text = print_program(scheduled(rows_of(K=256), target))
     assert PRODUCER in text
 
@@ -315,7 +316,7 @@ def test_without_a_producer_threads_wait_fence_and_meet():
 
 @pytest.mark.parametrize("name", ["producer", "all threads"])
 def test_nothing_can_be_dropped_unnoticed(name):
-    target = TARGETS[name].choosing("depth", "text")  # slots come round
+    target = TARGETS[name].choosing(stages="text")  # slots come round
     program = rows_of(K=320)
     given = arguments(program)
     want = results(program, given)
@@ -336,7 +337,7 @@ def test_nothing_can_be_dropped_unnoticed(name):
 def races(mutant, given, target):
     """Whether threads get in each other's way, which only thread code shows."""
     try:
-        code = run_pipeline(mutant, target, PIPELINE, stage=Stage.LAID_OUT).result
+        code = run_pipeline(mutant, target, LOWER, stage=Stage.LAID_OUT).result
         machine.run_threads(code, {n: a.copy() for n, a in given.items()})
     except TilewrightError:
         return True
@@ -412,7 +413,7 @@ def test_what_stays_with_registers(what):
 
 
 def test_it_can_be_switched_off():
-    off = Target.parse("cuda -roles -gathers=off")
+    off = Target.parse("cuda -roles -async_gathers=off")
     assert gathers(check(rows_of(), off, threads=False)) == []
     kernel = CudaKernel(rows_of(), Target.parse("cuda"))
     assert "cp.async.cg.shared.global" in kernel.ptx
@@ -424,7 +425,7 @@ def test_it_is_given_up_for_room():
     trace = lower(program, Target.parse("cuda -roles"))
     found = next(s.program for s in trace if s.name == "order_warpgroups")
     assert gathers(found) == []
-    assert "gathers=off" in trace.reasons["main", "given up"]
+    assert "async_gathers=off" in trace.reasons["main", "given up"]
 
 
 def test_explain_says_so():

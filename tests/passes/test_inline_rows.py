@@ -43,7 +43,7 @@ def test_nobody_meets(way):
     def meetings(target):
         return sum(isinstance(op, Sync) for op in walk_ops(loop_of(stage(lower(program, target)))))
 
-    assert meetings(ROLES) == 0 < meetings(ROLES.choosing("inline", "off"))
+    assert meetings(ROLES) == 0 < meetings(ROLES.choosing(inline_rows=False))
 
 
 def test_what_the_engine_brings_stays():

@@ -104,7 +104,7 @@ def test_what_is_held(more, held):
 
 
 @pytest.mark.parametrize("more", [more for more, held in CASES if held], ids=str)
-@pytest.mark.parametrize("target", ["cuda", "cuda -roles=off", "cuda -roles -turns"])
+@pytest.mark.parametrize("target", ["cuda", "cuda -roles=off", "cuda -roles -order_warpgroups"])
 def test_the_same_numbers(more, target):
     program = chain(**more)
     shapes = [tuple(int(e) for e in t.shape) for t in program.tensors]

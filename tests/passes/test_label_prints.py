@@ -9,7 +9,8 @@ import pytest
 import tilewright as tw
 import tilewright.language as T
 from tilewright import machine
-from tilewright.ir.messages import label_prints
+from tilewright.ir.messages import label_kernel
+from tilewright.ir.rewrite import map_kernels
 from tilewright.ir.text import parse_program, print_program
 from tilewright.support.errors import RunError
 
@@ -46,22 +47,22 @@ WANT = [
 
 
 def test_labels():
-    program = label_prints(parse_program(TEXT))
+    program = map_kernels(parse_program(TEXT), label_kernel)
     text = print_program(program)
     found = [line.strip().removeprefix("intrinsic ") for line in text.splitlines()]
     assert [line for line in found if line.startswith(("print", "device_assert"))] == WANT
     assert parse_program(text) == program
-    assert label_prints(program) is program
+    assert map_kernels(program, label_kernel) is program
 
 
 def test_without_prints_nothing_changes():
     program = parse_program("program p { kernel k grid b in 1 threads t in 32 { } }")
-    assert label_prints(program) is program
+    assert map_kernels(program, label_kernel) is program
 
 
 def test_the_meaning_stays():
     lines = []
-    for program in (parse_program(TEXT), label_prints(parse_program(TEXT))):
+    for program in (parse_program(TEXT), map_kernels(parse_program(TEXT), label_kernel)):
         with contextlib.redirect_stdout(io.StringIO()):
             lines.append(machine.run(program, {"A": np.zeros((8, 8), np.float32)}).printed)
     assert lines[0] == lines[1] and len(lines[0]) == 6 * (3 + 2 + 4)

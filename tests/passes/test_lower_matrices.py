@@ -7,19 +7,20 @@ import numpy as np
 import pytest
 
 from tests.cuda.atom_programs import CASES, wgmma
-from tests.passes.test_lower_threads import PASSES, TARGET
+from tests.passes.test_lower_threads import TARGET
 from tilewright import machine
 from tilewright.ir.atoms import MATRIX_TYPES, matrix_fragments
 from tilewright.ir.layout.fragment import parse_fragment, repeat, spatial
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
+from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.lower import gemm as lower_gemm
-from tilewright.passes.pipeline import run_pipeline
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import CompileError
 
 
 def lowered(program):
-    return run_pipeline(program, TARGET, PASSES, stage=Stage.LAID_OUT).result
+    return run_pipeline(program, TARGET, LOWER, stage=Stage.LAID_OUT).result
 
 
 def check(case):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from tests.cuda.plain_programs import RELAYOUTS, kernel
-from tests.cuda.test_plain import PASSES
 from tilewright.ir.buffer import Space
 from tilewright.ir.dtype import DTYPES, FLOAT32
 from tilewright.ir.layout.fragment import repeat, spatial, wgmma_accumulator
@@ -12,15 +11,16 @@ from tilewright.ir.op import Alloc, Intrinsic, Sync, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
+from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.layout.coalesced import coalesced
 from tilewright.passes.lower.relayout import plan_relayout, relayout_cost, relayout_scratch
-from tilewright.passes.pipeline import run_pipeline
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import CompileError
 
 
 def lowered(body, params="param C: float32[64, 32] global"):
     program = parse_program(kernel(body, params), "p.tw")
-    return run_pipeline(program, Target.parse("cuda"), PASSES, stage=Stage.LAID_OUT).result
+    return run_pipeline(program, Target.parse("cuda"), LOWER, stage=Stage.LAID_OUT).result
 
 
 def test_each_kind_is_found():

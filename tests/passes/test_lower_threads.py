@@ -12,15 +12,10 @@ from tilewright.ir.op import Arrive, Commit, Fence, If, Intrinsic, Sync, WaitGro
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op
 from tilewright.ir.verify import Stage
-from tilewright.passes.lower.threads import lower_threads
-from tilewright.passes.memory.place_shared import place_shared
-from tilewright.passes.pipeline import Pass, run_pipeline
+from tilewright.passes.cuda_passes import LOWER
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import CompileError
 
-PASSES = (
-    Pass("place_shared", place_shared, "", Stage.LAID_OUT),
-    Pass("lower_threads", lower_threads, "", Stage.THREAD, whole_program=True),
-)
 TARGET = Target.parse("cuda")
 
 HEAD = """program p {
@@ -32,7 +27,7 @@ SWIZZLED = '"S<3,3,3> o 0 o (64,(64,2)):(64,(1,4096))"'
 
 def lowered(body, head=HEAD):
     program = parse_program(head + body + "}\n}\n", "p.tw")
-    return run_pipeline(program, TARGET, PASSES, stage=Stage.LAID_OUT).result
+    return run_pipeline(program, TARGET, LOWER, stage=Stage.LAID_OUT).result
 
 
 def intrinsics(program, name):

@@ -55,13 +55,13 @@ def open_at_end(body: Body) -> int:
 @pytest.mark.parametrize("form", FORMS)
 def test_results(form, target, threads, waits):
     program = given(form, threads)
-    check_same(program, arguments(program), target.choosing("waits", waits), seeds=range(2))
+    check_same(program, arguments(program), target.choosing(waits=waits), seeds=range(2))
 
 
 @pytest.mark.parametrize("target", [HOPPER, ROLES])
 @pytest.mark.parametrize("form", FORMS)
 def test_where_they_stand(form, target):
-    by = {w: loop_of(overlapped(given(form), target.choosing("waits", w))) for w in WAITS}
+    by = {w: loop_of(overlapped(given(form), target.choosing(waits=w))) for w in WAITS}
     assert open_at_end(by["late"]) > 0 or target is ROLES  # handed back there, if all is over
     assert open_at_end(by["iteration"]) == open_at_end(by["each"]) == 0
     assert not any(op.pending for op in by["each"] if is_wait(op))
@@ -72,7 +72,7 @@ def test_where_they_stand(form, target):
 
 
 def test_threads_still_compute_under_products_of_their_iteration():
-    body = loop_of(overlapped(given("two operands"), HOPPER.choosing("waits", "iteration")))
+    body = loop_of(overlapped(given("two operands"), HOPPER.choosing(waits="iteration")))
     names = [type(op).__name__ for op in body if isinstance(op, (Gemm, Map)) or is_wait(op)]
     pending = [op.pending for op in body if is_wait(op)]
     assert names[-5:] == ["Gemm", "WaitGroup", "Map", "Gemm", "WaitGroup"]
@@ -81,13 +81,13 @@ def test_threads_still_compute_under_products_of_their_iteration():
 
 def test_late_is_the_default():
     for form in FORMS:
-        assert overlapped(given(form)) == overlapped(given(form), HOPPER.choosing("waits", "late"))
+        assert overlapped(given(form)) == overlapped(given(form), HOPPER.choosing(waits="late"))
 
 
 @pytest.mark.parametrize("waits", ["iteration", "each"])
 def test_what_is_needed_cannot_be_dropped(waits):
     """Earlier waits make others and bounds of groups superfluous, nothing else."""
     program = given("two operands")
-    found = overlapped(program, HOPPER.choosing("waits", waits))
+    found = overlapped(program, HOPPER.choosing(waits=waits))
     missed = unnoticed(program, found, arguments(program))
     assert all("wgmma" in name for name in missed), missed

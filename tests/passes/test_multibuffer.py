@@ -13,9 +13,10 @@ from tilewright import machine
 from tilewright.ir.op import Alloc, Gemm, Sync, WaitGroup, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage
-from tilewright.passes.pipeline import run_pipeline
+from tilewright.passes.cuda_passes import LOWER
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import TilewrightError
-from tilewright.targets.cuda.backend import PIPELINE, CudaKernel, lower
+from tilewright.targets.cuda.backend import CudaKernel, lower
 
 
 def unpacked(stages=3, K=192, kept=False, threads=256, steps=4):
@@ -143,7 +144,7 @@ def test_the_next_tile_is_written_under_the_product():
 
 @pytest.mark.parametrize("stages, want", [(1, (64, 64)), (2, (2, 64, 64)), (5, (3, 64, 64))])
 def test_slots(stages, want):
-    assert slots(unpacked(stages), ROLES.choosing("depth", "text"))[0] == want
+    assert slots(unpacked(stages), ROLES.choosing(stages="text"))[0] == want
 
 
 def test_what_an_iteration_keeps_has_no_slots():
@@ -174,7 +175,7 @@ def test_nothing_can_be_dropped_unnoticed():
 
 def races(scheduled, given):
     """Whether threads get in each other's way, which only thread code shows."""
-    lowered = run_pipeline(scheduled, HOPPER, PIPELINE, stage=Stage.LAID_OUT).result
+    lowered = run_pipeline(scheduled, HOPPER, LOWER, stage=Stage.LAID_OUT).result
     try:
         machine.run_threads(lowered, {n: a.copy() for n, a in given.items()})
     except TilewrightError:

@@ -22,16 +22,18 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_op, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.machine import thread_sync
+from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.overlap.order_warpgroups import order_warpgroups
-from tilewright.passes.pipeline import run_pipeline
 from tilewright.passes.reasons import listening
+from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import RunError, TilewrightError, VerifyError
-from tilewright.targets.cuda.backend import PIPELINE, CudaKernel, lower
+from tilewright.targets.cuda.backend import CudaKernel, lower
 from zoo.attention.flash import flash_attention
 
 # iterations as they are written
-PLAIN = "cuda -arch=sm_90a -roles -turns -persistent=off -skew=off -hoist=off"
-FULL = "cuda -arch=sm_90a -roles -turns -persistent=off"
+PLAIN = "cuda -arch=sm_90a -roles -order_warpgroups -persistent=off -skew=off -unswitch_guards=off"
+OFF = PLAIN.replace("-order_warpgroups", "-order_warpgroups=off")
+FULL = "cuda -arch=sm_90a -roles -order_warpgroups -persistent=off"
 
 
 def attention(seq_q, seq_kv, causal, block_M=128, threads=256, dim=64, block_N=64, dtype="float16"):
@@ -241,10 +243,10 @@ def test_refused(old, new, why):
 
 
 def test_choices():
-    assert not turns(turned(skewed(), PLAIN.replace("-turns", "-turns=off")))
+    assert not turns(turned(skewed(), OFF))
     light = skewed().replace("map (r, c) in (128, 128)", "map (r, c) in (128, 32)")
     assert not turns(turned(light)) and len(turns(turned(skewed()))) == 4
-    assert not turns(turned(skewed(), PLAIN.replace("-turns ", "")))
+    assert not turns(turned(skewed(), PLAIN.replace("-order_warpgroups ", "")))
 
 
 def test_a_product_alone_takes_no_turns():
@@ -258,7 +260,7 @@ def test_a_product_alone_takes_no_turns():
 @pytest.mark.parametrize("name", ["flash_attention", "gemm_pingpong", "mla_seesaw"])
 def test_roles_written_by_hand_stay(name):
     given = load(name)
-    for choice in ("", " -turns=on"):
+    for choice in ("", " -order_warpgroups=on"):
         found = map_kernels(given, lambda k, c=choice: order_warpgroups(k, Target.parse(FULL + c)))
         assert print_program(found) == print_program(given)
 
@@ -298,7 +300,7 @@ def test_attention(target, block, threads, tiles, keys, causal):
         t.name: numbers(*(int(s) for s in t.shape), seed=i) for i, t in enumerate(given.tensors)
     }
     assert turns(found.after("order_warpgroups"))
-    without = lower(given, Target.parse(target + " -turns=off")).result
+    without = lower(given, Target.parse(target + " -order_warpgroups=off")).result
     want = run(without, args)
     for seed in range(3):
         assert run(found.result, args, seed=seed).tobytes() == want.tobytes()
@@ -344,7 +346,10 @@ def test_the_count_runs_on_across_loops(threads):
     M = threads // 2
     args = {"A": numbers(4, M, 64), "B": numbers(5, 64, 64), "O": np.zeros((4, M, 64), np.float32)}
     args["N"] = np.array([3, 0, 1, 5], np.int32)
-    want = run(lower(given, Target.parse(PLAIN.replace("-turns", "-turns=off"))).result, args)
+    want = run(
+        lower(given, Target.parse(OFF)).result,
+        args,
+    )
     np.testing.assert_allclose(want, run(given, args, False), 1e-2)
     for seed in range(3):
         assert run(found.result, args, seed=seed).tobytes() == want.tobytes()
@@ -392,7 +397,7 @@ def summed(work, threads=256):
 def test_work_under_the_last_products_stands_in_their_section(work, count):
     """Sums of rows behind the last product run under it, and keep nobody waiting."""
     given = summed(work)
-    code = lower(given, Target.parse(PLAIN + " -boxes=off"))
+    code = lower(given, Target.parse(PLAIN + " -split_stages=off"))
     (loop,) = [
         op
         for op in walk_ops(consumer(code.after("order_warpgroups")).body)
@@ -446,7 +451,8 @@ def test_several_sections(stages):
     assert len(turns(found.after("order_warpgroups"))) == 6
     args = {"A": numbers(128, 64), "B": numbers(5, 64, 64), "O": np.zeros((128, 64), np.float32)}
     want = run(
-        lower(main.program, Target.parse(PLAIN.replace("-turns", "-turns=off"))).result, args
+        lower(main.program, Target.parse(OFF)).result,
+        args,
     )
     for seed in range(3):
         assert run(found.result, args, seed=seed).tobytes() == want.tobytes()
@@ -599,7 +605,7 @@ def test_no_barrier_left():
     busy = "\n".join(f"sync named id={i} threads=256" for i in range(1, 15) if i not in (3, 8))
     program = parse_program(role(f"{busy}\nturn begin\nturn end"), file="t.tw")
     with pytest.raises(TilewrightError, match="too few named barriers are left") as caught:
-        run_pipeline(program, Target.parse(FULL), PIPELINE, stage=Stage.LAID_OUT)
+        run_pipeline(program, Target.parse(FULL), LOWER, stage=Stage.LAID_OUT)
     assert caught.value.diagnostic.loc.line == 18
 
 

@@ -17,8 +17,10 @@ from tests.passes.overlap import numbers, unnoticed
 from tests.roads import OnDevice
 from tilewright import machine
 from tilewright.ir.bind import static_value
+from tilewright.ir.chips import CHIPS
 from tilewright.ir.op import Alloc, For, Kernel, Program, Role, WaitGroup, walk_ops
-from tilewright.ir.target import CHIPS, CHOICES, Target
+from tilewright.ir.schedule import WORDS
+from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.grid.order_blocks import order_blocks
@@ -31,11 +33,12 @@ from zoo.attention.flash import reference as reference_attention
 from zoo.gemm.gemm import gemm_relu
 from zoo.gemm.gemm import reference as reference_gemm
 
+ORDERS = [order for order in WORDS["order"] if order != "auto"]
 STAY = Target.parse("cuda -persistent")
 TARGETS = {
     "sm_90a": STAY,
     "sm_80": STAY.like("sm_80"),
-    "roles": STAY.choosing("roles", "on"),
+    "roles": STAY.choosing(roles=True),
 }
 ROWS = 20  # of kernels that take any number of rows: three blocks of eight
 
@@ -108,7 +111,7 @@ def product(
 
 def test_a_product(chip):
     chip(4)
-    text = print_program(persisted(product.program, STAY.choosing("order", "plain")))
+    text = print_program(persisted(product.program, STAY.choosing(order="plain")))
     assert (
         text[text.index("  kernel") :]
         == """\
@@ -148,7 +151,7 @@ ORDERED = """program p {
 def test_numbers_of_tiles_are_those_of_blocks(chip):
     """Nothing is divided only to be put together again."""
     chip(4)
-    text = print_program(persisted(parse_program(ORDERED), STAY.choosing("order", "grouped")))
+    text = print_program(persisted(parse_program(ORDERED), STAY.choosing(order="grouped")))
     assert (
         """\
   kernel main grid block in min(4, gx * gy * gz) threads tx in 32 {
@@ -170,14 +173,14 @@ def test_one_axis_needs_no_other_name(chip):
     assert loop.loc == kernel.loc
 
 
-@pytest.mark.parametrize("order", CHOICES["order"])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     "sizes", [(2, 2, 1), (5, 1, 1), (1, 1, 1), (3, 9, 2), (17, 11, 1), (0, 4, 1), (4, 4, 0)]
 )
 def test_every_tile_once(chip, order: str, sizes: tuple[int, int, int]):
     """Fewer tiles than blocks, as many, more, and none."""
     chip(5)
-    found = persisted(parse_program(ORDERED), STAY.choosing("order", order))
+    found = persisted(parse_program(ORDERED), STAY.choosing(order=order))
     seen = np.zeros(sizes[::-1], np.int32)
     machine.run(found, {"N": seen})
     np.testing.assert_array_equal(seen, 1)
@@ -232,12 +235,12 @@ def test_thread_code(chip, name: str, arch: str):
     check_same(program, code.result, threads=True)
 
 
-@pytest.mark.parametrize("order", CHOICES["order"])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["gemm_nine_tiles", "flash_six_tiles"])
 def test_thread_code_of_orders(chip, name: str, order: str):
     chip(3)
     program = given(name)
-    code = lower(program, STAY.choosing("order", order)).result
+    code = lower(program, STAY.choosing(order=order)).result
     check_same(program, code, threads=True, seed=2)
 
 
@@ -434,11 +437,11 @@ def test_it_compiles_without_spills(program):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("order", CHOICES["order"])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("arch", TARGETS)
 def test_on_the_gpu(arch: str, order: str):
     """More tiles than blocks, a grid that ends in part tiles, and sizes known at launch."""
-    target = TARGETS[arch].choosing("order", order)
+    target = TARGETS[arch].choosing(order=order)
     rng = np.random.default_rng(0)
     product = OnDevice(gemm_relu.on("interp")(T.dynamic("m"), 2056, 256).program, target)
     b = rng.integers(-2, 3, (256, 2056)).astype(np.float16)

@@ -12,7 +12,7 @@ from tilewright.ir.rewrite import map_ops, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage
-from tilewright.passes.pipeline import Pass, Step, run_pipeline
+from tilewright.passes.run import Pass, Step, run_pipeline
 from tilewright.support.errors import VerifyError
 
 TEXT = """program "a b" {
@@ -29,7 +29,7 @@ TEXT = """program "a b" {
 CPU = Target.parse("cpu")
 
 
-def double(kernel, target):
+def double_stores(kernel, target):
     assert target is CPU
 
     def one(op):
@@ -44,12 +44,12 @@ def spoil(kernel, target):
     )
 
 
-def first_only(program, target):
+def drop_kernels(program, target):
     return dataclasses.replace(program, kernels=program.kernels[:1])
 
 
-DOUBLE = Pass("double_stores", double, "first, because the rest reads stores")
-FIRST = Pass("drop_kernels", first_only, "last", Stage.THREAD, whole_program=True)
+DOUBLE = Pass(double_stores, "first, because the rest reads stores")
+FIRST = Pass(drop_kernels, "last", Stage.THREAD)
 
 
 def test_passes_run_in_order_and_leave_a_trace():
@@ -71,12 +71,12 @@ def test_passes_run_in_order_and_leave_a_trace():
 
 def test_an_error_names_the_pass_and_the_line():
     program = parse_program(TEXT, file="pipe.tw")
-    passes = [DOUBLE, Pass("spoil_stores", spoil, "to fail")]
+    passes = [DOUBLE, Pass(spoil, "to fail")]
     with pytest.raises(VerifyError) as caught:
         run_pipeline(program, CPU, passes)
     error = caught.value
     assert error.message == (
-        "after pass spoil_stores: the stored value has another type than what it goes to"
+        "after pass spoil: the stored value has another type than what it goes to"
     )
     assert (error.loc.file, error.loc.line, error.loc.column) == ("pipe.tw", 5, 5)
     assert (error.diagnostic.expected, error.diagnostic.got) == ("float32", "int32")
@@ -104,7 +104,7 @@ def test_dumps(tmp_path, monkeypatch):
 
 def test_a_faulty_result_is_dumped(tmp_path):
     with pytest.raises(VerifyError) as caught:
-        run_pipeline(parse_program(TEXT), CPU, [Pass("spoil", spoil, "")], dump=tmp_path)
+        run_pipeline(parse_program(TEXT), CPU, [Pass(spoil, "")], dump=tmp_path)
     assert "A[tx] = int32(1)" in (tmp_path / "a_b.cpu" / "01_spoil.tw").read_text()
     told = (tmp_path / "a_b.cpu" / "02_spoil.error.txt").read_text()
     assert "after pass spoil" in told
@@ -115,7 +115,7 @@ def test_a_failing_pass_leaves_what_it_was_given(tmp_path):
     def fail(kernel, target):
         raise ValueError("not today")
 
-    passes = [DOUBLE, Pass("fail", fail, "")]
+    passes = [DOUBLE, Pass(fail, "")]
     with pytest.raises(ValueError) as caught:
         run_pipeline(parse_program(TEXT), CPU, passes, dump=tmp_path)
     names = sorted(p.name for p in (tmp_path / "a_b.cpu").iterdir())

@@ -133,7 +133,7 @@ def test_a_vector_and_a_number_are_early():
 
 
 def test_a_tile_is_early():
-    registers = HOPPER.choosing("gathers", "off")
+    registers = HOPPER.choosing(async_gathers=False)
     found = prefetch_loads(windows(), registers)
     nests = [op for op in walk_ops(found.kernels[0]) if isinstance(op, Map)]
     assert len(nests) == 3 and early(windows(), registers) == ["early"]

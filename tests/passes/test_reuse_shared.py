@@ -16,11 +16,12 @@ from tilewright.ir.op import Copy, Fence, Hint, Map, Role, Sync, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
+from tilewright.passes.cuda_passes import SCHEDULE
 from tilewright.passes.memory import reuse_shared as module
 from tilewright.passes.memory.lifetimes import lifetimes
 from tilewright.passes.memory.reuse_shared import reuse_shared
 from tilewright.support.errors import CompileError, TilewrightError
-from tilewright.targets.cuda.backend import SCHEDULE, lower
+from tilewright.targets.cuda.backend import lower
 
 HOPPER = Target.parse("cuda")
 AMPERE = Target.parse("cuda -arch=sm_80")
@@ -314,7 +315,7 @@ def product(n: int, blocks: int = 1):
     return product.program
 
 
-ROLES = HOPPER.choosing("roles", "on").choosing("boxes", "off")
+ROLES = HOPPER.choosing(roles=True).choosing(split_stages=False)
 
 
 @pytest.fixture
@@ -348,9 +349,11 @@ def test_blocks_that_stay_keep_their_tiles_apart(tight):
     """A producer is at the next tile's while this one's result leaves."""
     trace = lower(product(3, 3), ROLES)
     assert "persistent=off" in trace.reasons["product", "given up"]
-    pinned = ROLES.choosing("persistent", "on")
+    pinned = ROLES.choosing(persistent=True)
     with pytest.raises(CompileError, match="more shared memory than a block has"):
         lower(
             product(3, 3),
-            pinned.choosing("turning", "off").choosing("depth", "least").choosing("stage", "off"),
+            pinned.choosing(multibuffer=False)
+            .choosing(stages="least")
+            .choosing(stage_stores=False),
         )

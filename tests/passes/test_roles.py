@@ -43,7 +43,7 @@ def roles_of(program):
 
 
 def parted(program):
-    whole = ROLES.choosing("boxes", "off").choosing("depth", "text")
+    whole = ROLES.choosing(split_stages=False).choosing(stages="text")
     return next(s.program for s in lower(program, whole) if s.name == "part_roles")
 
 
@@ -208,13 +208,11 @@ def test_explain_says_why_there_is_no_producer():
 
 def test_warp_specialize_asks_for_them():
     text = {
-        on: tw.compile(product(), target="cuda", pass_configs={"warp_specialize": on}).ir(
-            "part_roles"
-        )
+        on: tw.compile(product(), target="cuda", pass_configs={"roles": on}).ir("part_roles")
         for on in (True, False)
     }
     assert "role producer" in text[True] and "role" not in text[False]
-    told = {"target": "cuda -depth=text", "pass_configs": {"warp_specialize": True}}
+    told = {"target": "cuda -stages=text", "pass_configs": {"roles": True}}
     said = tw.compile(product(), **told).explain()
     assert "role producer: warps 8 … 11, 24 registers a thread" in said
     assert "loop k_1: 3 stages" in said and "first fills" not in said

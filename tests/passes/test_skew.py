@@ -25,15 +25,15 @@ from tilewright.ir.text import print_op
 from tilewright.passes.overlap.pipeline_loops import pipeline_loops
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.skew import Skew, _Statements, find_skew
-from tilewright.passes.pipeline import Pass, run_pipeline
 from tilewright.passes.reasons import listening
+from tilewright.passes.run import Pass, run_pipeline
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import CudaKernel, lower
 from zoo.attention.flash import flash_attention
 from zoo.gemm.gemm import gemm_relu
 from zoo.mla.decode import mla_decode
 
-SKEWED, PLAIN = (ROLES.choosing("skew", told) for told in ("on", "off"))
+SKEWED, PLAIN = (ROLES.choosing(skew=told) for told in ("on", "off"))
 # scores, a function of them, values: what attention is made of, small
 CHAIN = """
 program p {{
@@ -140,7 +140,7 @@ def test_nothing_is_dispensable():
     ],
 )
 def test_when_not(more, why):
-    step = Pass("pipeline_loops", pipeline_loops, "", whole_program=True)
+    step = Pass(pipeline_loops, "")
     trace = run_pipeline(with_atom(chain(**more), "wgmma"), SKEWED, [step])
     said = " ".join(trace.reasons.values())
     assert (f"nothing late: {why}" in said) if why else ("late:" in said)

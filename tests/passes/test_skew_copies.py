@@ -22,7 +22,7 @@ from tilewright.passes.overlap.skew import _begins, _Statements
 from tilewright.support.errors import TilewrightError
 from tilewright.targets.cuda.backend import CudaKernel, lower
 
-SKEWED = ROLES.choosing("skew", "on")
+SKEWED = ROLES.choosing(skew=True)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -44,7 +44,7 @@ def test_the_same_numbers(way):
 def test_with_pieces(steps):
     """The second piece's product is late, and reads what the first one, which is not, has read."""
     program = scaled_product.prim_func(steps, known=True, block=(128, 128, 32)).program
-    trace = lower(program, SKEWED.choosing("pieces", "on"))
+    trace = lower(program, SKEWED.choosing(split_gemms=True))
     assert "product at" in said(trace) and "late: " in said(trace)
     args = arguments(program, steps)
     want = results(program, args)
@@ -69,7 +69,7 @@ def test_known_trip_counts(steps, stages):
 
 def test_two_iterations_at_a_time():
     program = scaled_product.prim_func(8, "by the engine").program
-    found = stage(lower(program, SKEWED.choosing("depth", "text")))
+    found = stage(lower(program, SKEWED.choosing(stages="text")))
     loop = next(
         op
         for op in walk_ops(found.kernels[0])
@@ -140,7 +140,7 @@ def test_as_far_as_registers_go(block, threads, fits):
 
 def test_one_slot_is_not_enough():
     program = scaled_product.prim_func(4, stages=1).program
-    trace = lower(program, SKEWED.choosing("depth", "text"))
+    trace = lower(program, SKEWED.choosing(stages="text"))
     assert "nothing late: it has fewer than two products" in said(trace)
 
 
@@ -159,7 +159,7 @@ def test_products_end_with_the_loop_unless_told():
         loop = next(op for op in loops if sum(isinstance(i, Gemm) for i in op.body) == 2)
         return isinstance(loop.body[-1], WaitGroup) and not loop.body[-1].pending
 
-    assert ends(SKEWED) and not ends(SKEWED.choosing("waits", "late"))
+    assert ends(SKEWED) and not ends(SKEWED.choosing(waits="late"))
 
 
 def test_what_is_used_behind_the_loop_has_no_copy():

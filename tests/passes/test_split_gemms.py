@@ -14,7 +14,7 @@ from tilewright.passes.layout.choose_gemms import choose_gemms
 from tilewright.passes.layout.split_gemms import split_gemms
 from tilewright.targets.cuda.backend import CudaKernel, lower
 
-CUT = ROLES.choosing("pieces", "on")
+CUT = ROLES.choosing(split_gemms=True)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -57,7 +57,7 @@ def test_where_registers_do_not_do(block, pieces):
 
 def test_off_and_on():
     large = scaled_product.prim_func(3, block=(128, 256, 64), stages=2).program
-    assert "pieces" not in said(lower(large, ROLES.choosing("pieces", "off")))
+    assert "pieces" not in said(lower(large, ROLES.choosing(split_gemms=False)))
     small = scaled_product.prim_func(3, block=(128, 128, 64), stages=2).program
     assert "part in 2 pieces of 64 columns" in said(lower(small, CUT))
 

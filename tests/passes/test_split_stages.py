@@ -12,14 +12,15 @@ from tilewright import machine
 from tilewright.ir.op import Copy, Gemm, Program, Wait, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage
+from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.overlap.split_stages import split_stages
-from tilewright.passes.pipeline import run_pipeline
-from tilewright.targets.cuda.backend import PIPELINE, lower
+from tilewright.passes.run import run_pipeline
+from tilewright.targets.cuda.backend import lower
 from zoo.attention.flash import flash_attention
 
 AUTO = Target.parse("cuda -arch=sm_90a")
 ROLES = Target.parse("cuda -arch=sm_90a -roles=on")
-ASKED = ROLES.choosing("boxes", "on")
+ASKED = ROLES.choosing(split_stages=True)
 M, N, BLOCK_K = 128, 64, 128
 
 
@@ -74,7 +75,7 @@ def check(program: Program, target: Target) -> Program:
     found = scheduled(program, target)
     for seed in range(3):
         assert result(found, seed, explicit=True) == want
-    code = run_pipeline(found, target, PIPELINE, stage=Stage.LAID_OUT).result
+    code = run_pipeline(found, target, LOWER, stage=Stage.LAID_OUT).result
     assert result(code, 1, threads=True) == want
     return found
 
@@ -85,7 +86,7 @@ def test_the_same_bits(K, stages):
     check(product(K, stages), ROLES)
 
 
-@pytest.mark.parametrize("target", [ROLES, ASKED.choosing("roles", "off")], ids=str)
+@pytest.mark.parametrize("target", [ROLES, ASKED.choosing(roles=False)], ids=str)
 @pytest.mark.parametrize(
     "how",
     [
@@ -119,8 +120,8 @@ def test_a_tile_from_before_is_read_in_parts():
     [
         (product(again=True, once=True), AUTO),  # others read it too
         (product(stages=6), AUTO),  # whole tiles are fine enough
-        (product(stages=2), AUTO.choosing("roles", "off")),  # all threads fill
-        (product(), AUTO.choosing("boxes", "off")),
+        (product(stages=2), AUTO.choosing(roles=False)),  # all threads fill
+        (product(), AUTO.choosing(split_stages=False)),
         (product(), Target.parse("cuda -arch=sm_80")),
     ],
 )

@@ -70,7 +70,7 @@ def test_pieces_take_turns_in_two_tiles():
 
 
 def test_switched_off():
-    off = lower(product(4), ROLES.choosing("stage", "off"))
+    off = lower(product(4), ROLES.choosing(stage_stores=False))
     found = next(s.program for s in off if s.name == "order_warpgroups")
     assert not any(isinstance(op, Alloc) and "_stage" in op.buffer.name for op in walk_ops(found))
 

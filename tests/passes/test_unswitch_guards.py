@@ -39,7 +39,7 @@ from zoo.attention.flash import flash_attention
 CUDA = Target.parse("cuda")
 ROLES = Target.parse("cuda -roles")
 PLAIN = Target.parse("cuda -roles=off -skew=off")  # products in flight from turn to turn
-OFF = Target.parse("cuda -hoist=off")
+OFF = Target.parse("cuda -unswitch_guards=off")
 GOLDEN = Path(__file__).parent / "golden"
 
 TEXT = """program p {{
@@ -538,7 +538,7 @@ def test_attention_means_the_same(target, sizes):
         "Q": numbers(1, 1, sizes[0], 64), "K": numbers(1, 1, sizes[1], 64, seed=1),
         "V": numbers(1, 1, sizes[1], 64, seed=2), "O": numbers(1, 1, sizes[0], 64),
     }  # fmt: skip
-    plain = lower(before, Target.parse(target + " -hoist=off"))
+    plain = lower(before, Target.parse(target + " -unswitch_guards=off"))
     want, tiles, threads = copied(args), copied(args), copied(args)
     machine.run(plain.after("part_roles"), want, explicit=True)
     machine.run(trace.after("part_roles"), tiles, explicit=True, seed=1)

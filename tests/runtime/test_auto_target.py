@@ -86,7 +86,7 @@ def test_by_machine(machine, library, target):
 @pytest.mark.parametrize("named", ["cuda", "cuda -roles=off"])
 def test_cuda_is_the_gpu_of_the_machine(machine, named):
     machine(Library((8, 6)))
-    assert resolve(named).arch == "sm_86" and resolve(named).choice("roles") in ("auto", "off")
+    assert resolve(named).arch == "sm_86" and resolve(named).schedule.roles in ("auto", False)
     assert resolve(f"{named} -arch=sm_80").arch == "sm_80"
     machine(None)
     assert resolve(named).arch == "sm_90a"

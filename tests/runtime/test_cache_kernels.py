@@ -172,7 +172,7 @@ import tilewright as tw
 from zoo.gemm.gemm import gemm_relu
 kernel = tw.compile(gemm_relu.prim_func(64, 64, 64, 32, 32, 32), target=sys.argv[1])
 loaded = [m for m in sys.modules if m.startswith("cuda.")]
-loaded += [m for m in sys.modules if m.endswith((".passes.pipeline", ".emit", ".backend"))]
+loaded += [m for m in sys.modules if m.endswith((".passes.run", ".emit", ".backend"))]
 print(json.dumps([kernel.get_kernel_source(), sorted(loaded)]))
 """
 
@@ -192,7 +192,7 @@ def test_another_process_loads_no_compiler(target, tmp_path):
     (source, compiling), (again, loaded) = said
     if loaded and Sources(str(ROOT / "src" / "tilewright"), "").state().files() != FILES:
         pytest.skip("somebody is editing the compiler")
-    assert "tilewright.passes.pipeline" in compiling
+    assert "tilewright.passes.run" in compiling
     assert again == source and loaded == []
 
 
@@ -495,13 +495,13 @@ def test_nothing_is_kept_by_a_compiler_that_changed(monkeypatch, store):
 WANT = {
     "cpu": {
         "ir/op.py",
-        "passes/pipeline.py",
+        "passes/run.py",
         "passes/canonicalize/fuse_maps.py",
         "support/cache.py",
     },
     "cuda": {
         "ir/op.py",
-        "passes/pipeline.py",
+        "passes/run.py",
         "passes/overlap/roles.py",
         "targets/cuda/tilewright.cuh",
     },
@@ -556,7 +556,7 @@ def test_imports_are_found_as_python_finds_them(kind):
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0 and node.module, f"{name}: {ast.unparse(node)}"
                 modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            for module in modules:
+            for module in (m for m in modules if m.startswith("tilewright.")):
                 path = module.replace(".", "/").removeprefix("tilewright/")
                 for file in (f"{path}.py", f"{path}/__init__.py"):
                     assert file in names or not (package / file).exists(), f"{name}: {module}"

@@ -146,7 +146,8 @@ def test_zoo(name, arch):
 
 
 @pytest.mark.parametrize(
-    "target", ["cuda", "cuda -arch=sm_80", "cuda -roles -turns=on -skew -boxes=off"]
+    "target",
+    ["cuda", "cuda -arch=sm_80", "cuda -roles -order_warpgroups -skew -split_stages=off"],
 )
 def test_compiled_kernels_have_one(target):
     @T.prim_func

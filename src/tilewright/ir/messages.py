@@ -1,7 +1,7 @@
 """What `print` says besides values: which block and thread, which buffer, of what shape; and where
 a `device_assert` failed.
 
-`label_prints` writes it into the op, once and before any pass rewrites indices, so that every
+`label_kernel` writes it into the op, once and before any pass rewrites indices, so that every
 target says the same. Of a labelled op the first `width` operands fill the `{}` of `text`. Behind
 it a print shows the others, elements and values as they are, regions as tiles; of an assertion the
 last operand is what must hold:
@@ -22,19 +22,13 @@ from tilewright.ir.op import (
     Kernel,
     Map,
     Op,
-    Program,
     expressions,
     marked,
     walk_ops,
 )
-from tilewright.ir.rewrite import map_kernels, rebuild
+from tilewright.ir.rewrite import rebuild
 
 LABELLED = ("print", "device_assert")
-
-
-def label_prints(program: Program) -> Program:
-    """`program` with every print labelled."""
-    return map_kernels(program, label_kernel)
 
 
 def label_kernel(kernel: Kernel) -> Kernel:

@@ -1,40 +1,17 @@
-"""What a kernel is compiled for: a name, an architecture, features and options."""
+"""What a kernel is compiled for, and what was chosen about it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tilewright.ir.atoms import Feature
 from tilewright.ir.chips import CHIPS, CUDA, DEFAULT, Chip
+from tilewright.ir.schedule import HOME, RECORDS, WORDS, Internal, Numerics, Schedule, word
 from tilewright.support.errors import CompileError
 
-# what a target may be asked for besides: checks of the interpreter, bounded waits on CUDA
-OPTIONS = ("sanitize", "nan", "diagnostic")
-ON_OFF = ("on", "off")
-# What the compiler chooses in a schedule unless told, and what it may be told; `-roles` is short
-# for `-roles=on`.
-CHOICES: dict[str, tuple[str, ...]] = {
-    "roles": ON_OFF,  # a producer warpgroup of its own
-    "skew": ON_OFF,  # statements of several iterations side by side
-    "turns": ON_OFF,  # warpgroups use the tensor core one after the other
-    "consumers": ("cooperative", "pingpong"),  # warpgroups share a tile, or have one each
-    "boxes": ON_OFF,  # tiles of products are loaded and used in boxes along K
-    "hoist": ON_OFF,  # guards of elements are asked once an iteration where that tells enough
-    "persistent": ON_OFF,  # blocks that stay, and walk over the grid's tiles
-    "order": ("plain", "grouped", "hilbert", "longest"),  # of the grid's tiles
-    "cluster": ("1", "2", "4"),  # blocks that share what they load
-    "waits": ("late", "iteration", "each"),  # for products by warpgroups, at the latest
-    "fast_math": ON_OFF,  # approximate functions and division
-    "bulk": ON_OFF,  # copies by the bulk engine
-    "rows": ("any",),  # no second form for sizes that put the rows of tensors on 16 bytes
-    "turning": ON_OFF,  # tiles that threads fill for products have several slots
-    "gathers": ON_OFF,  # nests that move rows from anywhere do so ahead, past the registers
-    # of rings: more slots than the text says, as many, few, or fewer than it says where those fit
-    "depth": ("most", "text", "least", "fewest"),
-    "inline": ON_OFF,  # rows of numbers are loaded by the nests that need them
-    "pieces": ON_OFF,  # products that leave too few registers are made in pieces
-    "stage": ON_OFF,  # accumulators reach memory by way of shared memory
-}
+# checks of the interpreter; bounded waits on CUDA
+CHECKS = ("sanitize", "nan", "diagnostic")
 ARCHITECTURES: dict[str, dict[str, frozenset[Feature]]] = {
     "interp": {"": frozenset(Feature)},
     "cpu": {"": frozenset({Feature.VECTORS})},
@@ -48,18 +25,21 @@ class Target:
 
     >>> Target.parse("cuda -arch=sm_80").arch
     'sm_80'
-    >>> Target.parse("interp -sanitize").options
-    frozenset({'sanitize'})
-    >>> Target.parse("cuda -roles -skew=off").choice("skew")
-    'off'
-
-    `options` holds flags, and choices as `name=value`.
+    >>> Target.parse("interp -sanitize").sanitize
+    True
+    >>> Target.parse("cuda -roles -skew=off").schedule.skew
+    False
     """
 
     kind: str
     arch: str = ""
-    options: frozenset[str] = frozenset()
-    features: frozenset[Feature] = field(default=frozenset())
+    features: frozenset[Feature] = frozenset()
+    sanitize: bool = False
+    nan: bool = False
+    diagnostic: bool = False
+    schedule: Schedule = Schedule()
+    numerics: Numerics = Numerics()
+    internal: Internal = Internal()
 
     @staticmethod
     def parse(text: str | Target) -> Target:
@@ -83,21 +63,21 @@ class Target:
             )
         known = ARCHITECTURES[kind]
         arch = DEFAULT if DEFAULT in known else ""
-        options = set()
+        chosen: dict[str, Any] = {}
         for flag in flags:
             name, _, value = flag.lstrip("-").partition("=")
             if name == "arch":
                 arch = value
-            elif name in OPTIONS and not value:
-                options.add(name)
-            elif (value or "on") in CHOICES.get(name, ()):
-                options.add(f"{name}={value or 'on'}")
+            elif name in CHECKS and not value:
+                chosen[name] = True
+            elif (value or "on") in WORDS.get(name, ()):
+                chosen[name] = value or "on"
             else:
-                known_flags = [f"-{o}" for o in OPTIONS]
-                known_flags += [f"-{name}={'|'.join(values)}" for name, values in CHOICES.items()]
+                public = (n for n, home in HOME.items() if home != "internal")
+                listed = [f"-{n}={'|'.join(WORDS[n])}" for n in public]
                 raise CompileError(
                     f"unknown option {flag!r} of target {text!r}",
-                    expected="one of -arch=…, " + ", ".join(known_flags),
+                    expected=", ".join(["one of -arch=…", *(f"-{c}" for c in CHECKS), *listed]),
                     fix="leave it out",
                     code="target",
                 )
@@ -110,7 +90,7 @@ class Target:
                 else "leave -arch out",
                 code="target",
             )
-        return Target(kind, arch, frozenset(options), known[arch])
+        return Target(kind, arch, known[arch]).choosing(**chosen)
 
     @property
     def chip(self) -> Chip:
@@ -120,19 +100,21 @@ class Target:
             raise CompileError(f"{self} has no multiprocessors")
         return found
 
-    def choice(self, name: str) -> str:
-        """What the schedule was told about `name`, one of `CHOICES`; `auto` where nothing was."""
-        values = CHOICES[name]
-        return next((v for v in values if f"{name}={v}" in self.options), "auto")
+    def choosing(self, **chosen: Any) -> Target:
+        """The same target with these checks, and fields of its schedule and numerics.
 
-    def choosing(self, name: str, value: str) -> Target:
-        """The same target with one choice made."""
-        if value not in CHOICES[name]:
-            raise CompileError(
-                f"{value!r} is no choice for {name!r}", expected=" or ".join(CHOICES[name])
-            )
-        others = {o for o in self.options if o.partition("=")[0] != name}
-        return replace(self, options=frozenset(others | {f"{name}={value}"}))
+        >>> str(Target.parse("cpu").choosing(deterministic=True))
+        'cpu -deterministic=on'
+        """
+        changed: dict[str, Any] = {n: bool(chosen.pop(n)) for n in CHECKS if n in chosen}
+        for home in dict.fromkeys(HOME[name] for name in chosen):
+            own = {name: value for name, value in chosen.items() if HOME[name] == home}
+            changed[home] = replace(getattr(self, home), **own)
+        return replace(self, **changed)
+
+    def told(self) -> dict[str, Any]:
+        """The fields that are not left to the compiler."""
+        return {n: v for home in RECORDS for n, v in getattr(self, home).told().items()}
 
     def without(self, *features: Feature) -> Target:
         """The same target with some features switched off."""
@@ -148,5 +130,7 @@ class Target:
         return replace(self, features=self.features & ARCHITECTURES[self.kind][arch])
 
     def __str__(self) -> str:
-        arch = f" -arch={self.arch}" if self.arch else ""
-        return self.kind + arch + "".join(f" -{o}" for o in sorted(self.options))
+        flags = [f"arch={self.arch}"] if self.arch else []
+        checks = [name for name in CHECKS if getattr(self, name)]
+        choices = [f"{name}={word(value)}" for name, value in self.told().items()]
+        return " -".join([self.kind, *flags, *sorted([*checks, *choices])])

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from tilewright.ir.analysis.inside import check_inside
 from tilewright.ir.op import Copy, Program, walk_ops
+from tilewright.ir.schedule import HOME
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage, verify
@@ -38,8 +39,8 @@ class InterpExecutable:
         from tilewright.ir.text import print_program
 
         self.program = program
-        self.sanitize = "sanitize" in target.options
-        self.nan = "nan" in target.options or env.SANITIZE_NAN.on()
+        self.sanitize = target.sanitize
+        self.nan = target.nan or env.SANITIZE_NAN.on()
         self.source = print_program(program)
         self.trace: list[tuple[str, Program]] = [("tile", program)]
         self.made: tuple[str, ...] = ()  # tensors that each call makes
@@ -91,29 +92,27 @@ BACKENDS: dict[str, Callable[[Program, Target], Executable]] = {
 }
 
 
-def resolve(
-    target: str | Target, *, diagnostic: bool = False, choices: Mapping[str, str] | None = None
-) -> Target:
+def resolve(target: str | Target, **chosen: Any) -> Target:
     """'auto' → what TILEWRIGHT_TARGET says, else the GPU if there is one, else the CPU.
     TILEWRIGHT_SANITIZE=1 sends everything to the checking interpreter, TILEWRIGHT_DIAGNOSTIC=1
     makes builds for CUDA diagnostic. 'cuda' without `-arch` is the GPU's own architecture, sm_90a
-    where there is none. `choices` are told to schedules (`ir.target.CHOICES`).
+    where there is none. `chosen`: `diagnostic`, and fields of the target's schedule and numerics.
 
     >>> tw.resolve("cuda").arch
     'sm_90a'
     """
     if env.SANITIZE.on():
-        return Target.parse("interp -sanitize")
-    if target == "auto":
+        target = "interp -sanitize"
+    elif target == "auto":
         target = env.TARGET() or _gpu() or "cpu"
     if isinstance(target, str) and target.split()[:1] == ["cuda"] and "-arch=" not in target:
         target = (_gpu() or "cuda") + target.strip().removeprefix("cuda")
     target = Target.parse(target)
-    if target.kind == "cuda" and (diagnostic or env.DIAGNOSTIC.on()):
-        target = replace(target, options=target.options | {"diagnostic"})
-    for name, value in (choices or {}).items():
-        target = target.choosing(name, value) if target.kind == "cuda" else target
-    return target
+    if target.kind != "cuda":
+        chosen = {name: value for name, value in chosen.items() if HOME.get(name) == "numerics"}
+    elif env.DIAGNOSTIC.on():
+        chosen["diagnostic"] = True
+    return target.choosing(**chosen) if chosen else target
 
 
 _COMPILED_FOR: ContextVar[str | Target] = ContextVar("compiled_for", default="auto")

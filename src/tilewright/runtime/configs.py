@@ -1,4 +1,5 @@
-"""`pass_configs`: our option names, and the spellings that ported kernels bring along."""
+"""`pass_configs`: fields of a target's schedule and numerics (`ir.schedule`) and `diagnostic`, and
+the spellings that ported kernels bring along."""
 
 from __future__ import annotations
 
@@ -7,47 +8,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-OPTIONS = {
-    "fast_math": "approximate division and functions",
-    "warp_specialize": "producer and consumer warps",
-    "bulk_copies": "copies by the bulk engine",
-    "deterministic": "refuse what may change bits between runs",
-    "diagnostic": "bound barrier waits on CUDA and report those that do not end",
-    "skew": "statements of several iterations of a pipelined loop side by side",
-    "turns": "warpgroups use the tensor core one after the other",
-    "consumers": "warpgroups share a tile, or have one each: cooperative, pingpong",
-    "boxes": "tiles of products are loaded and used in boxes along K",
-    "unswitch_guards": "guards of elements are asked once an iteration where that tells enough",
-    "persistent": "blocks that stay, and walk over the grid's tiles",
-    "block_order": "of the grid's tiles: plain, grouped, hilbert, longest",
-    "cluster": "blocks that share what they load: 1, 2, 4",
-    "stage_stores": "accumulators reach memory by way of shared memory",
-    "multibuffer": "tiles that threads fill for products have several slots",
-    "async_gathers": "nests that move rows from anywhere do so ahead, past the registers",
-    "inline_rows": "rows of numbers are loaded by the nests that need them",
-    "split_gemms": "products that leave too few registers are made in pieces",
-    "product_waits": "for products by warpgroups, at the latest: late, iteration, each",
-}
-# options that a target is told (`ir.target.CHOICES`)
-PINS = {
-    "warp_specialize": "roles",
-    "skew": "skew",
-    "turns": "turns",
-    "consumers": "consumers",
-    "boxes": "boxes",
-    "unswitch_guards": "hoist",
-    "persistent": "persistent",
-    "block_order": "order",
-    "cluster": "cluster",
-    "product_waits": "waits",
-    "stage_stores": "stage",
-    "multibuffer": "turning",
-    "async_gathers": "gathers",
-    "inline_rows": "inline",
-    "split_gemms": "pieces",
-    "fast_math": "fast_math",
-    "bulk_copies": "bulk",
-}
+from tilewright.ir.schedule import HOME
 
 
 class PassConfigKey(str, Enum):
@@ -93,45 +54,32 @@ class PassConfigKey(str, Enum):
     TIR_MERGE_STATIC_SMEM = "tirx.merge_static_smem"
 
 
-# spelling → (our option, whether its truth is turned round)
+# spelling → (our field, whether its truth is turned round)
 SPELLINGS: dict[str, tuple[str, bool]] = {
     PassConfigKey.TL_ENABLE_FAST_MATH.value: ("fast_math", False),
     PassConfigKey.TL_DISABLE_FAST_MATH.value: ("fast_math", True),
-    PassConfigKey.TL_DISABLE_WARP_SPECIALIZED.value: ("warp_specialize", True),
+    PassConfigKey.TL_DISABLE_WARP_SPECIALIZED.value: ("roles", True),
     PassConfigKey.TL_DISABLE_TMA_LOWER.value: ("bulk_copies", True),
 }
 _warned: set[str] = set()
 
 
 def options_from(configs: Mapping[Any, Any] | None) -> dict[str, Any]:
-    """Our options out of `pass_configs`; what has no meaning here gets one warning."""
+    """Fields out of `pass_configs`; what has no meaning here gets one warning."""
     options: dict[str, Any] = {}
     for key, value in (configs or {}).items():
         name = key.value if isinstance(key, Enum) else str(key)
-        if name in OPTIONS:
-            options[name] = value
-        elif name in SPELLINGS:
-            ours, turned = SPELLINGS[name]
-            options[ours] = not value if turned else value
+        if name in SPELLINGS:
+            name, turned = SPELLINGS[name]
+            value = not value if turned else value
+        if name in HOME or name == "diagnostic":
+            options |= {} if value is None else {name: value}
         elif name not in _warned:
             _warned.add(name)
+            known = ", ".join([n for n, home in HOME.items() if home != "internal"])
             warnings.warn(
                 f"pass_configs: {name!r} has no meaning in Tilewright and is ignored "
-                f"(known: {', '.join(OPTIONS)})",
+                f"(known: {known}, diagnostic)",
                 stacklevel=4,
             )
     return options
-
-
-def choices_from(options: Mapping[str, Any]) -> dict[str, str]:
-    """What `options` say about schedules, in a target's words.
-
-    >>> choices_from({"warp_specialize": False, "cluster": 2})
-    {'roles': 'off', 'cluster': '2'}
-    """
-    words = {True: "on", False: "off"}
-    return {
-        PINS[name]: words[value] if isinstance(value, bool) else str(value)
-        for name, value in options.items()
-        if name in PINS and value is not None
-    }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.ir.op import Program
+from tilewright.ir.schedule import Schedule
 from tilewright.ir.target import Target
 from tilewright.lang import DirectTrace, PrimFunc, is_direct
 from tilewright.runtime.backends import compiled_for, resolve
@@ -97,7 +98,6 @@ class Jit:
         out_idx: OutIdx = None,
         target: str | Target = "auto",
         pass_configs: Mapping[Any, Any] | None = None,
-        compile_flags: Sequence[str] | None = None,
         verbose: bool = False,
         debug_root_path: str | None = None,
     ) -> None:
@@ -107,7 +107,6 @@ class Jit:
         self.out_idx = out_idx if out_idx is None or isinstance(out_idx, int) else [*out_idx]
         self.target = target
         self.pass_configs = pass_configs if pass_configs is None else dict(pass_configs)
-        self.compile_flags = compile_flags
         self.verbose = verbose
         self.debug_root_path = debug_root_path
         self.direct = is_direct(fn)
@@ -118,8 +117,7 @@ class Jit:
             fn, self._compile_direct, lambda: _target_key(self.target), self.context
         )
         self._kernels: dict[Any, Any] = self._direct.kernels if self.direct else {}
-        self._others: dict[str | Target, Jit] = {}
-        self._configured: dict[Any, Jit] = {}
+        self._others: dict[Any, Jit] = {}
 
     def __repr__(self) -> str:
         kind = "kernel function" if self.direct else "kernel factory"
@@ -159,34 +157,32 @@ class Jit:
 
         >>> softmax.on("interp -sanitize")(64, 128)     # doctest: +SKIP
         """
-        if target == self.target:
-            return self
-        if target not in self._others:
-            self._others[target] = Jit(
-                self.fn,
-                out_idx=self.out_idx,
-                target=target,
-                pass_configs=self.pass_configs,
-                compile_flags=self.compile_flags,
-                verbose=self.verbose,
-                debug_root_path=self.debug_root_path,
-            )
-        return self._others[target]
+        return self if target == self.target else self._other(target, {})
+
+    def with_schedule(self, schedule: Schedule | None = None, **fields: Any) -> Jit:
+        """The same function with the fields of a schedule that are chosen.
+
+        >>> matmul.with_schedule(Schedule.load("fast.json"), stages=4)     # doctest: +SKIP
+        """
+        told = schedule.told() if schedule is not None else {}
+        return self.configured(Schedule(**{**told, **fields}).told())
 
     def configured(self, pass_configs: Mapping[Any, Any]) -> Jit:
         """The same function, compiled with these options besides its own."""
-        key = content_key(dict(pass_configs))
-        if key not in self._configured:
-            self._configured[key] = Jit(
+        return self._other(self.target, pass_configs)
+
+    def _other(self, target: str | Target, pass_configs: Mapping[Any, Any]) -> Jit:
+        key = target, content_key(dict(pass_configs))
+        if key not in self._others:
+            self._others[key] = Jit(
                 self.fn,
                 out_idx=self.out_idx,
-                target=self.target,
+                target=target,
                 pass_configs={**(self.pass_configs or {}), **pass_configs},
-                compile_flags=self.compile_flags,
                 verbose=self.verbose,
                 debug_root_path=self.debug_root_path,
             )
-        return self._configured[key]
+        return self._others[key]
 
     @entry
     def as_torch_op(
@@ -312,7 +308,6 @@ def jit(
             out_idx=out_idx,
             target=target,
             pass_configs=pass_configs,
-            compile_flags=compile_flags,
             verbose=verbose,
             debug_root_path=debug_root_path,
         )

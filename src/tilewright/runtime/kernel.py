@@ -13,7 +13,6 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import print_program, print_signature
 from tilewright.runtime.arrays import are_on_host
 from tilewright.runtime.backends import InterpExecutable, build, resolve
-from tilewright.runtime.configs import choices_from
 from tilewright.runtime.host_caller import Fixable, make_caller
 from tilewright.runtime.launch import Launcher
 from tilewright.support import env
@@ -62,13 +61,9 @@ class CompiledKernel:
     ) -> None:
         self.program = program
         self.options = dict(options or {})
-        if self.options.get("deterministic"):
+        self.target = resolve(target, **self.options)
+        if self.target.numerics.deterministic:
             check_deterministic(program)
-        self.target = resolve(
-            target,
-            diagnostic=bool(self.options.get("diagnostic")),
-            choices=choices_from(self.options),
-        )
         # nobody asked for a GPU: arrays in host memory are then the CPU's
         self.follows_arrays = target == "auto" and not env.TARGET()
         self._on_cpu: CompiledKernel | None = None

@@ -110,7 +110,7 @@ class Autotuned:
         is run."""
         looks = None if inputs is None else content_key([outline(v) for v in inputs])
         how = content_key((self.profile.supply_type, self.warmup, self.rep))
-        return (kernel.target, kernel.ir(), content_key(kernel.options), looks, how)
+        return (kernel.target, kernel.ir(), looks, how)
 
     def _search(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], asked: Any
@@ -266,7 +266,7 @@ def autotune(
     Each configuration is compiled, run and timed; the fastest kernel is returned, with what was
     chosen in `config`. One that does not compile is left out, and with `ref_prog=` one that
     differs from the reference. A configuration may have `pass_configs` besides arguments:
-    `{"block": 64, "pass_configs": {"warp_specialize": False}}`.
+    `{"block": 64, "pass_configs": {"roles": False}}`.
 
     >>> @tw.autotune(configs=[{"block": 64}, {"block": 128}], warmup=1, rep=1)
     ... @tw.jit

@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.ir.chips import CHIPS
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
-from tilewright.passes.pipeline import Trace
+from tilewright.passes.run import Trace
 from tilewright.runtime.kernel import CompiledKernel
 from tilewright.support.errors import CompileError, TilewrightError
 
@@ -123,7 +123,8 @@ def against(
 def lowered(program: Program, target: str) -> Trace:
     """A program on its way to the thread code of one of `THREADS`, or of a target that was
     drawn."""
-    from tilewright.targets.cuda.backend import ROOMY, lower
+    from tilewright.targets.cuda.backend import lower
+    from tilewright.targets.cuda.remedies import SHARED
 
     if target in THREADS:
         return lower(program, THREADS[target])
@@ -136,8 +137,8 @@ def lowered(program: Program, target: str) -> Trace:
             return lower(program, asked)
         except CompileError as error:
             plain = asked
-            for name, less in ROOMY:
-                plain = plain.choosing(name, less) if plain.choice(name) == "auto" else plain
+            for remedy in SHARED.remedies:
+                plain = remedy.on(plain) or plain
             with suppress(CompileError):
                 lower(program, plain)
                 raise AssertionError(f"refused, and yet it compiles: {error.message}") from error
@@ -155,7 +156,7 @@ def _thread_code(
     """The thread code of the CUDA road, run by the interpreter: no GPU, and races show. With
     choices of its own (`drawn`) the schedule, too, under two interleavings, on a small chip."""
     from tilewright import machine
-    from tilewright.targets.cuda.backend import SCHEDULE
+    from tilewright.passes.cuda_passes import SCHEDULE
 
     trace = lowered(program, target)
     forms: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []

@@ -16,7 +16,6 @@ from tilewright.ir.op import Body, For, Kernel, Let, Op, Program, marked, walk_o
 from tilewright.ir.rewrite import fresh_name, map_kernels, program_names, rebuild, substitute_vars
 from tilewright.ir.scope import after, entry, inside
 from tilewright.ir.target import Target
-from tilewright.passes.pipeline import Pass
 
 
 def count_loops(program: Program, target: Target) -> Program:
@@ -67,11 +66,3 @@ def _counted(op: For, names: set[str]) -> Body:
     zero, one = const(0, kind), const(1, kind)
     loop = dataclasses.replace(op, var=at, start=zero, stop=count, step=one, body=body)
     return Let(count, trips, loc=op.loc), loop
-
-
-COUNT = Pass(
-    "count_loops",
-    count_loops,
-    "first: whatever looks at a loop takes its step to be positive",
-    whole_program=True,
-)

@@ -56,7 +56,7 @@ MOST = 4  # loads of a number
 
 def inline_rows(program: Program, target: Target) -> Program:
     """Every kernel of `program` without tiles that only carry rows of numbers to nests."""
-    if target.choice("inline") == "off":
+    if target.internal.inline_rows is False:
         return program
     names = program_names(program)
 

@@ -98,7 +98,7 @@ Path = tuple[int | str, ...]  # where an op stands: its place in a body, the bod
 
 def unswitch_guards(program: Program, target: Target) -> Program:
     """`program` whose nests in loops ask for their guards only in iterations that need them."""
-    if target.choice("hoist") == "off":
+    if target.internal.unswitch_guards is False:
         return program
     names = program_names(program)
 

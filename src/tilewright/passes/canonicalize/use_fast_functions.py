@@ -16,8 +16,8 @@ from tilewright.ir.target import Target
 
 
 def use_fast_functions(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` with the fast forms of what it computes in float32, if `target` was told so."""
-    if target.choice("fast_math") != "on":
+    """`kernel` with the fast forms of what it computes in float32, if `target` allows it."""
+    if not target.numerics.fast_math:
         return kernel
 
     def node(e: Expr) -> Expr | None:

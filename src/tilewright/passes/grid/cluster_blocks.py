@@ -51,12 +51,12 @@ KIND = "cluster"
 def cluster_blocks(program: Program, target: Target) -> Program:
     """`program` with the clusters that `target` asks for."""
     names = program_names(program)
-    told = target.choice("cluster")
+    told = target.schedule.cluster
 
     def one(kernel: Kernel) -> Kernel:
-        if told in ("auto", "1"):
+        if told == "auto" or told == 1:
             return kernel
-        found = _axis(kernel, int(told), target, program.dims)
+        found = _axis(kernel, told, target, program.dims)
         if isinstance(found, str):
             because(kernel.name, ABOUT, f"none: {found}")
             return kernel
@@ -66,7 +66,7 @@ def cluster_blocks(program: Program, target: Target) -> Program:
             ABOUT,
             f"{told} blocks along {kernel.blocks[axis].name} share what they load of {shared}",
         )
-        return _clustered(kernel, axis, int(told), names)
+        return _clustered(kernel, axis, told, names)
 
     return map_kernels(program, one)
 
@@ -80,9 +80,9 @@ def _axis(kernel: Kernel, count: int, target: Target, dims: Iterable[Dim]) -> tu
     if placed := next(filter(None, map(why_placed, walk_ops(kernel))), None):
         return placed
     against = why_not(kernel)
-    if against is None and target.choice("roles") == "auto":
+    if against is None and target.schedule.roles == "auto":
         against = why_not_worth(kernel)
-    if target.choice("roles") == "off" or against is not None:
+    if target.schedule.roles is False or against is not None:
         return f"no producer loads: {against or 'switched off'}"
     bytes_of: dict[int, dict[str, int]] = {axis: {} for axis in range(len(kernel.grid))}
     for op, ranges in scope.walk_ranges(kernel, dims):

@@ -82,7 +82,7 @@ def _chosen(
     work: _Orders, hint: Hint | None, dims: Iterable[Dim], target: Target
 ) -> tuple[list[Op] | None, str]:
     """What computes the kernel's indices, None where blocks stay in order; and why."""
-    kernel, choice = work.kernel, target.choice("order")
+    kernel, choice = work.kernel, target.schedule.order
     size, way = (int(hint.detail[0]), str(hint.detail[1])) if hint else (PANEL, "row")
     rows = "rows" if way == "row" else "columns"
     said = f"panels of {size} {rows}"

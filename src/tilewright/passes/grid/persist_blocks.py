@@ -88,8 +88,8 @@ def worth_it(kernel: Kernel, target: Target) -> tuple[bool, str]:
 
     Blocks that stay let a producer load the next tile while this one's result leaves: on an H200
     3 % of attention, 1 to 2 % of GEMM."""
-    choice, shares = target.choice("persistent"), ""
-    against = "as asked for" if choice == "off" else None
+    choice, shares = target.schedule.persistent, ""
+    against = "as asked for" if choice is False else None
     if choice == "auto":
         against = _no_producer(kernel, target)
         if against is None and most_work(kernel) != EVEN:
@@ -102,14 +102,14 @@ def worth_it(kernel: Kernel, target: Target) -> tuple[bool, str]:
     together = cluster_size(kernel)
     each = max(1, blocks * together // target.chip.multiprocessors)
     on = f"{target.chip.multiprocessors} multiprocessors"
-    why = ", as asked for" if choice == "on" else ""
+    why = ", as asked for" if choice is True else ""
     return True, f"{blocks * together} blocks that stay{why}: {each} on each of {on}{shares}"
 
 
 def _no_producer(kernel: Kernel, target: Target) -> str | None:
-    if target.choice("roles") == "off" or Feature.BULK_COPY not in target.features:
+    if target.schedule.roles is False or Feature.BULK_COPY not in target.features:
         return "no producer loads for the next one"
-    return (why_not_worth(kernel) or no_roles(kernel)) if target.choice("roles") == "auto" else None
+    return (why_not_worth(kernel) or no_roles(kernel)) if target.schedule.roles == "auto" else None
 
 
 def _shared_out(kernel: Kernel, target: Target) -> tuple[str | None, str]:

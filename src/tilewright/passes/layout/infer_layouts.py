@@ -496,7 +496,7 @@ def _wish(problem: Problem, key: Key) -> Wish:
     vectors: list[int] = []
     size, uses = 4, 0
     reduced: dict[int, int] = {}
-    anywhere = problem.target.choice("rows") == "any"
+    anywhere = problem.target.internal.rows == "any"
     if isinstance(key, str):
         buffer = problem.fragments[key]
         nests: list[Nest] = []

@@ -62,7 +62,7 @@ MOST = 4  # pieces
 
 def split_gemms(program: Program, target: Target) -> Program:
     """Every kernel of `program` with products in pieces where registers would not do."""
-    if target.choice("pieces") == "off":
+    if target.internal.split_gemms is False:
         return program
     names = program_names(program)
 
@@ -73,7 +73,7 @@ def split_gemms(program: Program, target: Target) -> Program:
             if loop.kind != "pipelined" or loop.order is not None or leaves_early(loop.body):
                 continue
             for at, op in enumerate(loop.body):
-                cut = _cut(kernel, loop, at, target.choice("pieces") == "on")
+                cut = _cut(kernel, loop, at, target.internal.split_gemms is True)
                 if cut is not None:
                     assert isinstance(op, Gemm)
                     size = op.c.static_tile[cut.dim]

@@ -519,7 +519,7 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Targe
     linear = linear_thread(kernel)
     whole = Instance(prod(kernel.threads), linear, linear // WARP)
     low = Lowering(kernel, RULES, names, scope.entry(kernel, program.dims), whole)
-    low.anywhere = target.choice("rows") == "any"
+    low.anywhere = target.internal.rows == "any"
     low.reaches_peers = Feature.MULTICAST in target.features
     low.warp = low.var("warp")
     low.differs = per_thread(kernel)

@@ -43,6 +43,8 @@ def choose_stages(kernel: Kernel, target: Target) -> Kernel:
     for loop in [op for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "pipelined"]:
         work = _work(kernel, loop)
         choose = _stages if loop.stages == UNSAID else _deeper
+        if isinstance(target.schedule.stages, int) and loop.order is None:
+            choose = _told
         stages, why = choose(kernel, loop, work, target)
         if why:
             because(kernel.name, loop, why)
@@ -100,6 +102,11 @@ def _work(kernel: Kernel, loop: For) -> Work:
     return Work(frozenset(b for b in tiles if b.is_static), busy)
 
 
+def _told(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int, str]:
+    stages = int(target.schedule.stages)
+    return (stages, f"{stages} stages, as asked for") if work.slot else (max(loop.stages, 0), "")
+
+
 def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int, str]:
     """As many as are worth it, and why."""
     if not work.slot:
@@ -112,7 +119,7 @@ def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
         room -= STAGED * dealt_to(kernel)
     fits = max(room // work.slot, 1)
     wanted = min(max(work.hiding(BYTES_PER_CYCLE), 2), MOST)
-    if target.choice("depth") in ("least", "fewest"):
+    if target.schedule.stages in ("least", "fewest"):
         fits = min(fits, 2)
     stages = min(wanted, fits)
     load = work.load(BYTES_PER_CYCLE)
@@ -125,7 +132,7 @@ def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
 def _deeper(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int, str]:
     """As many as the text says, or as hide a load where those cannot even if all of it comes from
     the L2 cache; and why."""
-    if target.choice("depth") == "fewest" and loop.order is None and work.slot:
+    if target.schedule.stages == "fewest" and loop.order is None and work.slot:
         return _fewer(kernel, loop, target)
     said, rate = loop.stages, target.chip.l2_bytes
     fits, _ = _stages(kernel, loop, work, target)
@@ -134,7 +141,7 @@ def _deeper(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
     if said < 1 or loop.order is not None or not work.slot or not _fed(kernel, loop, target):
         return kept
     busy = max(work.busy, work.slot / rate)
-    if replace(work, busy=busy).hiding(rate) <= said or target.choice("depth") in ("text", "least"):
+    if replace(work, busy=busy).hiding(rate) <= said or target.schedule.stages in ("text", "least"):
         return kept
     most = min(work.hiding(BYTES_PER_CYCLE), MOST)
     trips = simplify(loop.stop - loop.start)
@@ -162,7 +169,7 @@ def _fewer(kernel: Kernel, loop: For, target: Target) -> tuple[int, str]:
 def _fed(kernel: Kernel, loop: For, target: Target) -> bool:
     """Whether a producer will fill the loop's rings for products of warpgroups: its block is alone
     on its multiprocessor."""
-    if target.choice("roles") == "off" or Feature.BULK_COPY not in target.features:
+    if target.schedule.roles is False or Feature.BULK_COPY not in target.features:
         return False
     if why_not(kernel) is not None or why_not_worth(kernel) is not None:
         return False

@@ -77,6 +77,7 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.rewrite import rebuild
+from tilewright.ir.schedule import Switch
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.roles import CONSUMER, GROUP, PRODUCER, WARP
 from tilewright.passes.overlap.unit_times import cycles
@@ -86,7 +87,7 @@ from tilewright.passes.reasons import because
 def order_warpgroups(kernel: Kernel, target: Target) -> Kernel:
     """Derived consumers of several warpgroups: sections around their products."""
     body = tuple(
-        _consumer(op, kernel, target.choice("turns")) if _is_derived(op, kernel) else op
+        _consumer(op, kernel, target.schedule.order_warpgroups) if _is_derived(op, kernel) else op
         for op in kernel.body
     )
     return rebuild(kernel, body=body)
@@ -103,18 +104,18 @@ def _is_derived(op: Op, kernel: Kernel) -> bool:
     )  # fmt: skip
 
 
-def _consumer(role: Op, kernel: Kernel, choice: str) -> Op:
+def _consumer(role: Op, kernel: Kernel, choice: Switch) -> Op:
     assert isinstance(role, Role)
-    work = _Sections(per_thread(kernel), role.warps * WARP, choice == "on")
+    work = _Sections(per_thread(kernel), role.warps * WARP, choice is True)
     against = _against(role, choice)
     body = role.body if against else work.body(role.body)
     because(kernel.name, f"turns of {role.name}", against or "; ".join(work.said) or "no products")
     return rebuild(role, body=body)
 
 
-def _against(role: Role, choice: str) -> str:
+def _against(role: Role, choice: Switch) -> str:
     """What keeps a role from having turns at all."""
-    if choice == "off":
+    if choice is False:
         return "none: switched off"
     if role.warps // GROUP < 2:
         return "none: one warpgroup has nobody to take turns with"

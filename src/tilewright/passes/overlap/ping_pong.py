@@ -107,8 +107,8 @@ class NotDealt(Exception):
 
 def choose_ping_pong(kernel: Kernel, target: Target) -> Kernel:
     """A kernel whose tiles are to be dealt out, as one of a single warpgroup."""
-    told = target.choice("consumers")
-    if told == "cooperative" or not any(isinstance(op, Gemm) for op in walk_ops(kernel)):
+    told = target.schedule.ping_pong
+    if told is False or not any(isinstance(op, Gemm) for op in walk_ops(kernel)):
         return kernel
     count = max(2, prod(kernel.threads) // (WARP * GROUP))
     hint = Hint(DEALT, detail=(str(count),), loc=kernel.loc)

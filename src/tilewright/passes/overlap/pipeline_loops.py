@@ -132,12 +132,12 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
     body = number_gemms(kernel.body)
     numbered = rebuild(kernel, body=body)
     work, producer = _Pipeliner(numbered, program, target, names), tuple[Role, ...]()
-    told = target.choice("roles")
+    told = target.schedule.roles
     # a producer asks for guards itself
-    asked = rebuild(kernel, body=loops_of_guards(body, names)) if told != "off" else numbered
+    asked = rebuild(kernel, body=loops_of_guards(body, names)) if told is not False else numbered
     ahead = work if asked.body == body else _Pipeliner(asked, program, target, names)
-    if told != "off" and any(plan.fills for plan in ahead.plans.values()):
-        against = ahead.why_whole() or (None if told == "on" else why_not_worth(asked))
+    if told is not False and any(plan.fills for plan in ahead.plans.values()):
+        against = ahead.why_whole() or (None if told is True else why_not_worth(asked))
         if against is None:
             apart = _Pipeliner(asked, program, target, names, apart=True)
             try:
@@ -331,7 +331,7 @@ class _Pipeliner:
         others |= {name for plan in self.plans.values() for name in plan.fills}
         room = self.target.chip.shared - ROOM - planned_bytes(self.kernel)
         for key, plan in self.plans.items():
-            if plan.skew is not None or self.target.choice("turning") == "off":
+            if plan.skew is not None or self.target.internal.multibuffer is False:
                 continue
             for tile in find_turning(self.kernel, plan.loop, others, room):
                 together = (frozenset({key}), tile.slots)
@@ -371,7 +371,7 @@ class _Pipeliner:
         work = Sections(plan.skew, loop, parts, self.names)
         if plan.skew and plan.skew.copies:
             work.copies = copies_of(plan.skew.copies, self.kernel, self.names)
-            work.settled = self.target.choice("waits") != "late"
+            work.settled = self.target.schedule.waits != "late"
             found += [Alloc(twin, loc=loop.loc) for twin in work.copies.tiles.values()]
         for ring, tile in turning:
             work.rings.append(ring)
@@ -441,12 +441,12 @@ class _Pipeliner:
 
     def skew_loops(self) -> None:
         """Statements run late where that makes units wait less."""
-        told = self.target.choice("skew")
+        told = self.target.schedule.skew
         for plan in self.plans.values():
-            if not plan.fills or told == "off" or plan.loop.kind != "pipelined":
+            if not plan.fills or told is False or plan.loop.kind != "pipelined":
                 continue
             fills = list(plan.fills.values())
-            found = find_skew(self.kernel, plan.loop, fills, asked=told == "on")
+            found = find_skew(self.kernel, plan.loop, fills, asked=told is True)
             inner = [op for op in walk_ops(plan.loop.body) if id(op) in self.plans]
             if any(self.plans[id(op)].fills for op in inner):
                 # it is filled whole before what the next iteration waits for
@@ -536,7 +536,7 @@ class _Pipeliner:
         if ring.stages == 1 and not work.skewed:
             return Place(last), final, 0
         # where nothing stays open across iterations, slots are free at their end
-        ended = self.apart and self.target.choice("waits") in ("iteration", "each")
+        ended = self.apart and self.target.schedule.waits in ("iteration", "each")
         if work.skewed or ended:
             return Place(order[-1]), final, 0
         begun: list[NumberedGemm] = [latest]

@@ -177,7 +177,7 @@ class Ahead:
         found, tile = gather_of(nest), filled_by(nest)
         assert found is not None
         value = found.store.value
-        if self.target.choice("gathers") == "off":
+        if self.target.internal.async_gathers is False:
             return 0, "as asked for"
         if Feature.CP_ASYNC not in self.target.features:
             return 0, f"{self.target.arch} has none"

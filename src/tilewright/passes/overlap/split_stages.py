@@ -52,14 +52,14 @@ FEW = 3  # slots
 def split_stages(program: Program, target: Target) -> Program:
     """`program` with the tiles of products in boxes, where that is worth it or asked for."""
     names = program_names(program)
-    told = target.choice("boxes")
-    if told == "off" or Feature.BULK_COPY not in target.features:
+    told = target.schedule.split_stages
+    if told is False or Feature.BULK_COPY not in target.features:
         return program
 
     def one(kernel: Kernel) -> Kernel:
         if is_placed(kernel) or (told == "auto" and _alike(kernel, target)):
             return kernel
-        found = _Boxes(kernel, names, told == "on")
+        found = _Boxes(kernel, names, told is True)
         return rebuild(kernel, body=map_body(kernel.body, found.rule)) if found.tiles else kernel
 
     return map_kernels(program, one)
@@ -67,8 +67,8 @@ def split_stages(program: Program, target: Target) -> Program:
 
 def _alike(kernel: Kernel, target: Target) -> bool:
     """Whether all threads will fill the rings: what they gain they lose by waiting more often."""
-    told = target.choice("roles")
-    return told == "off" or (told == "auto" and why_not_worth(kernel) is not None)
+    told = target.schedule.roles
+    return told is False or (told == "auto" and why_not_worth(kernel) is not None)
 
 
 class _Boxes:

@@ -69,10 +69,12 @@ class Staging:
 def stage_stores(program: Program, target: Target) -> Program:
     """`program` with staging tiles in front of the stores of accumulators, where there is room:
     for the whole tile, or for pieces of its columns that take turns in two, or one."""
+    if target.schedule.stage_stores is False:
+        return program
     names = program_names(program)
 
     def one(kernel: Kernel) -> Kernel:
-        if any(isinstance(op, Role) for op in walk_ops(kernel)) or target.choice("stage") == "off":
+        if any(isinstance(op, Role) for op in walk_ops(kernel)):
             return kernel
         ranges = {id(op): r for op, r in scope.walk_ranges(kernel, program.dims)}
         spread = _by_matrix(kernel)

@@ -62,7 +62,7 @@ def insert_syncs(kernel: Kernel, target: Target, single: Collection[str] = ()) -
         return is_async_fill(op) or not turning.isdisjoint(written_in((op,)))
 
     body = number_gemms(kernel.body)
-    body = settle_matrix_groups(body, fills_slots, target.choice("waits"))
+    body = settle_matrix_groups(body, fills_slots, target.schedule.waits)
     kernel = settle_stores(rebuild(kernel, body=unnumber(body)))
     return mended(kernel)
 

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from tilewright.ir.op import Intrinsic, Program, is_foreign, walk_ops
 from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.absorb_loops import absorb_loops
-from tilewright.passes.canonicalize.count_loops import COUNT
-from tilewright.passes.canonicalize.expand_copies import expand_copies
-from tilewright.passes.canonicalize.forward_copies import forward_copies
-from tilewright.passes.canonicalize.fuse_maps import fuse_maps
-from tilewright.passes.canonicalize.label_prints import LABEL
-from tilewright.passes.canonicalize.simplify_indices import simplify_indices
-from tilewright.passes.lower.split_at_barriers import split_at_barriers
-from tilewright.passes.pipeline import Pass, Trace, run_pipeline
+from tilewright.passes.cpu_passes import PIPELINE
+from tilewright.passes.run import Trace, run_pipeline
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.code import Code
 from tilewright.targets.cpu.emit import emit_module
@@ -20,38 +13,7 @@ from tilewright.targets.cpu.host import LLVM_LOCK, host, object_file, optimize
 from tilewright.targets.cpu.kernel import CpuKernel, compile_program
 from tilewright.targets.cpu.llvm_text import symbol
 
-__all__ = ["PIPELINE", "CpuKernel", "compile_program", "generate", "lower"]
-
-PIPELINE = (
-    COUNT,
-    Pass(
-        "forward_copies",
-        forward_copies,
-        "while copies are still statements: products then read tensors in place",
-        whole_program=True,
-    ),
-    LABEL,
-    Pass(
-        "expand_copies",
-        expand_copies,
-        "copies become nests, which everything below understands",
-        whole_program=True,
-    ),
-    Pass(
-        "split_at_barriers",
-        split_at_barriers,
-        "threads become nests too, so that what follows sees all there are",
-        whole_program=True,
-    ),
-    Pass(
-        "simplify_indices",
-        simplify_indices,
-        "on the indices the nests will really have",
-        whole_program=True,
-    ),
-    Pass("absorb_loops", absorb_loops, "before fusing, which compares boxes"),
-    Pass("fuse_maps", fuse_maps, "last: what is written and read at one point stays in registers"),
-)
+__all__ = ["CpuKernel", "compile_program", "generate", "lower"]
 
 
 def lower(program: Program, target: Target) -> Trace:

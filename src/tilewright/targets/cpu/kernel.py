@@ -25,7 +25,7 @@ from tilewright.targets.cpu.threads import arena, run_blocks
 from tilewright.targets.entries import Kept
 
 if TYPE_CHECKING:
-    from tilewright.passes.pipeline import Trace
+    from tilewright.passes.run import Trace
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _COUNT = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)

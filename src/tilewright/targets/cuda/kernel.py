@@ -36,7 +36,7 @@ from tilewright.targets.cuda.record import Record
 from tilewright.targets.entries import Kept
 
 if TYPE_CHECKING:
-    from tilewright.passes.pipeline import Trace
+    from tilewright.passes.run import Trace
     from tilewright.targets.cuda.emit import KernelSource
 
 
@@ -56,7 +56,6 @@ class CudaKernel:
         program: Program,
         target: Target,
         *,
-        diagnostic: bool = False,
         found: tuple[Record, CompiledCuda, str] | None = None,
     ) -> None:
         started = perf_counter()
@@ -67,7 +66,7 @@ class CudaKernel:
         if found is None:
             from tilewright.targets.cuda.backend import build
 
-            built = build(program, target, diagnostic=diagnostic)
+            built = build(program, target)
             self.trace = built.trace
             found = built.record(program), built.compiled, built.emitted.text
             sites = built.emitted.sites
@@ -81,7 +80,7 @@ class CudaKernel:
             "resources": self.resources,
             "arch": target.arch,
         }
-        if diagnostic:
+        if target.diagnostic:
             from tilewright.targets.cuda.diagnose import DiagnosticModule
 
             self.module: CudaModule = DiagnosticModule(
@@ -209,9 +208,9 @@ class Uncompiled:
 def compile_program(program: Program, target: Target) -> CudaKernel | Uncompiled:
     """Machine code for an NVIDIA GPU, from the cache where it is there: two forms of it where sizes
     known at launch decide whether rows are aligned, made side by side."""
-    if target.choice(ROWS) != "auto":
+    if target.internal.rows == "any":
         return _compile_form(program, target)
-    started, any_rows = perf_counter(), target.choosing(ROWS, "any")
+    started, any_rows = perf_counter(), target.choosing(rows="any")
     rows = aligned_rows(program)
     if rows is None:
         only = _compile_form(program, target)
@@ -242,8 +241,9 @@ def _both(
 
 
 def _compile_form(program: Program, target: Target) -> CudaKernel | Uncompiled:
-    if "diagnostic" in target.options or env.DIAGNOSTIC.on():
-        return CudaKernel(program, target, diagnostic=True)  # its sites are ops of the program
+    if target.diagnostic or env.DIAGNOSTIC.on():
+        # its sites are ops of the program
+        return CudaKernel(program, target.choosing(diagnostic=True))
     started = perf_counter()
     kept = Kept(program, target, {"nvrtc": nvrtc.installed()}, lines=True)
     found = _load(kept)

@@ -1,11 +1,7 @@
 """Running passes: one after another, each result verified, dumped on request, and kept.
 
-A backend lists its passes in order; a pass is a plain function with a reason for its place:
-
-    PIPELINE = (
-        Pass("infer_layouts", infer_layouts, "everything below asks for layouts", Stage.LAID_OUT),
-        …
-    )
+The lists are in `cuda_passes` and `cpu_passes`; a pass is a plain function with a reason for its
+place.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,27 +26,26 @@ from tilewright.support.errors import Cost, Loc, TilewrightError, VerifyError, a
 
 @dataclass(frozen=True)
 class Pass:
-    """One step: `run(kernel, target) -> kernel`, or over the program when `whole_program`.
+    """One step: `run(kernel, target) -> kernel`, or `run(program, target) -> program`.
 
     `reason` says why it stands where it does; `stage` is what its result is verified as.
     """
 
-    name: str
     run: Callable[[Any, Target], Any]
     reason: str
     stage: Stage = Stage.TILE
-    whole_program: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
 
     def __call__(self, program: Program, target: Target) -> Program:
-        if self.whole_program:
-            with at(program.loc):
-                result: Program = self.run(program, target)
-            return result
-        return map_kernels(program, lambda kernel: self._of_kernel(kernel, target))
+        def run(given: Program | Kernel) -> Any:
+            with at(given.loc):
+                return self.run(given, target)
 
-    def _of_kernel(self, kernel: Kernel, target: Target) -> Kernel:
-        with at(kernel.loc):
-            result: Kernel = self.run(kernel, target)
+        whole = next(iter(signature(self.run).parameters)) == "program"
+        result: Program = run(program) if whole else map_kernels(program, run)
         return result
 
 

@@ -1,0 +1,24 @@
+"""The passes of the CPU target, in order, each with the reason for its place."""
+
+from __future__ import annotations
+
+from tilewright.passes.canonicalize.absorb_loops import absorb_loops
+from tilewright.passes.canonicalize.count_loops import count_loops
+from tilewright.passes.canonicalize.expand_copies import expand_copies
+from tilewright.passes.canonicalize.forward_copies import forward_copies
+from tilewright.passes.canonicalize.fuse_maps import fuse_maps
+from tilewright.passes.canonicalize.label_prints import label_prints
+from tilewright.passes.canonicalize.simplify_indices import simplify_indices
+from tilewright.passes.lower.split_at_barriers import split_at_barriers
+from tilewright.passes.run import Pass
+
+PIPELINE = (
+    Pass(count_loops, "first: everything that follows takes steps to be positive"),
+    Pass(forward_copies, "while copies are statements: gemms then read tensors in place"),
+    Pass(label_prints, "while indices are the author's, and buffers have their names"),
+    Pass(expand_copies, "copies become maps, which everything below understands"),
+    Pass(split_at_barriers, "threads become maps too: what follows sees all there are"),
+    Pass(simplify_indices, "on the indices that maps will really have"),
+    Pass(absorb_loops, "before fusing, which compares boxes"),
+    Pass(fuse_maps, "last: what is written and read at one point stays in registers"),
+)
