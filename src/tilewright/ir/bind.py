@@ -4,8 +4,8 @@ and what it reads and writes."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tilewright.ir.analysis import bounds
 from tilewright.ir.buffer import Buffer
@@ -81,13 +81,7 @@ def bind_sizes(
 
     for tensor in program.tensors:
         got = shapes[tensor.name]
-        if len(got) != tensor.rank:
-            raise LaunchError(
-                f"{tensor.name} must have {tensor.rank} dimensions",
-                expected=describe(tensor.shape),
-                got=str(tuple(got)),
-                fix=f"reshape it to {describe(tensor.shape)}",
-            )
+        _check_rank(tensor, got)
         for axis, (size, value) in enumerate(zip(tensor.shape, got, strict=True)):
             meet(size, value, f"dimension {axis} of {tensor.name}")
     # the stride of a dimension of one element is arbitrary: it binds what nothing else does
@@ -132,6 +126,93 @@ def bind_sizes(
                 fix=f"pad the arrays, or loosen the contract in T.dynamic({var.name!r}, …)",
             )
     return {var: value for var, (value, _) in found.items()}
+
+
+def shape_of(tensor: Buffer, sizes: Mapping[Var, int]) -> tuple[int, ...]:
+    return tuple(static_value(size, sizes) for size in tensor.shape)
+
+
+def _check_rank(tensor: Buffer, shape: tuple[int, ...]) -> None:
+    if len(shape) != tensor.rank:
+        raise LaunchError(
+            f"{tensor.name} must have {tensor.rank} dimensions",
+            expected=describe(tensor.shape),
+            got=str(tuple(shape)),
+            fix=f"reshape it to {describe(tensor.shape)}",
+        )
+
+
+def check_shape(
+    tensor: Buffer,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    contiguous: bool,
+    sizes: Mapping[Var, int],
+) -> None:
+    """Refuse an array whose shape, or strides in elements, are not what `tensor` declares."""
+    _check_rank(tensor, shape)
+    want = shape_of(tensor, sizes)
+    for axis, (a, b) in enumerate(zip(shape, want, strict=True)):
+        if a != b:
+            known = all(isinstance(s, Const) for s in tensor.shape)
+            raise LaunchError(
+                f"{tensor.name} has the wrong size in dimension {axis}",
+                expected=str(want) if known else f"{want}, declared as {describe(tensor.shape)}",
+                got=str(shape),
+                fix="pass an array of that shape, or compile the kernel for this one",
+            )
+    if tensor.strides is None and not contiguous:
+        raise LaunchError(
+            f"{tensor.name} must be contiguous (row-major)",
+            expected=f"the elements of {describe(tensor.shape)} one after another",
+            got=f"strides of {strides} elements",
+            fix="pass np.ascontiguousarray(x) / x.contiguous(), or declare T.StridedTensor",
+        )
+    steps = tuple(static_value(size, sizes) for size in tensor.strides or ())
+    for axis, (step, stride) in enumerate(zip(steps, strides, strict=False)):
+        if step != stride and want[axis] > 1:
+            raise LaunchError(
+                f"{tensor.name} has the wrong stride in dimension {axis}",
+                expected=f"{steps} elements",
+                got=f"{strides} elements",
+                fix="pass an array with these strides, or declare others",
+            )
+
+
+class Memory(NamedTuple):
+    """What an array covers: its strides, of which `itemsize` are an element, the first byte,
+    and the byte after the last."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    span: tuple[int, int]
+
+
+def check_apart(
+    written: Collection[str], given: Mapping[str, Memory], share: Callable[[str, str], bool]
+) -> None:
+    """Refuse written arrays that overlap themselves, or others; `share` says whether two do whose
+    spans meet."""
+    for name in given.keys() & set(written):
+        shape, strides, itemsize, (low, high) = given[name]
+        if meets_itself(shape, strides):
+            raise LaunchError(
+                f"{name} is written, and several of its indices are one place in memory",
+                expected="a place of its own for each element",
+                got=f"strides of {tuple(s // itemsize for s in strides)} elements for a shape of "
+                f"{shape}",
+                fix=f"pass a copy of {name}, which has all its elements",
+            )
+        for other, memory in given.items():
+            start, stop = memory.span
+            if other != name and start < high and low < stop and share(name, other):
+                raise LaunchError(
+                    f"{name} is written and overlaps {other}",
+                    expected="a written parameter that shares no memory with another",
+                    got=f"{name} at {low:#x} … {high:#x}, {other} at {start:#x} … {stop:#x}",
+                    fix=f"pass a copy of {other}, or write to a new array",
+                )
 
 
 def solve(size: Expr, known: Mapping[Var, int]) -> tuple[Var, int, int] | None:
@@ -236,6 +317,8 @@ def _meet(axes: Sequence[tuple[int, int]]) -> bool:
 
 def static_value(expr: Expr, values: Mapping[Var, int]) -> int:
     """`expr` as an integer once `values` are put in."""
+    if isinstance(expr, Const):
+        return int(expr.value)
 
     def rule(node: Expr) -> Expr | None:
         if isinstance(node, Var) and node in values:

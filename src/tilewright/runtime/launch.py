@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.bind import (
+    Memory,
     array_sizes,
+    check_apart,
+    check_shape,
     describe,
     given_part,
     in_order,
-    meets_itself,
-    static_value,
+    shape_of,
     unused_params,
     written_params,
 )
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Const, Expr, Var
+from tilewright.ir.expr import Var
 from tilewright.ir.op import Program
 from tilewright.runtime.arrays import (
     Array,
@@ -102,16 +104,22 @@ class Launcher:
         outputs = []
         for tensor in self.program.tensors:
             if tensor.name in absent:
-                arrays[tensor.name] = np.zeros(_shape(tensor, sizes), tensor.dtype.numpy)
+                arrays[tensor.name] = np.zeros(shape_of(tensor, sizes), tensor.dtype.numpy)
         for i in self.outputs:
             param = self.params[i]
             assert isinstance(param, Buffer)
-            outputs.append(empty_like_library(library, _shape(param, sizes), param.dtype))
+            outputs.append(empty_like_library(library, shape_of(param, sizes), param.dtype))
             memory[param.name] = as_numpy(outputs[-1], param.name)
             arrays[param.name] = self._elements(param, memory[param.name], outputs[-1], after)
         for tensor in self.program.tensors:
-            _check_shape(tensor, arrays[tensor.name], sizes)
-        self._check_overlap(memory)
+            array = arrays[tensor.name]
+            strides = tuple(s // array.itemsize for s in array.strides)
+            check_shape(tensor, array.shape, strides, array.flags.c_contiguous, sizes)
+        check_apart(
+            self.written,
+            {name: _memory(array) for name, array in memory.items()},
+            lambda a, b: np.shares_memory(memory[a], memory[b]),
+        )
         args: Args = {
             p.name: arrays[p.name] if isinstance(p, Buffer) else scalars[p.name]
             for p in self.params
@@ -160,30 +168,6 @@ class Launcher:
         if written:
             after.append(lambda: pack(elements))
         return elements
-
-    def _check_overlap(self, arrays: dict[str, Array]) -> None:
-        spans = {n: tuple(address_of(a) + end for end in reach(a)) for n, a in arrays.items()}
-        for name in self.written & arrays.keys():
-            mine = arrays[name]
-            if meets_itself(mine.shape, mine.strides):
-                raise LaunchError(
-                    f"{name} is written, and several of its indices are one place in memory",
-                    expected="a place of its own for each element",
-                    got=f"strides of {tuple(s // mine.itemsize for s in mine.strides)} elements "
-                    f"for a shape of {mine.shape}",
-                    fix=f"pass a copy of {name}, which has all its elements",
-                )
-            low, high = spans[name]
-            for other, (start, stop) in spans.items():
-                if other == name or not (start < high and low < stop):
-                    continue
-                if np.shares_memory(mine, arrays[other]):
-                    raise LaunchError(
-                        f"{name} is written and overlaps {other}",
-                        expected="a written parameter that shares no memory with another",
-                        got=f"{name} at {low:#x} … {high:#x}, {other} at {start:#x} … {stop:#x}",
-                        fix=f"pass a copy of {other}, or write to a new array",
-                    )
 
 
 def _position(index: Any, count: int) -> int:
@@ -251,50 +235,7 @@ def _scalar(param: Var, value: Any) -> Any:
     )
 
 
-def _shape(tensor: Buffer, sizes: dict[Var, int]) -> tuple[int, ...]:
-    return tuple(_value(s, sizes) for s in tensor.shape)
-
-
-def _check_shape(tensor: Buffer, array: Array, sizes: dict[Var, int]) -> None:
-    want = _shape(tensor, sizes)
-    if array.shape != want:
-        got = str(array.shape)
-        if len(array.shape) != len(want):
-            raise LaunchError(
-                f"{tensor.name} must have {len(want)} dimensions",
-                expected=describe(tensor.shape),
-                got=got,
-                fix=f"reshape it to {describe(tensor.shape)}",
-            )
-        axis = next(i for i, (a, b) in enumerate(zip(array.shape, want, strict=True)) if a != b)
-        raise LaunchError(
-            f"{tensor.name} has the wrong size in dimension {axis}",
-            expected=str(want)
-            if all(isinstance(s, Const) for s in tensor.shape)
-            else f"{want}, declared as {describe(tensor.shape)}",
-            got=got,
-            fix="pass an array of that shape, or compile the kernel for this one",
-        )
-    if tensor.strides is None:
-        if not array.flags.c_contiguous:
-            raise LaunchError(
-                f"{tensor.name} must be contiguous (row-major)",
-                expected=f"the elements of {describe(tensor.shape)} one after another",
-                got=f"strides of {tuple(s // array.itemsize for s in array.strides)} elements",
-                fix="pass np.ascontiguousarray(x) / x.contiguous(), or declare T.StridedTensor",
-            )
-        return
-    expect = tuple(_value(s, sizes) for s in tensor.strides)
-    got_strides = tuple(s // array.itemsize for s in array.strides)
-    for axis, (a, b, extent) in enumerate(zip(got_strides, expect, want, strict=True)):
-        if a != b and extent > 1:
-            raise LaunchError(
-                f"{tensor.name} has the wrong stride in dimension {axis}",
-                expected=f"{expect} elements",
-                got=f"{got_strides} elements",
-                fix="pass an array with these strides, or declare others",
-            )
-
-
-def _value(size: Expr, sizes: dict[Var, int]) -> int:
-    return int(size.value) if isinstance(size, Const) else static_value(size, sizes)
+def _memory(array: Array) -> Memory:
+    low, high = reach(array)
+    at = address_of(array)
+    return Memory(array.shape, array.strides, array.itemsize, (at + low, at + high))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir.bind import bind_sizes, describe, given_part, meets_itself, static_value
+from tilewright.ir.bind import Memory, bind_sizes, check_apart, check_shape, given_part
 from tilewright.ir.dtype import DType
 from tilewright.ir.op import Program
 from tilewright.support.errors import LaunchError
-from tilewright.targets.cuda.launch import not_contiguous
 from tilewright.targets.cuda.views import ArrayView
 from tilewright.targets.torch_tensors import write_refused
 
@@ -36,31 +34,13 @@ class ProgramCheck:
         strides = {name: view.strides for name, view in views.items()}
         sizes = bind_sizes(program, shapes, strides)
         for tensor in program.tensors:
-            view, name = views[tensor.name], tensor.name
-            want = tuple(static_value(s, sizes) for s in tensor.shape)
-            if shapes[name] != want:
-                pairs = zip(shapes[name], want, strict=True)
-                axis = next(i for i, (a, b) in enumerate(pairs) if a != b)
-                raise LaunchError(
-                    f"{name} has the wrong size in dimension {axis}",
-                    expected=f"{want}, declared as {describe(tensor.shape)}",
-                    got=str(shapes[name]),
-                    fix="pass an array of that shape, or compile the kernel for this one",
-                )
-            if tensor.strides is None:
-                if not view.contiguous:
-                    raise not_contiguous(name, view)
-            else:
-                steps = tuple(static_value(s, sizes) for s in tensor.strides)
-                for axis, (a, b, extent) in enumerate(zip(view.strides, steps, want, strict=True)):
-                    if a != b and extent > 1:
-                        raise LaunchError(
-                            f"{name} has the wrong stride in dimension {axis}",
-                            expected=f"{steps} elements",
-                            got=f"{view.strides} elements",
-                            fix="pass an array with these strides, or declare others",
-                        )
-        self._check_overlap(views)
+            view = views[tensor.name]
+            check_shape(tensor, shapes[tensor.name], view.strides, view.contiguous, sizes)
+        check_apart(
+            self.written,
+            {name: Memory(v.shape, v.strides, 1, v.span) for name, v in views.items()},
+            lambda a, b: _share(views[a], views[b]),
+        )
         return {var.name: value for var, value in sizes.items()}
 
     def _shape(self, dtype: DType, view: ArrayView) -> tuple[int, ...]:
@@ -99,30 +79,6 @@ class ProgramCheck:
                 fix="pass a writable copy; JAX arrays never change: let the kernel make its "
                 "outputs (out_idx=[…], or T.empty) and return them",
             )
-
-    def _check_overlap(self, views: Mapping[str, ArrayView]) -> None:
-        for name in self.written & views.keys():
-            if meets_itself(views[name].shape, views[name].strides):
-                raise LaunchError(
-                    f"{name} is written, and several of its indices are one place in memory",
-                    expected="a place of its own for each element",
-                    got=f"strides of {views[name].strides} elements for a shape of "
-                    f"{views[name].shape}",
-                    fix=f"pass a copy of {name}, which has all its elements",
-                )
-        spans = {name: view.span for name, view in views.items()}
-        for a, b in combinations(spans, 2):
-            if not self.written & {a, b}:
-                continue
-            (low, high), (start, stop) = spans[a], spans[b]
-            if start < high and low < stop and _share(views[a], views[b]):
-                one, other = (a, b) if a in self.written else (b, a)
-                raise LaunchError(
-                    f"{one} is written and overlaps {other}",
-                    expected="a written parameter that shares no memory with another",
-                    got=f"{a} at {low:#x} … {high:#x}, {b} at {start:#x} … {stop:#x}",
-                    fix=f"pass a copy of {other}, or write to a new array",
-                )
 
 
 def _share(a: ArrayView, b: ArrayView) -> bool:

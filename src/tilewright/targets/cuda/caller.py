@@ -31,10 +31,10 @@ from tilewright.targets.cuda.launch import (
     TensorArg,
     encode_scalar,
     facts_of,
-    not_contiguous,
+    read_arguments,
 )
 from tilewright.targets.cuda.values import Sizes
-from tilewright.targets.cuda.views import ArrayView, read_arrays, torch_stream
+from tilewright.targets.cuda.views import ArrayView, torch_stream
 from tilewright.targets.torch_tensors import Guard, guard_of, never
 
 Ready: TypeAlias = tuple[Step, ...] | Prepared
@@ -105,21 +105,10 @@ def make_caller(
         while given and given[-1] is _MISSING:
             given = given[:-1]
         args = dict(zip(words, in_order(name, words, given, named), strict=True))
-        arrays = {
-            p.name: args[p.name] for p in tensors if not (p.optional and args[p.name] is None)
-        }
-        views, where = read_arrays(arrays, stream)
-        scalars = {
-            p.name: encode_scalar(p.name, p.dtype, args[p.name])
-            for p in params
-            if isinstance(p, Scalar)
-        }
+        views, where, scalars = read_arguments(params, args, stream)
         general = (where, facts_of(views), tuple(scalars.items()))
         found = kept.get(general)
         if found is None:
-            for p in tensors:
-                if p.name in views and not p.strided and not views[p.name].contiguous:
-                    raise not_contiguous(p.name, views[p.name])
             sizes = check(views)
             call = Prepared(module.formed(forms, views, sizes), views, scalars, sizes, where)
             found = Entry(call if scratch else call.steps(0), Looks())

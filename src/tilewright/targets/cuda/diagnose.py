@@ -37,10 +37,10 @@ from tilewright.targets.cuda.launch import (
     Scalar,
     Step,
     TensorArg,
-    encode_scalar,
+    read_arguments,
 )
 from tilewright.targets.cuda.values import Sizes
-from tilewright.targets.cuda.views import ArrayView, read_arrays
+from tilewright.targets.cuda.views import ArrayView
 
 SYMBOL = "tw_report"
 RECORDS = 256 * 64  # multiprocessors × warps
@@ -269,18 +269,12 @@ class DiagnosticModule(CudaModule):
     ) -> Callable[..., None]:
         """As of any module, with nothing kept between calls."""
         words = [p.name for p in params]
-        tensors = [p for p in params if isinstance(p, TensorArg)]
-        numbers = [p for p in params if isinstance(p, Scalar)]
 
         @entry
         def call(*values: Any, stream: Any = None, **named: Any) -> None:
             name = self.specs[0].kernel if self.specs else "kernel"
             args = dict(zip(words, in_order(name, words, values, named), strict=True))
-            arrays = {
-                p.name: args[p.name] for p in tensors if not (p.optional and args[p.name] is None)
-            }
-            views, where = read_arrays(arrays, stream)
-            scalars = {p.name: encode_scalar(p.name, p.dtype, args[p.name]) for p in numbers}
+            views, where, scalars = read_arguments(params, args, stream)
             sizes = check(views)
             module = self.formed(forms, views, sizes)
             module.run(module.prepare(views, scalars, sizes, where))

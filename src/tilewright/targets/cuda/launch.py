@@ -170,6 +170,19 @@ def encode_scalar(name: str, dtype: DType, value: Any) -> bytes:
         ) from None
 
 
+def read_arguments(
+    params: Sequence[TensorArg | Scalar], args: Mapping[str, Any], stream: Any
+) -> tuple[Mapping[str, ArrayView], int, dict[str, bytes]]:
+    """The arrays, the stream that they are ready on, and the encoded scalars of a call."""
+    arrays, scalars = {}, {}
+    for p in params:
+        if isinstance(p, Scalar):
+            scalars[p.name] = encode_scalar(p.name, p.dtype, args[p.name])
+        elif not (p.optional and args[p.name] is None):
+            arrays[p.name] = args[p.name]
+    return *read_arrays(arrays, stream), scalars
+
+
 @dataclass(frozen=True)
 class Step:
     """One launch, ready: `arguments` are what the driver's entry point takes."""
@@ -562,15 +575,6 @@ class Prepared:
 
 
 _SCRATCH_ALIGN = 1024
-
-
-def not_contiguous(name: str, view: ArrayView) -> LaunchError:
-    return LaunchError(
-        f"{name} must be contiguous (row-major)",
-        expected=f"the elements of {view.shape} one after another",
-        got=f"strides of {view.strides} elements for a shape of {view.shape}",
-        fix="pass x.contiguous(), or declare T.StridedTensor",
-    )
 
 
 def facts_of(views: Mapping[str, ArrayView]) -> tuple[Any, ...]:
