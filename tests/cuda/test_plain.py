@@ -12,7 +12,7 @@ from tests.cuda.plain_programs import FOREIGN, PROGRAMS
 from tests.cuda.tile_programs import TILES
 from tilewright import language as T
 from tilewright import machine
-from tilewright.ir.op import Alloc, Hint
+from tilewright.ir.op import Alloc
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
@@ -222,8 +222,8 @@ def test_a_fragment_is_viewed_at_a_constant_place():
 
 def test_shared_buffers_may_be_allocated_in_loops():
     program = lowered("map_in_loop")
-    (first, hint, *_) = program.kernels[0].body
-    assert isinstance(first, Alloc) and isinstance(hint, Hint) and hint.name == "place"
+    first = program.kernels[0].body[0]
+    assert isinstance(first, Alloc) and first.place == 0
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *FUZZED, *FOREIGN])

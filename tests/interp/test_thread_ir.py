@@ -329,10 +329,8 @@ kernel main grid bx in 1 threads tx in {count} {{
 
 def test_buffers_at_one_place_share_bits():
     found = threads(
-        """alloc a: float32[64] shared
-        hint place buffer=a detail=(0,)
-        alloc b: uint8[256] shared
-        hint place buffer=b detail=(0,)
+        """alloc a: float32[64] shared place=0
+        alloc b: uint8[256] shared place=0
         a[tx] = X[tx]
         sync block
         for i in 0 .. 4 { Y[tx * 4 + i] = b[tx * 4 + i] }""",
@@ -420,10 +418,8 @@ WRONG = {
         r"race on a\[63\]",
     ),
     "another view of the bytes": (
-        """alloc a: int32[64] shared
-        hint place buffer=a detail=(0,)
-        alloc b: uint8[256] shared
-        hint place buffer=b detail=(0,)
+        """alloc a: int32[64] shared place=0
+        alloc b: uint8[256] shared place=0
         a[tx] = tx
         X[tx] = int32(b[255 - tx])""",
         r"race on a\[63\]",

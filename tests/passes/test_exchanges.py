@@ -17,7 +17,6 @@ from tilewright.ir.expr import const
 from tilewright.ir.op import (
     Alloc,
     For,
-    Hint,
     Kernel,
     Op,
     Program,
@@ -25,6 +24,7 @@ from tilewright.ir.op import (
     Sync,
     While,
     bodies,
+    placed,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_body, map_kernels, program_names, rebuild, rename_unique
@@ -119,12 +119,7 @@ def count(code: Program) -> tuple[int, int]:
 
 def places(code: Program) -> list[int]:
     kernel = code.kernels[0]
-    return [
-        int(op.detail[0])
-        for op in walk_ops(kernel)
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None
-        and op.buffer.name.startswith("scratch")
-    ]  # fmt: skip
+    return [place for buffer, place in placed(kernel).items() if buffer.name.startswith("scratch")]
 
 
 def repeated(body: str) -> str:

@@ -12,7 +12,7 @@ import tilewright.language as T
 from tilewright import machine
 from tilewright.ir.buffer import Space
 from tilewright.ir.chips import CHIPS
-from tilewright.ir.op import Copy, Fence, Hint, Map, Role, Sync, walk_ops
+from tilewright.ir.op import Copy, Fence, Map, Role, Sync, placed, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
@@ -60,9 +60,9 @@ def turns(n: int):
 
 def places(kernel) -> dict[str, int]:
     return {
-        op.buffer.name: int(op.detail[0])
-        for op in walk_ops(kernel)
-        if isinstance(op, Hint) and op.name == "place" and op.buffer.space is Space.SHARED
+        buffer.name: place
+        for buffer, place in placed(kernel).items()
+        if buffer.space is Space.SHARED
     }
 
 

@@ -15,7 +15,6 @@ from tilewright.ir.op import (
     Alloc,
     Body,
     For,
-    Hint,
     If,
     Intrinsic,
     Kernel,
@@ -96,12 +95,10 @@ def run_code(program: Program, given: dict[str, Any], *, blocks: int = 1, **valu
         return (*new, *ends)
 
     body = around(kernel.body)
-    # hints that place buffers stay in front of what fills them
-    places = tuple(op for op in body if isinstance(op, Hint) and op.name == "place")
     names: Body = (Let(block, const(values.pop(block.name)) if block.name in values else outer),)
     new = Kernel(
         kernel.name, (outer,), (const(blocks),), kernel.thread_vars, kernel.threads,
-        (*names, *places, *(op for op in body if op not in places)),
+        (*names, *body),
         kernel.cluster, kernel.rank,
     )  # fmt: skip
     for name, t in tensors.items():

@@ -110,8 +110,7 @@ CONFLICTS = """program p {
   param X: float32[32, 32] global
   param Y: float32[32, 32] global
   kernel k grid b in 1 threads t in 32 {
-    alloc s: float32[1056] shared
-    hint place buffer=s detail=(0,)
+    alloc s: float32[1056] shared place=0
     for v in 0 .. 32 kind=unroll {
       s[v * 32 + t] = X[v, t]
     }

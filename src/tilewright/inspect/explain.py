@@ -21,7 +21,6 @@ from tilewright.ir.op import (
     Copy,
     For,
     Gemm,
-    Hint,
     Intrinsic,
     Kernel,
     Map,
@@ -31,6 +30,7 @@ from tilewright.ir.op import (
     Role,
     Sync,
     outside_nests,
+    placed,
     walk_ops,
 )
 from tilewright.ir.target import Target
@@ -111,12 +111,7 @@ def _laid_out(trace: Trace) -> Program:
 
 def _places(kernel: Kernel) -> dict[str, tuple[int, int]]:
     """Where shared buffers begin and end, in bytes, as thread code has them."""
-    found = {}
-    for op in walk_ops(kernel):
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-            start = int(op.detail[0])
-            found[op.buffer.name] = (start, start + shared_bytes(op.buffer))
-    return found
+    return {b.name: (at, at + shared_bytes(b)) for b, at in placed(kernel).items()}
 
 
 def _pipelined_loops(trace: Trace) -> dict[Loc, For]:

@@ -21,7 +21,6 @@ from tilewright.ir.op import (
     Alloc,
     Body,
     For,
-    Hint,
     If,
     Intrinsic,
     Kernel,
@@ -33,6 +32,7 @@ from tilewright.ir.op import (
     bodies,
     expressions,
     is_rare,
+    placed,
     walk_ops,
 )
 from tilewright.passes.layout.addresses import evaluate
@@ -100,10 +100,7 @@ class _Walk:
             self.values[var], number = number % extent, number // extent
         self.values |= dict.fromkeys(kernel.blocks, np.int64(0))
         self.axes = 0
-        self.places: dict[str, int] = {}
-        for op in walk_ops(kernel):
-            if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-                self.places[op.buffer.name] = int(op.detail[0])
+        self.places = {buffer.name: place for buffer, place in placed(kernel).items()}
 
     def run(self) -> Iterator[Access]:
         linear = np.arange(self.threads)

@@ -68,7 +68,8 @@ Body = tuple[Op, ...]
 @dataclass(frozen=True)
 class Kernel(Op):
     """One launch: a grid of blocks, each of `threads` threads; `rank` is the block's place in
-    its cluster. Unused index variables are still declared. Grid axis 0 is the fastest."""
+    its cluster. Unused index variables are still declared. Grid axis 0 is the fastest.
+    `ping_pong`: how many warpgroups are to have tiles of their own, with this kernel's code."""
 
     syntax = "kernel {name} grid {blocks} in {grid} threads {thread_vars} in {threads} {body}"
     name: str = attr()
@@ -79,6 +80,7 @@ class Kernel(Op):
     body: Body = body()
     cluster: tuple[int, ...] = attr(default=())
     rank: Var | None = binds(default=None)
+    ping_pong: int = attr(default=1)
 
 
 @dataclass(frozen=True)
@@ -192,12 +194,15 @@ class Alloc(Op):
     """Brings `buffer` into being, uninitialised, for the rest of the enclosing body.
 
     Shared memory and barriers are one per block however often the op runs. `init`: value of a
-    scalar variable.
+    scalar variable. `place`: where shared memory begins, in bytes, once that is chosen.
+    `multibuffer`: the slots of a ring that threads fill are free wherever they are written.
     """
 
     syntax = "alloc {buffer}"
     buffer: Buffer = arg()
     init: Expr | None = arg(default=None)
+    place: int | None = attr(default=None)
+    multibuffer: bool = attr(default=False)
 
 
 @dataclass(frozen=True)
@@ -602,6 +607,12 @@ def outside_nests(body: Body) -> Iterator[Op]:
 def is_rare(body: Body) -> bool:
     """A branch that few take (`hint rare`)."""
     return any(isinstance(op, Hint) and op.name == "rare" for op in body)
+
+
+def placed(kernel: Kernel) -> dict[Buffer, int]:
+    """Where shared buffers begin, in bytes, as far as that is chosen."""
+    allocs = (op for op in walk_ops(kernel) if isinstance(op, Alloc))
+    return {op.buffer: op.place for op in allocs if op.place is not None}
 
 
 def viewed_buffers(kernel: Kernel) -> set[str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Const
-from tilewright.ir.op import Alloc, Hint, Kernel, View, walk_ops
+from tilewright.ir.op import Alloc, Kernel, View, placed, walk_ops
 from tilewright.machine.memory import Array, Memory, Storage
 from tilewright.support.errors import RunError
 
@@ -30,20 +30,18 @@ class Plan:
     def __init__(self, kernel: Kernel) -> None:
         self.buffers: dict[str, Buffer] = {}
         self.places: dict[str, int] = {}
-        hints: dict[str, int] = {}
-        end = 0
+        given = placed(kernel)
+        end = max((place + size_of(buffer) for buffer, place in given.items()), default=0)
+        places = {buffer.name: place for buffer, place in given.items()}
         for op in walk_ops(kernel):
-            if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-                hints[op.buffer.name] = int(op.detail[0])
-                end = max(end, int(op.detail[0]) + size_of(op.buffer))
-            elif isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.BARRIER):
+            if isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.BARRIER):
                 self.buffers[op.buffer.name] = op.buffer
         for name, buffer in self.buffers.items():
-            if name not in hints:
+            if name not in places:
                 end = -(-end // _ALIGNMENT) * _ALIGNMENT
-                hints[name] = end
+                places[name] = end
                 end += size_of(buffer)
-            self.places[name] = hints[name]
+            self.places[name] = places[name]
         for op in walk_ops(kernel):
             if isinstance(op, View) and op.buffer.space is Space.SHARED:
                 if not isinstance(op.offset, Const) or op.source.name not in self.places:

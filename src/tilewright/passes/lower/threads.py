@@ -62,6 +62,7 @@ from tilewright.ir.op import (
     While,
     expressions,
     op_loads,
+    placed,
     read_buffers,
     walk_ops,
 )
@@ -314,8 +315,8 @@ def _alloc(low: Lowering, op: Alloc) -> Iterable[Op]:
 
 
 def _hint(low: Lowering, op: Hint) -> Iterable[Op]:
-    if op.name in ("place", "assume", "min_blocks"):
-        yield op if op.buffer is None else rebuild(op, buffer=low.flat(op.buffer))
+    if op.name in ("assume", "min_blocks"):
+        yield op
 
 
 def _view(low: Lowering, op: View) -> Iterable[Op]:
@@ -352,8 +353,7 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
         place = low.places[source.name] + int(op.offset) * buffer.dtype.bits // 8
         low.places[buffer.name] = place
         flat = low.flat(buffer)
-        yield Alloc(flat, loc=op.loc)
-        yield Hint("place", flat, detail=(place,), loc=op.loc)
+        yield Alloc(flat, place=place, loc=op.loc)
         return
     yield rebuild(op, buffer=low.flat(buffer), source=low.flat(source), offset=low.value(op.offset))
 
@@ -377,8 +377,7 @@ def _shifted_view(low: Lowering, op: View) -> Iterable[Op]:
     flat = Buffer(buffer.name, (const(size),), buffer.dtype, Space.SHARED)
     low.buffers[buffer.name] = flat
     yield let
-    yield Alloc(flat, loc=op.loc)
-    yield Hint("place", flat, detail=(low.places[buffer.name],), loc=op.loc)
+    yield Alloc(flat, place=low.places[buffer.name], loc=op.loc)
 
 
 def _barrier_init(low: Lowering, op: BarrierInit) -> Iterable[Op]:
@@ -523,9 +522,7 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Targe
     low.reaches_peers = Feature.MULTICAST in target.features
     low.warp = low.var("warp")
     low.differs = per_thread(kernel)
-    for op in walk_ops(kernel):
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-            low.places[op.buffer.name] = int(op.detail[0])
+    low.places |= {buffer.name: place for buffer, place in placed(kernel).items()}
     if not _has_roles(kernel):
         low.instance = dataclasses.replace(
             whole,

@@ -14,7 +14,7 @@ from typing import Any
 
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.layout.layout import ComposedLayout, Layout
-from tilewright.ir.op import Alloc, Body, Hint, Kernel, Op, View, walk_ops
+from tilewright.ir.op import Alloc, Kernel, View, placed, walk_ops
 from tilewright.ir.rewrite import map_body, rebuild
 from tilewright.ir.target import Target
 from tilewright.support.errors import CompileError, Loc
@@ -71,13 +71,10 @@ def stacked(kernel: Kernel) -> tuple[dict[str, int], int]:
     bytes all of them take."""
     tiles, barriers = shared_allocs(kernel)
     aligned = alignments(kernel)
-    offset, places, given = 0, dict[str, int](), set[str]()
-    for hint in walk_ops(kernel):
-        if isinstance(hint, Hint) and hint.name == "place" and hint.buffer is not None:
-            given.add(hint.buffer.name)
-            offset = max(offset, int(hint.detail[0]) + shared_bytes(hint.buffer))
+    ends = (place + shared_bytes(buffer) for buffer, place in placed(kernel).items())
+    offset, places = max(ends, default=0), dict[str, int]()
     for op in (*tiles, *barriers):
-        if op.buffer.name in given:
+        if op.place is not None:
             continue
         align = aligned[op.buffer.name]
         offset = -(-offset // align) * align
@@ -91,11 +88,6 @@ def with_places(kernel: Kernel, places: Mapping[str, int]) -> Kernel:
     comes to the front: it is one per block however often the op runs."""
     allocs = [op for op in walk_ops(kernel) if isinstance(op, Alloc)]
 
-    def placed(op: Op) -> Body:
-        if not isinstance(op, Alloc) or op.buffer.name not in places:
-            return (op,)
-        return op, Hint("place", op.buffer, detail=(places[op.buffer.name],), loc=op.loc)
-
     top = {op.buffer.name for op in kernel.body if isinstance(op, Alloc)}
     inner = {name for name in places if name not in top}
     if inner:
@@ -105,16 +97,20 @@ def with_places(kernel: Kernel, places: Mapping[str, int]) -> Kernel:
             lambda op: () if isinstance(op, Alloc) and op.buffer.name in inner else op,
         )
         kernel = rebuild(kernel, body=(*front, *rest))
-    return rebuild(kernel, body=tuple(new for op in kernel.body for new in placed(op)))
+    body = (
+        rebuild(op, place=places[op.buffer.name])
+        if isinstance(op, Alloc) and op.buffer.name in places
+        else op
+        for op in kernel.body
+    )
+    return rebuild(kernel, body=tuple(body))
 
 
 def sharing(kernel: Kernel) -> dict[str, str]:
     """Of placed buffers that share bytes with others: by name, one that stands for all of them."""
     spans: list[tuple[int, int, str]] = []
-    for op in walk_ops(kernel):
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-            start = int(op.detail[0])
-            spans.append((start, start + shared_bytes(op.buffer), op.buffer.name))
+    for buffer, start in placed(kernel).items():
+        spans.append((start, start + shared_bytes(buffer), buffer.name))
     groups: list[tuple[int, list[str]]] = []
     for start, end, name in sorted(spans):
         if groups and start < groups[-1][0]:

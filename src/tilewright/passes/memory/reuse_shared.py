@@ -88,7 +88,8 @@ def _in_order(kernel: Kernel) -> bool:
     """Whether all warps but a derived producer's run the same text, and nothing has a place yet."""
     return not any(
         (isinstance(op, Role) and not op.derived)
-        or (isinstance(op, Hint) and op.name in ("ws", "place"))
+        or (isinstance(op, Hint) and op.name == "ws")
+        or (isinstance(op, Alloc) and op.place is not None)
         for op in walk_ops(kernel)
     )
 

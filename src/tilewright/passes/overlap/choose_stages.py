@@ -28,7 +28,7 @@ from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import split_of
 from tilewright.passes.overlap.multibuffer import MOST as TURNING
 from tilewright.passes.overlap.rings import filled_by
-from tilewright.passes.overlap.roles import dealt_to, warpgroups, why_not, why_not_worth
+from tilewright.passes.overlap.roles import warpgroups, why_not, why_not_worth
 from tilewright.passes.overlap.stage_stores import PIECE, ROOM, planned_bytes
 from tilewright.passes.overlap.unit_times import BYTES_PER_CYCLE, LATENCY, cycles
 from tilewright.passes.reasons import because
@@ -43,9 +43,10 @@ def choose_stages(kernel: Kernel, target: Target) -> Kernel:
     for loop in [op for op in walk_ops(kernel) if isinstance(op, For) and op.kind == "pipelined"]:
         work = _work(kernel, loop)
         choose = _stages if loop.stages == UNSAID else _deeper
-        if isinstance(target.schedule.stages, int) and loop.order is None:
-            choose = _told
         stages, why = choose(kernel, loop, work, target)
+        told = target.schedule.stages
+        if isinstance(told, int) and loop.order is None and work.slot:
+            stages, why = told, f"{told} stages, as asked for"
         if why:
             because(kernel.name, loop, why)
         kernel = _with(kernel, loop, stages)
@@ -102,11 +103,6 @@ def _work(kernel: Kernel, loop: For) -> Work:
     return Work(frozenset(b for b in tiles if b.is_static), busy)
 
 
-def _told(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int, str]:
-    stages = int(target.schedule.stages)
-    return (stages, f"{stages} stages, as asked for") if work.slot else (max(loop.stages, 0), "")
-
-
 def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int, str]:
     """As many as are worth it, and why."""
     if not work.slot:
@@ -116,7 +112,7 @@ def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
     alone = warpgroups(kernel) <= 1
     room = target.chip.shared // (2 if alone else 1) - ROOM - others
     if any(isinstance(op, Gemm) for op in walk_ops(loop)):
-        room -= STAGED * dealt_to(kernel)
+        room -= STAGED * kernel.ping_pong
     fits = max(room // work.slot, 1)
     wanted = min(max(work.hiding(BYTES_PER_CYCLE), 2), MOST)
     if target.schedule.stages in ("least", "fewest"):
@@ -147,7 +143,7 @@ def _deeper(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
     trips = simplify(loop.stop - loop.start)
     if isinstance(trips, Const) and not worth_it(kernel, target)[0]:
         most = min(most, int(trips))  # no next tile whose first slots could be filled
-    spare = STAGED * dealt_to(kernel) + ROOM + _turning(kernel, loop, work)
+    spare = STAGED * kernel.ping_pong + ROOM + _turning(kernel, loop, work)
     for stages in range(most, said, -1):
         if planned_bytes(_with(kernel, loop, stages)) + spare <= target.chip.shared:
             load = work.load(BYTES_PER_CYCLE)

@@ -67,6 +67,7 @@ from tilewright.ir.op import (
     While,
     bodies,
     expressions,
+    placed,
     read_buffers,
     touched_within,
     walk_ops,
@@ -83,14 +84,12 @@ from tilewright.passes.overlap.register_shares import handed_over
 from tilewright.passes.overlap.rings import mentioned, slots_of, slotted, written_by
 from tilewright.passes.overlap.roles import (
     CONSUMER,
-    DEALT,
     GROUP,
     NAMED,
     PRODUCER,
     WARP,
     NoProducer,
     Slice,
-    dealt_to,
     registers_of,
     why_not,
 )
@@ -111,8 +110,7 @@ def choose_ping_pong(kernel: Kernel, target: Target) -> Kernel:
     if told is False or not any(isinstance(op, Gemm) for op in walk_ops(kernel)):
         return kernel
     count = max(2, prod(kernel.threads) // (WARP * GROUP))
-    hint = Hint(DEALT, detail=(str(count),), loc=kernel.loc)
-    dealt = replace(kernel, threads=(WARP * GROUP,), body=(hint, *kernel.body))
+    dealt = replace(kernel, threads=(WARP * GROUP,), ping_pong=count)
     placed = next((why for op in walk_ops(kernel) if (why := why_placed(op))), None)
     against = placed or why_not(kernel) or _spread(kernel) or _handed_on(kernel)
     if against is None and told == "auto":
@@ -213,10 +211,9 @@ def apply_ping_pong(program: Program, target: Target) -> Program:
     names = program_names(program)
 
     def one(kernel: Kernel) -> Kernel:
-        count = dealt_to(kernel)
-        if count == 1:
+        if kernel.ping_pong == 1:
             return kernel
-        dealt = _dealt(kernel, count, names, target)
+        dealt = _dealt(kernel, kernel.ping_pong, names, target)
         _, taken = stacked(dealt)
         if taken > target.chip.shared:
             raise NotDealt(f"with tiles for each, {taken} bytes of shared memory")
@@ -229,7 +226,7 @@ def _dealt(kernel: Kernel, count: int, names: set[str], target: Target) -> Kerne
     roles = {op.name: op for op in kernel.body if isinstance(op, Role)}
     if roles.keys() != {CONSUMER, PRODUCER}:
         raise NotDealt("no producer fills their rings")
-    if any(isinstance(op, Hint) and op.name == "place" for op in kernel.body):
+    if placed(kernel):
         raise NotDealt("shared tiles lie over one another")
     consumer, producer = roles[CONSUMER], roles[PRODUCER]
     before, loop, behind = _parts(consumer.body)
@@ -267,9 +264,9 @@ def _dealt(kernel: Kernel, count: int, names: set[str], target: Target) -> Kerne
     rest: list[Op] = [Alloc(order, loc=kernel.loc)]
     for op in kernel.body:
         rest += [init] if op is fence else []
-        if not (isinstance(op, Hint) and op.name == DEALT):
-            rest.append(new[op.name] if isinstance(op, Role) else _widened(op, own))
-    return rebuild(kernel, threads=((warps + producer.warps) * WARP,), body=tuple(rest))
+        rest.append(new[op.name] if isinstance(op, Role) else _widened(op, own))
+    threads = ((warps + producer.warps) * WARP,)
+    return rebuild(kernel, threads=threads, body=tuple(rest), ping_pong=1)
 
 
 def _passed_on(body: Body, rings: set[str], passed: Op) -> Body:

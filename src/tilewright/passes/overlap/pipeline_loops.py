@@ -76,7 +76,6 @@ from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
-    SLOTS,
     Fill,
     Groups,
     Place,
@@ -299,10 +298,10 @@ class _Pipeliner:
         """What the kernel begins with: rings, barriers and counters."""
         loc = self.kernel.loc
         found: list[Op] = []
-        turning = self.turning_rings()
-        for ring in (*self.rings.values(), *turning):
+        for ring in self.rings.values():
             found += [Alloc(b, loc=loc) for b in ring.slots.values()]
-        found += [Hint(SLOTS, b, loc=loc) for ring in turning for b in ring.slots.values()]
+        for ring in self.turning_rings():
+            found += [Alloc(b, multibuffer=True, loc=loc) for b in ring.slots.values()]
         found += [Alloc(b, loc=loc) for b in self.barriers]
         found += [Alloc(b, const(0), loc=loc) for b in self.counters]
         warps = consuming_warps(self.kernel)

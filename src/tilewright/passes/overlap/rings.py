@@ -20,12 +20,12 @@ from tilewright.ir.gather import gather_of
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import ComposedLayout, Layout
 from tilewright.ir.op import (
+    Alloc,
     Body,
     Break,
     Continue,
     Copy,
     For,
-    Hint,
     Kernel,
     Map,
     Op,
@@ -263,17 +263,11 @@ def slots_of(buffer: Buffer, name: str, stages: int) -> Buffer:
     return replace(buffer, name=name, shape=(const(stages), *buffer.shape), layout=layout)
 
 
-SLOTS = "slots"  # the hint for buffers whose slots are free wherever they are written
-
-
 def multibuffer(kernel: Kernel) -> set[str]:
     """Buffers whose slots take turns (`multibuffer`): no product reads one while it is written,
     whatever the code between the two says."""
-    return {
-        op.buffer.name
-        for op in walk_ops(kernel)
-        if isinstance(op, Hint) and op.name == SLOTS and op.buffer is not None
-    }
+    allocs = (op for op in walk_ops(kernel) if isinstance(op, Alloc))
+    return {op.buffer.name for op in allocs if op.multibuffer}
 
 
 def staged(layout: AnyLayout, stages: int) -> AnyLayout:

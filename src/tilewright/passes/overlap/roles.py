@@ -82,7 +82,6 @@ from tilewright.passes.overlap.register_shares import gathering, handed_over
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
-    SLOTS,
     Groups,
     Ring,
     copy_at,
@@ -97,7 +96,6 @@ WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
 MOST_CONSUMERS = 3  # warpgroups
 LAUNCHES = ("pdl_wait", "pdl_launch")
 NAMED = 1  # the barrier on which consumers meet
-DEALT = "dealt"  # the hint for kernels whose tiles go to several warpgroups (`apply_ping_pong`)
 
 
 def by_hand(kernel: Kernel) -> bool:
@@ -109,15 +107,9 @@ def consuming_warps(kernel: Kernel) -> int:
     return prod(kernel.threads) // WARP
 
 
-def dealt_to(kernel: Kernel) -> int:
-    """Warpgroups that the kernel's tiles are to be dealt out to, each a tile at a time."""
-    found = [op for op in kernel.body if isinstance(op, Hint) and op.name == DEALT]
-    return int(found[0].detail[0]) if found else 1
-
-
 def warpgroups(kernel: Kernel) -> int:
     """Those that compute."""
-    return consuming_warps(kernel) // GROUP * dealt_to(kernel)
+    return consuming_warps(kernel) // GROUP * kernel.ping_pong
 
 
 class NoProducer(Exception):
@@ -433,10 +425,8 @@ def _parted(kernel: Kernel, target: Target) -> Kernel:
     outside: list[Op] = []  # what every warp does first
     inside: list[Op] = []
     for op in kernel.body:
-        common = (
-            isinstance(op, BarrierInit)
-            or (isinstance(op, Fence) and op.kind == "barrier_init")
-            or (isinstance(op, Hint) and op.name in (SLOTS, DEALT, "place"))
+        common = isinstance(op, BarrierInit) or (
+            isinstance(op, Fence) and op.kind == "barrier_init"
         )
         memory = (
             isinstance(op, Alloc)

@@ -48,7 +48,6 @@ from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_nam
 from tilewright.ir.target import Target
 from tilewright.passes.layout.bulk_rules import bulk_eligible
 from tilewright.passes.overlap.rings import filled_by
-from tilewright.passes.overlap.roles import dealt_to
 
 LEAST = 64 * 64  # elements of a tile that is worth the trip
 ROOM = 2048  # bytes left for barriers, scratch and alignment
@@ -78,7 +77,7 @@ def stage_stores(program: Program, target: Target) -> Program:
             return kernel
         ranges = {id(op): r for op, r in scope.walk_ranges(kernel, program.dims)}
         spread = _by_matrix(kernel)
-        left = (target.chip.shared - ROOM - planned_bytes(kernel)) // dealt_to(kernel)
+        left = (target.chip.shared - ROOM - planned_bytes(kernel)) // kernel.ping_pong
 
         def rule(op: Op) -> Op | Body | None:
             nonlocal left

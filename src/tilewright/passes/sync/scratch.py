@@ -26,7 +26,6 @@ from tilewright.ir.op import (
     Break,
     Continue,
     For,
-    Hint,
     If,
     Intrinsic,
     Kernel,
@@ -37,6 +36,7 @@ from tilewright.ir.op import (
     While,
     bodies,
     expressions,
+    placed,
     regions,
     walk_ops,
 )
@@ -88,10 +88,7 @@ def settle_scratch(
             buffer, at = exchanges[number].buffer, starts[chosen[role][number]]
             if at + buffer.bytes > target.chip.shared:
                 raise _too_much(kernel, target, _end(kernel), buffer)
-            made += [
-                Alloc(buffer, loc=kernel.loc),
-                Hint("place", buffer, detail=(at,), loc=kernel.loc),
-            ]
+            made.append(Alloc(buffer, place=at, loc=kernel.loc))
     stay = set().union(*kept.values())
     dropped = {id(e.before) for n, e in enumerate(exchanges) if e.before and n not in stay}
     return made, map_body(body, lambda op: () if id(op) in dropped else None)
@@ -102,11 +99,8 @@ def settle_scratch(
 
 def _end(kernel: Kernel) -> int:
     """Where other shared memory ends."""
-    end = 0
-    for op in walk_ops(kernel):
-        if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-            end = max(end, int(op.detail[0]) + shared_bytes(op.buffer))
-    return _aligned(end, BULK_ALIGNMENT)
+    ends = (place + shared_bytes(buffer) for buffer, place in placed(kernel).items())
+    return _aligned(max(ends, default=0), BULK_ALIGNMENT)
 
 
 def _aligned(size: int, unit: int) -> int:

@@ -46,6 +46,7 @@ from tilewright.ir.op import (
     expressions,
     op_loads,
     operands,
+    placed,
     walk_ops,
 )
 from tilewright.ir.tensor_map import MapHint
@@ -142,16 +143,14 @@ class _Writer:
     def __post_init__(self) -> None:
         self.names = Names(words_of(self.program.sources))
         self.spans = Spans(self.kernel, self.program.dims)
-        self.places: dict[str, int] = {}
+        found = placed(self.kernel)
+        self.places = {buffer.name: place for buffer, place in found.items()}
         self.maps: list[MapParam] = []
-        self.shared_bytes = 0
+        self.shared_bytes = max((at + _bytes(buffer) for buffer, at in found.items()), default=0)
         self.warp: str | None = None
         self.role: Role | None = None
         self.first = False  # in a branch that thread 0 takes alone
         for op in walk_ops(self.kernel):
-            if isinstance(op, Hint) and op.name == "place" and op.buffer is not None:
-                self.places[op.buffer.name] = int(op.detail[0])
-                self.shared_bytes = max(self.shared_bytes, int(op.detail[0]) + _bytes(op.buffer))
             if isinstance(op, Hint) and op.name == "tensor_map" and op.buffer is not None:
                 said = MapHint.of(op)
                 self.maps.append(MapParam(said.name, op.buffer, said.box, said.swizzle, said.sizes))
