@@ -64,7 +64,7 @@ SUM = """program sum_{threads}_{vectors} {{
 def _compiled(text: str, threads: int, vectors: int, **hints: str | None) -> Callable[..., None]:
     from tilewright.ir.target import Target
     from tilewright.ir.text import parse_program
-    from tilewright.targets.cuda.backend import compile_program
+    from tilewright.targets.cuda.kernel import compile_program
 
     words = {
         "threads": threads,

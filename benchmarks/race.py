@@ -32,7 +32,7 @@ def compile_kernel(name: str) -> Any:
     """A schedule of tests/schedules, for the GPU."""
     from tilewright.ir.target import Target
     from tilewright.ir.text import parse_program
-    from tilewright.targets.cuda.backend import compile_program
+    from tilewright.targets.cuda.kernel import compile_program
 
     path = ROOT / "tests" / "schedules" / f"{name}.tw"
     return compile_program(parse_program(path.read_text(), str(path)), Target.parse("cuda"))

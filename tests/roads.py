@@ -24,7 +24,8 @@ from tilewright.ir.op import Program
 from tilewright.ir.target import ARCHITECTURES, Target
 from tilewright.runtime.backends import BACKENDS
 from tilewright.support.errors import CompileError, LaunchError, RunError
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 
 HOPPER = Target.parse("cuda")
 AMPERE = HOPPER.like("sm_80")

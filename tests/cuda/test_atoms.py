@@ -8,7 +8,7 @@ import pytest
 
 from tests.cuda.atom_programs import CASES
 from tilewright.ir.target import Target
-from tilewright.targets.cuda.backend import compile_program
+from tilewright.targets.cuda.kernel import compile_program
 from tilewright.targets.cuda.sass import disassemble, opcodes
 
 

@@ -18,9 +18,10 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.support.errors import HangError, LaunchError, RunError
 from tilewright.targets.cuda import driver as real
-from tilewright.targets.cuda.backend import CudaKernel, compile_program, headers
+from tilewright.targets.cuda.backend import headers
 from tilewright.targets.cuda.diagnose import RECORDS, DiagnosticModule, Record, Standing
 from tilewright.targets.cuda.emit import HEADER
+from tilewright.targets.cuda.kernel import CudaKernel, compile_program
 from tilewright.targets.cuda.launch import CudaModule
 from tilewright.targets.cuda.views import ArrayView
 

@@ -20,7 +20,7 @@ from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
 from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.run import run_pipeline
-from tilewright.targets.cuda.backend import CudaKernel, compile_program
+from tilewright.targets.cuda.kernel import CudaKernel, compile_program
 from tilewright.targets.cuda.sass import disassemble
 from tilewright.targets.cuda.sm90a import INSTRUCTIONS, fields_of, instruction
 

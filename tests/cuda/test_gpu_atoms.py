@@ -10,8 +10,8 @@ from tests.cuda.atom_programs import CASES
 from tilewright.ir.dtype import dtype
 from tilewright.ir.target import Target
 from tilewright.support.errors import RunError
-from tilewright.targets.cuda.backend import compile_program
 from tilewright.targets.cuda.guard import run_guarded
+from tilewright.targets.cuda.kernel import compile_program
 
 # words of the same width, in which PyTorch and NumPy agree
 _WORDS = {8: "uint8", 16: "int16", 32: "int32"}

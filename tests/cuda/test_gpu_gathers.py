@@ -10,8 +10,8 @@ from tests.passes.test_gathers import arguments, rows_of, windows
 from tests.roads import from_device, to_device
 from tilewright import machine
 from tilewright.ir.target import Target
-from tilewright.targets.cuda.backend import compile_program
 from tilewright.targets.cuda.guard import run_guarded
+from tilewright.targets.cuda.kernel import compile_program
 
 pytestmark = pytest.mark.gpu
 CUDA = Target.parse("cuda")

@@ -11,8 +11,8 @@ from tilewright.ir.op import Arrive, Sync
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.support.errors import HangError
-from tilewright.targets.cuda.backend import compile_program
 from tilewright.targets.cuda.guard import run_guarded
+from tilewright.targets.cuda.kernel import compile_program
 
 SCHEDULES = ["gemm_cooperative", "gemm_pingpong", "softmax_cluster"]
 

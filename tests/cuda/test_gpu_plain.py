@@ -15,8 +15,8 @@ from tests.roads import from_device, to_device
 from tilewright import machine
 from tilewright.ir.target import Target
 from tilewright.support.errors import RunError
-from tilewright.targets.cuda.backend import compile_program
 from tilewright.targets.cuda.guard import run_guarded
+from tilewright.targets.cuda.kernel import compile_program
 
 HANDFUL = 12
 # which thread comes first is the hardware's to say

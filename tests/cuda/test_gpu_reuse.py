@@ -10,8 +10,8 @@ from tests.cuda.test_gpu_zoo import run_kernel
 from tests.passes.test_reuse_shared import AMPERE, HOPPER, phases, turns
 from tilewright import machine
 from tilewright.passes.memory import reuse_shared
-from tilewright.targets.cuda.backend import CudaKernel
 from tilewright.targets.cuda.guard import run_guarded
+from tilewright.targets.cuda.kernel import CudaKernel
 
 pytestmark = pytest.mark.gpu
 ZOO = ("gemm", "gemm_two_warpgroups", "gemm_transposed", "flash_causal", "flash_two_warpgroups")

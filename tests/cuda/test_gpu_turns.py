@@ -7,8 +7,8 @@ import pytest
 
 from tilewright.ir.op import Turn, walk_ops
 from tilewright.ir.target import Target
-from tilewright.targets.cuda.backend import CudaKernel
 from tilewright.targets.cuda.guard import run_guarded
+from tilewright.targets.cuda.kernel import CudaKernel
 from zoo.attention.flash import flash_attention
 
 pytestmark = pytest.mark.gpu

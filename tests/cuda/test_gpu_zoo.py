@@ -8,8 +8,8 @@ import pytest
 
 from tests.cuda.test_zoo import KERNELS, TARGETS, arguments, copies, program
 from tilewright import machine
-from tilewright.targets.cuda.backend import CudaKernel
 from tilewright.targets.cuda.guard import run_guarded
+from tilewright.targets.cuda.kernel import CudaKernel
 
 pytestmark = pytest.mark.gpu
 _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}

@@ -20,8 +20,9 @@ from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.layout.coalesced import coalesced
 from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import CompileError
-from tilewright.targets.cuda.backend import compile_program, headers, lower
+from tilewright.targets.cuda.backend import headers, lower
 from tilewright.targets.cuda.emit import emit_program
+from tilewright.targets.cuda.kernel import compile_program
 from tilewright.targets.cuda.nvrtc import compile_cuda
 
 LOCAL_MEMORY = (

@@ -9,7 +9,7 @@ from tests.passes.two_products import FORMS, two_products
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.targets.cuda import backend
-from tilewright.targets.cuda.backend import CudaKernel
+from tilewright.targets.cuda.kernel import CudaKernel
 from tilewright.targets.cuda.nvrtc import NO_WARPGROUPS, Serialized
 from tilewright.targets.cuda.record import Record
 from zoo.attention.backward import keys_gradient

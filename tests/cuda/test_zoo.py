@@ -19,7 +19,8 @@ from tilewright.ir.target import Target
 from tilewright.ir.verify import Stage
 from tilewright.passes.cuda_passes import LOWER, SCHEDULE
 from tilewright.passes.run import run_pipeline
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 from zoo.attention.backward import keys_gradient, queries_gradient, row_products
 from zoo.attention.flash import flash_attention
 from zoo.elementwise.swiglu import swiglu_rows

@@ -17,7 +17,8 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import print_op
 from tilewright.passes.grid.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.support.errors import TilewrightError
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 from zoo.attention.flash import flash_attention
 from zoo.gemm.gemm import gemm_relu
 

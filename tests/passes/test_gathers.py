@@ -17,7 +17,8 @@ from tilewright.ir.verify import Stage, verify
 from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import CompileError, RunError, TilewrightError, VerifyError
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 
 TARGETS = {"producer": ROLES, "all threads": HOPPER, "sm_80": AMPERE}
 ROWS = 300

@@ -16,7 +16,8 @@ from tilewright.ir.verify import Stage
 from tilewright.passes.cuda_passes import LOWER
 from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import TilewrightError
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 
 
 def unpacked(stages=3, K=192, kept=False, threads=256, steps=4):

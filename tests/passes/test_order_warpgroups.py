@@ -27,7 +27,8 @@ from tilewright.passes.overlap.order_warpgroups import order_warpgroups
 from tilewright.passes.reasons import listening
 from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import RunError, TilewrightError, VerifyError
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 from zoo.attention.flash import flash_attention
 
 # iterations as they are written

@@ -27,7 +27,8 @@ from tilewright.passes.grid.order_blocks import order_blocks
 from tilewright.passes.grid.persist_blocks import ABOUT, blocks_of, persist_blocks, why_not
 from tilewright.passes.reasons import listening
 from tilewright.support.errors import RunError
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 from zoo.attention.flash import flash_attention
 from zoo.attention.flash import reference as reference_attention
 from zoo.gemm.gemm import gemm_relu

@@ -14,7 +14,8 @@ from tilewright import machine
 from tilewright.ir.op import Arrive, Copy, Role, Wait, walk_ops
 from tilewright.ir.text import print_op
 from tilewright.passes.overlap.roles import why_not
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 
 
 def product(threads=256, stages=3, K=256):

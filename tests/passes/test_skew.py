@@ -28,7 +28,8 @@ from tilewright.passes.overlap.skew import Skew, _Statements, find_skew
 from tilewright.passes.reasons import listening
 from tilewright.passes.run import Pass, run_pipeline
 from tilewright.support.errors import CompileError
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 from zoo.attention.flash import flash_attention
 from zoo.gemm.gemm import gemm_relu
 from zoo.mla.decode import mla_decode

@@ -20,7 +20,8 @@ from tilewright.ir.verify import Stage, verify
 from tilewright.passes.overlap.prefetch_loads import prefetch_loads
 from tilewright.passes.overlap.skew import _begins, _Statements
 from tilewright.support.errors import TilewrightError
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 
 SKEWED = ROLES.choosing(skew=True)
 

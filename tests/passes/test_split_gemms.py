@@ -12,7 +12,8 @@ from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Alloc, Gemm, Relayout, walk_ops
 from tilewright.passes.layout.choose_gemms import choose_gemms
 from tilewright.passes.layout.split_gemms import split_gemms
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 
 CUT = ROLES.choosing(split_gemms=True)
 

@@ -33,7 +33,8 @@ from tilewright.ir.text import parse_program, print_op, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
 from tilewright.passes.reasons import listening
-from tilewright.targets.cuda.backend import CudaKernel, lower
+from tilewright.targets.cuda.backend import lower
+from tilewright.targets.cuda.kernel import CudaKernel
 from zoo.attention.flash import flash_attention
 
 CUDA = Target.parse("cuda")

@@ -10,10 +10,7 @@ from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.code import Code
 from tilewright.targets.cpu.emit import emit_module
 from tilewright.targets.cpu.host import LLVM_LOCK, host, object_file, optimize
-from tilewright.targets.cpu.kernel import CpuKernel, compile_program
 from tilewright.targets.cpu.llvm_text import symbol
-
-__all__ = ["CpuKernel", "compile_program", "generate", "lower"]
 
 
 def lower(program: Program, target: Target) -> Trace:

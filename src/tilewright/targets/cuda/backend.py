@@ -42,7 +42,6 @@ from tilewright.passes.run import Trace, run_pipeline
 from tilewright.support.errors import CompileError, Cost, VerifyError
 from tilewright.targets.cuda.blame import blamed, with_tiles
 from tilewright.targets.cuda.emit import HEADER, PARTS, KernelSource, MapParam, Source, emit_program
-from tilewright.targets.cuda.kernel import CudaKernel, compile_program
 from tilewright.targets.cuda.launch import LaunchSpec, Param, Scalar, Size, TensorPointer
 from tilewright.targets.cuda.launch import (
     Map as MapArg,
@@ -53,8 +52,6 @@ from tilewright.targets.cuda.occupancy import MULTIPROCESSORS, blocks_to_ask
 from tilewright.targets.cuda.record import Record
 from tilewright.targets.cuda.remedies import LEVELS, SERIALIZED, explain, search
 from tilewright.targets.cuda.tensormap import TensorMapSpec
-
-__all__ = ["Built", "CudaKernel", "build", "compile_program", "lower"]
 
 Result = TypeVar("Result")
 
