@@ -9,9 +9,11 @@ from typing import Any
 
 from tilewright.ir.analysis import bounds
 from tilewright.ir.buffer import Buffer
+from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, fold, transform
 from tilewright.ir.op import Program, View, operands, read_buffers, walk_ops, written_buffers
 from tilewright.support.errors import LaunchError
+from tilewright.support.show import brief
 
 
 def in_order(
@@ -250,3 +252,69 @@ def static_value(expr: Expr, values: Mapping[Var, int]) -> int:
 
 def describe(shape: tuple[Expr, ...]) -> str:
     return "(" + ", ".join(str(size) for size in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+# ── arguments that are refused, whatever memory they lie in ──────────────────────────────────
+
+
+def check_size(tensor: Buffer, shape: tuple[int, ...], want: tuple[int, ...]) -> None:
+    """Raise where an array does not have the sizes of its tensor."""
+    if shape == want:
+        return
+    axis = next(i for i, (a, b) in enumerate(zip(shape, want, strict=True)) if a != b)
+    fixed = all(isinstance(s, Const) for s in tensor.shape)
+    raise LaunchError(
+        f"{tensor.name} has the wrong size in dimension {axis}",
+        expected=str(want) if fixed else f"{want}, declared as {describe(tensor.shape)}",
+        got=str(shape),
+        fix="pass an array of that shape, or compile the kernel for this one",
+    )
+
+
+def check_strides(
+    name: str, strides: tuple[int, ...], want: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    """Raise where an array does not have the declared strides, in elements."""
+    for axis, (a, b, extent) in enumerate(zip(strides, want, shape, strict=True)):
+        if a != b and extent > 1:
+            raise LaunchError(
+                f"{name} has the wrong stride in dimension {axis}",
+                expected=f"{want} elements",
+                got=f"{strides} elements",
+                fix="pass an array with these strides, or declare others",
+            )
+
+
+def check_places(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    """Raise where several elements of a written array are one place in memory."""
+    if meets_itself(shape, strides):
+        raise LaunchError(
+            f"{name} is written, and several of its indices are one place in memory",
+            expected="a place of its own for each element",
+            got=f"strides of {strides} elements for a shape of {shape}",
+            fix=f"pass a copy of {name}, which has all its elements",
+        )
+
+
+def overlaps(name: str, other: str, spans: Mapping[str, tuple[int, ...]]) -> LaunchError:
+    """A written array shares memory with another; `spans` are first bytes and ends."""
+    (low, high), (start, stop) = spans[name], spans[other]
+    return LaunchError(
+        f"{name} is written and overlaps {other}",
+        expected="a written parameter that shares no memory with another",
+        got=f"{name} at {low:#x} … {high:#x}, {other} at {start:#x} … {stop:#x}",
+        fix=f"pass a copy of {other}, or write to a new array",
+    )
+
+
+def does_not_fit(name: str, value: Any, dtype: DType) -> LaunchError:
+    """A number that its type cannot hold."""
+    span = f"{dtype.min_value} … {dtype.max_value}"
+    return LaunchError(
+        f"{name} = {brief(value)} does not fit {dtype}",
+        expected=span if dtype.is_int else f"at most {dtype.max_value:g}",
+        got=brief(value),
+        fix=f"declare {name} as T.int64"
+        if dtype.is_int
+        else "pass a smaller number, or float('inf') where that is meant",
+    )

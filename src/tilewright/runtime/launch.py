@@ -11,10 +11,14 @@ import numpy as np
 
 from tilewright.ir.bind import (
     array_sizes,
+    check_places,
+    check_size,
+    check_strides,
     describe,
+    does_not_fit,
     given_part,
     in_order,
-    meets_itself,
+    overlaps,
     static_value,
     unused_params,
     written_params,
@@ -165,25 +169,13 @@ class Launcher:
         spans = {n: tuple(address_of(a) + end for end in reach(a)) for n, a in arrays.items()}
         for name in self.written & arrays.keys():
             mine = arrays[name]
-            if meets_itself(mine.shape, mine.strides):
-                raise LaunchError(
-                    f"{name} is written, and several of its indices are one place in memory",
-                    expected="a place of its own for each element",
-                    got=f"strides of {tuple(s // mine.itemsize for s in mine.strides)} elements "
-                    f"for a shape of {mine.shape}",
-                    fix=f"pass a copy of {name}, which has all its elements",
-                )
+            check_places(name, mine.shape, _strides(mine))
             low, high = spans[name]
             for other, (start, stop) in spans.items():
                 if other == name or not (start < high and low < stop):
                     continue
                 if np.shares_memory(mine, arrays[other]):
-                    raise LaunchError(
-                        f"{name} is written and overlaps {other}",
-                        expected="a written parameter that shares no memory with another",
-                        got=f"{name} at {low:#x} … {high:#x}, {other} at {start:#x} … {stop:#x}",
-                        fix=f"pass a copy of {other}, or write to a new array",
-                    )
+                    raise overlaps(name, other, spans)
 
 
 def _position(index: Any, count: int) -> int:
@@ -224,22 +216,12 @@ def _scalar(param: Var, value: Any) -> Any:
     value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if isinstance(value, bool) or (isinstance(value, int) and not dtype.is_bool):
         if dtype.is_int and not dtype.min_value <= value <= dtype.max_value:
-            raise LaunchError(
-                f"{param.name} = {brief(value)} does not fit {dtype}",
-                expected=f"{dtype.min_value} … {dtype.max_value}",
-                got=brief(value),
-                fix=f"declare {param.name} as T.int64",
-            )
+            raise does_not_fit(param.name, value, dtype)
         try:
             with np.errstate(over="ignore"):
                 return dtype.numpy.type(value)
         except OverflowError:
-            raise LaunchError(
-                f"{param.name} = {brief(value)} does not fit {dtype}",
-                expected=f"at most {dtype.max_value:g}",
-                got=brief(value),
-                fix="pass a smaller number, or float('inf') where that is meant",
-            ) from None
+            raise does_not_fit(param.name, value, dtype) from None
     if isinstance(value, float) and dtype.is_float:
         with np.errstate(over="ignore"):
             return dtype.numpy.type(value)
@@ -257,43 +239,29 @@ def _shape(tensor: Buffer, sizes: dict[Var, int]) -> tuple[int, ...]:
 
 def _check_shape(tensor: Buffer, array: Array, sizes: dict[Var, int]) -> None:
     want = _shape(tensor, sizes)
-    if array.shape != want:
-        got = str(array.shape)
-        if len(array.shape) != len(want):
-            raise LaunchError(
-                f"{tensor.name} must have {len(want)} dimensions",
-                expected=describe(tensor.shape),
-                got=got,
-                fix=f"reshape it to {describe(tensor.shape)}",
-            )
-        axis = next(i for i, (a, b) in enumerate(zip(array.shape, want, strict=True)) if a != b)
+    if len(array.shape) != len(want):
         raise LaunchError(
-            f"{tensor.name} has the wrong size in dimension {axis}",
-            expected=str(want)
-            if all(isinstance(s, Const) for s in tensor.shape)
-            else f"{want}, declared as {describe(tensor.shape)}",
-            got=got,
-            fix="pass an array of that shape, or compile the kernel for this one",
+            f"{tensor.name} must have {len(want)} dimensions",
+            expected=describe(tensor.shape),
+            got=str(array.shape),
+            fix=f"reshape it to {describe(tensor.shape)}",
         )
+    check_size(tensor, array.shape, want)
     if tensor.strides is None:
         if not array.flags.c_contiguous:
             raise LaunchError(
                 f"{tensor.name} must be contiguous (row-major)",
                 expected=f"the elements of {describe(tensor.shape)} one after another",
-                got=f"strides of {tuple(s // array.itemsize for s in array.strides)} elements",
+                got=f"strides of {_strides(array)} elements",
                 fix="pass np.ascontiguousarray(x) / x.contiguous(), or declare T.StridedTensor",
             )
         return
     expect = tuple(_value(s, sizes) for s in tensor.strides)
-    got_strides = tuple(s // array.itemsize for s in array.strides)
-    for axis, (a, b, extent) in enumerate(zip(got_strides, expect, want, strict=True)):
-        if a != b and extent > 1:
-            raise LaunchError(
-                f"{tensor.name} has the wrong stride in dimension {axis}",
-                expected=f"{expect} elements",
-                got=f"{got_strides} elements",
-                fix="pass an array with these strides, or declare others",
-            )
+    check_strides(tensor.name, _strides(array), expect, want)
+
+
+def _strides(array: Array) -> tuple[int, ...]:
+    return tuple(s // array.itemsize for s in array.strides)
 
 
 def _value(size: Expr, sizes: dict[Var, int]) -> int:

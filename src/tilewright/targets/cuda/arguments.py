@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.bind import bind_sizes, describe, given_part, meets_itself, static_value
+from tilewright.ir.bind import (
+    bind_sizes,
+    check_places,
+    check_size,
+    check_strides,
+    given_part,
+    overlaps,
+    static_value,
+)
 from tilewright.ir.dtype import DType
 from tilewright.ir.op import Program
 from tilewright.support.errors import LaunchError
@@ -38,28 +46,13 @@ class ProgramCheck:
         for tensor in program.tensors:
             view, name = views[tensor.name], tensor.name
             want = tuple(static_value(s, sizes) for s in tensor.shape)
-            if shapes[name] != want:
-                pairs = zip(shapes[name], want, strict=True)
-                axis = next(i for i, (a, b) in enumerate(pairs) if a != b)
-                raise LaunchError(
-                    f"{name} has the wrong size in dimension {axis}",
-                    expected=f"{want}, declared as {describe(tensor.shape)}",
-                    got=str(shapes[name]),
-                    fix="pass an array of that shape, or compile the kernel for this one",
-                )
+            check_size(tensor, shapes[name], want)
             if tensor.strides is None:
                 if not view.contiguous:
                     raise not_contiguous(name, view)
             else:
                 steps = tuple(static_value(s, sizes) for s in tensor.strides)
-                for axis, (a, b, extent) in enumerate(zip(view.strides, steps, want, strict=True)):
-                    if a != b and extent > 1:
-                        raise LaunchError(
-                            f"{name} has the wrong stride in dimension {axis}",
-                            expected=f"{steps} elements",
-                            got=f"{view.strides} elements",
-                            fix="pass an array with these strides, or declare others",
-                        )
+                check_strides(name, view.strides, steps, want)
         self._check_overlap(views)
         return {var.name: value for var, value in sizes.items()}
 
@@ -102,27 +95,14 @@ class ProgramCheck:
 
     def _check_overlap(self, views: Mapping[str, ArrayView]) -> None:
         for name in self.written & views.keys():
-            if meets_itself(views[name].shape, views[name].strides):
-                raise LaunchError(
-                    f"{name} is written, and several of its indices are one place in memory",
-                    expected="a place of its own for each element",
-                    got=f"strides of {views[name].strides} elements for a shape of "
-                    f"{views[name].shape}",
-                    fix=f"pass a copy of {name}, which has all its elements",
-                )
+            check_places(name, views[name].shape, views[name].strides)
         spans = {name: view.span for name, view in views.items()}
         for a, b in combinations(spans, 2):
             if not self.written & {a, b}:
                 continue
             (low, high), (start, stop) = spans[a], spans[b]
             if start < high and low < stop and _share(views[a], views[b]):
-                one, other = (a, b) if a in self.written else (b, a)
-                raise LaunchError(
-                    f"{one} is written and overlaps {other}",
-                    expected="a written parameter that shares no memory with another",
-                    got=f"{a} at {low:#x} … {high:#x}, {b} at {start:#x} … {stop:#x}",
-                    fix=f"pass a copy of {other}, or write to a new array",
-                )
+                raise overlaps(*((a, b) if a in self.written else (b, a)), spans)
 
 
 def _share(a: ArrayView, b: ArrayView) -> bool:
