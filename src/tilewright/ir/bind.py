@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 from tilewright.ir.analysis import bounds
 from tilewright.ir.buffer import Buffer
+from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, fold, transform
 from tilewright.ir.op import Program, View, operands, read_buffers, walk_ops, written_buffers
 from tilewright.support.errors import LaunchError
+from tilewright.support.show import brief
 
 
 def in_order(
@@ -333,3 +335,16 @@ def static_value(expr: Expr, values: Mapping[Var, int]) -> int:
 
 def describe(shape: tuple[Expr, ...]) -> str:
     return "(" + ", ".join(str(size) for size in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+def does_not_fit(name: str, value: Any, dtype: DType) -> LaunchError:
+    """A number that its type cannot hold."""
+    span = f"{dtype.min_value} … {dtype.max_value}"
+    return LaunchError(
+        f"{name} = {brief(value)} does not fit {dtype}",
+        expected=span if dtype.is_int else f"at most {dtype.max_value:g}",
+        got=brief(value),
+        fix=f"declare {name} as T.int64"
+        if dtype.is_int
+        else "pass a smaller number, or float('inf') where that is meant",
+    )

@@ -15,6 +15,7 @@ from tilewright.ir.bind import (
     check_apart,
     check_shape,
     describe,
+    does_not_fit,
     given_part,
     in_order,
     shape_of,
@@ -208,22 +209,12 @@ def _scalar(param: Var, value: Any) -> Any:
     value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if isinstance(value, bool) or (isinstance(value, int) and not dtype.is_bool):
         if dtype.is_int and not dtype.min_value <= value <= dtype.max_value:
-            raise LaunchError(
-                f"{param.name} = {brief(value)} does not fit {dtype}",
-                expected=f"{dtype.min_value} … {dtype.max_value}",
-                got=brief(value),
-                fix=f"declare {param.name} as T.int64",
-            )
+            raise does_not_fit(param.name, value, dtype)
         try:
             with np.errstate(over="ignore"):
                 return dtype.numpy.type(value)
         except OverflowError:
-            raise LaunchError(
-                f"{param.name} = {brief(value)} does not fit {dtype}",
-                expected=f"at most {dtype.max_value:g}",
-                got=brief(value),
-                fix="pass a smaller number, or float('inf') where that is meant",
-            ) from None
+            raise does_not_fit(param.name, value, dtype) from None
     if isinstance(value, float) and dtype.is_float:
         with np.errstate(over="ignore"):
             return dtype.numpy.type(value)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.dtype import dtype
-from tilewright.ir.expr import Const, Expr, Var, const, variables
+from tilewright.ir.dtype import DType, dtype
+from tilewright.ir.expr import Expr, Var, variables
 from tilewright.ir.op import Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_expr, print_expr, print_program
@@ -63,56 +64,49 @@ class Kept:
 
 def _lines(program: Program) -> list[Json]:
     """Where each op stands, in the order of the text."""
-    locs = (op.loc for kernel in program.kernels for op in walk_ops(kernel))
-    return [None if loc is None else loc_to_json(loc) for loc in locs]
+    return [to_json(op.loc) for kernel in program.kernels for op in walk_ops(kernel)]
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────
 
 
-def loc_to_json(loc: Loc) -> Json:
-    callers = [loc_to_json(caller) for caller in loc.callers]
-    return [loc.file, loc.line, loc.column, loc.end_column, callers]
+def to_json(value: Any) -> Json:
+    """Numbers, words, expressions, types, positions and other records, alone or in tuples."""
+    if isinstance(value, Expr):
+        names = sorted((v.name, v.dtype.name) for v in variables(value))
+        return {"Expr": [print_expr(value), dict(names)]}
+    if isinstance(value, DType):
+        return {"DType": value.name}
+    if isinstance(value, tuple):
+        return [to_json(v) for v in value]
+    if is_dataclass(value):
+        return {type(value).__name__: [to_json(getattr(value, f.name)) for f in fields(value)]}
+    if value is None or isinstance(value, (int, str)):
+        return value
+    raise ValueError(f"{value} has no text")
 
 
-def loc_from_json(value: Json) -> Loc:
-    file, line, column, end, callers = value
-    return Loc(file, line, column, end, tuple(map(loc_from_json, callers)))
+def from_json(value: Json, *classes: type) -> Any:
+    """What `to_json` was given; its records are of these classes."""
+    if isinstance(value, list):
+        return tuple(from_json(v, *classes) for v in value)
+    if not isinstance(value, dict):
+        return value
+    ((kind, parts),) = value.items()
+    if kind == "Expr":
+        text, names = parts
+        return parse_expr(text, {name: Var(name, dtype(k)) for name, k in names.items()})
+    if kind == "DType":
+        return dtype(parts)
+    known = {c.__name__: c for c in (Loc, *classes)}
+    return known[kind](*from_json(parts, *classes))
 
 
-def expr_to_json(expr: Expr) -> Json:
-    """A number, or an expression's text with the variables in it."""
-    if isinstance(expr, Const) and expr.dtype.name == "int32":
-        return expr.value
-    return [print_expr(expr), {v.name: v.dtype.name for v in sorted(variables(expr), key=_name)}]
-
-
-def expr_from_json(value: Json) -> Expr:
-    if isinstance(value, int):
-        return const(value)
-    text, names = value
-    return parse_expr(text, {name: Var(name, dtype(kind)) for name, kind in names.items()})
-
-
-def exprs_to_json(exprs: Sequence[Expr]) -> list[Json]:
-    return [expr_to_json(e) for e in exprs]
-
-
-def exprs_from_json(values: Sequence[Json]) -> tuple[Expr, ...]:
-    return tuple(map(expr_from_json, values))
-
-
-def scratch_to_json(buffers: Sequence[Buffer]) -> list[Json]:
+def scratch_to_json(buffers: Sequence[Buffer]) -> Json:
     """Tensors that live for one call."""
-    return [[b.name, exprs_to_json(b.shape), b.dtype.name] for b in buffers]
+    return to_json(tuple((b.name, b.shape, b.dtype) for b in buffers))
 
 
-def scratch_from_json(values: Sequence[Json]) -> tuple[Buffer, ...]:
-    return tuple(
-        Buffer(name, exprs_from_json(shape), dtype(kind), Space.GLOBAL)
-        for name, shape, kind in values
-    )
-
-
-def _name(var: Var) -> str:
-    return var.name
+def scratch_from_json(values: Json) -> tuple[Buffer, ...]:
+    parts = from_json(values)
+    return tuple(Buffer(name, shape, kind, Space.GLOBAL) for name, shape, kind in parts)

@@ -122,53 +122,115 @@ def check_program(
     made: Sequence[str] = (),
 ) -> Report:  # fmt: skip
     """Run one kernel on all its cases; `made` are the tensors that a call of it makes."""
-    report = Report(program.name)
-    cases: list[dict[str, Any]] = [
-        {**case, "data": kind, "seed": seed}
-        for seed in range(plan.seeds)
-        for case in sizes(program, chosen)
-        for kind in KINDS
-    ]
-
-    def make(*, data: str, seed: int, **case: int) -> dict[str, Any]:
-        return arguments(program, case, data, seed, chosen)
-
+    check = _Check(program, chosen, plan, end, made, Report(program.name))
     with _until(end):
-        _check_cases(program, plan, cases, make, end, progress, report, made)
-    return report
+        check.run(progress)
+    return check.report
 
 
-def _check_cases(
-    program: Program, plan: Plan, cases: Sequence[dict[str, Any]], make: Any, end: float,
-    progress: Progress, report: Report, made: Sequence[str],
-) -> None:  # fmt: skip
-    passed: list[dict[str, Any]] = []
-    wanted: list[dict[str, Array]] = []
-    for number, case in enumerate(cases):
-        progress.say(f"{program.name}: {_describe(case)} ({number + 1} of {len(cases)})")
+@dataclass
+class _Check:
+    program: Program
+    chosen: Mapping[str, Any]
+    plan: Plan
+    end: float
+    made: Sequence[str]
+    report: Report
+
+    def run(self, progress: Progress) -> None:
+        cases: list[dict[str, Any]] = [
+            {**case, "data": kind, "seed": seed}
+            for seed in range(self.plan.seeds)
+            for case in sizes(self.program, self.chosen)
+            for kind in KINDS
+        ]
+        name, report = self.program.name, self.report
+        passed: list[dict[str, Any]] = []
+        wanted: list[dict[str, Array]] = []
+        for number, case in enumerate(cases):
+            progress.say(f"{name}: {_describe(case)} ({number + 1} of {len(cases)})")
+            try:
+                found = self.interpret(case)
+            except Stopped:
+                report.note(f"the time was over after {number} of {len(cases)} inputs")
+                break
+            report.runs += 1
+            if found is not None:
+                report.passed += 1
+                passed.append(case)
+                wanted.append(found)
+                if number < len(cases) // self.plan.seeds:
+                    self.other_order(case, found)
+        for target in self.plan.targets if passed else ():
+            progress.say(f"{name} on {target}")
+            try:
+                if time.monotonic() > self.end:
+                    raise Stopped
+                self.compare(passed, wanted, target)
+            except Stopped:
+                report.note(f"{target} was not compared: the time was over")
+
+    def make(self, *, data: str, seed: int, **case: int) -> dict[str, Any]:
+        return arguments(self.program, case, data, seed, self.chosen)
+
+    def interpret(self, case: dict[str, Any]) -> dict[str, Array] | None:
+        """The arrays after a checked run; None when it failed."""
+        given, said = self.make(**case), _describe(case)
         try:
-            given = make(**case)
-            found = _interpret(
-                program, given, case["seed"], end, report, _describe(case), plan, made
+            result = machine.run(
+                self.program, given, sanitize=True, nan=self.plan.nan, seed=case["seed"],
+                stepper=_Deadline(self.end), made=self.made,
+            )  # fmt: skip
+        except SanitizerError as error:
+            self.report.add((error.kind, error.loc), str(error), said)
+            return None
+        except RunError as error:
+            if "the interpreter cannot run" in error.message:
+                self.report.note(f"not checked: {error.message}")
+            else:
+                self.report.add((error.message.split(":")[0], error.loc), str(error), said)
+            return None
+        for warning in result.warnings:
+            self.report.warn((warning.kind, warning.diagnostic.loc), str(warning), said)
+        return {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+
+    def other_order(self, case: dict[str, Any], want: dict[str, Array]) -> None:
+        """Blocks in another order must not change anything."""
+        given = self.make(**case)
+        try:
+            machine.run(self.program, given, seed=12345, stepper=_Deadline(self.end))
+        except (Stopped, RunError):
+            return
+        for name, array in want.items():
+            told = difference(array, given[name])
+            if told:
+                self.report.add(
+                    ("order", name),
+                    f"order: {name} depends on the order in which blocks run: {told}",
+                    _describe(case),
+                )
+
+    def compare(
+        self, cases: Sequence[Mapping[str, Any]], wanted: Sequence[dict[str, Array]], target: str
+    ) -> None:
+        unit, exact = _unit(self.program), _is_exact(self.program)
+        for kind in KINDS:
+            chosen = [k for k, case in enumerate(cases) if case["data"] == kind]
+            slack = 0.0 if exact and kind == "integers" else unit
+            told = [cases[k] for k in chosen], target, [wanted[k] for k in chosen]
+            verdict = against(self.program, self.make, *told, slack)
+            if verdict is None:
+                continue
+            if verdict.kind == "refused":
+                self.report.note(f"{target} was not compared: {verdict.detail}")
+                return
+            self.report.add(
+                (verdict.kind, target),
+                f"{verdict.kind} on {target}: {verdict.detail}",
+                f"{kind}; the interpreter's result is what it should be",
             )
-        except Stopped:
-            report.note(f"the time was over after {number} of {len(cases)} inputs")
-            break
-        report.runs += 1
-        if found is not None:
-            report.passed += 1
-            passed.append(case)
-            wanted.append(found)
-            if number < len(cases) // plan.seeds:
-                _other_order(program, make(**case), found, end, report, _describe(case))
-    for target in plan.targets if passed else ():
-        progress.say(f"{program.name} on {target}")
-        try:
-            if time.monotonic() > end:
-                raise Stopped
-            _compare(program, make, passed, wanted, target, report)
-        except Stopped:
-            report.note(f"{target} was not compared: the time was over")
+            return
+        self.report.compared.append(target)
 
 
 @contextmanager
@@ -194,78 +256,6 @@ def _until(end: float) -> Iterator[None]:
 
 def _describe(case: Mapping[str, Any]) -> str:
     return ", ".join(f"{k}={v}" if k not in ("data",) else str(v) for k, v in case.items())
-
-
-def _interpret(
-    program: Program, given: dict[str, Any], seed: int, end: float, report: Report, case: str,
-    plan: Plan, made: Sequence[str],
-) -> dict[str, Array] | None:  # fmt: skip
-    """The arrays after a checked run; None when it failed."""
-    try:
-        result = machine.run(
-            program, given, sanitize=True, nan=plan.nan, seed=seed, stepper=_Deadline(end),
-            made=made,
-        )  # fmt: skip
-    except SanitizerError as error:
-        report.add((error.kind, error.loc), str(error), case)
-        return None
-    except RunError as error:
-        if "the interpreter cannot run" in error.message:
-            report.note(f"not checked: {error.message}")
-        else:
-            report.add((error.message.split(":")[0], error.loc), str(error), case)
-        return None
-    for warning in result.warnings:
-        report.warn((warning.kind, warning.diagnostic.loc), str(warning), case)
-    return {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
-
-
-def _other_order(
-    program: Program, given: dict[str, Any], want: dict[str, Array], end: float, report: Report,
-    case: str,
-) -> None:  # fmt: skip
-    """Blocks in another order must not change anything."""
-    try:
-        machine.run(program, given, seed=12345, stepper=_Deadline(end))
-    except (Stopped, RunError):
-        return
-    for name, array in want.items():
-        told = difference(array, given[name])
-        if told:
-            report.add(
-                ("order", name),
-                f"order: {name} depends on the order in which blocks run: {told}",
-                case,
-            )
-
-
-def _compare(
-    program: Program,
-    make: Any,
-    cases: Sequence[Mapping[str, Any]],
-    wanted: Sequence[dict[str, Array]],
-    target: str,
-    report: Report,
-) -> None:
-    unit, exact = _unit(program), _is_exact(program)
-    for kind in KINDS:
-        chosen = [k for k, case in enumerate(cases) if case["data"] == kind]
-        slack = 0.0 if exact and kind == "integers" else unit
-        verdict = against(
-            program, make, [cases[k] for k in chosen], target, [wanted[k] for k in chosen], slack
-        )
-        if verdict is None:
-            continue
-        if verdict.kind == "refused":
-            report.note(f"{target} was not compared: {verdict.detail}")
-            return
-        report.add(
-            (verdict.kind, target),
-            f"{verdict.kind} on {target}: {verdict.detail}",
-            f"{kind}; the interpreter's result is what it should be",
-        )
-        return
-    report.compared.append(target)
 
 
 _SMALL = {

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -324,40 +324,22 @@ class _Printer:
         if isinstance(value, str):
             return json.dumps(value, ensure_ascii=False)
         if isinstance(value, tuple):
-            inner = ", ".join(self.literal(v) for v in value)
+            inner = ", ".join(map(self.literal, value))
             return f"({inner},)" if len(value) == 1 else f"({inner})"
         raise CompileError(f"a {type(value).__name__} has no text in the IR", got=repr(value)[:80])
 
     def value(self, hole: Hole, value: Any, op: Op) -> str:
-        kind = hole.kind
-        if kind == "expr":
-            anchor = getattr(op, hole.anchor).dtype if hole.anchor else None
-            return self.expr(value, anchor)
-        if kind == "region":
-            return self.region(value)
-        if kind == "var":
-            return self.var(value)
-        if kind == "buffer":
-            return name_text(value.name)
-        if kind == "declaration":
-            return self.declaration(value)
-        if kind == "indices":
-            return self.indices(value)
-        if kind == "str":
-            return _word(value) if hole.default != "" else json.dumps(value, ensure_ascii=False)
-        if kind == "layout":
-            return json.dumps(repr(value))
-        if kind == "vars":
-            return _tuple([self.var(v) for v in value])
-        if kind == "exprs":
-            return _tuple([self.expr(v) for v in value])
-        if kind == "operands":
-            return _tuple(
-                ["&" + self.region(v) if isinstance(v, Region) else self.expr(v) for v in value]
-            )
-        if kind == "ints":
-            return _tuple([str(v) for v in value])
-        return self.literal(value)
+        if hole.anchor:
+            return self.expr(value, getattr(op, hole.anchor).dtype)
+        if hole.kind == "str" and hole.default != "":
+            return _word(value)
+        return _WRITERS.get(hole.kind, _Printer.literal)(self, value)
+
+    def listed(self, items: Sequence[Any], item: Callable[[Any], str]) -> str:
+        return item(items[0]) if len(items) == 1 else f"({', '.join(map(item, items))})"
+
+    def operand(self, value: Expr | Region) -> str:
+        return "&" + self.region(value) if isinstance(value, Region) else self.expr(value)
 
     # ── ops ──────────────────────────────────────────────────────────────────────────────────
 
@@ -425,6 +407,19 @@ class _Printer:
         out.append("}\n")
 
 
+_WRITERS: dict[str, Callable[[_Printer, Any], str]] = {
+    "expr": _Printer.expr,
+    "region": _Printer.region,
+    "var": _Printer.var,
+    "buffer": lambda p, buffer: name_text(buffer.name),
+    "declaration": _Printer.declaration,
+    "indices": _Printer.indices,
+    "layout": lambda p, layout: json.dumps(repr(layout)),
+    "vars": lambda p, items: p.listed(items, p.var),
+    "exprs": lambda p, items: p.listed(items, p.expr),
+    "operands": lambda p, items: p.listed(items, p.operand),
+    "ints": lambda p, items: p.listed(items, str),
+}
 _ZERO, _ONE = const(0), const(1)
 
 
@@ -434,10 +429,6 @@ def call_dtype(name: str, args: Sequence[Expr]) -> DType | None:
     if function is None or function.result == "free" or not args:
         return None
     return BOOL if function.result == "bool" else args[0].dtype
-
-
-def _tuple(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
 
 
 def print_expr(expr: Expr) -> str:

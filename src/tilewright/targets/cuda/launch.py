@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tilewright.ir.bind import does_not_fit
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import INT32, DType
 from tilewright.support.errors import LaunchError, Loc
@@ -58,11 +59,7 @@ class TensorPointer:
     bytes = align = 8
 
 
-@dataclass(frozen=True)
-class Scalar:
-    """A number the caller passes."""
-
-    name: str
+class _Number:
     dtype: DType
 
     @property
@@ -73,17 +70,19 @@ class Scalar:
 
 
 @dataclass(frozen=True)
-class Size:
+class Scalar(_Number):
+    """A number the caller passes."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Size(_Number):
     """A number that follows from the arguments' shapes."""
 
     value: Value
     dtype: DType = INT32
-
-    @property
-    def bytes(self) -> int:
-        return self.dtype.bytes
-
-    align = bytes
 
 
 @dataclass(frozen=True)
@@ -139,12 +138,7 @@ def encode_scalar(name: str, dtype: DType, value: Any) -> bytes:
         if isinstance(number, (str, bytes, complex)):  # NumPy would read them
             raise TypeError
         if dtype.is_int and not dtype.min_value <= number <= dtype.max_value:
-            raise LaunchError(
-                f"{name} = {brief(number)} does not fit {dtype}",
-                expected=f"{dtype.min_value} … {dtype.max_value}",
-                got=brief(number),
-                fix=f"declare {name} as T.int64",
-            )
+            raise does_not_fit(name, number, dtype)
         if dtype.is_int and number != int(number):
             raise LaunchError(
                 f"{name} must be an integer",
@@ -155,12 +149,7 @@ def encode_scalar(name: str, dtype: DType, value: Any) -> bytes:
         with np.errstate(over="ignore"):
             return np.asarray(number).astype(dtype.numpy).tobytes()
     except OverflowError:
-        raise LaunchError(
-            f"{name} = {brief(number)} does not fit {dtype}",
-            expected=f"at most {dtype.max_value:g}",
-            got=brief(number),
-            fix="pass a smaller number, or float('inf') where that is meant",
-        ) from None
+        raise does_not_fit(name, number, dtype) from None
     except (TypeError, ValueError):
         raise LaunchError(
             f"{name} must be a {dtype} scalar",
