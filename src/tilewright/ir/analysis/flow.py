@@ -8,7 +8,8 @@ carries, decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from operator import is_
 from typing import Generic, TypeAlias, TypeVar
 
 from tilewright.ir.op import Body, Break, Continue, For, If, Kernel, Op, While, marked
@@ -19,6 +20,9 @@ Loop: TypeAlias = For | While
 Path: TypeAlias = tuple[
     tuple[int, str], ...
 ]  # from the kernel's body: which op, which of its bodies
+
+
+ENTERED = (For, If, While)
 
 
 class Flow(Generic[S]):
@@ -55,7 +59,7 @@ class Flow(Generic[S]):
         state = self.visit(op, state, out)
         if isinstance(op, (Break, Continue)) and self.jumps:
             self.jumps[-1].append(state)
-        elif isinstance(op, (For, If, While)):
+        elif isinstance(op, ENTERED):
             op, state = self.inside(op, state, out)
         out.append(op)
         return state
@@ -89,17 +93,13 @@ class Flow(Generic[S]):
 
 def same(ops: Sequence[Op], body: Body) -> Body:
     """`ops`, as the tuple `body` where it holds just these."""
-    return body if len(ops) == len(body) and all(map(_is, ops, body)) else tuple(ops)
-
-
-def _is(a: Op, b: Op) -> bool:
-    return a is b
+    return body if len(ops) == len(body) and all(map(is_, ops, body)) else tuple(ops)
 
 
 def goes_into(op: Op) -> bool:
     """Whether a walk looks at the ops inside one by one: a map is one op, and barriers order the
     warps of a role."""
-    return isinstance(op, (For, If, While))
+    return isinstance(op, ENTERED)
 
 
 # ── places ───────────────────────────────────────────────────────────────────────────────────
@@ -107,15 +107,17 @@ def goes_into(op: Op) -> bool:
 
 def paths(kernel: Kernel) -> dict[int, Path]:
     """Where ops are, by their ids."""
+    found: dict[int, Path] = {}
 
-    def go(body: Body, at: Path) -> Iterator[tuple[int, Path]]:
+    def go(body: Body, at: Path) -> None:
         for k, op in enumerate(body):
-            yield id(op), (*at, (k, ""))
-            if goes_into(op):
+            found[id(op)] = (*at, (k, ""))
+            if isinstance(op, ENTERED):
                 for f in marked(op, "body"):
-                    yield from go(getattr(op, f.name), (*at, (k, f.name)))
+                    go(getattr(op, f.name), (*at, (k, f.name)))
 
-    return dict(go(kernel.body, ()))
+    go(kernel.body, ())
+    return found
 
 
 def chain(kernel: Kernel, path: Path) -> list[Op]:

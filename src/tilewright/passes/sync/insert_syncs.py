@@ -16,7 +16,7 @@ from collections.abc import Collection
 from itertools import takewhile
 
 from tilewright.ir.analysis.effects import written_in
-from tilewright.ir.analysis.flow import Path, body_at, chain, same
+from tilewright.ir.analysis.flow import Path, body_at, chain, paths, same
 from tilewright.ir.analysis.hazards import Hazard, Hazards, distinct, multibuffer
 from tilewright.ir.analysis.uniform import PerThread
 from tilewright.ir.buffer import Space
@@ -37,7 +37,7 @@ from tilewright.ir.op import (
     op_loads,
     walk_ops,
 )
-from tilewright.ir.rewrite import map_bodies, map_body, rebuild
+from tilewright.ir.rewrite import map_bodies, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.rings import is_async_fill
 from tilewright.passes.overlap.roles import by_hand
@@ -96,14 +96,12 @@ def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
         kernel = _insert(kernel, where, missing)
         inserted += missing
     for op in inserted:
-        less = _without(kernel, op)
+        trail, less = hazards.trail, _insert(kernel, paths(kernel)[id(op)], [], drop=1)
         if hazards.first(less) is None:
             kernel = less
+        else:
+            hazards.trail = trail
     return kernel
-
-
-def _without(kernel: Kernel, op: Op) -> Kernel:
-    return rebuild(kernel, body=map_body(kernel.body, lambda each: () if each is op else None))
 
 
 def _commit_stores(body: Body) -> Body:
@@ -188,11 +186,13 @@ def _issues(op: Op) -> bool:
     return isinstance(op, Arrive)
 
 
-def _insert(kernel: Kernel, path: Path, new: list[Op]) -> Kernel:
+def _insert(kernel: Kernel, path: Path, new: list[Op], drop: int = 0) -> Kernel:
+    """`kernel` with `new` at `path`, in place of as many ops as there are to `drop`."""
+
     def go(body: Body, rest: Path) -> Body:
         index, name = rest[0]
         if len(rest) == 1:
-            return (*body[:index], *new, *body[index:])
+            return (*body[:index], *new, *body[index + drop :])
         op = body[index]
         inner = rebuild(op, **{name: go(getattr(op, name), rest[1:])})
         return (*body[:index], inner, *body[index + 1 :])
