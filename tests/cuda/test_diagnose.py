@@ -12,6 +12,7 @@ import pytest
 import tilewright as tw
 from tests.cuda.fake import FakeApi, Status
 from tests.cuda.test_emit import NAMES
+from tests.cuda.test_forms import product, sizes
 from tilewright.ir.dtype import dtype
 from tilewright.ir.op import Intrinsic, Sync, Wait, walk_ops
 from tilewright.ir.target import Target
@@ -263,3 +264,21 @@ def test_callers_of_a_diagnostic_build_wait(monkeypatch):
     with pytest.raises(LaunchError, match="wrong dtype"):
         wrong = ArrayView(0x900000, (256, 256), (256, 1), dtype("float32"), 0)
         kernel.caller()(wrong, *views[1:], 2, stream=0x77)
+
+
+def test_the_form_that_is_launched_is_the_one_that_reports(monkeypatch):
+    aligned = compile_program(
+        product(*sizes("m", "n", "k")).program, Target.parse("cuda -diagnostic")
+    )
+    kernels = aligned, aligned.otherwise
+    (spec,) = aligned.specs
+    api = HangingApi([0], {}, **{spec.kernel: {"params": spec.sizes, "NUM_REGS": 168}})
+    for kernel in kernels:
+        monkeypatch.setattr(kernel.module, "_using", real.Driver(api))
+        monkeypatch.setattr(kernel.module, "cubin", b"\x7fELF")
+    views = [
+        ArrayView(0x100000 * (i + 1), (64, 64), (64, 1), dtype("float16"), 0) for i in range(3)
+    ]
+    aligned.caller()(*views, stream=0x77)
+    assert len(api.launches) == 1
+    assert [bool(kernel.module._reports) for kernel in kernels] == [True, False]

@@ -58,7 +58,7 @@ def test_words_on_gpu(kind, threads):
     x = np.random.default_rng(0).integers(0, 2**32, threads).astype(np.uint32).view(kind)
     want, got = np.zeros((5, threads), kind), np.zeros((5, threads), kind)
     tw.compile(main, target="interp")(x, want)
-    tw.compile(main, target="cuda")(x, got)
+    tw.compile(main, target="cuda_arrays")(x, got)
     np.testing.assert_array_equal(got, want)
 
 

@@ -261,22 +261,23 @@ class DiagnosticModule(CudaModule):
             return self._hang(report, report.records(Standing.EXPIRED, Standing.WAITING))
         return self.driver.error(status, f"{step.spec.kernel} was waited for")
 
-    def caller(
-        self,
-        params: Sequence[TensorArg | Scalar],
-        check: Callable[[Mapping[str, ArrayView]], Sizes],
-        forms: Sequence[Form] = (),
-    ) -> Callable[..., None]:
-        """As of any module, with nothing kept between calls."""
-        words = [p.name for p in params]
 
-        @entry
-        def call(*values: Any, stream: Any = None, **named: Any) -> None:
-            name = self.specs[0].kernel if self.specs else "kernel"
-            args = dict(zip(words, in_order(name, words, values, named), strict=True))
-            views, where, scalars = read_arguments(params, args, stream)
-            sizes = check(views)
-            module = self.formed(forms, views, sizes)
-            module.run(module.prepare(views, scalars, sizes, where))
+def make_waiting_caller(
+    module: CudaModule,
+    params: Sequence[TensorArg | Scalar],
+    check: Callable[[Mapping[str, ArrayView]], Sizes],
+    forms: Sequence[Form] = (),
+) -> Callable[..., None]:
+    """`caller.make_caller` of a diagnostic build: it keeps nothing between calls, and waits."""
+    words = [p.name for p in params]
 
-        return call
+    @entry
+    def call(*values: Any, stream: Any = None, **named: Any) -> None:
+        name = module.specs[0].kernel if module.specs else "kernel"
+        args = dict(zip(words, in_order(name, words, values, named), strict=True))
+        views, where, scalars = read_arguments(params, args, stream)
+        sizes = check(views)
+        chosen = module.formed(forms, views, sizes)
+        chosen.run(chosen.prepare(views, scalars, sizes, where))
+
+    return call

@@ -145,7 +145,10 @@ class CudaKernel:
                     params.append(Scalar(p.name, p.dtype))
             check = ProgramCheck(program, written, general.record.align)
             own = [Form(self.module, *self._takes())] if self.otherwise else []
-            self._call = make_caller(general.module, params, check, own)
+            make = make_caller
+            if self.target.diagnostic:
+                from tilewright.targets.cuda.diagnose import make_waiting_caller as make
+            self._call = make(general.module, params, check, own)
         return self._call
 
     def _takes(self) -> tuple[dict[str, int], dict[str, int]]:
