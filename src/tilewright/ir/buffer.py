@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -110,6 +111,12 @@ class Region:
     @property
     def static_tile(self) -> tuple[int, ...]:
         return tuple(int(e) for e in self.tile)
+
+    def at(self, point: Iterable[Expr]) -> tuple[Expr, ...]:
+        """The indices of the element at a point of `tile`."""
+        left = iter(point)
+        long = set(long_dims(self.extents))
+        return tuple(s + next(left) if d in long else s for d, s in enumerate(self.starts))
 
     @property
     def dtype(self) -> DType:

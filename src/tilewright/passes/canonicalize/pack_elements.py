@@ -12,20 +12,19 @@ atomics on the word around each.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, multiple_of, prove
 from tilewright.ir.buffer import Buffer, Region, Space, element
-from tilewright.ir.dtype import INT32, DType, dtype
+from tilewright.ir.dtype import DType, dtype
 from tilewright.ir.expr import (
     TRUE,
     Call,
     Const,
     Expr,
     Load,
-    Var,
     binary,
     cast,
     compare,
@@ -38,7 +37,6 @@ from tilewright.ir.op import (
     Atomic,
     Copy,
     Fill,
-    For,
     Gemm,
     If,
     Intrinsic,
@@ -58,6 +56,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import (
     fresh_name,
+    fresh_var,
     map_operands,
     program_names,
     rebuild,
@@ -66,15 +65,18 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.expand_copies import expand_op, map_over, variables_of
 from tilewright.passes.canonicalize.packed_values import (
+    UINT8,
+    Packing,
+    Rule,
     bits_of,
     check_known,
-    held_in,
+    packed_tiles,
     per_byte,
     to_narrow,
     wrapped,
 )
-from tilewright.passes.canonicalize.packing import UINT8, Packing, Rule, packed_tiles
 from tilewright.passes.lower.print_rows import PrintRows
 from tilewright.support.errors import CompileError
 
@@ -113,7 +115,7 @@ def pack_elements(program: Program, target: Target) -> Program:
         views = tuple(View(words, source) for words, source in packing.words.values())
         kernels.append(rebuild(kernel, body=(*views, *body)))
     both = Packing(names, set())
-    return dataclasses.replace(
+    return replace(
         program,
         params=tuple(both.buffer(p) if isinstance(p, Buffer) else p for p in program.params),
         scratch=tuple(both.buffer(b) for b in program.scratch),
@@ -138,17 +140,8 @@ def _has_packed(e: Expr) -> bool:
     return e.dtype.packed or any(_has_packed(c) for c in e.children)
 
 
-def _let(p: Packing, op: Let, ranges: Ranges) -> Iterable[Op]:
-    var = Var(op.var.name, held_in(op.var.dtype)) if op.var.dtype.packed else op.var
-    yield rebuild(op, var=var, value=p.value(op.value))
-
-
 def _store(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
-    if p.is_packed(op.buffer):
-        yield from _set_bits(p, op, ranges)
-        return
-    indices = tuple(p.value(i) for i in op.indices)
-    yield rebuild(op, buffer=p.buffer(op.buffer), indices=indices, value=p.value(op.value))
+    return _set_bits(p, op, ranges) if p.is_packed(op.buffer) else (p.generic(op, ranges),)
 
 
 def _set_bits(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
@@ -171,7 +164,7 @@ def _set_bits(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
     if raw.name not in p.words:
         name = fresh_name(f"{raw.name}_words", p.names)
         count = p.plain(total // WORD)
-        words = dataclasses.replace(raw, name=name, dtype=dtype("uint32"), shape=(count,))
+        words = replace(raw, name=name, dtype=dtype("uint32"), shape=(count,))
         p.words[raw.name] = (words, raw)
     words, _ = p.words[raw.name]
     per = per_byte(kind)
@@ -215,61 +208,21 @@ def _copy(p: Packing, op: Copy, ranges: Ranges) -> Iterable[Op]:
         return
     if op.barrier is not None or op.reduce is not None or (src.cta or dst.cta) is not None:
         raise p.refuse(op, src if src.dtype.packed else dst, "this copy of")
-    names, extents, places = _both(p, src, dst)
-    value = cast(Load(src.buffer, places[0], op.loc), dst.dtype)
-    yield from _nest(p, (src, dst), names, extents, Store(dst.buffer, places[1], value, loc=op.loc))
-
-
-def _both(
-    p: Packing, *sides: Region
-) -> tuple[tuple[Var, ...], tuple[Expr, ...], list[tuple[Expr, ...]]]:
-    """Variables over the tile of regions of one shape, its extents, and the indices of each."""
-    extents = sides[-1].tile
-    names = tuple(Var(fresh_name(f"p{d}", p.names)) for d in range(len(extents)))
-    places = []
-    for region in sides:
-        inner = iter(names)
-        places.append(
-            tuple(
-                s if isinstance(e, Const) and e.value == 1 else s + next(inner)
-                for s, e in zip(region.starts, region.extents, strict=True)
-            )
-        )
-    return names, extents, places
-
-
-def _nest(
-    p: Packing,
-    sides: tuple[Region, ...],
-    names: tuple[Var, ...],
-    extents: tuple[Expr, ...],
-    inner: Op,
-) -> Iterable[Op]:
-    """`inner` for all elements, rewritten: a `Map`, or loops of a thread for its own memory."""
-    ranges = p.ranges
-    if names and not any(r.buffer.space is Space.LOCAL for r in sides):
-        yield from p.op(Map(names, extents, (inner,), loc=inner.loc), ranges)
-        return
-    for name, extent in reversed(list(zip(names, extents, strict=True))):
-        inner = For(name, const(0), extent, (inner,), loc=inner.loc)
-    yield from p.op(inner, ranges)
+    found = expand_op(replace(op, atom=None), p.names, "p{}")
+    assert found is not None
+    yield from p.op(found, p.ranges)
 
 
 def _fill(p: Packing, op: Fill, ranges: Ranges) -> Iterable[Op]:
     kind = op.dst.dtype
-    if not kind.packed:
-        yield p.generic(op, ranges)
-        return
-    value = p.value(cast(op.value, kind))
+    op = rebuild(op, value=cast(op.value, kind)) if kind.packed else op
     if not p.is_packed(op.dst.buffer):
-        dst = dataclasses.replace(op.dst, buffer=p.buffer(op.dst.buffer))
-        dst = dataclasses.replace(dst, starts=tuple(p.value(s) for s in dst.starts))
-        yield rebuild(op, dst=dst, value=value)
+        yield p.generic(op, ranges)
         return
     region = p.bytes_of(op.dst)
     if region is None:
         raise p.refuse(op, op.dst, "this fill of")
-    parts = [bits_of(value, kind)] * per_byte(kind)
+    parts = [bits_of(p.value(op.value), kind)] * per_byte(kind)
     yield rebuild(op, dst=region, value=cast(_joined(parts, kind), UINT8))
 
 
@@ -291,11 +244,12 @@ def _folded(p: Packing, op: Reduce | Scan, ranges: Ranges) -> Iterable[Op]:
     if not kind.packed:
         return
     dst = map_operands(op, p.value, p.buffer).dst
-    names, extents, (place,) = _both(p, dst)
+    vars_ = variables_of(dst, p.names, "p{}")
+    place = dst.at(vars_)
     value: Expr = Load(dst.buffer, place, op.loc)
     value = to_narrow(value, dst.dtype, kind) if kind.is_float else wrapped(value, kind)
     inner = Store(dst.buffer, place, value, loc=op.loc)
-    yield from _nest(p, (dst,), names, extents, inner)
+    yield from p.op(map_over(vars_, dst.tile, inner, dst), p.ranges)
 
 
 def _gemm(p: Packing, op: Gemm, ranges: Ranges) -> Iterable[Op]:
@@ -345,7 +299,7 @@ def _reaches(p: Packing, op: Op, ranges: Ranges) -> Iterable[Op]:
     if isinstance(op, Intrinsic) and op.name == "print" and found:
         rows = PrintRows(
             op,
-            lambda: _counter(p),
+            lambda: fresh_var("i", p.names),
             lambda spot: Load(spot.buffer, spot.starts, op.loc),
             lambda head: (head,),
             p,
@@ -356,12 +310,6 @@ def _reaches(p: Packing, op: Op, ranges: Ranges) -> Iterable[Op]:
         word = op.name if isinstance(op, Intrinsic) else type(op).__name__.lower()
         raise p.refuse(op, found[0], f"{word} of")
     yield p.generic(op, ranges)
-
-
-def _counter(p: Packing) -> Var:
-    name = fresh_name("i", p.names)
-    p.names.add(name)
-    return Var(name)
 
 
 # ── nests that write bytes ───────────────────────────────────────────────────────────────────
@@ -400,7 +348,7 @@ def _paired(
     var, extent = op.vars[place], op.extents[place]
     if not isinstance(extent, Const) or int(extent.value) % per:
         return None
-    byte = Var(fresh_name(var.name, p.names), var.dtype)
+    byte = fresh_var(var.name, p.names, var.dtype)
     vars_ = (*op.vars[:place], byte, *op.vars[place + 1 :])
     extents = (*op.extents[:place], const(int(extent.value) // per), *op.extents[place + 1 :])
     frame = Map(vars_, extents, (), loc=op.loc)
@@ -435,7 +383,7 @@ def _paired(
                 assert isinstance(new, Store)
                 kind = new.buffer.dtype
                 value = p.value(cast(new.value, kind))
-                bits = Var(fresh_name(f"{new.buffer.name}_bits", p.names), INT32)
+                bits = fresh_var(f"{new.buffer.name}_bits", p.names)
                 body.append(Let(bits, bits_of(value, kind), loc=new.loc))
                 written[number].append(bits)
             behind = scope.after(new, behind)
@@ -452,7 +400,6 @@ def _paired(
 
 
 _RULES: dict[type[Op], Rule] = {
-    Let: _let,
     Store: _store,
     Copy: _copy,
     Fill: _fill,

@@ -39,7 +39,7 @@ from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices, Layout, LayoutError
 from tilewright.ir.layout.linear import Linear, build_sum
 from tilewright.ir.op import Body, For, If, Let, Op, expressions, walk_ops
-from tilewright.passes.canonicalize.promote_narrow_floats import widened
+from tilewright.passes.canonicalize.packed_values import widened
 from tilewright.passes.layout.addresses import evaluate, fit_registers, layout_expr
 from tilewright.passes.lower.lowering import Lowering
 from tilewright.passes.lower.lowering import chosen as pick

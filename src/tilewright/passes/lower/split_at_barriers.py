@@ -70,9 +70,16 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import map_body, map_kernels, map_operands, substitute_vars
+from tilewright.ir.rewrite import (
+    fresh_name,
+    fresh_var,
+    map_body,
+    map_kernels,
+    map_operands,
+    program_names,
+    substitute_vars,
+)
 from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.expand_copies import Names
 from tilewright.support.errors import CompileError
 
 WARP = 32
@@ -92,7 +99,7 @@ _Item = Op | _Group | tuple[Op, dict[str, list["_Item"]]]
 
 def split_at_barriers(program: Program, target: Target) -> Program:
     """Per-thread statements become nests over the thread indices."""
-    names = Names(program)
+    names = program_names(program)
     return map_kernels(program, lambda kernel: _Splitter(kernel, names).run())
 
 
@@ -105,7 +112,7 @@ def _prints(op: Op) -> bool:
 
 
 class _Splitter:
-    def __init__(self, kernel: Kernel, names: Names) -> None:
+    def __init__(self, kernel: Kernel, names: set[str]) -> None:
         # an index that has one value makes nothing differ between threads
         single: dict[Var, Expr] = {
             var: const(0, var.dtype)
@@ -338,7 +345,7 @@ class _Splitter:
     def _tile(self, stem: str, dtype: DType, shape: tuple[int, ...] = (), count: int = 0) -> Buffer:
         """Memory with one element per thread, thread index innermost."""
         sizes = tuple(const(n) for n in (*shape, count or self.count))
-        buffer = Buffer(self.names(f"{stem}_each"), sizes, dtype, Space.SHARED)
+        buffer = Buffer(fresh_name(f"{stem}_each", self.names), sizes, dtype, Space.SHARED)
         self.tiles.append(Alloc(buffer))
         return buffer
 
@@ -363,7 +370,7 @@ class _Splitter:
         neutral = _neutral(kind, value.dtype)
         if mask is not TRUE or padded != self.count:
             # a lane that is switched off, or does not exist, must not count
-            every = self.names.var("w")
+            every = fresh_var("w", self.names)
             fill = Map((every,), (const(padded),), (Store(tile, (every,), neutral),))
             group_before: list[_Item] = []
             if group.ops:
@@ -379,7 +386,7 @@ class _Splitter:
         width = op.width or WARP
         half = width // 2
         while half:
-            g, k = self.names.var("g"), self.names.var("k")
+            g, k = fresh_var("g", self.names), fresh_var("k", self.names)
             low = g * width + k
             folded = binary(_SYMBOLS[kind], Load(tile, (low,)), Load(tile, (low + half,)))
             store = Store(tile, (low,), folded, loc=op.loc)
@@ -392,7 +399,7 @@ class _Splitter:
     ) -> tuple[list[_Item], list[Op]]:
         word = DTYPES["uint32"]
         votes = self._tile("votes", word, count=padded // WARP)
-        w, lane = self.names.var("w"), self.names.var("l")
+        w, lane = fresh_var("w", self.names), fresh_var("l", self.names)
         bit = cast(Load(tile, (w * WARP + lane,)), word)
         added = Load(votes, (w,)) | (bit << cast(lane, word))
         add = Store(votes, (w,), added, loc=op.loc)
@@ -511,12 +518,12 @@ class _Splitter:
         names: dict[Var, Expr] = {}
         lead: list[Op] = []
         for var in sorted(wanted, key=lambda v: v.name):
-            local = Var(self.names(var.name), var.dtype)
+            local = fresh_var(var.name, self.names, var.dtype)
             names[var] = local
             lead.append(Let(local, Load(self.stored[var], (self.lin,))))
         inside = (*lead, *substitute_vars(inside, names))
         inside = _expand_locals(inside, self.expanded, self.lin)
-        vars_ = {v: Var(self.names(v.name), v.dtype) for v in self.kernel.thread_vars}
+        vars_ = {v: fresh_var(v.name, self.names, v.dtype) for v in self.kernel.thread_vars}
         inside = substitute_vars(inside, dict(vars_))
         order = tuple(reversed(self.kernel.thread_vars))
         extents = tuple(const(n) for n in reversed(self.kernel.threads))

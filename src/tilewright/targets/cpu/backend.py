@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from tilewright.ir.op import Intrinsic, Program, is_foreign, walk_ops
 from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.absorb_loops import absorb_loops
-from tilewright.passes.canonicalize.count_loops import COUNT
 from tilewright.passes.canonicalize.expand_copies import expand_copies
-from tilewright.passes.canonicalize.forward_copies import forward_copies
-from tilewright.passes.canonicalize.fuse_maps import fuse_maps
-from tilewright.passes.canonicalize.label_prints import LABEL
+from tilewright.passes.canonicalize.fuse_maps import absorb_loops, forward_copies, fuse_maps
+from tilewright.passes.canonicalize.loops import COUNT
+from tilewright.passes.canonicalize.rules import LABEL
 from tilewright.passes.canonicalize.simplify_indices import simplify_indices
 from tilewright.passes.lower.split_at_barriers import split_at_barriers
 from tilewright.passes.pipeline import Pass, Trace, run_pipeline

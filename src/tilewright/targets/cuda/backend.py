@@ -34,21 +34,20 @@ from tilewright.ir.op import (
 from tilewright.ir.target import Target
 from tilewright.ir.tensor_map import seen_shape
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.canonicalize.announce_barriers import announce_barriers
-from tilewright.passes.canonicalize.bound_maps import bound_maps, has_open_extents
-from tilewright.passes.canonicalize.count_loops import COUNT
-from tilewright.passes.canonicalize.drop_unused import drop_unused
 from tilewright.passes.canonicalize.fold_accumulator_init import fold_accumulator_init
-from tilewright.passes.canonicalize.hoist_views import hoist_views
-from tilewright.passes.canonicalize.inline_rows import inline_rows
-from tilewright.passes.canonicalize.label_prints import LABEL
-from tilewright.passes.canonicalize.map_copies import map_copies
-from tilewright.passes.canonicalize.map_stores import map_stores
+from tilewright.passes.canonicalize.loops import COUNT, bound_maps, has_open_extents, unroll_shifts
 from tilewright.passes.canonicalize.pack_elements import pack_elements, uses_packed
-from tilewright.passes.canonicalize.reduce_by_atomics import reduce_by_atomics
-from tilewright.passes.canonicalize.unroll_shifts import unroll_shifts
+from tilewright.passes.canonicalize.rules import (
+    LABEL,
+    announce_barriers,
+    drop_unused,
+    hoist_views,
+    map_stores,
+    reduce_by_atomics,
+    use_fast_functions,
+)
+from tilewright.passes.canonicalize.thread_loads import inline_rows, map_copies
 from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
-from tilewright.passes.canonicalize.use_fast_functions import use_fast_functions
 from tilewright.passes.grid.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.passes.grid.order_blocks import order_blocks
 from tilewright.passes.grid.persist_blocks import persist_blocks
