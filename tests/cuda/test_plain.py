@@ -16,7 +16,7 @@ from tilewright.ir.op import Alloc, Hint
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.threads import lower_threads
 from tilewright.passes.memory.place_shared import place_shared
 from tilewright.passes.pipeline import Pass, run_pipeline

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from math import prod
 
 from tilewright.ir.analysis.bounds import Ranges, prove
-from tilewright.ir.analysis.trips import nth, upward_or_downward
+from tilewright.ir.analysis.trips import nth, upward_or_downward, values_of
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import INT32, INT64
 from tilewright.ir.expr import (
@@ -91,12 +91,6 @@ MOST_OPS = 256  # once written out
 
 def _are_constant(exprs: tuple[Expr, ...]) -> bool:
     return all(isinstance(e, Const) for e in exprs)
-
-
-def _values(op: For) -> range | None:
-    """The values of a loop's variable, where they are known."""
-    bounds = (op.start, op.stop, op.step)
-    return range(*map(int, bounds)) if _are_constant(bounds) else None
 
 
 # ── steps of either sign ─────────────────────────────────────────────────────────────────────
@@ -228,7 +222,7 @@ def _surely_touched(body: Body) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
             yield from _surely_read(e)
         if isinstance(op, Store):
             yield op.buffer, op.indices
-        elif isinstance(op, For) and _values(op):
+        elif isinstance(op, For) and values_of(op):
             yield from _surely_touched(op.body)
 
 
@@ -259,7 +253,7 @@ def _written_out(body: Body, at: Facts) -> Body:
         if isinstance(op, For) and _is_short(op) and _shifts(op):
             why = "written out: its variable says which registers of a fragment"
             because(at.kernel.name, op, why)
-            for value in _values(op) or ():
+            for value in values_of(op) or ():
                 copy = _with(rename_unique(op.body, at.names), op.var, value)
                 found += _written_out(copy, at)
             continue
@@ -269,7 +263,7 @@ def _written_out(body: Body, at: Facts) -> Body:
 
 
 def _is_short(op: For) -> bool:
-    values, ops = _values(op), list(walk_ops(op.body))
+    values, ops = values_of(op), list(walk_ops(op.body))
     if op.kind not in ("serial", "unroll") or values is None:
         return False
     if any(isinstance(x, (Break, Continue)) for x in ops):

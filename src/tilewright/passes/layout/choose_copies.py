@@ -11,8 +11,8 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.op import Body, Copy, Kernel, Map, Op, Program, marked
 from tilewright.ir.rewrite import Names, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.layout.tile_access import unrolled
-from tilewright.passes.layout.transposed_copies import as_copy, turned
+from tilewright.passes.layout.shared_tiles import as_copy, turned
+from tilewright.passes.layout.thread_layouts import unrolled
 from tilewright.passes.lower.lowering import Lowering
 from tilewright.passes.lower.matrices import lower_ldmatrix, lower_stmatrix
 from tilewright.passes.lower.threads import lowering_of

@@ -9,7 +9,7 @@ from tilewright.ir.expr import TRUE, Expr, Load, cast, const, logical_and
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Alloc, Atomic, Body, Fence, If, Intrinsic, Let, Map, Op, Store
 from tilewright.ir.rewrite import rebuild
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import WARP, Lowering
 
 _BITS = ("and", "or", "xor")

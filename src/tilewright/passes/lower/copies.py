@@ -17,7 +17,7 @@ from tilewright.passes.layout.addresses import (
     TileAddress,
     tile_address,
 )
-from tilewright.passes.layout.bulk_rules import MOST_BOX, MOST_RANK, SLOT_BITS, fold, longest
+from tilewright.passes.layout.shared_tiles import MOST_BOX, MOST_RANK, SLOT_BITS, fold, longest
 from tilewright.passes.lower.lowering import Lowering
 from tilewright.passes.lower.maps import copy_fragment
 from tilewright.passes.lower.matrices import lower_ldmatrix, lower_stmatrix

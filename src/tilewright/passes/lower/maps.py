@@ -33,7 +33,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.atomics import atomic_element
 from tilewright.passes.lower.foreign import foreign
 from tilewright.passes.lower.lowering import MEMORY, Lowering, accesses_memory

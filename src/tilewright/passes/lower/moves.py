@@ -39,7 +39,7 @@ from tilewright.passes.layout.addresses import (
     swizzle_expr,
     tile_address,
 )
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import Lowering
 from tilewright.passes.lower.map_loops import Nest, dimensions, make_nest, region_nest, used
 from tilewright.passes.lower.maps import check_single

@@ -34,7 +34,7 @@ from tilewright.ir.op import Alloc, Body, Copy, For, If, Intrinsic, Map, Op, Red
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.passes.layout.addresses import fit_index
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.folds import ALL_FOLDS, accumulates_in, element_value, identity
 from tilewright.passes.lower.lowering import Lowering, chosen
 from tilewright.passes.lower.map_loops import Nest, region_fragment, region_nest, used

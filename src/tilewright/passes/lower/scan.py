@@ -10,7 +10,7 @@ from tilewright.ir.expr import Expr, Load, Var, cast, compare, const
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import row_major
 from tilewright.ir.op import Alloc, For, If, Map, Op, Scan, Store
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.folds import FOLDS, accumulates_in
 from tilewright.passes.lower.lowering import Lowering
 from tilewright.passes.lower.map_loops import region_fragment

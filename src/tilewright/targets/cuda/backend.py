@@ -51,12 +51,10 @@ from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
 from tilewright.passes.grid.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.passes.grid.order_blocks import order_blocks
 from tilewright.passes.grid.persist_blocks import persist_blocks
-from tilewright.passes.layout.bulk_rules import row_major_strides
 from tilewright.passes.layout.choose_copies import choose_copies
-from tilewright.passes.layout.choose_gemms import choose_gemms
+from tilewright.passes.layout.choose_gemms import choose_gemms, split_gemms
 from tilewright.passes.layout.infer_layouts import infer_layouts
-from tilewright.passes.layout.lay_out_shared import pin_shared
-from tilewright.passes.layout.split_gemms import split_gemms
+from tilewright.passes.layout.shared_tiles import pin_shared, row_major_strides
 from tilewright.passes.lower.threads import lower_threads
 from tilewright.passes.memory.fit_registers import TooManyRegisters, fit_registers
 from tilewright.passes.memory.large_fragments import move_large_fragments
