@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import Ranges, multiple_of, prove
+from tilewright.ir.analysis.bounds import multiple_of, prove
 from tilewright.ir.buffer import Buffer, Region, Space, element
 from tilewright.ir.dtype import DType, dtype
 from tilewright.ir.expr import (
@@ -125,32 +125,28 @@ def pack_elements(program: Program, target: Target) -> Program:
 
 def uses_packed(program: Program) -> bool:
     """Whether elements of less than a byte are anywhere in `program`."""
-    if any(b.dtype.packed for b in (*program.tensors, *program.scratch)):
-        return True
-    for kernel in program.kernels:
-        for op in walk_ops(kernel):
-            if isinstance(op, (Alloc, View)) and op.buffer.dtype.packed:
-                return True
-            if any(_has_packed(e) for e in expressions(op)):
-                return True
-    return False
+    ops = [op for kernel in program.kernels for op in walk_ops(kernel)]
+    made = [op.buffer for op in ops if isinstance(op, (Alloc, View))]
+    return any(b.dtype.packed for b in (*program.tensors, *program.scratch, *made)) or any(
+        _has_packed(e) for op in ops for e in expressions(op)
+    )
 
 
 def _has_packed(e: Expr) -> bool:
     return e.dtype.packed or any(_has_packed(c) for c in e.children)
 
 
-def _store(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
-    return _set_bits(p, op, ranges) if p.is_packed(op.buffer) else (p.generic(op, ranges),)
+def _store(p: Packing, op: Store) -> Iterable[Op]:
+    return _set_bits(p, op) if p.is_packed(op.buffer) else (p.generic(op),)
 
 
-def _set_bits(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
+def _set_bits(p: Packing, op: Store) -> Iterable[Op]:
     """One element of a tensor, whoever writes its neighbours."""
     kind, raw = op.buffer.dtype, p.buffer(op.buffer)
     total: Expr = const(1)
     for size in raw.shape:
         total = total * size
-    if op.buffer.space is not Space.GLOBAL or multiple_of(p.plain(total), ranges) % WORD:
+    if op.buffer.space is not Space.GLOBAL or multiple_of(p.plain(total), p.ranges) % WORD:
         raise CompileError(
             f"{op.buffer.name} is written element by element, and {per_byte(kind)} {kind} "
             "elements share a byte",
@@ -172,7 +168,7 @@ def _set_bits(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
     inside: Expr = TRUE
     for index, size in zip(indices, op.buffer.shape, strict=True):
         for test in (compare(">=", index, 0), compare("<", index, size)):
-            if prove(test, ranges) is not True:
+            if prove(test, p.ranges) is not True:
                 inside = logical_and(inside, test)
     at: Expr = const(0)
     for index, size in zip((*indices[:-1], indices[-1] // per), raw.shape, strict=True):
@@ -189,35 +185,29 @@ def _set_bits(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
     yield from both if inside is TRUE else (If(inside, both, loc=op.loc),)
 
 
-def _copy(p: Packing, op: Copy, ranges: Ranges) -> Iterable[Op]:
+def _copy(p: Packing, op: Copy) -> Iterable[Op]:
     src, dst = op.src, op.dst
-    if not (src.dtype.packed or dst.dtype.packed):
-        yield p.generic(op, ranges)
-        return
     packed = [p.is_packed(r.buffer) for r in (src, dst)]
-    if src.dtype == dst.dtype:
-        if packed == [False, False]:
-            yield p.generic(op, ranges)
-            return
-        both = [p.bytes_of(r) for r in (src, dst)] if all(packed) else [None, None]
-        if both[0] is not None and both[1] is not None:
-            yield rebuild(op, src=both[0], dst=both[1])
-            return
-    elif not any(packed) and not dst.dtype.packed:
-        yield p.generic(op, ranges)  # the held type has the same values
+    if not any(packed) and (src.dtype == dst.dtype or not dst.dtype.packed):
+        yield p.generic(op)  # the held type has the same values
         return
+    if all(packed) and src.dtype == dst.dtype:
+        one, other = p.bytes_of(src), p.bytes_of(dst)
+        if one is not None and other is not None:
+            yield rebuild(op, src=one, dst=other)
+            return
     if op.barrier is not None or op.reduce is not None or (src.cta or dst.cta) is not None:
         raise p.refuse(op, src if src.dtype.packed else dst, "this copy of")
     found = expand_op(replace(op, atom=None), p.names, "p{}")
     assert found is not None
-    yield from p.op(found, p.ranges)
+    yield from p.op(found)
 
 
-def _fill(p: Packing, op: Fill, ranges: Ranges) -> Iterable[Op]:
+def _fill(p: Packing, op: Fill) -> Iterable[Op]:
     kind = op.dst.dtype
     op = rebuild(op, value=cast(op.value, kind)) if kind.packed else op
     if not p.is_packed(op.dst.buffer):
-        yield p.generic(op, ranges)
+        yield p.generic(op)
         return
     region = p.bytes_of(op.dst)
     if region is None:
@@ -234,12 +224,12 @@ def _joined(parts: list[Expr], kind: DType) -> Expr:
     return found
 
 
-def _folded(p: Packing, op: Reduce | Scan, ranges: Ranges) -> Iterable[Op]:
+def _folded(p: Packing, op: Reduce | Scan) -> Iterable[Op]:
     """Reductions and scans in the held type, then brought back into the narrow one's range."""
     for region in (op.src, op.dst):
         if p.is_packed(region.buffer):
             raise p.refuse(op, region, f"this {type(op).__name__.lower()} of")
-    yield p.generic(op, ranges)
+    yield p.generic(op)
     kind = op.dst.dtype
     if not kind.packed:
         return
@@ -249,38 +239,35 @@ def _folded(p: Packing, op: Reduce | Scan, ranges: Ranges) -> Iterable[Op]:
     value: Expr = Load(dst.buffer, place, op.loc)
     value = to_narrow(value, dst.dtype, kind) if kind.is_float else wrapped(value, kind)
     inner = Store(dst.buffer, place, value, loc=op.loc)
-    yield from p.op(map_over(vars_, dst.tile, inner, dst), p.ranges)
+    yield from p.op(map_over(vars_, dst.tile, inner, dst))
 
 
-def _gemm(p: Packing, op: Gemm, ranges: Ranges) -> Iterable[Op]:
+def _gemm(p: Packing, op: Gemm) -> Iterable[Op]:
     if op.c.dtype.packed:
         raise CompileError(
             f"no instruction accumulates products in {op.c.dtype}",
             loc=op.loc,
             fix="accumulate in int32 or float32, and T.copy the result: T.copy casts",
         )
-    yield p.generic(op, ranges)
+    yield p.generic(op)
 
 
-def _view(p: Packing, op: View, ranges: Ranges) -> Iterable[Op]:
+def _view(p: Packing, op: View) -> Iterable[Op]:
     kinds = (op.buffer.dtype, op.source.dtype)
-    if not any(k.packed for k in kinds):
-        yield p.generic(op, ranges)
-        return
     if not (p.is_packed(op.source) or p.is_packed(op.buffer)):
-        if kinds[0] != kinds[1]:
+        if kinds[0] != kinds[1] and any(k.packed for k in kinds):
             raise CompileError(
                 f"{op.buffer.name} shows {kinds[1]} elements of {op.source.name} as {kinds[0]}, "
                 "and threads hold one in a register of its own",
                 loc=op.loc,
                 fix="view a tile in shared memory, or convert the elements in a T.Parallel",
             )
-        yield p.generic(op, ranges)
+        yield p.generic(op)
         return
     offset = p.value(op.offset)
     if p.is_packed(op.buffer):
         per = per_byte(op.buffer.dtype)
-        if multiple_of(offset, ranges) % per:
+        if multiple_of(offset, p.ranges) % per:
             raise CompileError(
                 f"{op.buffer.name} begins within a byte of {op.source.name}",
                 loc=op.loc,
@@ -291,7 +278,7 @@ def _view(p: Packing, op: View, ranges: Ranges) -> Iterable[Op]:
     yield rebuild(op, buffer=p.buffer(op.buffer), source=p.buffer(op.source), offset=offset)
 
 
-def _reaches(p: Packing, op: Op, ranges: Ranges) -> Iterable[Op]:
+def _reaches(p: Packing, op: Op) -> Iterable[Op]:
     """Ops that take regions as they are."""
     found = [r for r in regions(op, reads=True, writes=True) if p.is_packed(r.buffer)]
     if isinstance(op, Intrinsic):
@@ -304,30 +291,30 @@ def _reaches(p: Packing, op: Op, ranges: Ranges) -> Iterable[Op]:
             lambda head: (head,),
             p,
         )
-        yield from p.body(tuple(rows.lines()), ranges)
+        yield from p.body(tuple(rows.lines()), p.ranges)
         return
     if found:
         word = op.name if isinstance(op, Intrinsic) else type(op).__name__.lower()
         raise p.refuse(op, found[0], f"{word} of")
-    yield p.generic(op, ranges)
+    yield p.generic(op)
 
 
 # ── nests that write bytes ───────────────────────────────────────────────────────────────────
 
 
-def _map(p: Packing, op: Map, ranges: Ranges) -> Iterable[Op]:
+def _map(p: Packing, op: Map) -> Iterable[Op]:
     stores = [s for s in walk_ops(op.body) if isinstance(s, Store) and p.is_packed(s.buffer)]
     if not stores:
-        yield p.generic(op, ranges)
+        yield p.generic(op)
         return
     per = max(per_byte(s.buffer.dtype) for s in stores)
     if all(_is_last(op, store) for store in stores):
         for place in reversed(range(len(op.vars))):
-            found = _paired(p, op, stores, place, per, ranges)
+            found = _paired(p, op, stores, place, per)
             if found is not None:
                 yield found
                 return
-    yield p.generic(op, ranges)
+    yield p.generic(op)
 
 
 def _is_last(op: Map, store: Store) -> bool:
@@ -340,9 +327,7 @@ def _is_last(op: Map, store: Store) -> bool:
     return store.buffer.name not in read
 
 
-def _paired(
-    p: Packing, op: Map, stores: list[Store], place: int, per: int, ranges: Ranges
-) -> Map | None:
+def _paired(p: Packing, op: Map, stores: list[Store], place: int, per: int) -> Map | None:
     """`op` with `per` iterations along variable `place` in one; None where those do not write the
     elements of one byte."""
     var, extent = op.vars[place], op.extents[place]
@@ -352,7 +337,7 @@ def _paired(
     vars_ = (*op.vars[:place], byte, *op.vars[place + 1 :])
     extents = (*op.extents[:place], const(int(extent.value) // per), *op.extents[place + 1 :])
     frame = Map(vars_, extents, (), loc=op.loc)
-    inside = scope.inside(frame, "body", ranges)
+    inside = scope.inside(frame, "body", p.ranges)
 
     def at(e: Expr, k: int) -> Expr:
         return simplify(substitute(e, {var: byte * per + k}), inside)
@@ -378,7 +363,7 @@ def _paired(
             p.ranges = behind
             number = next((i for i, s in enumerate(stores) if s is old), None)
             if number is None:
-                body += p.op(new, behind)
+                body += p.op(new)
             else:
                 assert isinstance(new, Store)
                 kind = new.buffer.dtype

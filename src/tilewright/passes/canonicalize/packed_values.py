@@ -55,7 +55,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.support.errors import CompileError, Loc
 
 FLOAT16, UINT16, UINT8 = dtype("float16"), dtype("uint16"), dtype("uint8")
-Rule = Callable[["Packing", Any, Ranges], "Iterable[Op]"]
+Rule = Callable[["Packing", Any], "Iterable[Op]"]
 _HELD = {
     "int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8", "float4_e2m1fn": "float16",
 }  # fmt: skip
@@ -238,7 +238,8 @@ def packed_tiles(kernel: Kernel) -> set[str]:
         and op.buffer.dtype.packed
     }
     views = [op for op in ops if isinstance(op, View) and op.buffer.space is Space.SHARED]
-    forced = {b.name for op in views for b in (op.buffer, op.source) if _differ(op)} & tiles
+    recast = [op for op in views if op.buffer.dtype != op.source.dtype]
+    forced = {b.name for op in recast for b in (op.buffer, op.source)} & tiles
     filled: set[str] = set()
     other = {b.name for op in views for b in (op.buffer, op.source)}
     for op in ops:
@@ -256,10 +257,6 @@ def packed_tiles(kernel: Kernel) -> set[str]:
         if isinstance(op, Alloc) and op.buffer.layout is not None:
             other.add(op.buffer.name)
     return forced | (filled - other)
-
-
-def _differ(view: View) -> bool:
-    return view.buffer.dtype != view.source.dtype
 
 
 def whole_bytes(region: Region, ranges: Ranges | None = None) -> bool:
@@ -351,30 +348,27 @@ class Packing:
         found: list[Op] = []
         for op in body:
             self.ranges = ranges
-            found += self.op(op, ranges)
+            found += self.op(op)
             ranges = scope.after(op, ranges)
         self.ranges = ranges
         return tuple(found)
 
-    def op(self, op: Op, ranges: Ranges) -> Iterable[Op]:
+    def op(self, op: Op) -> Iterable[Op]:
         rule = self.rules.get(type(op))
-        if rule is not None:
-            return tuple(rule(self, op, ranges))
-        return (self.generic(op, ranges),)
+        return (self.generic(op),) if rule is None else tuple(rule(self, op))
 
-    def generic(self, op: Op, ranges: Ranges) -> Op:
-        inner = {
+    def generic(self, op: Op) -> Op:
+        ranges = self.ranges
+        changes: dict[str, Any] = {
             f.name: self.body(getattr(op, f.name), scope.inside(op, f.name, ranges))
             for f in marked(op, "body")
         }
         self.ranges = ranges
-        new = map_operands(op, self.value, self.buffer)
-        changes: dict[str, Any] = dict(inner)
         for f in marked(op, "binds"):
             var = getattr(op, f.name)
             if isinstance(var, Var) and var.dtype.packed:
                 changes[f.name] = Var(var.name, held_in(var.dtype))
-        return rebuild(new, **changes)
+        return rebuild(map_operands(op, self.value, self.buffer), **changes)
 
     def refuse(self, op: Op, region: Region, what: str) -> CompileError:
         kind = region.dtype

@@ -202,7 +202,7 @@ class _Orders:
 
     def placed(self, places: dict[int, Expr]) -> list[Op]:
         """The indices of the kernel at these places, in terms of clusters."""
-        for axis, place in places.items():
+        for axis, place in sorted(places.items()):
             var, extent, size = self.kernel.blocks[axis], self.kernel.grid[axis], self.cluster[axis]
             index = place if size == 1 else place * size + self.raw[axis] % size
             self.lets.append(Let(var, cast(index, var.dtype), loc=self.kernel.loc))
@@ -216,38 +216,35 @@ class _Orders:
 
     def grouped(self, size: int, way: str) -> list[Op]:
         along, across = (0, 1) if way == "row" else (1, 0)
-        number = self.number((0, 1))
-        panel, inside, narrow, back = self.panel(number, size, along, across)
-        step = self.let("step", inside // narrow)
-        places = {across: panel * size + inside - step * narrow, along: self.turned(back, step)}
-        return self.placed({axis: places[axis] for axis in (0, 1)})
-
-    def panel(
-        self, number: Var, size: int, along: int, across: int
-    ) -> tuple[Var, Var, Var, tuple[Expr, Expr]]:
-        """The panel, the number in it, its width, and how it turns round."""
         length, width = self.counts[along], self.counts[across]
-        panel = self.let("panel", number // (length * size))
+        panel, inside, narrow = self.panels("panel", self.number((0, 1)), size, length, width)
+        step = self.let("step", inside // narrow)
+        there = {across: panel * size + inside - step * narrow}
+        return self.placed(there | {along: self.turned(panel, length, step)})
+
+    def panels(self, name: str, number: Var, size: int, length: Expr, width: Expr) -> list[Var]:
+        """The panel, the number in it and its width."""
+        panel = self.let(name, number // (length * size))
         inside = self.let("inside", number - panel * (length * size))
         narrow = self.let("narrow", binary("min", const(size), width - panel * size))
-        return panel, inside, narrow, (compare("!=", panel % 2, 0), length - 1)
+        return [panel, inside, narrow]
 
-    def turned(self, back: tuple[Expr, Expr], step: Expr) -> Expr:
-        odd, last = back
-        return select(odd, last - step, step)
+    def turned(self, panel: Expr, length: Expr, step: Expr) -> Expr:
+        """Every other panel is walked backwards."""
+        return select(compare("!=", panel % 2, 0), length - 1 - step, step)
 
     def hilbert(self, side: int) -> list[Op]:
-        number = self.number((0, 1))
-        panel, inside, narrow, back = self.panel(number, side, 0, 1)
+        length, width = self.counts[:2]
+        panel, inside, narrow = self.panels("panel", self.number((0, 1)), side, length, width)
         square = self.let("square", inside // (narrow * side))
         rest = self.let("rest", inside - square * (narrow * side))
-        wide = binary("min", const(side), self.counts[0] - square * side)
+        wide = binary("min", const(side), length - square * side)
         column = self.let("column", rest // narrow)
         x, y = self.curve(rest, side)
         whole = self.let("whole", compare("==", wide * narrow, side * side))
         along = square * side + select(whole, x, column)
         across = panel * side + select(whole, y, rest - column * narrow)
-        return self.placed({0: self.turned(back, along), 1: across})
+        return self.placed({0: self.turned(panel, length, along), 1: across})
 
     def curve(self, number: Var, side: int) -> tuple[Expr, Expr]:
         """The place of `number` on the Hilbert curve from one corner of a square to the next one
@@ -271,9 +268,7 @@ class _Orders:
         length = self.counts[axis]
         width = reduce(lambda a, b: a * b, [self.counts[other] for other in others])
         number = self.number(range(len(self.counts)))
-        section = self.let("section", number // (length * size))
-        inside = self.let("inside", number - section * (length * size))
-        narrow = self.let("narrow", binary("min", const(size), width - section * size))
+        section, inside, narrow = self.panels("section", number, size, length, width)
         step = self.let("step", inside // narrow)
         rest: Expr = self.let("rest", section * size + inside - step * narrow)
         places: dict[int, Expr] = {axis: length - 1 - step if direction > 0 else step}
@@ -281,7 +276,7 @@ class _Orders:
             places[other] = rest % self.counts[other]
             rest = self.let("rest", rest // self.counts[other])
         places[others[-1]] = rest
-        return self.placed(dict(sorted(places.items())))
+        return self.placed(places)
 
     def longest(self, axis: int, direction: int) -> list[Op]:
         others = [at for at in range(len(self.counts)) if at != axis]
@@ -298,7 +293,7 @@ class _Orders:
                 places[other] = rest % count
                 rest = self.let("rest", rest // count)
         places[axis] = last - rest if direction > 0 else rest
-        return self.placed(dict(sorted(places.items())))
+        return self.placed(places)
 
 
 def hilbert_side(counts: Sequence[Expr]) -> int:
