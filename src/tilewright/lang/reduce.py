@@ -218,7 +218,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     for var, size in zip(vars, sizes, strict=True):
         linear = linear * size + var
     if vars:
-        store = Store(flags, (linear,), truth(Load(frm.buffer, _at(frm, vars))))
+        store = Store(flags, (linear,), truth(Load(frm.buffer, frm.at(vars))))
         builder.emit(Map(vars, sizes, (store,)))
     else:
         builder.emit(Store(flags, (const(0),), truth(Load(frm.buffer, frm.starts))))
@@ -231,14 +231,6 @@ def _size(extents: list[int]) -> int:
     for extent in extents:
         total *= extent
     return total
-
-
-def _at(region: Region, vars: tuple[Var, ...]) -> tuple[Expr, ...]:
-    rest = list(vars)
-    return tuple(
-        s if _is_unit(e) else s + rest.pop(0)
-        for s, e in zip(region.starts, region.extents, strict=True)
-    )
 
 
 def _elementwise(kind: str, region: Region, extents: list[int]) -> Expr:

@@ -123,17 +123,12 @@ def _tile(low: Lowering, op: Atomic) -> Iterable[Op]:
     """Every element by a thread that holds it, or by a nest over memory."""
     names = tuple(low.var(f"i{d}") for d in range(len(op.dst.tile)))
 
-    def place(region: Region) -> tuple[Expr, ...]:
-        inner = iter(names)
-        pairs = zip(region.starts, region.extents, strict=True)
-        return tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs)
-
     tile = op.dst.static_tile
     layout = coalesced(tile, low.instance.threads)
     value = op.value
     if op.src is not None:
         held = op.src.buffer.layout
-        value = cast(Load(op.src.buffer, place(op.src), op.loc), op.dst.dtype)
+        value = cast(Load(op.src.buffer, op.src.at(names), op.loc), op.dst.dtype)
         if isinstance(held, Fragment):
             if not op.src.is_whole or held.tile != tile:
                 raise low.unsupported(
@@ -141,6 +136,6 @@ def _tile(low: Lowering, op: Atomic) -> Iterable[Op]:
                 )
             layout = held.drop_repeats()
     ones = tuple(const(1) for _ in op.dst.extents)
-    one = rebuild(op, dst=Region(op.dst.buffer, place(op.dst), ones), src=None, value=value)
+    one = rebuild(op, dst=Region(op.dst.buffer, op.dst.at(names), ones), src=None, value=value)
     extents = tuple(const(e) for e in tile)
     yield from low.op(Map(names, extents, (one,), layout=layout, loc=op.loc))

@@ -241,10 +241,7 @@ def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
         yield from nest.loop((Store(low.flat(buffer), (place,), value, loc=op.loc),))
         return
     names = tuple(low.var(f"i{d}") for d in range(len(op.dst.tile)))
-    inner = iter(names)
-    pairs = zip(op.dst.starts, op.dst.extents, strict=True)
-    place_of = tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs)
-    store = Store(buffer, place_of, cast(op.value, op.dst.dtype), loc=op.loc)
+    store = Store(buffer, op.dst.at(names), cast(op.value, op.dst.dtype), loc=op.loc)
     if buffer.space is Space.LOCAL:
         loop: Op = store
         for name, extent in reversed(list(zip(names, op.dst.tile, strict=True))):
@@ -278,11 +275,7 @@ def copy_fragment(low: Lowering, op: Copy) -> Iterable[Op]:
     check_single(target, op)
     unrolled, ranges = dict(low.unrolled), low.ranges
     nest, kept, find = region_nest(low, op.dst, op)
-    inner = iter(kept)
-    indices = [
-        s if int(e) == 1 else s + next(inner)
-        for s, e in zip(op.src.starts, op.src.extents, strict=True)
-    ]
+    indices = op.src.at(kept)
     register = nest.register(source, indices, op.loc)
     place = find()
     low.unrolled, low.ranges = unrolled, ranges

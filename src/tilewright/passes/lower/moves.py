@@ -257,13 +257,8 @@ def _copy_alone(low: Lowering, op: Copy) -> Iterable[Op]:
                 op, f"{region.buffer.name} is spread over threads, which do not copy it alone"
             )
     names = tuple(low.var(f"i{d}") for d in range(len(op.src.tile)))
-    places = []
-    for region in (op.src, op.dst):
-        inner = iter(names)
-        pairs = zip(region.starts, region.extents, strict=True)
-        places.append(tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs))
-    value = cast(Load(op.src.buffer, places[0], op.loc), op.dst.dtype)
-    body: Op = Store(op.dst.buffer, places[1], value, loc=op.loc)
+    value = cast(Load(op.src.buffer, op.src.at(names), op.loc), op.dst.dtype)
+    body: Op = Store(op.dst.buffer, op.dst.at(names), value, loc=op.loc)
     for name, extent in reversed(list(zip(names, op.src.tile, strict=True))):
         body = For(name, const(0), extent, (body,), kind="unroll", loc=op.loc)
     yield from low.op(body)
@@ -426,11 +421,7 @@ def places_in(
     op: Op,
 ) -> tuple[tuple[Expr, ...], list[Op], Expr]:
     """Where group `var` begins in `memory`, what that needs, and whether it is in the tensor."""
-    inner = iter(kept)
-    indices = [
-        s if int(e) == 1 else s + next(inner)
-        for s, e in zip(memory.starts, memory.extents, strict=True)
-    ]
+    indices = memory.at(kept)
     groups = nest.values // count
     if memory.buffer.space is Space.SHARED:
         address = _address(low, memory, op)

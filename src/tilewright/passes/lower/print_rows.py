@@ -59,7 +59,7 @@ class PrintRows:
 
     def _value(self, tile: Region, at: At) -> Expr:
         """The element `at` coordinates of the tile."""
-        starts = _places(tile, at)
+        starts = tile.at(at)
         return self.element(Region(tile.buffer, starts, tuple(const(1) for _ in starts), tile.cta))
 
     def _rows(self, tile: Region, at: At) -> list[Op]:
@@ -108,7 +108,7 @@ class PrintRows:
         return [For(var, const(0), self.expr(count), inner, loc=self.op.loc)]
 
     def _line(self, tile: Region, at: At, first: Expr, count: int) -> list[Op]:
-        spots = [self.expr(p) for p in _places(tile, (*at, first))]
+        spots = [self.expr(p) for p in tile.at((*at, first))]
         last = max(k for k, e in enumerate(tile.extents) if _size(e) != 1)
         numbers = [(p, p + count) if k == last and count > 1 else (p,) for k, p in enumerate(spots)]
         spots = [p for pair in numbers for p in pair if not isinstance(p, Const)]
@@ -139,10 +139,3 @@ def _note(tile: Region) -> str:
     if 0 in sizes:
         return f" (the first and last {EDGE} of each dimension)"
     return f" {left_out(sizes)}" if _is_large(tile) else ""
-
-
-def _places(tile: Region, at: At) -> At:
-    """Coordinates in the buffer of the tile's element `at`."""
-    inner = iter(at)
-    pairs = zip(tile.starts, tile.extents, strict=True)
-    return tuple(s if _size(e) == 1 else s + next(inner) for s, e in pairs)

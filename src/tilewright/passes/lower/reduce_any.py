@@ -413,9 +413,7 @@ def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, rest: tuple[
     row: Expr = const(0)
     for name, extent in zip(region, tile, strict=True):
         row = row * extent + name
-    inner = iter(region)
-    pairs = zip(op.dst.starts, op.dst.extents, strict=True)
-    indices = tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs)
+    indices = op.dst.at(region)
     total = Buffer(low.var("total").name, (), kind, Space.LOCAL)
     body: Body = ()
     value: Expr = Load(scratch, (row,), op.loc)

@@ -248,9 +248,7 @@ def _through_shared(low: Lowering, op: Relayout) -> Iterable[Op]:
 
 def _nest(low: Lowering, held: Region, scratch: Buffer, op: Op, out: bool) -> Op:
     layout, names, region = region_fragment(low, held, op)
-    inner = iter(region)
-    pairs = zip(held.starts, held.extents, strict=True)
-    indices = tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs)
+    indices = held.at(region)
     spot: tuple[Expr, ...] = region if region else (const(0),)
     if out:
         value = Load(held.buffer, indices, op.loc)

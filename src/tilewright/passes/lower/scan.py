@@ -47,9 +47,7 @@ def _nest(low: Lowering, region: Region, scratch: Buffer, op: Scan, out: bool) -
         layout = coalesced(scratch.static_shape, low.instance.threads)
         names = tuple(low.var(f"i{d}") for d in range(len(layout.tile)))
         inside = names if region.static_tile else ()
-    inner = iter(inside)
-    pairs = zip(region.starts, region.extents, strict=True)
-    indices = tuple(s if int(e) == 1 else s + next(inner) for s, e in pairs)
+    indices = region.at(inside)
     spot: tuple[Expr, ...] = inside if inside else (const(0),)
     if out:
         value = cast(Load(region.buffer, indices, op.loc), scratch.dtype)
