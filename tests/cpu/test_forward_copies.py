@@ -9,7 +9,7 @@ from tilewright.ir.op import Alloc, Copy, Gemm, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program, print_program
 from tilewright.machine.run import run
-from tilewright.passes.canonicalize.forward_copies import forward_copies
+from tilewright.passes.canonicalize.fuse_maps import forward_copies
 from tilewright.passes.reasons import listening
 
 CPU = Target.parse("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.cuda.plain_programs import frag, kernel, shared
 from tilewright.ir.layout.fragment import Fragment, repeat, spatial
 from tilewright.ir.layout.layout import Layout
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 
 FUZZED: dict[str, str] = {}
 

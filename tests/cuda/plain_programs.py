@@ -16,7 +16,7 @@ from tilewright.ir.layout.fragment import (
     wgmma_a_operand,
     wgmma_accumulator,
 )
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 
 PROGRAMS: dict[str, str] = {}
 

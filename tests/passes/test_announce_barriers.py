@@ -8,7 +8,7 @@ import tilewright.language as T
 from tilewright import machine
 from tilewright.ir.op import BarrierInit, Fence, Sync
 from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.announce_barriers import announce_barriers
+from tilewright.passes.canonicalize.rules import announce_barriers
 from tilewright.targets.cuda.backend import lower
 
 CUDA = Target.parse("cuda")

@@ -12,16 +12,16 @@ from tilewright.ir.op import For, Kernel, Let
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
-from tilewright.passes.grid.order_blocks import order_blocks
-from tilewright.passes.grid.persist_blocks import ABOUT, persist_blocks
-from tilewright.passes.grid.tile_scheduler import (
+from tilewright.passes.grid.order_blocks import (
     ENDS,
     UNEVEN,
     blocks_of,
     handed_out,
     in_waves,
+    order_blocks,
     tile_lengths,
 )
+from tilewright.passes.grid.persist_blocks import ABOUT, persist_blocks
 from tilewright.passes.reasons import listening
 from zoo.attention.flash import flash_attention
 

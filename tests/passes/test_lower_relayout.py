@@ -12,7 +12,7 @@ from tilewright.ir.target import Target
 from tilewright.ir.text import parse_program
 from tilewright.ir.verify import Stage
 from tilewright.passes.cuda_passes import LOWER
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.relayout import plan_relayout, relayout_cost, relayout_scratch
 from tilewright.passes.run import run_pipeline
 from tilewright.support.errors import CompileError

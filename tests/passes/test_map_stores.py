@@ -10,7 +10,7 @@ from tests.passes.overlap import numbers
 from tilewright import machine
 from tilewright.ir.op import Alloc, walk_ops
 from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.drop_unused import drop_unused
+from tilewright.passes.canonicalize.rules import drop_unused
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
 

@@ -24,7 +24,7 @@ from tests.passes.random_kernels import random_program
 from tilewright.ir import scope
 from tilewright.ir.op import Copy, For, Wait, walk_ops
 from tilewright.ir.text import print_program
-from tilewright.passes.layout.bulk_rules import why_not_bulk, why_not_cp_async
+from tilewright.passes.layout.shared_tiles import why_not_bulk, why_not_cp_async
 from tilewright.passes.overlap.pipeline_loops import pipeline_loops
 from zoo.attention import flash
 from zoo.gemm import gemm

@@ -10,8 +10,7 @@ from tests.passes.overlap import ROLES, with_atom
 from tests.passes.scaled_products import WAYS, arguments, results, said, scaled_product, stage
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Alloc, Gemm, Relayout, walk_ops
-from tilewright.passes.layout.choose_gemms import choose_gemms
-from tilewright.passes.layout.split_gemms import split_gemms
+from tilewright.passes.layout.choose_gemms import choose_gemms, split_gemms
 from tilewright.targets.cuda.backend import lower
 from tilewright.targets.cuda.kernel import CudaKernel
 

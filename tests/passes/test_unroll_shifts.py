@@ -131,6 +131,21 @@ def test_a_part_at_a_place_known_at_run_time_goes_through_shared_memory(target, 
 
 
 @each_target
+def test_a_part_at_a_place_known_at_run_time_is_added(target):
+    @T.prim_func
+    def main(A: T.Tensor((64, 32), "float32"), B: T.Tensor((32, 32), "float32"), n: T.int32):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((64, 32), "float32")
+            T.copy(A, x)
+            for s in T.serial(n):
+                T.atomic_add(B, x[s * 32 : s * 32 + 32, :], use_tma=True)
+
+    a, b = np.arange(2048, dtype=np.float32).reshape(64, 32), np.ones((32, 32), np.float32)
+    tw.compile(main, target=target)(a, b, 2)
+    np.testing.assert_array_equal(b, 1 + a[:32] + a[32:])
+
+
+@each_target
 def test_values_wrap_in_a_loop_that_is_written_out(target):
     @T.prim_func
     def main(A: T.Tensor((16, 32), "int32"), O: T.Tensor((8, 32), "int32")):

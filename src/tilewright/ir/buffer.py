@@ -154,7 +154,7 @@ class Region:
     def static_tile(self) -> tuple[int, ...]:
         return tuple(int(e) for e in self.tile)
 
-    def place(self, coords: Iterable[Expr]) -> tuple[Expr, ...]:
+    def at(self, coords: Iterable[Expr]) -> tuple[Expr, ...]:
         """Indices of the buffer's element at `coords` of the tile."""
         inner = iter(coords)
         long = long_dims(self.extents)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tilewright.ir.buffer import Buffer, Region
+from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import Expr, Load, Var, loads, transform, variables
 from tilewright.ir.op import Alloc, Body, Kernel, Op, Program, View, bound, marked, walk_ops
 from tilewright.support.errors import VerifyError
@@ -217,6 +218,11 @@ def fresh_name(name: str, taken: set[str]) -> str:
     return found
 
 
+def fresh_var(name: str, taken: set[str], dtype: DType = INT32) -> Var:
+    """A variable with a fresh name."""
+    return Var(fresh_name(name, taken), dtype)
+
+
 def rename_unique(code: Code, taken: set[str]) -> Code:
     """A copy of `code` in which whatever it defines has a name not in `taken` (which grows)."""
     body = code if isinstance(code, tuple) else (code,)
@@ -224,7 +230,7 @@ def rename_unique(code: Code, taken: set[str]) -> Code:
     buffers: dict[str, Buffer] = {}
     for op in walk_ops(body):
         for var in bound(op):
-            values[var] = Var(fresh_name(var.name, taken), var.dtype)
+            values[var] = fresh_var(var.name, taken, var.dtype)
         if isinstance(op, (Alloc, View)):
             new = fresh_name(op.buffer.name, taken)
             buffers[op.buffer.name] = dataclasses.replace(op.buffer, name=new)

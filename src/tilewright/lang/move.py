@@ -161,23 +161,14 @@ def _copy(src: Any, dst: Any, word: str, *, multicast: Any = None, **options: An
     builder.emit(Copy(frm, to, multicast=mask, **options))
 
 
-def places(region: Region, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Where point `indices` of the region's tile lies in the buffer."""
-    rest = list(indices)
-    return tuple(
-        start if is_const(extent) else start + rest.pop(0)
-        for start, extent in zip(region.starts, region.extents, strict=True)
-    )
-
-
 def _element(frm: Region, to: Region, at: tuple[Expr, ...]) -> Expr:
-    return cast(Load(frm.buffer, places(frm, at)), to.dtype)
+    return cast(Load(frm.buffer, frm.at(at)), to.dtype)
 
 
 def _by_thread(builder: Builder, to: Region, value: Any) -> None:
     """A copy or fill of thread-local memory: each thread does its own."""
     vars = [builder.var(None, e.dtype, "e") for e in to.tile]
-    ops: tuple[Any, ...] = (Store(to.buffer, places(to, tuple(vars)), value(tuple(vars))),)
+    ops: tuple[Any, ...] = (Store(to.buffer, to.at(vars), value(tuple(vars))),)
     for var, extent in zip(reversed(vars), reversed(to.tile), strict=True):
         ops = (For(var, const(0, extent.dtype), extent, ops, kind="unroll"),)
     builder.emit(ops[0])
@@ -386,7 +377,7 @@ def transpose(src: Any, dst: Any) -> None:
         builder.emit(Copy(frm, to))
         return
     i, j = (builder.var(None, e.dtype, n) for e, n in zip(frm.tile, "ij", strict=True))
-    store = Store(to.buffer, places(to, (j, i)), _element(frm, to, (i, j)))
+    store = Store(to.buffer, to.at((j, i)), _element(frm, to, (i, j)))
     builder.emit(Map((i, j), frm.tile, (store,)))
 
 

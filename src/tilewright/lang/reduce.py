@@ -23,7 +23,6 @@ from tilewright.lang.check import (
     shape_text,
 )
 from tilewright.lang.handles import Tiles, region_of
-from tilewright.lang.move import places
 from tilewright.support.errors import CompileError
 
 # how the words and `T.reduce(…, kind)` name the IR's reductions
@@ -213,7 +212,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     for var, size in zip(vars, sizes, strict=True):
         linear = linear * size + var
     if vars:
-        store = Store(flags, (linear,), truth(Load(frm.buffer, places(frm, vars))))
+        store = Store(flags, (linear,), truth(Load(frm.buffer, frm.at(vars))))
         builder.emit(Map(vars, sizes, (store,)))
     else:
         builder.emit(Store(flags, (const(0),), truth(Load(frm.buffer, frm.starts))))

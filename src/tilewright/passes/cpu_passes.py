@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from tilewright.passes.canonicalize.absorb_loops import absorb_loops
-from tilewright.passes.canonicalize.count_loops import count_loops
 from tilewright.passes.canonicalize.expand_copies import expand_copies
-from tilewright.passes.canonicalize.forward_copies import forward_copies
-from tilewright.passes.canonicalize.fuse_maps import fuse_maps
-from tilewright.passes.canonicalize.label_prints import label_prints
+from tilewright.passes.canonicalize.fuse_maps import absorb_loops, forward_copies, fuse_maps
+from tilewright.passes.canonicalize.loops import count_loops
+from tilewright.passes.canonicalize.rules import label_prints
 from tilewright.passes.canonicalize.simplify_indices import simplify_indices
 from tilewright.passes.lower.split_at_barriers import split_at_barriers
 from tilewright.passes.run import Pass

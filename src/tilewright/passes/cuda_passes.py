@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from tilewright.ir.verify import Stage
-from tilewright.passes.canonicalize.announce_barriers import announce_barriers
-from tilewright.passes.canonicalize.bound_maps import bound_maps
-from tilewright.passes.canonicalize.count_loops import count_loops
-from tilewright.passes.canonicalize.drop_unused import drop_unused
 from tilewright.passes.canonicalize.fold_accumulator_init import fold_accumulator_init
-from tilewright.passes.canonicalize.hoist_views import hoist_views
-from tilewright.passes.canonicalize.inline_rows import inline_rows
-from tilewright.passes.canonicalize.label_prints import label_prints
-from tilewright.passes.canonicalize.map_copies import map_copies
-from tilewright.passes.canonicalize.map_stores import map_stores
+from tilewright.passes.canonicalize.loops import bound_maps, count_loops, unroll_shifts
 from tilewright.passes.canonicalize.pack_elements import pack_elements
-from tilewright.passes.canonicalize.reduce_by_atomics import reduce_by_atomics
-from tilewright.passes.canonicalize.unroll_shifts import unroll_shifts
+from tilewright.passes.canonicalize.rules import (
+    announce_barriers,
+    drop_unused,
+    hoist_views,
+    label_prints,
+    map_stores,
+    reduce_by_atomics,
+    use_fast_functions,
+)
+from tilewright.passes.canonicalize.thread_loads import inline_rows, map_copies
 from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
-from tilewright.passes.canonicalize.use_fast_functions import use_fast_functions
 from tilewright.passes.grid.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.passes.grid.order_blocks import order_blocks
 from tilewright.passes.grid.persist_blocks import persist_blocks
 from tilewright.passes.layout.choose_copies import choose_copies
-from tilewright.passes.layout.choose_gemms import choose_gemms
+from tilewright.passes.layout.choose_gemms import choose_gemms, split_gemms
 from tilewright.passes.layout.infer_layouts import infer_layouts
-from tilewright.passes.layout.lay_out_shared import pin_shared
-from tilewright.passes.layout.split_gemms import split_gemms
+from tilewright.passes.layout.shared_tiles import pin_shared
 from tilewright.passes.lower.threads import lower_threads
 from tilewright.passes.memory.fit_registers import fit_registers
 from tilewright.passes.memory.place_shared import place_shared

@@ -44,7 +44,7 @@ class Pass:
             with at(given.loc):
                 return self.run(given, target)
 
-        whole = next(iter(signature(self.run).parameters)) == "program"
+        whole = next(iter(signature(self.run, follow_wrapped=False).parameters)) == "program"
         result: Program = run(program) if whole else map_kernels(program, run)
         return result
 

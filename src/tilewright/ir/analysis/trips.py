@@ -5,6 +5,13 @@ from __future__ import annotations
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.dtype import DTYPES, INT64
 from tilewright.ir.expr import Const, Expr, cast, ceildiv, compare, const, select, wrap
+from tilewright.ir.op import For
+
+
+def values_of(loop: For) -> range | None:
+    """The values of a loop's variable, where they are known."""
+    bounds = (loop.start, loop.stop, loop.step)
+    return range(*map(int, bounds)) if all(isinstance(e, Const) for e in bounds) else None
 
 
 def downward(start: Expr, stop: Expr, size: int, ranges: Ranges) -> Expr:

@@ -28,9 +28,10 @@ type is an infinity, which with the other one of a mask is NaN.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from math import isnan
+from typing import Any
 
-from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.effects import leaves_early, mentioned, written_in
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
@@ -62,46 +63,46 @@ from tilewright.ir.op import (
     marked,
     walk_ops,
 )
-from tilewright.ir.rewrite import map_body, rebuild
-from tilewright.ir.target import Target
+from tilewright.ir.rewrite import map_ops, rebuild
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.reasons import because
 
 
-def fold_accumulator_init(kernel: Kernel, target: Target) -> Kernel:
-    """`kernel` without clearing tiles for products that begin there."""
-    shown = aliases(kernel).viewed
-    alone = _once_filled(kernel, shown)
+@kernel_pass
+def fold_accumulator_init(at: Facts) -> Kernel:
+    """Products do not have tiles cleared where they can begin anew."""
+    alone = _once_filled(at)
 
     def body(ops: Body) -> Body:
         found: list[Op] = []
         later: dict[int, Body] = {}  # what follows the op at that place
         if not any(isinstance(op, (Fill, For, Gemm)) for op in ops):
             return ops
-        for at, op in enumerate(ops):
-            new = op
+        for n, op in enumerate(ops):
+            new: Any = op
             if isinstance(op, For):
-                for tile in _rotated(op, alone):
-                    found = [each for each in found if not _clears(each, tile)]
-                    assert isinstance(new, For)
-                    new = _begun(kernel, new, tile)
-            elif isinstance(op, Gemm) and _adds(op) and op.c.buffer.name not in shown:
-                behind = _behind(ops, at, op.c.buffer, shown)
+                for first, last in _rotated(op, alone):
+                    assert isinstance(first, Gemm)
+                    found = [each for each in found if not _clears(each, first.c.buffer)]
+                    begun = {id(first): (_anew(at, first),), id(last): ()}
+                    kept = [begun.get(id(each), (each,)) for each in new.body]
+                    new = rebuild(new, body=tuple(chain(*kept)))
+            elif isinstance(op, Gemm) and _adds(op) and op.c.buffer.name not in at.viewed:
+                behind = _behind(ops, n, op.c.buffer, at.viewed)
                 if behind is not None:
-                    first, nest = behind
-                    found = [each for each in found if each is not first]
-                    new = _anew(kernel, op)
+                    start, nest = behind
+                    found = [each for each in found if each is not start]
+                    new = _anew(at, op)
                     if nest:
-                        later[_last_product(ops, at, op.c.buffer, nest)] = nest
-            found += [new, *later.get(at, ())]
+                        later[_last_product(ops, n, op.c.buffer, nest)] = nest
+            found += [new, *later.get(n, ())]
         return tuple(found)
 
-    def rule(op: Op) -> Op | None:
-        fields = marked(op, "body")
-        return (
-            rebuild(op, **{f.name: body(getattr(op, f.name)) for f in fields}) if fields else None
-        )
+    def rewrite(op: Any) -> Any:
+        return rebuild(op, **{f.name: body(getattr(op, f.name)) for f in marked(op, "body")})
 
-    return rebuild(kernel, body=body(map_body(kernel.body, rule)))
+    found: Kernel = rewrite(map_ops(at.kernel, rewrite))
+    return found
 
 
 def _adds(op: Gemm) -> bool:
@@ -197,29 +198,25 @@ def _touches(op: Op, tile: Buffer) -> bool:
     return tile.name in mentioned(op) and not isinstance(op, Alloc)
 
 
-def _once_filled(kernel: Kernel, shown: set[str]) -> set[tuple[str, Var]]:
+def _once_filled(at: Facts) -> set[tuple[str, Var]]:
     """Tiles that one loop uses, and that are cleared once outside, in the body around it; with the
     variables of that loop and of those in it that alone have to do with the tile."""
     found: set[tuple[str, Var]] = set()
-
-    def visit(body: Body) -> None:
-        for at, op in enumerate(body):
-            if isinstance(op, For):
-                for name in mentioned(op) - shown:
-                    users = [k for k, each in enumerate(body) if name in mentioned(each)]
-                    users = [k for k in users if not isinstance(body[k], Alloc)]
-                    first = body[users[0]]
-                    cleared = isinstance(first, Fill) and _clears(first, first.dst.buffer)
-                    if (
-                        cleared
-                        and users == [users[0], at]
-                        and _uses(kernel, name) == _uses_in((first, op), name)
-                    ):
-                        found.update((name, loop.var) for loop in _around(op, name))
-            for inner in bodies(op):
-                visit(inner)
-
-    visit(kernel.body)
+    for body in (body for op in at.ops for body in bodies(op)):
+        for loop in body:
+            if not isinstance(loop, For):
+                continue
+            for name in mentioned(loop) - at.viewed:
+                users = [op for op in body if name in mentioned(op) and not isinstance(op, Alloc)]
+                first = users[0]
+                if (
+                    isinstance(first, Fill)
+                    and _clears(first, first.dst.buffer)
+                    and len(users) == 2
+                    and users[1] is loop
+                    and _uses(at.kernel.body, name) == _uses((first, loop), name)
+                ):
+                    found.update((name, inner.var) for inner in _around(loop, name))
     return found
 
 
@@ -231,45 +228,27 @@ def _around(loop: For, name: str) -> Iterator[For]:
         yield from _around(users[0], name)
 
 
-def _uses(kernel: Kernel, name: str) -> int:
-    return _uses_in(kernel.body, name)
-
-
-def _uses_in(body: Body, name: str) -> int:
+def _uses(body: Body, name: str) -> int:
     """How many ops without bodies, and hints, have to do with a tile."""
-    count = 0
-    for op in walk_ops(body):
-        if isinstance(op, Alloc):
-            continue
-        hinted = isinstance(op, Hint) and op.buffer is not None and op.buffer.name == name
-        count += hinted or (not any(True for _ in bodies(op)) and name in mentioned(op))
-    return count
+    return sum(
+        (isinstance(op, Hint) and op.buffer is not None and op.buffer.name == name)
+        or (not bodies(op) and name in mentioned(op))
+        for op in walk_ops(body)
+        if not isinstance(op, Alloc)
+    )
 
 
-def _rotated(loop: For, alone: set[tuple[str, Var]]) -> list[Buffer]:
-    """Tiles that a loop finds cleared, adds to, and leaves cleared."""
-    found = []
-    if leaves_early(loop.body):
-        return []
-    for op in loop.body:
+def _rotated(loop: For, alone: set[tuple[str, Var]]) -> Iterator[tuple[Op, Op]]:
+    """The product and the last op of each tile that a loop finds cleared, adds to, and leaves
+    cleared."""
+    for op in () if leaves_early(loop.body) else loop.body:
         if isinstance(op, Gemm) and _adds(op) and (op.c.buffer.name, loop.var) in alone:
             users = [each for each in loop.body if _touches(each, op.c.buffer)]
             if users[0] is op and _clears(users[-1], op.c.buffer):
-                found.append(op.c.buffer)
-    return found
+                yield op, users[-1]
 
 
-def _begun(kernel: Kernel, loop: For, tile: Buffer) -> For:
-    users = [k for k, each in enumerate(loop.body) if _touches(each, tile)]
-    body = list(loop.body)
-    product = body[users[0]]
-    assert isinstance(product, Gemm)
-    body[users[0]] = _anew(kernel, product)
-    del body[users[-1]]
-    return rebuild(loop, body=tuple(body))
-
-
-def _anew(kernel: Kernel, op: Gemm) -> Gemm:
+def _anew(at: Facts, op: Gemm) -> Gemm:
     found = rebuild(op, clear=TRUE)
-    because(kernel.name, found, "begins anew: its tile was just cleared")
+    because(at.kernel.name, found, "begins anew: its tile was just cleared")
     return found

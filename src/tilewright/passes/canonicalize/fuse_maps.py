@@ -1,60 +1,234 @@
-"""Neighbouring elementwise nests over one box become one nest: fewer trips through memory."""
+"""Fewer trips through memory, for a CPU.
+
+`forward_copies`: products read factors where they lie, and a tile that only carries them there
+goes. On a GPU operands must be in shared memory, or in fragments of a certain layout. A CPU packs
+them as it multiplies, so a copy before that is one more trip through the caches.
+
+`absorb_loops`: a loop that is all a map does becomes one more axis of the map, when its iterations
+are independent: then the axis that is contiguous in memory can be the vector, whichever it is.
+
+`fuse_maps`: neighbouring maps over one box become one.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TypeAlias
 
-from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Expr, Load, Var
+from tilewright.ir.analysis.bounds import Ranges, prove, stride_of
+from tilewright.ir.analysis.effects import written_in
+from tilewright.ir.buffer import Buffer, Region, Space
+from tilewright.ir.expr import Const, Expr, Load, Var, compare, is_pure, substitute, variables
 from tilewright.ir.op import (
     Alloc,
     Atomic,
     Body,
+    Copy,
+    For,
+    Gemm,
     Hint,
+    If,
     Intrinsic,
     Kernel,
+    Let,
     Map,
     Op,
     Store,
+    named_buffers,
     op_loads,
     walk_ops,
 )
-from tilewright.ir.rewrite import map_bodies, map_ops, rebuild, substitute_vars
-from tilewright.ir.target import Target
+from tilewright.ir.rewrite import map_bodies, map_body, map_ops, rebuild, substitute_vars
+from tilewright.ir.scope import after, entry, map_inside
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass, rule
+from tilewright.passes.reasons import because
+
+_TILES = (Space.SHARED, Space.FRAGMENT)
+
+
+# ── copies ───────────────────────────────────────────────────────────────────────────────────
+
+
+@kernel_pass
+def forward_copies(at: Facts) -> Kernel:
+    """Tiles that a single copy fills and only products read are removed."""
+    return _Forward(at).run()
+
+
+class _Forward:
+    def __init__(self, at: Facts) -> None:
+        self.at = at
+        self.uses = Counter(b.name for op in at.ops for b in named_buffers(op))
+        self.gone: set[str] = set()
+
+    def run(self) -> Kernel:
+        kernel = self.at.kernel
+        body = self._body(kernel.body, entry(kernel, self.at.dims))
+        if not self.gone:
+            return kernel
+
+        def drop(op: Op) -> Body | None:
+            return () if isinstance(op, Alloc) and op.buffer.name in self.gone else None
+
+        return rebuild(kernel, body=map_body(body, drop))
+
+    def _body(self, body: Body, ranges: Ranges) -> Body:
+        done: list[Op] = []
+        left = body
+        while left:
+            op, left = left[0], left[1:]
+            if isinstance(op, Copy) and self._carries(op, left, ranges):
+                tile, source = op.dst.buffer.name, op.src.buffer.name
+                self.gone.add(tile)
+                why = f"no tile: products read {source} where it lies"
+                because(self.at.kernel.name, tile, why)
+                left = _reading(left, op)
+                continue
+            done.append(map_inside(op, ranges, self._body))
+            ranges = after(op, ranges)
+        return tuple(done)
+
+    def _carries(self, op: Copy, later: Body, ranges: Ranges) -> bool:
+        """The copy only brings something to products, all there and not changed meanwhile."""
+        src, tile = op.src, op.dst.buffer
+        special = (op.barrier, op.multicast, op.atom, op.reduce, src.cta)
+        if any(each is not None for each in special) or not op.dst.is_whole:
+            return False
+        if src.dtype != tile.dtype or src.dtype.packed or len(src.tile) != 2:
+            return False
+        if tile.space not in _TILES or self.at.viewed & {tile.name, src.buffer.name}:
+            return False
+        # its allocation, this copy and the products are all there is
+        if self.uses[tile.name] != 2 + sum(_is_factor(each, tile) for each in walk_ops(later)):
+            return False
+        if not self._stays(src.buffer, tile, later):
+            return False
+        return all(map(is_pure, src.starts)) and _inside(src, ranges)
+
+    def _stays(self, source: Buffer, tile: Buffer, later: Body) -> bool:
+        """Nothing writes `source` before the last product by `tile`."""
+        if source.space is Space.GLOBAL:
+            return source.name not in self.at.written
+        users = [n for n, op in enumerate(later) if any(_is_factor(x, tile) for x in walk_ops(op))]
+        between = later[: max(users, default=-1) + 1]
+        return source.space in _TILES and source.name not in written_in(between)
+
+
+def _is_factor(op: Op, tile: Buffer) -> bool:
+    """`op` multiplies by the whole tile, and does nothing else with it."""
+    if not isinstance(op, Gemm) or op.meta is not None or op.c.buffer.name == tile.name:
+        return False
+    named = [r for r in (op.a, op.b) if r.buffer.name == tile.name]
+    return bool(named) and all(r.is_whole for r in named) and not op_loads(op)
+
+
+def _inside(region: Region, ranges: Ranges) -> bool:
+    return all(
+        isinstance(extent, Const)
+        and prove(compare(">=", start, 0), ranges) is True
+        and prove(compare("<=", start + extent, size), ranges) is True
+        for start, extent, size in zip(
+            region.starts, region.extents, region.buffer.shape, strict=True
+        )
+    )
+
+
+def _reading(body: Body, copy: Copy) -> Body:
+    """`body` with products that read the copy's source instead of its tile."""
+
+    def place(region: Region) -> Region:
+        return copy.src if region.buffer.name == copy.dst.buffer.name else region
+
+    def reading(op: Op) -> Op | None:
+        return rebuild(op, a=place(op.a), b=place(op.b)) if isinstance(op, Gemm) else None
+
+    return map_body(body, reading)
+
+
+# ── loops ────────────────────────────────────────────────────────────────────────────────────
+
+
+@rule(Map)
+def absorb_loops(op: Map, at: Facts) -> Op:
+    """`map i { for k { … } }` becomes `map (i, k) { … }`."""
+    while (wider := _absorb(op, at.viewed)) is not None:
+        op = wider
+    return op
+
+
+def _absorb(nest: Map, viewed: set[str]) -> Map | None:
+    *lets, loop = nest.body or (None,)
+    if not isinstance(loop, For):
+        return None
+    values: dict[Var, Expr] = {}
+    for op in lets:
+        if not isinstance(op, Let) or not is_pure(op.value):
+            return None
+        values[op.var] = substitute(op.value, values)
+    plain = isinstance(loop.start, Const) and loop.start.value == 0
+    plain = plain and isinstance(loop.step, Const) and loop.step.value == 1
+    stop = substitute(loop.stop, values)
+    if not plain or variables(stop) & set(nest.vars) or not is_pure(stop):
+        return None
+    body = substitute_vars(loop.body, values)
+    if not _independent(body, loop.var, viewed):
+        return None
+    return replace(
+        nest, vars=(*nest.vars, loop.var), extents=(*nest.extents, stop), body=body, layout=None
+    )
+
+
+def _independent(body: Body, var: Var, viewed: set[str]) -> bool:
+    """Stores only, each to places of its own turn, and nothing reads what another turn writes."""
+    ops = list(walk_ops(body))
+    stores = [op for op in ops if isinstance(op, Store)]
+    if not all(isinstance(op, (Store, Let, If)) for op in ops):
+        return False
+    written = {op.buffer.name: op.indices for op in stores}
+    found = {op.var for op in ops if isinstance(op, Let)}  # in each turn
+    for op in stores:
+        # two turns never store to one place: an index is linear in the loop's variable
+        place = [i for i in op.indices if not variables(i) & found]
+        if all(stride_of(i, var) in (0, None) for i in place):
+            return False
+        if op.buffer.space is Space.LOCAL or op.indices != written[op.buffer.name]:
+            return False
+    return not viewed & set(written) and all(
+        written.get(load.buffer.name, load.indices) == load.indices
+        for op in ops
+        for load in op_loads(op)
+    )
+
+
+# ── maps ─────────────────────────────────────────────────────────────────────────────────────
 
 Place = tuple[Expr, ...]
 Places: TypeAlias = tuple[dict[str, set[Place]], dict[str, set[Place]]]  # read, written
 
 
-def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
-    """Fuse where every element that one nest writes is met by the other at the same point."""
-    viewed = aliases(kernel).viewed
+@kernel_pass
+def fuse_maps(at: Facts) -> Kernel:
+    """Fuse where every element that one map writes is met by the other at the same point."""
 
     def fuse(body: Body) -> Body:
         done: list[Op] = []
-        last: int | None = None  # the nest that the next one may join
+        last: Map | None = None  # that the next one may join
         places: Places = {}, {}  # what it touches, found once as it grows
         for op in body:
-            if isinstance(op, Map) and last is not None:
-                first = done[last]
-                assert isinstance(first, Map)
-                joined = _join(first, op, places, viewed)
+            if isinstance(op, Map):
+                joined = None if last is None else _join(last, op, places, at.viewed)
                 if joined is not None:
                     # what stood between only brings memory into being
-                    done.pop(last)
-                    done.append(joined)
-                    last = len(done) - 1
-                    continue
-            done.append(op)
-            if isinstance(op, Map):
+                    done = [each for each in done if each is not last]
+                else:
+                    places = _accesses(op.body)
+                op = last = joined or op
                 if any(walk_ops(op, Intrinsic)):
                     last = None
-                else:
-                    last, places = len(done) - 1, _accesses(op.body)
             elif not isinstance(op, Hint) and not (isinstance(op, Alloc) and op.init is None):
                 last = None
+            done.append(op)
         return tuple(done) if len(done) != len(body) else body
 
     def visit(op: Op) -> Op | None:
@@ -62,12 +236,13 @@ def fuse_maps(kernel: Kernel, target: Target) -> Kernel:
             return None
         return map_bodies(op, fuse)
 
-    inner = map_ops(kernel, visit)
-    return rebuild(inner, body=fuse(inner.body))
+    found = visit(map_ops(at.kernel, visit))
+    assert isinstance(found, Kernel)
+    return found
 
 
 def _join(first: Map, second: Map, places: Places, viewed: set[str]) -> Map | None:
-    """Both as one nest; `places`, what `first` touches, grows with it."""
+    """Both as one map; `places`, what `first` touches, grows with it."""
     if first.extents != second.extents:
         return None
     if any(walk_ops(second, Intrinsic)):
@@ -102,11 +277,7 @@ def _accesses(body: Body) -> Places:
     return reads, writes
 
 
-def _meet(
-    a: Places,
-    b: Places,
-    viewed: set[str],
-) -> bool:
+def _meet(a: Places, b: Places, viewed: set[str]) -> bool:
     """Wherever one side writes what the other touches, both do so at one and the same place."""
     for (_, writes), (others_r, others_w) in ((a, b), (b, a)):
         for name, places in writes.items():

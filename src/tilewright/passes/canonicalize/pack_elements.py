@@ -12,20 +12,19 @@ atomics on the word around each.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tilewright.ir import scope
-from tilewright.ir.analysis.bounds import Ranges, multiple_of, prove
+from tilewright.ir.analysis.bounds import multiple_of, prove
 from tilewright.ir.buffer import Buffer, Region, Space, element
-from tilewright.ir.dtype import INT32, DType, dtype
+from tilewright.ir.dtype import DType, dtype
 from tilewright.ir.expr import (
     TRUE,
     Call,
     Const,
     Expr,
     Load,
-    Var,
     binary,
     cast,
     compare,
@@ -38,7 +37,6 @@ from tilewright.ir.op import (
     Atomic,
     Copy,
     Fill,
-    For,
     Gemm,
     If,
     Intrinsic,
@@ -58,6 +56,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import (
     fresh_name,
+    fresh_var,
     map_operands,
     program_names,
     rebuild,
@@ -66,15 +65,18 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.expand_copies import expand_op, map_over, variables_of
 from tilewright.passes.canonicalize.packed_values import (
+    UINT8,
+    Packing,
+    Rule,
     bits_of,
     check_known,
-    held_in,
+    packed_tiles,
     per_byte,
     to_narrow,
     wrapped,
 )
-from tilewright.passes.canonicalize.packing import UINT8, Packing, Rule, packed_tiles
 from tilewright.passes.lower.foreign import PrintRows
 from tilewright.support.errors import CompileError
 
@@ -113,7 +115,7 @@ def pack_elements(program: Program, target: Target) -> Program:
         views = tuple(View(words, source) for words, source in packing.words.values())
         kernels.append(rebuild(kernel, body=(*views, *body)))
     both = Packing(names, set())
-    return dataclasses.replace(
+    return replace(
         program,
         params=tuple(both.buffer(p) if isinstance(p, Buffer) else p for p in program.params),
         scratch=tuple(both.buffer(b) for b in program.scratch),
@@ -123,41 +125,28 @@ def pack_elements(program: Program, target: Target) -> Program:
 
 def uses_packed(program: Program) -> bool:
     """Whether elements of less than a byte are anywhere in `program`."""
-    if any(b.dtype.packed for b in (*program.tensors, *program.scratch)):
-        return True
-    for kernel in program.kernels:
-        for op in walk_ops(kernel):
-            if isinstance(op, (Alloc, View)) and op.buffer.dtype.packed:
-                return True
-            if any(_has_packed(e) for e in expressions(op)):
-                return True
-    return False
+    ops = [op for kernel in program.kernels for op in walk_ops(kernel)]
+    made = [op.buffer for op in ops if isinstance(op, (Alloc, View))]
+    return any(b.dtype.packed for b in (*program.tensors, *program.scratch, *made)) or any(
+        _has_packed(e) for op in ops for e in expressions(op)
+    )
 
 
 def _has_packed(e: Expr) -> bool:
     return e.dtype.packed or any(_has_packed(c) for c in e.children)
 
 
-def _let(p: Packing, op: Let, ranges: Ranges) -> Iterable[Op]:
-    var = Var(op.var.name, held_in(op.var.dtype)) if op.var.dtype.packed else op.var
-    yield rebuild(op, var=var, value=p.value(op.value))
+def _store(p: Packing, op: Store) -> Iterable[Op]:
+    return _set_bits(p, op) if p.is_packed(op.buffer) else (p.generic(op),)
 
 
-def _store(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
-    if p.is_packed(op.buffer):
-        yield from _set_bits(p, op, ranges)
-        return
-    indices = tuple(p.value(i) for i in op.indices)
-    yield rebuild(op, buffer=p.buffer(op.buffer), indices=indices, value=p.value(op.value))
-
-
-def _set_bits(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
+def _set_bits(p: Packing, op: Store) -> Iterable[Op]:
     """One element of a tensor, whoever writes its neighbours."""
     kind, raw = op.buffer.dtype, p.buffer(op.buffer)
     total: Expr = const(1)
     for size in raw.shape:
         total = total * size
-    if op.buffer.space is not Space.GLOBAL or multiple_of(p.plain(total), ranges) % WORD:
+    if op.buffer.space is not Space.GLOBAL or multiple_of(p.plain(total), p.ranges) % WORD:
         raise CompileError(
             f"{op.buffer.name} is written element by element, and {per_byte(kind)} {kind} "
             "elements share a byte",
@@ -171,7 +160,7 @@ def _set_bits(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
     if raw.name not in p.words:
         name = fresh_name(f"{raw.name}_words", p.names)
         count = p.plain(total // WORD)
-        words = dataclasses.replace(raw, name=name, dtype=dtype("uint32"), shape=(count,))
+        words = replace(raw, name=name, dtype=dtype("uint32"), shape=(count,))
         p.words[raw.name] = (words, raw)
     words, _ = p.words[raw.name]
     per = per_byte(kind)
@@ -179,7 +168,7 @@ def _set_bits(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
     inside: Expr = TRUE
     for index, size in zip(indices, op.buffer.shape, strict=True):
         for test in (compare(">=", index, 0), compare("<", index, size)):
-            if prove(test, ranges) is not True:
+            if prove(test, p.ranges) is not True:
                 inside = logical_and(inside, test)
     at: Expr = const(0)
     for index, size in zip((*indices[:-1], indices[-1] // per), raw.shape, strict=True):
@@ -196,80 +185,34 @@ def _set_bits(p: Packing, op: Store, ranges: Ranges) -> Iterable[Op]:
     yield from both if inside is TRUE else (If(inside, both, loc=op.loc),)
 
 
-def _copy(p: Packing, op: Copy, ranges: Ranges) -> Iterable[Op]:
+def _copy(p: Packing, op: Copy) -> Iterable[Op]:
     src, dst = op.src, op.dst
-    if not (src.dtype.packed or dst.dtype.packed):
-        yield p.generic(op, ranges)
-        return
     packed = [p.is_packed(r.buffer) for r in (src, dst)]
-    if src.dtype == dst.dtype:
-        if packed == [False, False]:
-            yield p.generic(op, ranges)
-            return
-        both = [p.bytes_of(r) for r in (src, dst)] if all(packed) else [None, None]
-        if both[0] is not None and both[1] is not None:
-            yield rebuild(op, src=both[0], dst=both[1])
-            return
-    elif not any(packed) and not dst.dtype.packed:
-        yield p.generic(op, ranges)  # the held type has the same values
+    if not any(packed) and (src.dtype == dst.dtype or not dst.dtype.packed):
+        yield p.generic(op)  # the held type has the same values
         return
+    if all(packed) and src.dtype == dst.dtype:
+        one, other = p.bytes_of(src), p.bytes_of(dst)
+        if one is not None and other is not None:
+            yield rebuild(op, src=one, dst=other)
+            return
     if op.barrier is not None or op.reduce is not None or (src.cta or dst.cta) is not None:
         raise p.refuse(op, src if src.dtype.packed else dst, "this copy of")
-    names, extents, places = _both(p, src, dst)
-    value = cast(Load(src.buffer, places[0], op.loc), dst.dtype)
-    yield from _nest(p, (src, dst), names, extents, Store(dst.buffer, places[1], value, loc=op.loc))
+    found = expand_op(replace(op, atom=None), p.names, "p{}")
+    assert found is not None
+    yield from p.op(found)
 
 
-def _both(
-    p: Packing, *sides: Region
-) -> tuple[tuple[Var, ...], tuple[Expr, ...], list[tuple[Expr, ...]]]:
-    """Variables over the tile of regions of one shape, its extents, and the indices of each."""
-    extents = sides[-1].tile
-    names = tuple(Var(fresh_name(f"p{d}", p.names)) for d in range(len(extents)))
-    places = []
-    for region in sides:
-        inner = iter(names)
-        places.append(
-            tuple(
-                s if isinstance(e, Const) and e.value == 1 else s + next(inner)
-                for s, e in zip(region.starts, region.extents, strict=True)
-            )
-        )
-    return names, extents, places
-
-
-def _nest(
-    p: Packing,
-    sides: tuple[Region, ...],
-    names: tuple[Var, ...],
-    extents: tuple[Expr, ...],
-    inner: Op,
-) -> Iterable[Op]:
-    """`inner` for all elements, rewritten: a `Map`, or loops of a thread for its own memory."""
-    ranges = p.ranges
-    if names and not any(r.buffer.space is Space.LOCAL for r in sides):
-        yield from p.op(Map(names, extents, (inner,), loc=inner.loc), ranges)
-        return
-    for name, extent in reversed(list(zip(names, extents, strict=True))):
-        inner = For(name, const(0), extent, (inner,), loc=inner.loc)
-    yield from p.op(inner, ranges)
-
-
-def _fill(p: Packing, op: Fill, ranges: Ranges) -> Iterable[Op]:
+def _fill(p: Packing, op: Fill) -> Iterable[Op]:
     kind = op.dst.dtype
-    if not kind.packed:
-        yield p.generic(op, ranges)
-        return
-    value = p.value(cast(op.value, kind))
+    op = rebuild(op, value=cast(op.value, kind)) if kind.packed else op
     if not p.is_packed(op.dst.buffer):
-        dst = dataclasses.replace(op.dst, buffer=p.buffer(op.dst.buffer))
-        dst = dataclasses.replace(dst, starts=tuple(p.value(s) for s in dst.starts))
-        yield rebuild(op, dst=dst, value=value)
+        yield p.generic(op)
         return
     region = p.bytes_of(op.dst)
     if region is None:
         raise p.refuse(op, op.dst, "this fill of")
-    parts = [bits_of(value, kind)] * per_byte(kind)
+    parts = [bits_of(p.value(op.value), kind)] * per_byte(kind)
     yield rebuild(op, dst=region, value=cast(_joined(parts, kind), UINT8))
 
 
@@ -281,52 +224,50 @@ def _joined(parts: list[Expr], kind: DType) -> Expr:
     return found
 
 
-def _folded(p: Packing, op: Reduce | Scan, ranges: Ranges) -> Iterable[Op]:
+def _folded(p: Packing, op: Reduce | Scan) -> Iterable[Op]:
     """Reductions and scans in the held type, then brought back into the narrow one's range."""
     for region in (op.src, op.dst):
         if p.is_packed(region.buffer):
             raise p.refuse(op, region, f"this {type(op).__name__.lower()} of")
-    yield p.generic(op, ranges)
+    yield p.generic(op)
     kind = op.dst.dtype
     if not kind.packed:
         return
     dst = map_operands(op, p.value, p.buffer).dst
-    names, extents, (place,) = _both(p, dst)
+    vars_ = variables_of(dst, p.names, "p{}")
+    place = dst.at(vars_)
     value: Expr = Load(dst.buffer, place, op.loc)
     value = to_narrow(value, dst.dtype, kind) if kind.is_float else wrapped(value, kind)
     inner = Store(dst.buffer, place, value, loc=op.loc)
-    yield from _nest(p, (dst,), names, extents, inner)
+    yield from p.op(map_over(vars_, dst.tile, inner, dst))
 
 
-def _gemm(p: Packing, op: Gemm, ranges: Ranges) -> Iterable[Op]:
+def _gemm(p: Packing, op: Gemm) -> Iterable[Op]:
     if op.c.dtype.packed:
         raise CompileError(
             f"no instruction accumulates products in {op.c.dtype}",
             loc=op.loc,
             fix="accumulate in int32 or float32, and T.copy the result: T.copy casts",
         )
-    yield p.generic(op, ranges)
+    yield p.generic(op)
 
 
-def _view(p: Packing, op: View, ranges: Ranges) -> Iterable[Op]:
+def _view(p: Packing, op: View) -> Iterable[Op]:
     kinds = (op.buffer.dtype, op.source.dtype)
-    if not any(k.packed for k in kinds):
-        yield p.generic(op, ranges)
-        return
     if not (p.is_packed(op.source) or p.is_packed(op.buffer)):
-        if kinds[0] != kinds[1]:
+        if kinds[0] != kinds[1] and any(k.packed for k in kinds):
             raise CompileError(
                 f"{op.buffer.name} shows {kinds[1]} elements of {op.source.name} as {kinds[0]}, "
                 "and threads hold one in a register of its own",
                 loc=op.loc,
                 fix="view a tile in shared memory, or convert the elements in a T.Parallel",
             )
-        yield p.generic(op, ranges)
+        yield p.generic(op)
         return
     offset = p.value(op.offset)
     if p.is_packed(op.buffer):
         per = per_byte(op.buffer.dtype)
-        if multiple_of(offset, ranges) % per:
+        if multiple_of(offset, p.ranges) % per:
             raise CompileError(
                 f"{op.buffer.name} begins within a byte of {op.source.name}",
                 loc=op.loc,
@@ -337,7 +278,7 @@ def _view(p: Packing, op: View, ranges: Ranges) -> Iterable[Op]:
     yield rebuild(op, buffer=p.buffer(op.buffer), source=p.buffer(op.source), offset=offset)
 
 
-def _reaches(p: Packing, op: Op, ranges: Ranges) -> Iterable[Op]:
+def _reaches(p: Packing, op: Op) -> Iterable[Op]:
     """Ops that take regions as they are."""
     found = [r for r in regions(op, reads=True, writes=True) if p.is_packed(r.buffer)]
     if isinstance(op, Intrinsic):
@@ -345,41 +286,35 @@ def _reaches(p: Packing, op: Op, ranges: Ranges) -> Iterable[Op]:
     if isinstance(op, Intrinsic) and op.name == "print" and found:
         rows = PrintRows(
             op,
-            lambda: _counter(p),
+            lambda: fresh_var("i", p.names),
             lambda spot: Load(spot.buffer, spot.starts, op.loc),
             lambda head: (head,),
             p,
         )
-        yield from p.body(tuple(rows.lines()), ranges)
+        yield from p.body(tuple(rows.lines()), p.ranges)
         return
     if found:
         word = op.name if isinstance(op, Intrinsic) else type(op).__name__.lower()
         raise p.refuse(op, found[0], f"{word} of")
-    yield p.generic(op, ranges)
-
-
-def _counter(p: Packing) -> Var:
-    name = fresh_name("i", p.names)
-    p.names.add(name)
-    return Var(name)
+    yield p.generic(op)
 
 
 # ── nests that write bytes ───────────────────────────────────────────────────────────────────
 
 
-def _map(p: Packing, op: Map, ranges: Ranges) -> Iterable[Op]:
+def _map(p: Packing, op: Map) -> Iterable[Op]:
     stores = [s for s in walk_ops(op.body) if isinstance(s, Store) and p.is_packed(s.buffer)]
     if not stores:
-        yield p.generic(op, ranges)
+        yield p.generic(op)
         return
     per = max(per_byte(s.buffer.dtype) for s in stores)
     if all(_is_last(op, store) for store in stores):
         for place in reversed(range(len(op.vars))):
-            found = _paired(p, op, stores, place, per, ranges)
+            found = _paired(p, op, stores, place, per)
             if found is not None:
                 yield found
                 return
-    yield p.generic(op, ranges)
+    yield p.generic(op)
 
 
 def _is_last(op: Map, store: Store) -> bool:
@@ -392,19 +327,17 @@ def _is_last(op: Map, store: Store) -> bool:
     return store.buffer.name not in read
 
 
-def _paired(
-    p: Packing, op: Map, stores: list[Store], place: int, per: int, ranges: Ranges
-) -> Map | None:
+def _paired(p: Packing, op: Map, stores: list[Store], place: int, per: int) -> Map | None:
     """`op` with `per` iterations along variable `place` in one; None where those do not write the
     elements of one byte."""
     var, extent = op.vars[place], op.extents[place]
     if not isinstance(extent, Const) or int(extent.value) % per:
         return None
-    byte = Var(fresh_name(var.name, p.names), var.dtype)
+    byte = fresh_var(var.name, p.names, var.dtype)
     vars_ = (*op.vars[:place], byte, *op.vars[place + 1 :])
     extents = (*op.extents[:place], const(int(extent.value) // per), *op.extents[place + 1 :])
     frame = Map(vars_, extents, (), loc=op.loc)
-    inside = scope.inside(frame, "body", ranges)
+    inside = scope.inside(frame, "body", p.ranges)
 
     def at(e: Expr, k: int) -> Expr:
         return simplify(substitute(e, {var: byte * per + k}), inside)
@@ -430,12 +363,12 @@ def _paired(
             p.ranges = behind
             number = next((i for i, s in enumerate(stores) if s is old), None)
             if number is None:
-                body += p.op(new, behind)
+                body += p.op(new)
             else:
                 assert isinstance(new, Store)
                 kind = new.buffer.dtype
                 value = p.value(cast(new.value, kind))
-                bits = Var(fresh_name(f"{new.buffer.name}_bits", p.names), INT32)
+                bits = fresh_var(f"{new.buffer.name}_bits", p.names)
                 body.append(Let(bits, bits_of(value, kind), loc=new.loc))
                 written[number].append(bits)
             behind = scope.after(new, behind)
@@ -452,7 +385,6 @@ def _paired(
 
 
 _RULES: dict[type[Op], Rule] = {
-    Let: _let,
     Store: _store,
     Copy: _copy,
     Fill: _fill,

@@ -7,14 +7,12 @@ first or the last iteration. What is found is sure, not sharp: there may be othe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
-from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import NEGATED, Ranges, limits
 from tilewright.ir.analysis.effects import written_in
-from tilewright.ir.analysis.uniform import PerThread, per_thread
 from tilewright.ir.buffer import Space
 from tilewright.ir.dtype import INT64, DType
 from tilewright.ir.expr import (
@@ -37,17 +35,14 @@ from tilewright.ir.expr import (
 from tilewright.ir.layout.linear import Linear, TooLarge, build_sum, factors, product
 from tilewright.ir.op import (
     Body,
-    Dim,
     For,
     If,
-    Kernel,
-    Let,
     bodies,
     bound_within,
-    walk_ops,
     written_buffers,
 )
 from tilewright.ir.simplify import simplify
+from tilewright.passes.canonicalize.rules import Facts
 
 WIDEST = 1 << 62  # sums beyond this are not divided
 CONNECTIVES = {"and": "and", "or": "or", "&": "and", "|": "or"}  # of conditions
@@ -72,45 +67,6 @@ EVERYWHERE = Span()
 
 def _outermost(op: str, bounds: tuple[Expr, ...]) -> Expr | None:
     return reduce(lambda a, b: binary(op, a, b), bounds) if bounds else None
-
-
-class Facts:
-    """What is known of a kernel as a whole, each found when it is first asked for."""
-
-    def __init__(self, kernel: Kernel, dims: Iterable[Dim]) -> None:
-        self.kernel = kernel
-        self.dims = tuple(dims)
-        # names of values: most lead back to the block's indices, which all threads share
-        self.lets = {op.var: op.value for op in walk_ops(kernel, Let)}
-        self.shared = {*kernel.blocks, *(dim.var for dim in self.dims)}
-
-    @cached_property
-    def differs(self) -> PerThread:
-        return per_thread(self.kernel)
-
-    @cached_property
-    def written(self) -> set[str]:
-        return written_in(self.kernel.body)
-
-    @cached_property
-    def viewed(self) -> set[str]:
-        """Buffers whose memory has more than one name."""
-        return aliases(self.kernel).viewed
-
-    def uniform(self, *exprs: Expr) -> bool:
-        """Whether all threads of the block have the same values."""
-        return all(map(self._shared, exprs)) or self.differs.source(exprs) is None
-
-    def _shared(self, e: Expr) -> bool:
-        for node in walk(e):
-            if isinstance(node, Load):
-                return False
-            if isinstance(node, Var) and node not in self.shared:
-                value = self.lets.get(node)
-                if value is None or not self._shared(value):
-                    return False
-                self.shared.add(node)
-        return True
 
 
 def surely_written(body: Body) -> set[str]:
@@ -358,6 +314,3 @@ def _is_quotient(atom: Expr) -> bool:
 
 def _widened(atom: Expr, kind: DType) -> Expr:
     return product(cast(factor, kind) for factor in factors(atom))
-
-
-__all__ = ["CONNECTIVES", "EVERYWHERE", "Facts", "Span", "SureSpans", "surely_written"]

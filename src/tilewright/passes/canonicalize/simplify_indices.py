@@ -7,8 +7,6 @@ condition become the branch taken; loops and nests without iterations go.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from tilewright.ir.analysis.bounds import NOTHING, Ranges, prove
@@ -18,23 +16,21 @@ from tilewright.ir.op import (
     Body,
     Break,
     Continue,
-    Dim,
     For,
     Hint,
     If,
     Kernel,
     Map,
     Op,
-    Program,
     Store,
     View,
     While,
     marked,
 )
-from tilewright.ir.rewrite import map_kernels
+from tilewright.ir.rewrite import rebuild
 from tilewright.ir.scope import after, entry, inside
 from tilewright.ir.simplify import simplify
-from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 
 AnyOp = TypeVar("AnyOp", bound=Op)
 
@@ -48,16 +44,12 @@ _INDEX_FIELDS: dict[type[Op], frozenset[str]] = {
 }
 
 
-def simplify_indices(program: Program, target: Target) -> Program:
-    """Of the whole program, because the contracts of its sizes stand there."""
-    return map_kernels(program, lambda kernel: simplify_kernel(kernel, program.dims))
-
-
-def simplify_kernel(kernel: Kernel, dims: Iterable[Dim] = ()) -> Kernel:
-    """The kernel with its expressions simplified; `dims` adds the contracts of its sizes."""
-    ranges = entry(kernel, dims)
-    kernel = simplify_operands(kernel, ranges)
-    return dataclasses.replace(kernel, body=_body(kernel.body, ranges))
+@kernel_pass
+def simplify_indices(at: Facts) -> Kernel:
+    """Expressions are simplified with the contracts of sizes too."""
+    ranges = entry(at.kernel, at.dims)
+    kernel = simplify_operands(at.kernel, ranges)
+    return rebuild(kernel, body=_body(kernel.body, ranges))
 
 
 def _body(body: Body, ranges: Ranges, pinned: bool = False) -> Body:
@@ -113,21 +105,16 @@ def _bodies(op: Op, ranges: Ranges) -> Op:
         new = _body(old, inside(op, f.name, ranges), pinned)
         if len(new) != len(old) or any(a is not b for a, b in zip(new, old, strict=True)):
             changes[f.name] = new
-    return dataclasses.replace(op, **changes) if changes else op
+    return rebuild(op, **changes)
 
 
 def simplify_operands(op: AnyOp, ranges: Ranges = NOTHING) -> AnyOp:
     """The op with its own expressions simplified; assumptions stay as they were written."""
     if isinstance(op, Hint):
         return op
-    index_fields = _INDEX_FIELDS.get(type(op), frozenset())
-    changes: dict[str, Any] = {}
-    for f in marked(op, "arg"):
-        old = getattr(op, f.name)
-        new = _operand(old, ranges, f.name in index_fields)
-        if new is not old:
-            changes[f.name] = new
-    return dataclasses.replace(op, **changes) if changes else op
+    index = _INDEX_FIELDS.get(type(op), frozenset())
+    names = [f.name for f in marked(op, "arg")]
+    return rebuild(op, **{n: _operand(getattr(op, n), ranges, n in index) for n in names})
 
 
 def _operand(value: Any, ranges: Ranges, index: bool) -> Any:

@@ -56,7 +56,6 @@ from tilewright.ir.expr import (
 from tilewright.ir.op import (
     Alloc,
     Body,
-    Dim,
     For,
     Hint,
     If,
@@ -64,7 +63,6 @@ from tilewright.ir.op import (
     Let,
     Map,
     Op,
-    Program,
     Store,
     View,
     bodies,
@@ -73,22 +71,19 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.rewrite import (
-    fresh_name,
+    fresh_var,
     map_exprs,
-    map_kernels,
-    program_names,
     rebuild,
     rename_unique,
 )
-from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.provable_iterations import (
     CONNECTIVES,
     EVERYWHERE,
-    Facts,
     Span,
     SureSpans,
     surely_written,
 )
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.reasons import because, key_of
 
 KINDS = ("serial", "pipelined", "persistent")
@@ -96,18 +91,13 @@ KINDS = ("serial", "pipelined", "persistent")
 Path = tuple[int | str, ...]  # where an op stands: its place in a body, the body's field, …
 
 
-def unswitch_guards(program: Program, target: Target) -> Program:
-    """`program` whose nests in loops ask for their guards only in iterations that need them."""
-    if target.internal.unswitch_guards is False:
-        return program
-    names = program_names(program)
-
-    def one(kernel: Kernel) -> Kernel:
-        if not any(isinstance(op, For) and any(map(_guarded, op.body)) for op in walk_ops(kernel)):
-            return kernel
-        return _Hoister(kernel, program.dims, names).run()
-
-    return map_kernels(program, one)
+@kernel_pass
+def unswitch_guards(at: Facts) -> Kernel:
+    """Maps in loops ask for their guards only in iterations that need them."""
+    loops = [op for op in at.ops if isinstance(op, For) and any(map(_guarded, op.body))]
+    if not loops or at.target.internal.unswitch_guards is False:
+        return at.kernel
+    return _Hoister(at).run()
 
 
 def _guarded(op: Op) -> bool:
@@ -279,10 +269,8 @@ class _Loop:
 
 
 class _Hoister:
-    def __init__(self, kernel: Kernel, dims: Iterable[Dim], names: set[str]) -> None:
-        self.kernel = kernel
-        self.facts = Facts(kernel, dims)
-        self.names = names
+    def __init__(self, facts: Facts) -> None:
+        self.kernel, self.facts, self.names = facts.kernel, facts, facts.names
 
     def run(self) -> Kernel:
         ranges = scope.entry(self.kernel, self.facts.dims)
@@ -380,7 +368,7 @@ class _Hoister:
         for op in loop.lets:
             if isinstance(op, Let) and op.value is value:
                 return op.var
-        var = Var(fresh_name(f"{loop.sure.loop.var.name}_cut", self.names), value.dtype)
+        var = fresh_var(f"{loop.sure.loop.var.name}_cut", self.names, value.dtype)
         loop.lets.append(Let(var, value, loc=loop.sure.loop.loc))
         return var
 
@@ -393,6 +381,3 @@ class _Hoister:
                 why = f"as {old.buffer.name} of the same loop"
                 because(self.kernel.name, new.buffer.name, why)
         return copy
-
-
-__all__ = ["unswitch_guards"]

@@ -13,7 +13,7 @@ loaded by one block and sent to all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -33,13 +33,13 @@ from tilewright.ir.op import (
     Kernel,
     Let,
     Op,
-    Program,
     While,
     expressions,
     walk_ops,
 )
-from tilewright.ir.rewrite import fresh_name, map_kernels, program_names
+from tilewright.ir.rewrite import fresh_var, map_body
 from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.overlap.placed import why_placed
 from tilewright.passes.overlap.roles import why_not, why_not_worth
 from tilewright.passes.reasons import because
@@ -48,27 +48,20 @@ ABOUT = "clusters"
 KIND = "cluster"
 
 
-def cluster_blocks(program: Program, target: Target) -> Program:
-    """`program` with the clusters that `target` asks for."""
-    names = program_names(program)
-    told = target.schedule.cluster
-
-    def one(kernel: Kernel) -> Kernel:
-        if told == "auto" or told == 1:
-            return kernel
-        found = _axis(kernel, told, target, program.dims)
-        if isinstance(found, str):
-            because(kernel.name, ABOUT, f"none: {found}")
-            return kernel
-        axis, shared = found
-        because(
-            kernel.name,
-            ABOUT,
-            f"{told} blocks along {kernel.blocks[axis].name} share what they load of {shared}",
-        )
-        return _clustered(kernel, axis, told, names)
-
-    return map_kernels(program, one)
+@kernel_pass
+def cluster_blocks(at: Facts) -> Kernel:
+    """The clusters that the target asks for."""
+    kernel, told = at.kernel, at.target.schedule.cluster
+    if told == "auto" or told == 1:
+        return kernel
+    found = _axis(kernel, told, at.target, at.dims)
+    if isinstance(found, str):
+        because(kernel.name, ABOUT, f"none: {found}")
+        return kernel
+    axis, shared = found
+    along = f"{told} blocks along {kernel.blocks[axis].name}"
+    because(kernel.name, ABOUT, f"{along} share what they load of {shared}")
+    return _clustered(kernel, axis, told, at.names)
 
 
 def _axis(kernel: Kernel, count: int, target: Target, dims: Iterable[Dim]) -> tuple[int, str] | str:
@@ -84,23 +77,32 @@ def _axis(kernel: Kernel, count: int, target: Target, dims: Iterable[Dim]) -> tu
         against = why_not_worth(kernel)
     if target.schedule.roles is False or against is not None:
         return f"no producer loads: {against or 'switched off'}"
-    bytes_of: dict[int, dict[str, int]] = {axis: {} for axis in range(len(kernel.grid))}
-    for op, ranges in scope.walk_ranges(kernel, dims):
-        if not isinstance(op, For) or op.kind != "pipelined":
-            continue
-        for copy in (o for o in op.body if isinstance(o, Copy)):
-            if copy.src.buffer.space is not Space.GLOBAL or not copy.dst.buffer.is_static:
-                continue
-            for axis, var in enumerate(kernel.blocks):
-                starts = [ranges.resolve(s, var) for s in copy.src.starts]
-                if all(s is not None and var not in variables(s) for s in starts):
-                    bytes_of[axis][copy.src.buffer.name] = copy.dst.buffer.bytes
+    bytes_of = {
+        axis: {
+            copy.src.buffer.name: copy.dst.buffer.bytes
+            for copy in shared_loads(kernel, dims, var)
+            if copy.dst.buffer.is_static
+        }
+        for axis, var in enumerate(kernel.blocks)
+    }
     axes = sorted((a for a in bytes_of if bytes_of[a]), key=lambda a: -sum(bytes_of[a].values()))
     objections = [_objection(kernel, axis, count, dims) for axis in axes]
     for axis, against in zip(axes, objections, strict=True):
         if against is None:
             return axis, " and ".join(bytes_of[axis])
     return next((o for o in objections if o), "blocks load nothing in common")
+
+
+def shared_loads(kernel: Kernel, dims: Iterable[Dim], var: Var) -> Iterator[Copy]:
+    """Copies of tensors in pipelined loops that are the same whatever `var` is."""
+    for op, ranges in scope.walk_ranges(kernel, dims):
+        if not isinstance(op, For) or op.kind != "pipelined":
+            continue
+        for copy in op.body:
+            if isinstance(copy, Copy) and copy.src.buffer.space is Space.GLOBAL:
+                starts = [ranges.resolve(s, var) for s in copy.src.starts]
+                if all(s is not None and var not in variables(s) for s in starts):
+                    yield copy
 
 
 def _objection(kernel: Kernel, axis: int, count: int, dims: Iterable[Dim]) -> str | None:
@@ -119,8 +121,8 @@ def _objection(kernel: Kernel, axis: int, count: int, dims: Iterable[Dim]) -> st
 
 def _clustered(kernel: Kernel, axis: int, count: int, names: set[str]) -> Kernel:
     old = kernel.blocks[axis]
-    whole = Var(fresh_name(f"{old.name}_cluster", names), old.dtype)
-    place = Var(fresh_name("place", names), old.dtype)
+    whole = fresh_var(f"{old.name}_cluster", names, old.dtype)
+    place = fresh_var("place", names, old.dtype)
     held = [op for op in kernel.body if _is_of_kernel(op)]
     body = [op for op in kernel.body if not _is_of_kernel(op)]
     index = Let(old, whole * count + place, loc=kernel.loc)
@@ -143,30 +145,17 @@ def cluster_loop(kernel: Kernel) -> For | None:
     return next(found, None)
 
 
-def spread_clusters(program: Program, target: Target) -> Program:
+@kernel_pass
+def spread_clusters(at: Facts) -> Kernel:
     """The places of clusters become blocks."""
-    names = program_names(program)
-    return map_kernels(program, lambda kernel: _spread(kernel, names))
-
-
-def _spread(kernel: Kernel, names: set[str]) -> Kernel:
-    loop = cluster_loop(kernel)
+    kernel, loop = at.kernel, cluster_loop(at.kernel)
     if loop is None:
         return kernel
     count = int(loop.stop)
     first = kernel.blocks[0]
-    raw = Var(fresh_name(f"{first.name}_raw", names), first.dtype)
-
-    def inlined(body: Iterable[Op]) -> Iterable[Op]:
-        for op in body:
-            if op is loop:
-                yield from loop.body
-            elif isinstance(op, For) and any(o is loop for o in walk_ops(op.body)):
-                yield replace(op, body=tuple(inlined(op.body)))
-            else:
-                yield op
-
-    body = (Let(first, raw // count, loc=kernel.loc), *inlined(kernel.body))
+    raw = fresh_var(f"{first.name}_raw", at.names, first.dtype)
+    inlined = map_body(kernel.body, lambda op: loop.body if op is loop else None)
+    body = (Let(first, raw // count, loc=kernel.loc), *inlined)
     grid = (kernel.grid[0] * count, *kernel.grid[1:])
     cluster = (count, *(1 for _ in kernel.grid[1:]))
     return replace(

@@ -36,7 +36,6 @@ from tilewright.ir.op import (
     Kernel,
     Let,
     Op,
-    Program,
     Store,
     Sync,
     While,
@@ -44,14 +43,19 @@ from tilewright.ir.op import (
     op_loads,
     walk_ops,
 )
-from tilewright.ir.rewrite import fresh_name, map_kernels, program_names
+from tilewright.ir.rewrite import fresh_var
 from tilewright.ir.target import Target
-from tilewright.passes.grid.order_blocks import EVEN, MOST, most_work, number_of
-from tilewright.passes.grid.tile_scheduler import (
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.grid.order_blocks import (
+    EVEN,
+    MOST,
     blocks_of,
     cluster_size,
     handed_out,
+    in_range,
     in_waves,
+    most_work,
+    number_of,
     tile_lengths,
 )
 from tilewright.passes.overlap.placed import why_placed
@@ -62,25 +66,22 @@ from tilewright.passes.reasons import at_line, because
 ABOUT = "persistent blocks"
 
 
-def persist_blocks(program: Program, target: Target) -> Program:
-    """`program` with blocks that stay, in the kernels where that is possible and worth it."""
-    names = program_names(program)
-
-    def one(kernel: Kernel) -> Kernel:
-        wanted, why = worth_it(kernel, target)
-        against = why_not(kernel) if wanted else None
-        if against is not None:
-            wanted, why = False, f"a block for every tile: {against}"
-        because(kernel.name, ABOUT, why)
-        if not wanted:
-            return kernel
-        uneven = most_work(kernel) != EVEN
-        new = _persistent(kernel, blocks_of(kernel, target), names, uneven)
-        loop = next(op for op in new.body if isinstance(op, For))
-        because(kernel.name, loop, why)
-        return new
-
-    return map_kernels(program, one)
+@kernel_pass
+def persist_blocks(at: Facts) -> Kernel:
+    """Blocks that stay, in the kernels where that is possible and worth it."""
+    kernel = at.kernel
+    wanted, why = worth_it(kernel, at.target)
+    against = why_not(kernel) if wanted else None
+    if against is not None:
+        wanted, why = False, f"a block for every tile: {against}"
+    because(kernel.name, ABOUT, why)
+    if not wanted:
+        return kernel
+    uneven = most_work(kernel) != EVEN
+    new = _persistent(kernel, blocks_of(kernel, at.target), at.names, uneven)
+    loop = next(op for op in new.body if isinstance(op, For))
+    because(kernel.name, loop, why)
+    return new
 
 
 def worth_it(kernel: Kernel, target: Target) -> tuple[bool, str]:
@@ -186,9 +187,9 @@ def _persistent(kernel: Kernel, blocks: int, names: set[str], uneven: bool) -> K
     total = tile_count(kernel)
     kind = kernel.blocks[0].dtype
     kind = promote(kind, total.dtype) if not isinstance(total, Const) else kind
-    block = Var(fresh_name("block", names), kind)
+    block = fresh_var("block", names, kind)
     alone = len(kernel.blocks) == 1 and kernel.blocks[0].dtype == kind
-    tile = kernel.blocks[0] if alone else Var(fresh_name("tile", names), kind)
+    tile = kernel.blocks[0] if alone else fresh_var("tile", names, kind)
     held: list[Op] = []
     body: list[Op] = []
     for op in kernel.body:
@@ -217,15 +218,14 @@ def _there_and_back(
 ) -> For:
     """Waves of tiles, every other one dealt from the last block to the first: where tiles have less
     and less work, the block that had the most of one wave has the least of the next."""
-    wave = Var(fresh_name("wave", names), tile.dtype)
+    wave = fresh_var("wave", names, tile.dtype)
 
     def place(number: Expr) -> Expr:
         return select(compare("!=", number % 2, 0), blocks - 1 - block, block)
 
     whole_waves, rest = total // blocks, total % blocks
     last = select(compare("<", place(whole_waves), rest), 1, 0)
-    inside = binary("and", compare(">=", tile, 0), compare("<", tile, total))
-    indices = (Let(tile, wave * blocks + place(wave)), Hint("assume", value=inside))
+    indices = (Let(tile, wave * blocks + place(wave)), in_range(tile, total))
     zero = const(0, tile.dtype)
     return For(wave, zero, whole_waves + last, (*indices, *body), kind="persistent")
 
@@ -262,7 +262,5 @@ def _placed(kernel: Kernel, tile: Var, body: list[Op]) -> list[Op]:
         place = place % extent if axis < rank - 1 else place
         lets.append(Let(var, cast(place, var.dtype), loc=kernel.loc))
         if not isinstance(extent, Const):
-            # what a grid index says by itself
-            inside = binary("and", compare(">=", var, 0), compare("<", var, extent))
-            lets.append(Hint("assume", value=inside, loc=kernel.loc))
+            lets.append(in_range(var, extent, kernel.loc))
     return [*lets, *kept]

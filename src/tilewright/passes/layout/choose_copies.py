@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable
 from tilewright.ir import scope
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.buffer import Space
-from tilewright.ir.op import Body, Copy, Kernel, Map, Op, Program, marked
-from tilewright.ir.rewrite import Names, map_kernels, program_names, rebuild
+from tilewright.ir.op import Body, Copy, Kernel, Map, Op, marked
+from tilewright.ir.rewrite import Names, rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.layout.tile_access import unrolled
-from tilewright.passes.layout.transposed_copies import as_copy, turned
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
+from tilewright.passes.layout.shared_tiles import as_copy, turned
+from tilewright.passes.layout.thread_layouts import unrolled
 from tilewright.passes.lower.lowering import Lowering
 from tilewright.passes.lower.matrices import lower_ldmatrix, lower_stmatrix
 from tilewright.passes.lower.threads import lowering_of
@@ -21,17 +22,13 @@ from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError
 
 
-def choose_copies(program: Program, target: Target) -> Program:
-    """`program` with an atom for each copy of the kernels that have no roles."""
-    names = program_names(program)
-
-    def one(kernel: Kernel) -> Kernel:
-        if by_hand(kernel):
-            return kernel
-        low = lowering_of(kernel, program, Names(names), target)
-        return rebuild(kernel, body=_body(kernel.body, low, target))
-
-    return map_kernels(program, one)
+@kernel_pass
+def choose_copies(at: Facts) -> Kernel:
+    """An atom for each copy of the kernels that have no roles."""
+    if by_hand(at.kernel):
+        return at.kernel
+    low = lowering_of(at.kernel, at.program, Names(at.names), at.target)
+    return rebuild(at.kernel, body=_body(at.kernel.body, low, at.target))
 
 
 def _body(body: Body, low: Lowering, target: Target) -> Body:

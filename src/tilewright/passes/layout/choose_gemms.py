@@ -6,19 +6,33 @@ Products by threads read shared memory; an operand in registers goes there first
 
 What no instruction accumulates in (bfloat16, int16, a part of a fragment, shared memory) is
 accumulated beside, in a fragment of a wider type that one does, and rounded once per product.
+
+**Pieces** (`split_gemms`), one after the other in the same registers. A product that begins anew in
+every iteration, and that threads then fold into an accumulator, needs registers twice: for itself
+and for the accumulator. Tiles that are large enough to keep the tensor core busy have too few of
+them. What the maps do with an element has nothing to do with others, so a part of the columns (or
+rows) can be multiplied and folded before the next one begins:
+
+    for k { T = A[k]·B[k]; map i, j { C[i, j] += T[i, j] * s[i] } }
+
+    for k { T = A[k]·B[k, left]; map i, j { C[i, j] += T[i, j] * s[i] };
+            T = A[k]·B[k, right]; map i, j { C[i, 128 + j] += T[i, j] * s[i] } }
+
+Each piece reads its factor again from shared memory, so there are as few as leave room. While one
+warpgroup folds a piece, another one multiplies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.effects import leaves_early, touched
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space, along, whole
 from tilewright.ir.dtype import DType, dtype
-from tilewright.ir.expr import FALSE, TRUE, Var, const, variables
+from tilewright.ir.expr import FALSE, TRUE, Expr, Load, const, transform, variables
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import Layout
 from tilewright.ir.op import (
@@ -31,14 +45,25 @@ from tilewright.ir.op import (
     Hint,
     If,
     Kernel,
+    Map,
     Op,
-    Program,
-    Role,
+    Store,
     View,
+    op_loads,
     walk_ops,
 )
-from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
+from tilewright.ir.rewrite import (
+    fresh_name,
+    fresh_var,
+    map_body,
+    map_exprs,
+    map_ops,
+    rebuild,
+    rename_unique,
+    substitute_vars,
+)
 from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.matrix_tiles import (
     RULES,
     Split,
@@ -47,6 +72,8 @@ from tilewright.passes.layout.matrix_tiles import (
     shape_of,
     split_of,
 )
+from tilewright.passes.overlap.multibuffer import used_outside
+from tilewright.passes.overlap.skew import fragment_room, registers, registers_of
 from tilewright.passes.reasons import because, costs
 from tilewright.support.errors import CompileError
 
@@ -58,50 +85,46 @@ _WIDER = {
 }  # fmt: skip
 
 
-def choose_gemms(program: Program, target: Target) -> Program:
-    """`program` with an atom for each product of the kernels that have no roles."""
-    names = program_names(program)
+@kernel_pass
+def choose_gemms(at: Facts) -> Kernel:
+    """An atom for each product of the kernels that have no roles."""
+    if at.has_roles:
+        return at.kernel
+    # a product of a product: warps that own whole rows have what they need for the next
+    chained = any(isinstance(op, Gemm) and op.a.buffer.space is Space.FRAGMENT for op in at.ops)
+    # tiles whose layout is not free: descriptors may not say it
+    fixed = at.viewed | {
+        op.buffer.name
+        for op in at.ops
+        if isinstance(op, Alloc) and isinstance(op.buffer.layout, Layout)
+    }
+    # fragments that say where their elements are: a part of one may be what instructions need
+    pinned = {
+        op.buffer.name
+        for op in at.ops
+        if isinstance(op, (Alloc, Hint))
+        and op.buffer is not None
+        and isinstance(op.layout if isinstance(op, Hint) else op.buffer.layout, Fragment)
+    }
+    constant = {op.var.name for op in at.ops if isinstance(op, For) and op.kind == "unroll"}
 
-    def one(kernel: Kernel) -> Kernel:
-        if any(walk_ops(kernel, Role)):
-            return kernel
-        threads = prod(kernel.threads)
-        products = list(walk_ops(kernel, Gemm))
-        # a product of a product: warps that own whole rows have what they need for the next
-        chained = any(op.a.buffer.space is Space.FRAGMENT for op in products)
-        # tiles whose layout is not free: descriptors may not say it
-        views = list(walk_ops(kernel, View))
-        fixed = aliases(kernel).viewed | {
-            op.buffer.name for op in walk_ops(kernel, Alloc) if isinstance(op.buffer.layout, Layout)
-        }
-        # fragments that say where their elements are: a part of one may be what instructions need
-        pinned = {
-            op.buffer.name
-            for op in walk_ops(kernel, Alloc, Hint)
-            if op.buffer is not None
-            and isinstance(op.layout if isinstance(op, Hint) else op.buffer.layout, Fragment)
-        }
-        constant = {op.var.name for op in walk_ops(kernel, For) if op.kind == "unroll"}
-
-        def rule(op: Op) -> Op | Body | None:
-            if isinstance(op, Gemm) and op.atom is None:
-                if chained and op.policy == "square":
-                    op = rebuild(op, policy="full_row")
-                before, op = _own_parts(op, constant | pinned, names)
-                warps = [b.name for b in (op.a.buffer, op.b.buffer) if b.name in fixed]
-                fast = Feature.WGMMA in target.features and warps
-                able = target.without(Feature.WGMMA) if warps else target
-                why = _layout_of(warps[0], views) if fast else ""
-                choice = _Choice(kernel.name, threads, able, why, names)
-                whole_tile = op.c.is_whole or op.c.buffer.name in pinned
-                if op.c.buffer.space is not Space.FRAGMENT or not whole_tile:
-                    return (*before, *_beside(op, op.c.dtype, choice))
-                return (*before, *_chosen(op, choice))
+    def choose(op: Op) -> Op | Body | None:
+        if not isinstance(op, Gemm) or op.atom is not None:
             return None
+        if chained and op.policy == "square":
+            op = rebuild(op, policy="full_row")
+        before, op = _own_parts(op, constant | pinned, at.names)
+        warps = [b.name for b in (op.a.buffer, op.b.buffer) if b.name in fixed]
+        fast = Feature.WGMMA in at.target.features and warps
+        able = at.target.without(Feature.WGMMA) if warps else at.target
+        why = _layout_of(warps[0], at) if fast else ""
+        choice = _Choice(at.kernel.name, prod(at.kernel.threads), able, why, at.names)
+        whole_tile = op.c.is_whole or op.c.buffer.name in pinned
+        if op.c.buffer.space is not Space.FRAGMENT or not whole_tile:
+            return (*before, *_beside(op, op.c.dtype, choice))
+        return (*before, *_chosen(op, choice))
 
-        return rebuild(kernel, body=map_body(kernel.body, rule))
-
-    return map_kernels(program, one)
+    return map_ops(at.kernel, choose)
 
 
 @dataclass(frozen=True)
@@ -115,10 +138,10 @@ class _Choice:
     names: set[str]
 
 
-def _layout_of(name: str, views: list[View]) -> str:
+def _layout_of(name: str, at: Facts) -> str:
     """Why a tile cannot lie as wgmma needs it."""
-    for op in views:
-        if name in (op.buffer.name, op.source.name):
+    for op in at.ops:
+        if isinstance(op, View) and name in (op.buffer.name, op.source.name):
             one, other = op.buffer.name, op.source.name
             return (
                 f"no wgmma: {one} is a view of {other}, which lies row by row: copy it into a tile "
@@ -163,14 +186,16 @@ def _chosen(op: Gemm, choice: _Choice) -> Iterable[Op]:
     yield from _EXPAND[split.atom](op, split, names)
 
 
+def _factors(op: Gemm) -> tuple[tuple[str, Region, int], ...]:
+    """The factors, and which dimension of each is K."""
+    return ("a", op.a, int(not op.transpose_a)), ("b", op.b, int(bool(op.transpose_b)))
+
+
 def _own_parts(op: Gemm, constant: set[str], names: set[str]) -> tuple[Body, Gemm]:
     """`op` with parts of fragments, but for slices of K at constant places, in fragments of their
     own. `constant`: variables of unrolled loops, and fragments whose layout is given."""
     before: list[Op] = []
-    for name, region, deep in (
-        ("a", op.a, 0 if op.transpose_a else 1),
-        ("b", op.b, 1 if op.transpose_b else 0),
-    ):
+    for name, region, deep in _factors(op):
         buffer = region.buffer
         if buffer.space is not Space.FRAGMENT or buffer.name in constant:
             continue
@@ -210,22 +235,15 @@ def _beside(op: Gemm, kind: DType, choice: _Choice) -> Iterable[Op]:
     yield Copy(whole(wide), op.c, loc=op.loc)
 
 
-def _wgmma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
-    yield rebuild(op, atom="wgmma")
-
-
 def _mma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
     assert split.kind is not None
     step = split.kind.k
     _, _, k = shape_of(op)
     yield from _cleared(op)
-    at = Var(fresh_name("kk", names))
+    at = fresh_var("kk", names)
     parts: dict[str, Region] = {}
     loads: list[Op] = []
-    for name, region, deep in (
-        ("a", op.a, 0 if op.transpose_a else 1),
-        ("b", op.b, 1 if op.transpose_b else 0),
-    ):
+    for name, region, deep in _factors(op):
         part = along(region, deep, at * step, step)
         if region.buffer.space is Space.FRAGMENT:
             parts[name] = part
@@ -267,4 +285,193 @@ def _fma(op: Gemm, split: Split, names: set[str]) -> Iterable[Op]:
     yield rebuild(op, atom="fma", clear=FALSE, **operands)
 
 
-_EXPAND = {"wgmma": _wgmma, "mma": _mma, "fma": _fma}
+_EXPAND: dict[str, Callable[[Gemm, Split, set[str]], Iterable[Op]]] = {
+    "wgmma": lambda op, split, names: (rebuild(op, atom="wgmma"),),
+    "mma": _mma,
+    "fma": _fma,
+}
+
+
+# ── pieces ───────────────────────────────────────────────────────────────────────────────────
+
+
+WIDE, NARROW = 128, 64  # columns of a piece: as many as instructions like, as few as they should
+ROWS = 64  # that a warpgroup multiplies
+GROUP = 128  # threads of one
+MOST = 4  # pieces
+
+
+@kernel_pass
+def split_gemms(at: Facts) -> Kernel:
+    """Products in pieces where registers would not do."""
+    kernel, asked = at.kernel, at.target.internal.split_gemms
+    if asked is False or at.has_roles:
+        return kernel
+    for loop in at.ops:
+        if not isinstance(loop, For) or loop.kind != "pipelined":
+            continue
+        if loop.order is not None or leaves_early(loop.body):
+            continue
+        for n in range(len(loop.body)):
+            cut = _cut(at, loop, n, asked is True)
+            if cut is not None:
+                size = cut.product.c.static_tile[cut.dim] // cut.count
+                said = (
+                    f"{cut.tile.name} in {cut.count} pieces of {size} "
+                    f"{'columns' if cut.dim else 'rows'}, "
+                    f"one after the other: whole it would leave too few registers"
+                )
+                because(kernel.name, loop, said)
+                return cut.made(kernel, at.names)
+    return kernel
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The product at `at` of `loop` in `count` pieces along `dim`, with the nests at `users`."""
+
+    loop: For
+    at: int
+    users: tuple[int, ...]
+    dim: int
+    count: int
+
+    @property
+    def product(self) -> Gemm:
+        op = self.loop.body[self.at]
+        assert isinstance(op, Gemm)
+        return op
+
+    @property
+    def tile(self) -> Buffer:
+        return self.product.c.buffer
+
+    def made(self, kernel: Kernel, names: set[str]) -> Kernel:
+        tile, dim = self.tile, self.dim
+        size = tile.static_shape[dim] // self.count
+        shape = tuple(const(size) if d == dim else s for d, s in enumerate(tile.shape))
+        small = replace(tile, shape=shape)
+        body: list[Op] = []
+        for k, op in enumerate(self.loop.body):
+            body.append(self.piece(op, 0, small, names) if k in (self.at, *self.users) else op)
+            if k == self.users[-1]:
+                for n in range(1, self.count):
+                    for each in (self.at, *self.users):
+                        body.append(self.piece(self.loop.body[each], n, small, names))
+
+        def rule(op: Op) -> Op | Body | None:
+            if op is self.loop:
+                return rebuild(self.loop, body=tuple(body))
+            if isinstance(op, Alloc) and op.buffer == tile:
+                return rebuild(op, buffer=small)
+            return None
+
+        return rebuild(kernel, body=map_body(kernel.body, rule))
+
+    def piece(self, op: Op, n: int, small: Buffer, names: set[str]) -> Op:
+        size = small.static_shape[self.dim]
+        if isinstance(op, Gemm):
+            factor, turned = ("b", op.transpose_b) if self.dim else ("a", op.transpose_a)
+            region: Region = getattr(op, factor)
+            last = len(region.extents) - 1
+            along = last - int(bool(turned) if self.dim else not turned)
+            cut = Region(
+                region.buffer,
+                tuple(s + n * size if d == along else s for d, s in enumerate(region.starts)),
+                tuple(const(size) if d == along else e for d, e in enumerate(region.extents)),
+                region.cta,
+            )
+            c = Region(small, op.c.starts, small.shape, op.c.cta)
+            return rebuild(op, **{factor: cut, "c": c})
+        assert isinstance(op, Map)
+        old = op.vars[self.dim]
+        own = fresh_var(old.name, names, old.dtype)
+        vars = tuple(own if v is old else v for v in op.vars)
+
+        def node(e: Expr) -> Expr | None:
+            return (
+                Load(small, vars, e.loc) if isinstance(e, Load) and e.buffer == self.tile else None
+            )
+
+        def rule(each: Op) -> Op | None:
+            each = map_exprs(each, lambda e: transform(e, node))
+            if isinstance(each, Store) and each.buffer == self.tile:
+                each = rebuild(each, buffer=small, indices=vars)
+            return each
+
+        inner = substitute_vars(map_body(op.body, rule), {old: own + n * size})
+        extents = tuple(const(size) if d == self.dim else e for d, e in enumerate(op.extents))
+        found = rebuild(op, vars=vars, extents=extents, body=inner)
+        return found if n == 0 else rename_unique((found,), names)[0]
+
+
+def _cut(facts: Facts, loop: For, at: int, asked: bool) -> _Cut | None:
+    """How the product that is statement `at` of a loop is to be cut, if it is."""
+    kernel, op = facts.kernel, loop.body[at]
+    if not isinstance(op, Gemm) or op.atom != "wgmma" or op.clear is not TRUE:
+        return None
+    tile = op.c.buffer
+    if tile.space is not Space.FRAGMENT or tile.rank != 2 or not op.c.is_whole:
+        return None
+    needed, room = registers(kernel), fragment_room(kernel)
+    if (needed <= room and not asked) or any(r.buffer == tile for r in (op.a, op.b)):
+        return None
+    users = _users(facts, loop, at, tile)
+    if not users:
+        return None
+    own = registers_of(tile, kernel)
+    for dim, count in _ways(tile.static_shape, kernel.threads[0] // GROUP):
+        if needed - own + -(-own // count) <= room:
+            return _Cut(loop, at, tuple(users), dim, count)
+    return None
+
+
+def _ways(shape: tuple[int, ...], groups: int) -> Iterator[tuple[int, int]]:
+    """Dimensions and numbers of pieces, the best first."""
+    rows, columns = shape
+    for least in (WIDE, NARROW):
+        for count in range(2, MOST + 1):
+            if columns % (count * 8) == 0 and columns // count >= least:
+                yield 1, count
+            if rows % (count * ROWS * max(groups, 1)) == 0 and columns >= least:
+                yield 0, count
+
+
+def _users(facts: Facts, loop: For, at: int, tile: Buffer) -> list[int]:
+    """The maps after a product that use its result, element by element; none where something
+    else has to do with it, or would come between."""
+    hints = {op.buffer.name for op in facts.ops if isinstance(op, Hint) and op.buffer}
+    if tile.name in used_outside(facts.kernel.body, loop.var) | facts.viewed | hints:
+        return []
+    touches = [touched(op) for op in loop.body]
+    users = [k for k in range(len(loop.body)) if k != at and tile.name in touches[k]]
+    if not users or users[0] < at:
+        return []
+    moved = {at, *users}
+    for k in users:
+        if not _by_element(loop.body[k], tile):
+            return []
+    for k in range(at, users[-1] + 1):
+        for each in moved - {k}:
+            for name in touches[k].keys() & touches[each].keys() - {tile.name}:
+                if not (touches[k][name] or touches[each][name]):
+                    continue
+                both = (loop.body[k], loop.body[each])
+                if k not in moved or not all(_by_element(op, tile, name) for op in both):
+                    return []
+    return users
+
+
+def _by_element(op: Op, tile: Buffer, name: str | None = None) -> bool:
+    """Whether a nest over the tile's box touches a buffer (by default the tile) only at its own
+    point."""
+    if not isinstance(op, Map) or op.layout is not None or len(op.vars) != len(tile.shape):
+        return False
+    if any(a is not b for a, b in zip(op.extents, tile.shape, strict=True)):
+        return False
+    name = tile.name if name is None else name
+    places = [x.indices for i in walk_ops(op) for x in op_loads(i) if x.buffer.name == name]
+    places += [i.indices for i in walk_ops(op) if isinstance(i, Store) and i.buffer.name == name]
+    others = [i for i in walk_ops(op.body) if not isinstance(i, Store) and name in touched(i)]
+    others = [i for i in others if name not in {x.buffer.name for x in op_loads(i)}]
+    return not others and all(place == op.vars for place in places)

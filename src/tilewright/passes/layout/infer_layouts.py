@@ -12,7 +12,7 @@ Where an op cannot live with what was chosen, `insert_conversions` gives it a co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -20,15 +20,16 @@ from math import prod
 from typing import Any
 
 from tilewright.ir import scope
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges, multiple_of, stride_of
+from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Const, Expr, Load, Var, loads, variables
+from tilewright.ir.expr import Const, Expr, Load, Var, const, loads, variables
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import LayoutError
 from tilewright.ir.op import (
     Alloc,
-    Body,
     Copy,
     Dim,
     For,
@@ -37,7 +38,6 @@ from tilewright.ir.op import (
     Kernel,
     Map,
     Op,
-    Program,
     Reduce,
     Role,
     Scan,
@@ -46,30 +46,32 @@ from tilewright.ir.op import (
     While,
     bodies,
     expressions,
-    marked,
     regions,
     walk_ops,
 )
-from tilewright.ir.rewrite import map_kernels, program_names, rebuild, replace_buffers
+from tilewright.ir.rewrite import map_ops, rebuild, replace_buffers
 from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.insert_conversions import (
     insert_conversions,
     reduced,
     reduced_dim,
 )
-from tilewright.passes.layout.lay_out_shared import lay_out_shared
 from tilewright.passes.layout.matrix_tiles import held_operands, instruction, split_of
-from tilewright.passes.layout.thread_layouts import WIDEST, Wish, spread, spread_in_words
-from tilewright.passes.layout.tile_access import (
+from tilewright.passes.layout.shared_tiles import LANES, as_matrices, lay_out_shared, turned
+from tilewright.passes.layout.thread_layouts import (
+    WIDEST,
     Access,
+    Wish,
     accesses,
     buffer_from_nest,
     nest_from_buffer,
+    spread,
+    spread_in_words,
     static_extents,
     unrolled,
     with_units,
 )
-from tilewright.passes.layout.transposed_copies import LANES, as_matrices, turned
 from tilewright.passes.overlap.roles import WARP, by_hand
 from tilewright.passes.reasons import at_line, because
 
@@ -128,9 +130,6 @@ class Problem:
     crews: dict[Key, int] = field(default_factory=dict)  # threads of a role that is not all of them
     source: dict[Key, Key] = field(default_factory=dict)
 
-    def fragment(self, key: Key) -> Fragment | None:
-        return self.known.get(key)
-
     @cached_property
     def touching(self) -> Mapping[str, list[tuple[Op, Ranges]]]:
         """By fragment, the ops that work on its registers."""
@@ -143,8 +142,7 @@ class Problem:
     @cached_property
     def viewed(self) -> set[str]:
         """Fragments that are seen under several shapes, which idle slots do not allow."""
-        views = [op for _, op, _ in self.ops if isinstance(op, View)]
-        return {b.name for op in views for b in (op.buffer, op.source)}
+        return aliases(self.kernel).viewed
 
     @cached_property
     def turned(self) -> set[str]:
@@ -160,17 +158,14 @@ def touched(problem: Problem, op: Op) -> set[str]:
     return {buffer.name for buffer in found if buffer.space is Space.FRAGMENT}
 
 
-def infer_layouts(program: Program, target: Target) -> Program:
-    """`program` with a layout for every fragment, nest and shared tile. Kernels with roles are
-    scheduled by hand, and say their layouts themselves."""
-    names = program_names(program)
-
-    def one(kernel: Kernel) -> Kernel:
-        if by_hand(kernel):
-            return kernel
-        return lay_out_shared(spread_fragments(kernel, program.dims, target, names), target)
-
-    return map_kernels(program, one)
+@kernel_pass
+def infer_layouts(at: Facts) -> Kernel:
+    """A layout for every fragment, map and shared tile. Kernels with roles are scheduled by hand,
+    and say their layouts themselves."""
+    if by_hand(at.kernel):
+        return at.kernel
+    found = spread_fragments(at.kernel, at.dims, at.target, at.names)
+    return lay_out_shared(found, at.target)
 
 
 def spread_fragments(
@@ -195,25 +190,25 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
         if isinstance(role, Role)
         for op in walk_ops(role.body)
     }
+    key: Key
     for position, (op, around, turns) in enumerate(_walk(kernel.body, {}, 1)):
         problem.turns[id(op)] = turns
         known = ranges.get(id(op), Ranges())
         problem.ops.append((position, op, known))
         if isinstance(op, Alloc | View) and op.buffer.space is Space.FRAGMENT:
             problem.fragments[op.buffer.name] = op.buffer
-            problem.crews[op.buffer.name] = crews.get(id(op), problem.threads)
-            if isinstance(op.buffer.layout, Fragment):
-                problem.known[op.buffer.name] = op.buffer.layout
-                problem.why[op.buffer.name] = "given with the program"
-        if isinstance(op, Map):
-            number = len(problem.nests)
-            problem.numbers[id(op)] = number
-            problem.crews[number] = crews.get(id(op), problem.threads)
+            key, layout = op.buffer.name, op.buffer.layout
+        elif isinstance(op, Map):
+            key, layout = len(problem.nests), op.layout
+            problem.numbers[id(op)] = key
             held = accesses(op, around)
-            problem.nests[number] = Nest(number, op, static_extents(op), held, known)
-            if isinstance(op.layout, Fragment):
-                problem.known[number] = op.layout
-                problem.why[number] = "given with the program"
+            problem.nests[key] = Nest(key, op, static_extents(op), held, known)
+        else:
+            continue
+        problem.crews[key] = crews.get(id(op), problem.threads)
+        if isinstance(layout, Fragment):
+            problem.known[key] = layout
+            problem.why[key] = "given with the program"
     return problem
 
 
@@ -235,9 +230,8 @@ def _trips(op: Op) -> int:
         return SOME_TURNS
     if not isinstance(op, For):
         return 1
-    if all(isinstance(e, Const) for e in (op.start, op.stop, op.step)):
-        return max(len(range(int(op.start), int(op.stop), int(op.step))), 1)
-    return SOME_TURNS
+    values = values_of(op)
+    return SOME_TURNS if values is None else max(len(values), 1)
 
 
 # ── solving ──────────────────────────────────────────────────────────────────────────────────
@@ -262,7 +256,10 @@ def solve(problem: Problem) -> None:
             said.pop(number, None)
 
     def settle(choice: Proposal) -> None:
-        take(problem, choice)
+        problem.known[choice.key] = choice.fragment
+        problem.why[choice.key] = choice.why
+        if choice.source is not None:
+            problem.source[choice.key] = choice.source
         unknown.discard(choice.key)
         changed.update(asking.get(choice.key, ()))
 
@@ -308,13 +305,6 @@ def _shape(problem: Problem, key: Key) -> tuple[int, ...]:
     return problem.nests[key].extents
 
 
-def take(problem: Problem, p: Proposal) -> None:
-    problem.known[p.key] = p.fragment
-    problem.why[p.key] = p.why
-    if p.source is not None:
-        problem.source[p.key] = p.source
-
-
 def _hint(problem: Problem, position: int, op: Hint) -> Iterator[Proposal]:
     if op.name == "layout" and op.buffer is not None and isinstance(op.layout, Fragment):
         why = f"pinned by annotate_layout {at_line(op.loc)}"
@@ -333,26 +323,15 @@ def _gemm(problem: Problem, position: int, op: Gemm) -> Iterator[Proposal]:
             yield Proposal(buffer.name, found, Strength.STRICT, position, why)
 
 
-def _same(problem: Problem, position: int, a: Region, b: Region, what: str) -> Iterator[Proposal]:
-    for one, other in ((a, b), (b, a)):
-        if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (one, other)):
-            return
-        known = problem.fragment(one.buffer.name)
-        if known is not None:
-            found = with_units(known, other.buffer.static_shape)
-            if found is not None:
-                why = f"follows {one.buffer.name} through the {what}"
-                yield Proposal(
-                    other.buffer.name, found, Strength.SAME, position, why, one.buffer.name
-                )
-
-
-def _copy(problem: Problem, position: int, op: Copy) -> Iterator[Proposal]:
-    yield from _same(problem, position, op.src, op.dst, f"copy {at_line(op.loc)}")
-
-
-def _scan(problem: Problem, position: int, op: Scan) -> Iterator[Proposal]:
-    yield from _same(problem, position, op.src, op.dst, f"scan {at_line(op.loc)}")
+def _same(problem: Problem, position: int, op: Copy | Scan) -> Iterator[Proposal]:
+    if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (op.src, op.dst)):
+        return
+    for one, other in ((op.src.buffer, op.dst.buffer), (op.dst.buffer, op.src.buffer)):
+        known = problem.known.get(one.name)
+        found = None if known is None else with_units(known, other.static_shape)
+        if found is not None:
+            why = f"follows {one.name} through the {type(op).__name__.lower()} {at_line(op.loc)}"
+            yield Proposal(other.name, found, Strength.SAME, position, why, one.name)
 
 
 def _view(problem: Problem, position: int, op: View) -> Iterator[Proposal]:
@@ -360,7 +339,7 @@ def _view(problem: Problem, position: int, op: View) -> Iterator[Proposal]:
     if not (a.space is b.space is Space.FRAGMENT and a.dtype == b.dtype):
         return
     for one, other in ((a, b), (b, a)):
-        known = problem.fragment(one.name)
+        known = problem.known.get(one.name)
         if known is not None and known.cover == known.tile:
             try:
                 found = known.reshape(*other.static_shape)
@@ -373,49 +352,43 @@ def _view(problem: Problem, position: int, op: View) -> Iterator[Proposal]:
 def _reduce(problem: Problem, position: int, op: Reduce) -> Iterator[Proposal]:
     if not all(r.buffer.space is Space.FRAGMENT and r.is_whole for r in (op.src, op.dst)):
         return
-    known = problem.fragment(op.src.buffer.name)
-    if known is None:
-        return
-    found = reduced(known, op)
+    name = op.src.buffer.name
+    known = problem.known.get(name)
+    found = None if known is None else reduced(known, op)
     if found is not None:
-        why = f"follows {op.src.buffer.name} through the reduction {at_line(op.loc)}"
-        name = op.src.buffer.name
+        why = f"follows {name} through the reduction {at_line(op.loc)}"
         yield Proposal(op.dst.buffer.name, found, Strength.SAME, position, why, name)
 
 
 def _map(problem: Problem, position: int, op: Map) -> Iterator[Proposal]:
     nest = problem.nests[problem.numbers[id(op)]]
-    layout = problem.fragment(nest.number)
+    layout = problem.known.get(nest.number)
     for access in nest.accesses:
         name = access.buffer.name
         strength = Strength.WRITTEN if access.writes else Strength.READ
         if layout is None:
-            known = problem.fragment(name)
+            known = problem.known.get(name)
             if known is not None:
                 found = nest_from_buffer(access, known, nest.extents)
                 if found is not None:
                     verb = "writes" if access.writes else "reads"
                     why = f"follows {name}, which it {verb}"
                     yield Proposal(nest.number, found, strength, position, why, name)
-        elif problem.fragment(name) is None:
+        elif problem.known.get(name) is None:
             found = buffer_from_nest(access, layout)
             if found is not None:
                 verb = "written" if access.writes else "read"
                 origin = problem.source.get(nest.number)
                 through = f"the nest {at_line(op.loc)}, where it is {verb}"
-                why = (
-                    f"follows {through}"
-                    if origin is None
-                    else f"follows {origin} through {through}"
-                )
+                why = "follows " + (through if origin is None else f"{origin} through {through}")
                 yield Proposal(name, found, strength, position, why, nest.number)
 
 
 _RULES: dict[type[Op], Any] = {
     Hint: _hint,
     Gemm: _gemm,
-    Copy: _copy,
-    Scan: _scan,
+    Copy: _same,
+    Scan: _same,
     View: _view,
     Reduce: _reduce,
     Map: _map,
@@ -439,7 +412,11 @@ def free_choice(problem: Problem, key: Key) -> Proposal:
             if other.threads != fragment.threads:
                 continue
             if other.tile == fragment.tile and _missed(problem, key, other) < missed:
-                same = name if isinstance(name, str) else f"the nest at {_line(problem, name)}"
+                same = (
+                    name
+                    if isinstance(name, str)
+                    else f"the nest at {at_line(problem.nests[name].op.loc)}"
+                )
                 return Proposal(key, other, Strength.READ, 0, f"as {same}: it reads what that made")
     return Proposal(key, fragment, Strength.READ, 0, why)
 
@@ -478,10 +455,6 @@ def _missed(problem: Problem, number: int, layout: Fragment) -> int:
         rows = zip(a.needed(layout), table, strict=True)
         count += any(set(needed) - {-1} - set(row) for needed, row in rows)
     return count
-
-
-def _line(problem: Problem, number: int) -> str:
-    return at_line(problem.nests[number].op.loc)
 
 
 def say(problem: Problem) -> None:
@@ -546,48 +519,36 @@ def _widths(nest: Nest, spaces: tuple[Space, ...], anywhere: bool) -> Iterator[t
 
 def vector_width(memory: Region, ranges: Ranges, anywhere: bool = False) -> int:
     """Elements of a tensor's region that may move in one access: whole, aligned, contiguous."""
-    size = max(1, memory.dtype.bits // 8)
-    limit = WIDEST // size or 1
-    buffer = memory.buffer
-    if buffer.strides is not None and not _is_one(buffer.strides[-1]):
+    strides, last = memory.buffer.strides, memory.extents[-1]
+    if strides is not None and strides[-1] is not const(1, strides[-1].dtype):
         return 1
-    extents = [int(e) if isinstance(e, Const) else 0 for e in memory.extents]
-    if extents[-1] <= 1:
+    extent = int(last) if isinstance(last, Const) else 0
+    if extent <= 1:
         return 1
-    while limit > 1 and not (
-        extents[-1] % limit == 0
-        and multiple_of(memory.starts[-1], ranges) % limit == 0
-        and all(multiple_of(s, ranges) % limit == 0 for s in _row_sizes(buffer, anywhere))
-    ):
+    return _widest(memory.buffer, ranges, anywhere, extent, multiple_of(memory.starts[-1], ranges))
+
+
+def _widest(buffer: Buffer, ranges: Ranges, anywhere: bool, *others: int) -> int:
+    """The widest vectors of elements that divide the distance of rows, and `others`. A tensor of
+    one row is in vectors by its size alone where it may begin `anywhere`."""
+    limit = WIDEST // max(1, buffer.dtype.bits // 8) or 1
+    rows: Sequence[Expr] = buffer.shape[-1:] if buffer.rank > 1 or anywhere else ()
+    if buffer.strides is not None:
+        rows = buffer.strides[:-1]
+    sizes = (*others, *(multiple_of(size, ranges) for size in rows))
+    while limit > 1 and any(size % limit for size in sizes):
         limit //= 2
     return limit
-
-
-def _row_sizes(buffer: Buffer, anywhere: bool) -> list[Expr]:
-    """What the distance of rows is a multiple of: the last extent, or given strides. A tensor of
-    one row is in vectors by its size alone where it may begin `anywhere`."""
-    if buffer.strides is not None:
-        return list(buffer.strides[:-1])
-    return [buffer.shape[-1]] if buffer.rank > 1 or anywhere else []
-
-
-def _is_one(expr: Expr) -> bool:
-    return isinstance(expr, Const) and expr.value == 1
 
 
 def element_width(place: Load, nest: Map, ranges: Ranges, anywhere: bool = False) -> int:
     """Like `vector_width` for an element under a nest: 0 when its last index does not run with the
     nest's last variable."""
     last = nest.vars[-1]
-    if stride_of(place.indices[-1], last) != 1 or any(
-        last in variables(i) for i in place.indices[:-1]
-    ):
+    *others, index = place.indices
+    if stride_of(index, last) != 1 or any(last in variables(i) for i in others):
         return 0
-    size = max(1, place.buffer.dtype.bits // 8)
-    limit = WIDEST // size or 1
-    while any(multiple_of(s, ranges) % limit for s in _row_sizes(place.buffer, anywhere)):
-        limit //= 2
-    return limit
+    return _widest(place.buffer, ranges, anywhere)
 
 
 # ── the result ───────────────────────────────────────────────────────────────────────────────
@@ -599,16 +560,9 @@ def lay(problem: Problem) -> Kernel:
         buffer: buffer.with_layout(problem.known[name])
         for name, buffer in problem.fragments.items()
     }
-    body = _lay_nests(problem.kernel.body, problem)
-    return replace_buffers(rebuild(problem.kernel, body=body), buffers)
 
+    def layout(op: Op) -> Op | None:
+        number = problem.numbers.get(id(op))
+        return None if number is None else rebuild(op, layout=problem.known[number])
 
-def _lay_nests(body: Body, problem: Problem) -> Body:
-    found: list[Op] = []
-    for op in body:
-        if isinstance(op, Map):
-            found.append(rebuild(op, layout=problem.known[problem.numbers[id(op)]]))
-            continue
-        inner = {f.name: _lay_nests(getattr(op, f.name), problem) for f in marked(op, "body")}
-        found.append(rebuild(op, **inner) if inner else op)
-    return tuple(found)
+    return replace_buffers(map_ops(problem.kernel, layout), buffers)

@@ -57,14 +57,15 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_name, map_exprs, map_ops, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.layout.matrix_tiles import held_operands, split_of
-from tilewright.passes.layout.thread_layouts import Wish, spread
-from tilewright.passes.layout.tile_access import (
+from tilewright.passes.layout.thread_layouts import (
     Access,
+    Wish,
     accesses,
     buffer_from_nest,
     needed_by,
     plain_points,
     same_registers,
+    spread,
     unrolled,
     with_units,
 )
@@ -131,9 +132,9 @@ class _Converter:
             buffer, tile, family = home
             others = [h for n, h in self.views.homes.items() if h[2] == family and n != name]
             if others:
-                yield Copy(whole(buffer), whole(tile), atom="threads", loc=op.loc)
+                yield _by_threads(buffer, tile, op)
             for other, place, _ in others:
-                yield Copy(whole(place), whole(other), atom="threads", loc=op.loc)
+                yield _by_threads(place, other, op)
 
     def check_apart(self, op: Op) -> None:
         """One op must not write memory under one name and use it under another afterwards."""
@@ -177,8 +178,19 @@ class _Converter:
         self.made.append(Alloc(found))
         return found
 
-    def moved(self, buffer: Buffer, layout: Fragment) -> Buffer:
-        return self.like(buffer, f"{buffer.name}_moved", layout, Space.FRAGMENT)
+    def twin(self, buffer: Buffer, layout: Fragment | None, op: Op) -> tuple[Buffer, Op, Op]:
+        """A copy of a fragment for `op`, in shared memory without a layout; the op that fills it,
+        and the one that brings it back."""
+        if layout is None:
+            tmp = self.like(buffer, f"{buffer.name}_shared", None, Space.SHARED)
+            return tmp, _by_threads(buffer, tmp, op), _by_threads(tmp, buffer, op)
+        tmp = self.like(buffer, f"{buffer.name}_moved", layout, Space.FRAGMENT)
+        old, new = whole(buffer), whole(tmp)
+        return tmp, Relayout(old, new, loc=op.loc), Relayout(new, old, loc=op.loc)
+
+
+def _by_threads(source: Buffer, target: Buffer, op: Op) -> Copy:
+    return Copy(whole(source), whole(target), atom="threads", loc=op.loc)
 
 
 def held(buffer: Buffer) -> Fragment:
@@ -295,16 +307,9 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
         if not alone and writable(access, nest):
             continue
         layout = None if alone else buffer_from_nest(access, nest)
-        if layout is None:
-            tmp = c.like(buffer, f"{buffer.name}_shared", None, Space.SHARED)
-            out = Copy(whole(buffer), whole(tmp), atom="threads", loc=op.loc)
-            back = Copy(whole(tmp), whole(buffer), atom="threads", loc=op.loc)
-            before.append(out)
-            after.append(back)
-        else:
-            tmp = c.moved(buffer, layout)
-            before.append(Relayout(whole(buffer), whole(tmp), loc=op.loc))
-            after.append(Relayout(whole(tmp), whole(buffer), loc=op.loc))
+        tmp, there, back = c.twin(buffer, layout, op)
+        before.append(there)
+        after.append(back)
         written[buffer.name] = tmp
     copies: dict[tuple[str, Fragment | None], Buffer] = {}
     for access in found:
@@ -324,13 +329,8 @@ def _map(c: _Converter, op: Map) -> Iterable[Op]:
             layout = layout if readable(spread, nest) else None
         key = (buffer.name, layout)
         if key not in copies:
-            if layout is not None:
-                tmp = c.moved(buffer, layout)
-                before.append(Relayout(whole(buffer), whole(tmp), loc=op.loc))
-            else:
-                tmp = c.like(buffer, f"{buffer.name}_shared", None, Space.SHARED)
-                before.append(Copy(whole(buffer), whole(tmp), atom="threads", loc=op.loc))
-            copies[key] = tmp
+            copies[key], there, _ = c.twin(buffer, layout, op)
+            before.append(there)
         swaps[buffer.name, access.indices] = copies[key]
     yield from before
     yield _swap(op, swaps, written)
@@ -405,12 +405,12 @@ def _through(
 ) -> Iterable[Op]:
     """`op` on a copy of one operand, which is brought back when the op writes it."""
     region: Region = getattr(op, operand)
-    tmp = c.moved(region.buffer, layout)
+    tmp, there, home = c.twin(region.buffer, layout, op)
     if keeps:
-        yield Relayout(whole(region.buffer), whole(tmp), loc=op.loc)
+        yield there
     yield rebuild(op, **{operand: replace(region, buffer=tmp)})
     if back:
-        yield Relayout(whole(tmp), whole(region.buffer), loc=op.loc)
+        yield home
 
 
 def _copy(c: _Converter, op: Copy | Scan) -> Iterable[Op]:
@@ -437,9 +437,8 @@ def _copy_parts(c: _Converter, op: Copy | Scan) -> Iterable[Op]:
     if isinstance(op, Scan) or _holds_part(op.src, op.dst):
         yield op
         return
-    buffer = op.src.buffer
-    tmp = c.like(buffer, f"{buffer.name}_shared", None, Space.SHARED)
-    yield Copy(whole(buffer), whole(tmp), atom="threads", loc=op.loc)
+    tmp, there, _ = c.twin(op.src.buffer, None, op)
+    yield there
     yield rebuild(op, src=replace(op.src, buffer=tmp), atom="threads")
 
 
@@ -517,8 +516,8 @@ def _view(c: _Converter, op: View) -> Iterable[Op]:
     homes[buffer.name] = (buffer, place, family)
     c.views = replace(views, homes=homes)
     yield Alloc(buffer, loc=op.loc)
-    yield Copy(whole(whole_of), whole(tile), atom="threads", loc=op.loc)
-    yield Copy(whole(place), whole(buffer), atom="threads", loc=op.loc)
+    yield _by_threads(whole_of, tile, op)
+    yield _by_threads(place, buffer, op)
 
 
 def _print(c: _Converter, op: Intrinsic) -> Iterable[Op]:
@@ -531,7 +530,7 @@ def _print(c: _Converter, op: Intrinsic) -> Iterable[Op]:
                 name = buffer.name + PRINTED
                 c.printed[buffer.name] = c.like(buffer, name, None, Space.SHARED)
             tile = c.printed[buffer.name]
-            yield Copy(whole(buffer), whole(tile), atom="threads", loc=op.loc)
+            yield _by_threads(buffer, tile, op)
             arg = replace(arg, buffer=tile)
         args.append(arg)
     yield rebuild(op, args=tuple(args)) if op.name == "print" else op

@@ -15,7 +15,7 @@ from tilewright.ir.layout.fragment import Fragment, repeat, spatial
 from tilewright.ir.op import Gemm
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.layout.thread_layouts import Wish, spread
+from tilewright.passes.layout.thread_layouts import Wish, divisors, spread
 
 WARP = 32
 WARPGROUP = 128
@@ -191,18 +191,12 @@ def _fma(op: Gemm, threads: int, target: Target) -> Split | str:
         return f": it accumulates in {', '.join(FMA_TYPES)}"
     m, n, _ = shape_of(op)
     # as square a tile of threads as the tile allows, so that a thread reads few rows and columns
-    best = None
-    for rows in range(1, threads + 1):
-        if threads % rows:
-            continue
-        columns = threads // rows
-        if m % rows == 0 and n % columns == 0:
-            cost = m // rows + n // columns
-            if best is None or cost < best[0]:
-                best = (cost, rows, columns)
-    if best is None:
+    ways = [(r, threads // r) for r in divisors(threads)]
+    ways = [(r, c) for r, c in ways if m % r == 0 and n % c == 0]
+    if not ways:
         return Split("fma", threads, 0, 0, n)  # spread as any tile is
-    return Split("fma", threads, best[1], best[2], n // best[2])
+    rows, columns = min(ways, key=lambda way: (m // way[0] + n // way[1], way[0]))
+    return Split("fma", threads, rows, columns, n // columns)
 
 
 RULES: dict[str, Callable[[Gemm, int, Target], Split | str]] = {
@@ -215,7 +209,7 @@ RULES: dict[str, Callable[[Gemm, int, Target], Split | str]] = {
 def _splits(groups: int, policy: str, m: float, n: float) -> Iterator[tuple[int, int]]:
     """Ways to arrange `groups` over rows and columns, best first: all along one side as the policy
     says, else the one whose parts, `m` by `n` instructions in all, are nearest to square."""
-    ways = [(r, groups // r) for r in range(1, groups + 1) if groups % r == 0]
+    ways = [(r, groups // r) for r in divisors(groups)]
     if policy == "full_row":
         ways.sort(key=lambda w: -w[0])
     elif policy == "full_col":

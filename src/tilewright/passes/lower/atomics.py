@@ -18,7 +18,7 @@ from tilewright.ir.op import Alloc, Atomic, Body, Fence, If, Intrinsic, Let, Map
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.expand_copies import expand_op
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import Candidate, Groups, find_access
 from tilewright.passes.lower.lowering import WARP, Lowering, guarded
 from tilewright.passes.lower.map_loops import MapLoop
@@ -140,7 +140,7 @@ def _tile(low: Lowering, op: Atomic) -> Iterable[Op]:
                 f"an atomic of a part of {op.src.buffer.name}", "copy the part out first"
             )
         layout = held.drop_repeats()
-    found = expand_op(op, low)
+    found = expand_op(op, low.names)
     assert isinstance(found, Map)
     return low.op(rebuild(found, layout=layout))
 

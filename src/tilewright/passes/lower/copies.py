@@ -28,8 +28,8 @@ from tilewright.passes.layout.addresses import (
     evaluate,
     tile_address,
 )
-from tilewright.passes.layout.bulk_rules import MOST_BOX, MOST_RANK, SLOT_BITS, fold, longest
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.shared_tiles import MOST_BOX, MOST_RANK, SLOT_BITS, fold, longest
+from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import (
     WIDEST,
     WORD,
@@ -120,7 +120,7 @@ def _held(
         low.unrolled[loop.var] = range(loop.values)
         register, var = find(), low.var("v")
         repeats = held.is_whole and loop.values != fragment.values
-        place, access = Candidate(memory.place(kept)), None
+        place, access = Candidate(memory.at(kept)), None
         count = 1 if repeats else WIDEST // memory.dtype.bits
         while access is None:
             groups = Groups(loop, var, count)
@@ -178,7 +178,7 @@ def _copy_alone(low: Lowering, op: Copy) -> Iterable[Op]:
             raise low.unsupported(
                 f"{region.buffer.name} is spread over threads, which do not copy it alone"
             )
-    loops = expand_op(op, low)
+    loops = expand_op(op, low.names)
     assert loops is not None
     return low.op(unrolled(loops))
 
@@ -201,7 +201,7 @@ def _both_sides(low: Lowering, op: Copy) -> tuple[Groups, Access, Access]:
         groups = Groups(loop, var, count)
         found = []
         for region in (op.src, op.dst):
-            place = Candidate(region.place(names if tile else ()))
+            place = Candidate(region.at(names if tile else ()))
             access = find_access(groups, region.buffer, place, region=region)
             if access is not None:
                 found.append(replace(access, inside=groups.at(access.inside), cache=op.cache))
@@ -239,7 +239,7 @@ def _gathered(loop: MapLoop, op: Map, found: Gather) -> Body | None:
     indices = tuple(named_loads(i, names) for i in load.indices)
     cond = named_loads(found.cond, names)
     wanted = Candidate(indices, cond, tuple((var, each) for each, var in names.items()))
-    put, var = Candidate(tile.place(kept)), low.var("g")
+    put, var = Candidate(tile.at(kept)), low.var("g")
     for size in SIZES:
         count = size * 8 // load.dtype.bits
         groups = Groups(loop, var, count)

@@ -132,7 +132,7 @@ class PrintRows:
 
     def _value(self, tile: Region, at: At) -> Expr:
         """The element `at` coordinates of the tile."""
-        starts = tile.place(at)
+        starts = tile.at(at)
         return self.element(Region(tile.buffer, starts, tuple(const(1) for _ in starts), tile.cta))
 
     def _rows(self, tile: Region, at: At) -> list[Op]:
@@ -181,7 +181,7 @@ class PrintRows:
         return [For(var, const(0), self.expr(count), inner)]
 
     def _line(self, tile: Region, at: At, first: Expr, count: int) -> list[Op]:
-        spots = [self.expr(p) for p in tile.place((*at, first))]
+        spots = [self.expr(p) for p in tile.at((*at, first))]
         last = max(k for k, e in enumerate(tile.extents) if _size(e) != 1)
         numbers = [(p, p + count) if k == last and count > 1 else (p,) for k, p in enumerate(spots)]
         spots = [p for pair in numbers for p in pair if not isinstance(p, Const)]

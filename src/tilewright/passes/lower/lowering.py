@@ -66,10 +66,10 @@ from tilewright.ir.op import (
     with_loc,
     written_buffers,
 )
-from tilewright.ir.rewrite import OpT, fresh_name, map_exprs, rebuild
+from tilewright.ir.rewrite import OpT, fresh_var, map_exprs, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_map import MapHint, seen_sizes
-from tilewright.passes.canonicalize.promote_narrow_floats import widened
+from tilewright.passes.canonicalize.packed_values import widened
 from tilewright.passes.layout.addresses import (
     fit_index,
     fit_registers,
@@ -191,9 +191,7 @@ class Lowering:
 
     def var(self, name: str, dtype: DType = INT32) -> Var:
         """A variable with a name of its own."""
-        found = fresh_name(name, self.names)
-        self.names.add(found)
-        return Var(found, dtype)
+        return fresh_var(name, self.names, dtype)
 
     def let(self, name: str, value: Expr) -> tuple[Var, Let]:
         var = self.var(name, value.dtype)

@@ -45,7 +45,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.expand_copies import expand_op
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.atomics import atomic_element, lower_sums
 from tilewright.passes.lower.foreign import foreign
 from tilewright.passes.lower.lowering import (
@@ -295,7 +295,7 @@ def lower_fill(low: Lowering, op: Fill) -> Iterable[Op]:
             loop, _, register = region_loop(low, op.dst, op)
             place = register()
         return loop.emit((Store(low.flat(buffer), (place,), value),))
-    found = expand_op(op, low)
+    found = expand_op(op, low.names)
     assert found is not None
     if buffer.space is Space.LOCAL:
         return low.op(unrolled(found))
@@ -329,7 +329,7 @@ def copy_fragment(low: Lowering, op: Copy) -> Iterable[Op]:
     check_single(target, op)
     with low.restored():
         loop, kept, find = region_loop(low, op.dst, op)
-        register = loop.register(op.src.buffer, op.src.place(kept))
+        register = loop.register(op.src.buffer, op.src.at(kept))
         place = find()
     src, dst = low.flat(op.src.buffer), low.flat(target)
     count = int(dst.shape[0])

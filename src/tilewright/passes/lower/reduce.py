@@ -51,7 +51,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.passes.layout.addresses import fit_index, fit_registers
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import Lowering, chosen, guarded, unroll
 from tilewright.passes.lower.map_loops import MapLoop, region_loop, used
 from tilewright.passes.lower.maps import widest_layout
@@ -501,7 +501,7 @@ def _gather(low: Lowering, op: Reduce, scratch: Buffer, ranks: int, size: int) -
             rest = unroll(q, ranks, (step,), start=1)
             body = (Alloc(total, init=value), rest)
             value = Load(total, (), op.loc)
-        spot = op.dst.place(coords)
+        spot = op.dst.at(coords)
         final = _final(op, value, op.dst.buffer, spot)
         return (*body, Store(op.dst.buffer, spot, final))
 

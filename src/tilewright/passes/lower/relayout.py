@@ -17,7 +17,7 @@ from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices, Layout, LayoutError
 from tilewright.ir.op import Body, Intrinsic, Map, Op, Relayout, Store
 from tilewright.passes.layout.addresses import fit_index
-from tilewright.passes.layout.coalesced import coalesced
+from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.lowering import WARP, Lowering, chosen, unroll
 from tilewright.passes.lower.map_loops import Held
 from tilewright.support.distinct import distinct
@@ -243,7 +243,7 @@ def through_scratch(low: Lowering, region: Region, scratch: Buffer, op: Op, out:
     """A tile into `scratch`, or out of it."""
 
     def element(coords: tuple[Expr, ...]) -> tuple[Op]:
-        here, there = (region.buffer, region.place(coords)), (scratch, coords or (const(0),))
+        here, there = (region.buffer, region.at(coords)), (scratch, coords or (const(0),))
         (source, spot), (target, place) = (here, there) if out else (there, here)
         value = cast(Load(source, spot, op.loc), target.dtype)
         return (Store(target, place, value),)

@@ -9,7 +9,7 @@ a guard around shuffles need not be: it becomes a mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -70,9 +70,17 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import map_body, map_kernels, map_operands, rebuild, substitute_vars
+from tilewright.ir.rewrite import (
+    fresh_name,
+    fresh_var,
+    map_body,
+    map_kernels,
+    map_operands,
+    program_names,
+    rebuild,
+    substitute_vars,
+)
 from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.expand_copies import Names
 from tilewright.passes.lower.lowering import linear_thread
 from tilewright.support.errors import CompileError
 
@@ -93,7 +101,7 @@ _Item = Op | _Group | tuple[Op, dict[str, list["_Item"]]]
 
 def split_at_barriers(program: Program, target: Target) -> Program:
     """Per-thread statements become maps over the thread indices."""
-    names = Names(program)
+    names = program_names(program)
     return map_kernels(program, lambda kernel: _Splitter(kernel, names).run())
 
 
@@ -106,15 +114,14 @@ def _prints(op: Op) -> bool:
 
 
 class _Splitter:
-    def __init__(self, kernel: Kernel, names: Names) -> None:
+    def __init__(self, kernel: Kernel, names: set[str]) -> None:
         # an index that has one value makes nothing differ between threads
         single: dict[Var, Expr] = {
             var: const(0, var.dtype)
             for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True)
             if extent == 1
         }
-        kernel = replace(kernel, body=substitute_vars(kernel.body, single))
-        self.kernel = kernel
+        self.kernel = kernel = replace(kernel, body=substitute_vars(kernel.body, single))
         found = per_thread(kernel)
         self.vars = set(found.vars) | set(kernel.thread_vars)
         self.buffers = {b.name for b in found.buffers}
@@ -322,7 +329,7 @@ class _Splitter:
     def _tile(self, stem: str, dtype: DType, shape: tuple[int, ...] = (), count: int = 0) -> Buffer:
         """Memory with one element per thread, thread index innermost."""
         sizes = tuple(const(n) for n in (*shape, count or self.count))
-        buffer = Buffer(self.names(f"{stem}_each"), sizes, dtype, Space.SHARED)
+        buffer = Buffer(fresh_name(f"{stem}_each", self.names), sizes, dtype, Space.SHARED)
         self.tiles.append(Alloc(buffer))
         return buffer
 
@@ -347,7 +354,7 @@ class _Splitter:
         neutral = _neutral(kind, value.dtype)
         if mask is not TRUE or padded != self.count:
             # a lane that is switched off, or does not exist, must not count
-            every = self.names.var("w")
+            every = fresh_var("w", self.names)
             fill = Map((every,), (const(padded),), (Store(tile, (every,), neutral),))
             head: list[_Item] = [_Group(list(group.ops), group.mask)] if group.ops else []
             group.ops.clear()
@@ -360,7 +367,7 @@ class _Splitter:
         width = op.width or WARP
         half = width // 2
         while half:
-            g, k = self.names.var("g"), self.names.var("k")
+            g, k = fresh_var("g", self.names), fresh_var("k", self.names)
             low = g * width + k
             folded = binary(_SYMBOLS[kind], Load(tile, (low,)), Load(tile, (low + half,)))
             store = Store(tile, (low,), folded, loc=op.loc)
@@ -373,7 +380,7 @@ class _Splitter:
     ) -> tuple[list[_Item], list[Op]]:
         word = DTYPES["uint32"]
         votes = self._tile("votes", word, count=padded // WARP)
-        w, lane = self.names.var("w"), self.names.var("l")
+        w, lane = fresh_var("w", self.names), fresh_var("l", self.names)
         bit = cast(Load(tile, (w * WARP + lane,)), word)
         added = Load(votes, (w,)) | (bit << cast(lane, word))
         add = Store(votes, (w,), added, loc=op.loc)
@@ -462,41 +469,36 @@ class _Splitter:
 
     def _map(self, group: _Group) -> list[Op]:
         number = self.number[id(group)]
-        body = [
+        inside = self._keep(
             op
             for op in group.ops
             if not (isinstance(op, Alloc) and op.buffer.name in self.expanded and op.init is None)
-        ]
-        if not body:
+        )
+        if not inside:
             return []
-        body = list(self._keep(tuple(body)))
         if group.mask is not TRUE:
-            body = [If(group.mask, tuple(body))]
-        inside = tuple(body)
+            inside = (If(group.mask, inside),)
         read = {v for op in walk_ops(inside) for e in expressions(op) for v in variables(e)}
         wanted = {v for v in read & self.stored.keys() if self.home[v] != number}
-        names: dict[Var, Expr] = {}
-        lead: list[Op] = []
-        for var in sorted(wanted, key=lambda v: v.name):
-            local = Var(self.names(var.name), var.dtype)
-            names[var] = local
-            lead.append(Let(local, Load(self.stored[var], (self.lin,))))
-        inside = (*lead, *substitute_vars(inside, names))
+        locals_ = self._renamed(sorted(wanted, key=lambda v: v.name))
+        lead = [Let(own, Load(self.stored[v], (self.lin,))) for v, own in locals_.items()]
+        inside = (*lead, *substitute_vars(inside, dict(locals_)))
         inside = _expand_locals(inside, self.expanded, self.lin)
-        vars_ = {v: Var(self.names(v.name), v.dtype) for v in self.kernel.thread_vars}
+        vars_ = self._renamed(self.kernel.thread_vars)
         inside = substitute_vars(inside, dict(vars_))
-        order = tuple(reversed(self.kernel.thread_vars))
         extents = tuple(const(n) for n in reversed(self.kernel.threads))
-        return [Map(tuple(vars_[v] for v in order), extents, inside, loc=group.ops[0].loc)]
+        return [Map((*reversed(vars_.values()),), extents, inside, loc=group.ops[0].loc)]
 
-    def _keep(self, body: Body) -> Body:
+    def _renamed(self, old: Iterable[Var]) -> dict[Var, Var]:
+        return {v: fresh_var(v.name, self.names, v.dtype) for v in old}
+
+    def _keep(self, body: Iterable[Op]) -> Body:
         """Values other groups need are stored where they are made."""
         out: list[Op] = []
         for op in body:
             out.append(rebuild(op, **_inner(op, self._keep)))
-            for var in bound(op):
-                if var in self.stored:
-                    out.append(Store(self.stored[var], (self.lin,), var, loc=op.loc))
+            kept = [var for var in bound(op) if var in self.stored]
+            out += [Store(self.stored[var], (self.lin,), var, loc=op.loc) for var in kept]
         return tuple(out)
 
 

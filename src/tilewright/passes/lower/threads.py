@@ -68,7 +68,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import program_names, rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.layout.tile_access import same_registers
+from tilewright.passes.layout.thread_layouts import same_registers
 from tilewright.passes.lower.atomics import lower_atomic
 from tilewright.passes.lower.cluster import (
     before_unrolled,

@@ -6,8 +6,8 @@ before the first reader, and behind the last one the slot is filled again for a 
 Slot and phase come from a counter that runs on across loops around and behind, so that trip counts
 of 0 and 1, guards and persistent loops are nothing special.
 
-- The bulk engine fills what it can (`bulk_rules`), `cp.async` what it can of the rest; a copy that
-  neither can make, or that may not run ahead, stays where it is.
+- The bulk engine fills what it can (`shared_tiles`), `cp.async` what it can of the rest; a copy
+  that neither can make, or that may not run ahead, stays where it is.
 - Buffers with the same first and last reader share a ring and its barriers. All that `cp.async`
   fills in a loop is one ring: its groups complete in order.
 - A matrix instruction reads asynchronously. A slot that one reads last is filled again where its

@@ -41,7 +41,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.layout.bulk_rules import bulk_eligible
+from tilewright.passes.layout.shared_tiles import bulk_eligible
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import BULK
 

@@ -68,7 +68,7 @@ from tilewright.passes.canonicalize.simplify_indices import simplify_operands
 from tilewright.passes.layout.choose_copies import choose_copies
 from tilewright.passes.layout.choose_gemms import choose_gemms
 from tilewright.passes.layout.infer_layouts import spread_fragments
-from tilewright.passes.layout.lay_out_shared import lay_out_shared
+from tilewright.passes.layout.shared_tiles import lay_out_shared
 from tilewright.passes.lower.threads import free_barriers
 from tilewright.passes.overlap.role_copies import RoleCopies
 from tilewright.passes.overlap.role_releases import released, releases, seen_by_engines

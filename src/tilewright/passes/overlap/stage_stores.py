@@ -46,7 +46,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.layout.bulk_rules import bulk_eligible
+from tilewright.passes.layout.shared_tiles import bulk_eligible
 
 LEAST = 64 * 64  # elements of a tile that is worth the trip
 ROOM = 2048  # bytes left for barriers, scratch and alignment

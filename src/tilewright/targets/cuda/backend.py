@@ -33,10 +33,10 @@ from tilewright.ir.op import (
 from tilewright.ir.target import Target
 from tilewright.ir.tensor_map import seen_shape
 from tilewright.ir.verify import Stage, verify
-from tilewright.passes.canonicalize.bound_maps import has_open_extents
+from tilewright.passes.canonicalize.loops import has_open_extents
 from tilewright.passes.canonicalize.pack_elements import uses_packed
 from tilewright.passes.cuda_passes import FIRST, LOWER, SCHEDULE
-from tilewright.passes.layout.bulk_rules import row_major_strides
+from tilewright.passes.layout.shared_tiles import row_major_strides
 from tilewright.passes.memory.place_shared import TooMuchShared
 from tilewright.passes.run import Trace, run_pipeline
 from tilewright.support.errors import CompileError, Cost, VerifyError

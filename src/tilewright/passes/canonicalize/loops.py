@@ -1,0 +1,310 @@
+"""Loops and maps that others cannot take as they are: steps, extents and places that must be
+constant, or of one sign, and are not.
+
+`count_loops`: loops by a step that is known at run time only count their iterations, because
+everything that follows takes steps to be positive.
+
+`bound_maps`: maps whose extents are known only at launch become loops over maps of constant
+extents, which layouts deal to threads. Copies and fills of such regions become maps first.
+
+    map i in n { X[i] = 0 }
+
+    for t in 0 .. (n + 127) // 128 { map p in 128 { if t * 128 + p < n { X[t * 128 + p] = 0 } } }
+
+A variable that indexes a tile, under no condition, runs over the tile, whose size bounds it.
+
+`unroll_shifts`: short constant loops whose variable shifts the place in a fragment are written out,
+because registers have constant numbers only. In
+
+    for s in 0 … 2 { map (i, j) in (16, 512) { half[i, j] = acc[i + s * 16, j] } }
+
+the element that a thread reads depends on s, so all of `acc` would go through shared memory; with
+the loop written out, each copy of the map reads registers. A copy of a part of a fragment that
+begins at a place known only at run time becomes a map, for which shared memory serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+from tilewright.ir.analysis.bounds import Ranges, prove
+from tilewright.ir.analysis.trips import nth, upward_or_downward, values_of
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.dtype import INT32, INT64
+from tilewright.ir.expr import (
+    TRUE,
+    Bin,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    binary,
+    cast,
+    compare,
+    const,
+    logical_and,
+    variables,
+)
+from tilewright.ir.op import (
+    Atomic,
+    Body,
+    Break,
+    Continue,
+    Copy,
+    Fill,
+    For,
+    If,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Program,
+    Reduce,
+    Scan,
+    Store,
+    expressions,
+    marked,
+    op_loads,
+    regions,
+    walk_ops,
+)
+from tilewright.ir.rewrite import (
+    fresh_var,
+    map_body,
+    map_ops,
+    rebuild,
+    rename_unique,
+    substitute_vars,
+)
+from tilewright.ir.scope import walk_ranges
+from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.expand_copies import expand_op
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass, rule
+from tilewright.passes.canonicalize.simplify_indices import simplify_operands
+from tilewright.passes.reasons import because
+
+MOST_TRIPS = 16
+MOST_OPS = 256  # once written out
+
+
+def _are_constant(exprs: tuple[Expr, ...]) -> bool:
+    return all(isinstance(e, Const) for e in exprs)
+
+
+# ── steps of either sign ─────────────────────────────────────────────────────────────────────
+
+
+@kernel_pass
+def count_loops(at: Facts) -> Kernel:
+    """Loops whose steps may be negative or zero run over 0, 1, 2, … instead."""
+    if not any(isinstance(op, For) and _is_open(op) for op in at.ops):
+        return at.kernel
+    known = {
+        op.var: ranges for op, ranges in walk_ranges(at.kernel, at.dims) if isinstance(op, For)
+    }
+
+    def rewrite(op: Op) -> Body | None:
+        if isinstance(op, For) and _is_open(op) and not _grows(op, known[op.var]):
+            return _counted(op, at.names)
+        return None
+
+    return map_ops(at.kernel, rewrite)
+
+
+def _is_open(op: For) -> bool:
+    return not isinstance(op.step, Const)
+
+
+def _grows(op: For, ranges: Ranges) -> bool:
+    return prove(compare(">", op.step, const(0, op.step.dtype)), ranges, index=False) is True
+
+
+def _counted(op: For, names: set[str]) -> Body:
+    trips = upward_or_downward(op.start, op.stop, op.step)
+    kind = INT64 if op.kind in ("serial", "unroll") else INT32  # rings have slots in int32
+    if kind is INT32:
+        trips = cast(binary("min", trips, const(INT32.max_value, INT64)), INT32)
+    count = fresh_var(f"{op.var.name}_trips", names, kind)
+    at = fresh_var(f"{op.var.name}_at", names, kind)
+    body = substitute_vars(op.body, {op.var: nth(op.start, op.step, at)})
+    zero, one = const(0, kind), const(1, kind)
+    loop = rebuild(op, var=at, start=zero, stop=count, step=one, body=body)
+    return Let(count, trips, loc=op.loc), loop
+
+
+# ── open extents ─────────────────────────────────────────────────────────────────────────────
+
+
+@rule(Copy, Fill, Atomic)
+def _map_open(op: Op, at: Facts) -> Op | None:
+    return None if _are_constant(_extents(op)) else expand_op(op, at.names)
+
+
+@rule(Map)
+def _bound_open(op: Map, at: Facts) -> Op | None:
+    if _are_constant(op.extents):
+        return None
+    return _bounded(op, prod(at.kernel.threads), at.names)
+
+
+def bound_maps(program: Any, target: Target) -> Any:
+    return _bound_open(_map_open(program, target), target)
+
+
+def has_open_extents(program: Program) -> bool:
+    """Whether there is anything for `bound_maps` to do."""
+    ops = (op for kernel in program.kernels for op in walk_ops(kernel))
+    return not all(_are_constant(op.extents if isinstance(op, Map) else _extents(op)) for op in ops)
+
+
+def _extents(op: Op) -> tuple[Expr, ...]:
+    return tuple(e for r in regions(op, reads=True, writes=True) for e in r.extents)
+
+
+def _bounded(op: Map, threads: int, names: set[str]) -> Op:
+    """Loops over the extents that are open, the innermost in steps of the threads."""
+    vars_: list[Var] = []
+    extents: list[Expr] = []
+    guard: Expr = TRUE
+    values: dict[Var, Expr] = {}
+    loops: list[tuple[Var, Expr]] = []
+    last = max(at for at, e in enumerate(op.extents) if not isinstance(e, Const))
+    for at, (var, extent) in enumerate(zip(op.vars, op.extents, strict=True)):
+        size = None if isinstance(extent, Const) else _tile_size(op, var)
+        if isinstance(extent, Const) or size is not None:
+            vars_.append(var)
+            extents.append(extent if size is None else const(size, extent.dtype))
+            if size is not None:
+                guard = logical_and(guard, compare("<", var, extent))
+        elif at == last:
+            turn, inner = (fresh_var(stem, names, var.dtype) for stem in "tp")
+            loops.append((turn, (extent + (threads - 1)) // threads))
+            values[var] = turn * threads + inner
+            vars_.append(inner)
+            extents.append(const(threads, extent.dtype))
+            guard = logical_and(guard, compare("<", values[var], extent))
+        else:
+            loops.append((var, extent))
+    body = substitute_vars(op.body, values)
+    if guard is not TRUE:
+        body = (If(guard, body, loc=op.loc),)
+    if not vars_:
+        vars_, extents = [fresh_var("p", names)], [const(1)]
+    found: Op = rebuild(op, vars=tuple(vars_), extents=tuple(extents), body=body)
+    for var, extent in reversed(loops):
+        found = For(var, const(0, var.dtype), extent, (found,), loc=op.loc)
+    return found
+
+
+def _tile_size(op: Map, var: Var) -> int | None:
+    """The smallest tile that `var` alone is an index of, wherever the map runs."""
+    found = []
+    for buffer, indices in _surely_touched(op.body):
+        if buffer.space in (Space.SHARED, Space.FRAGMENT):
+            sizes = zip(indices, buffer.shape, strict=True)
+            found += [int(size) for index, size in sizes if index is var]
+    return min(found, default=None)
+
+
+def _surely_touched(body: Body) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    """Elements that `body` reads or writes whatever the conditions in it are."""
+    for op in body:
+        for e in expressions(op):
+            yield from _surely_read(e)
+        if isinstance(op, Store):
+            yield op.buffer, op.indices
+        elif isinstance(op, For) and values_of(op):
+            yield from _surely_touched(op.body)
+
+
+def _surely_read(e: Expr) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    if isinstance(e, Load):
+        yield e.buffer, e.indices
+    first_only = isinstance(e, Select) or (isinstance(e, Bin) and e.op in ("and", "or"))
+    for child in e.children[:1] if first_only else e.children:
+        yield from _surely_read(child)
+
+
+# ── places in fragments ──────────────────────────────────────────────────────────────────────
+
+
+@kernel_pass
+def unroll_shifts(at: Facts) -> Kernel:
+    """Maps and copies find their parts of fragments at constant places, as far as short loops
+    go."""
+    if at.has_roles:
+        return at.kernel
+    body = _written_out(at.kernel.body, at)
+    return rebuild(at.kernel, body=map_body(body, lambda op: _map_moving(op, at.names)))
+
+
+def _written_out(body: Body, at: Facts) -> Body:
+    found: list[Op] = []
+    for op in body:
+        if isinstance(op, For) and _is_short(op) and _shifts(op):
+            why = "written out: its variable says which registers of a fragment"
+            because(at.kernel.name, op, why)
+            for value in values_of(op) or ():
+                copy = _with(rename_unique(op.body, at.names), op.var, value)
+                found += _written_out(copy, at)
+            continue
+        fields = () if isinstance(op, Map) else marked(op, "body")
+        found.append(rebuild(op, **{f.name: _written_out(getattr(op, f.name), at) for f in fields}))
+    return tuple(found)
+
+
+def _is_short(op: For) -> bool:
+    values, ops = values_of(op), list(walk_ops(op.body))
+    if op.kind not in ("serial", "unroll") or values is None:
+        return False
+    if any(isinstance(x, (Break, Continue)) for x in ops):
+        return False
+    return len(values) <= MOST_TRIPS and len(values) * len(ops) <= MOST_OPS
+
+
+def _shifts(loop: For) -> bool:
+    """Whether the place of something in a fragment depends on the loop's variable."""
+    moving = {loop.var}
+    for op in walk_ops(loop.body):
+        if isinstance(op, Let) and variables(op.value) & moving:
+            moving.add(op.var)
+    return any(
+        buffer.space is Space.FRAGMENT and any(variables(i) & moving for i in place)
+        for op in walk_ops(loop.body)
+        for buffer, place in _places(op)
+    )
+
+
+def _places(op: Op) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    """The places that a map or a tile operation touches."""
+    if isinstance(op, Map):
+        for inner in walk_ops(op.body):
+            yield from ((x.buffer, x.indices) for x in op_loads(inner))
+            if isinstance(inner, Store):
+                yield inner.buffer, inner.indices
+    elif isinstance(op, (Copy, Reduce, Scan)):
+        yield from ((r.buffer, r.starts) for r in regions(op, reads=True, writes=True))
+
+
+def _with(body: Body, var: Var, value: int) -> Body:
+    """`body` at one value of its variable; names for what is constant there are put in too."""
+    values: dict[Var, Expr] = {var: const(value, var.dtype)}
+    while values:
+        body = map_body(substitute_vars(body, values), simplify_operands)
+        known = [op for op in body if isinstance(op, Let) and isinstance(op.value, Const)]
+        values = {op.var: op.value for op in known}
+        body = tuple(op for op in body if op not in known)
+    return body
+
+
+def _map_moving(op: Op, names: set[str]) -> Op | None:
+    """A copy whose part of a fragment begins at a place known only at run time, as a map."""
+    if not isinstance(op, Copy) or op.atom is not None or not _are_constant(op.src.tile):
+        return None
+    moves = any(
+        r.buffer.space is Space.FRAGMENT and not _are_constant(r.starts) for r in (op.src, op.dst)
+    )
+    return expand_op(op, names, "e") if moves else None

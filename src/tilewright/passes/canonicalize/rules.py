@@ -1,0 +1,298 @@
+"""Rules that bring programs into one form, and the walker that applies them.
+
+A rule looks at the ops of some types, one by one from the inside out, with the facts of their
+kernel, and answers with what stands there instead: an op, a body, or None to keep it. `rule` makes
+a pass of one, `kernel_pass` of a function that needs the kernel as a whole. These passes take a
+program, or one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, cached_property, wraps
+from math import prod
+from typing import Any
+
+from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.effects import written_in
+from tilewright.ir.analysis.uniform import PerThread, per_thread
+from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.dtype import FLOAT32
+from tilewright.ir.expr import (
+    Bin,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Var,
+    const,
+    loads,
+    transform,
+    variables,
+    walk,
+)
+from tilewright.ir.intrinsics import FUNCTIONS
+from tilewright.ir.messages import label_kernel
+from tilewright.ir.op import (
+    Alloc,
+    Atomic,
+    BarrierInit,
+    Body,
+    Copy,
+    Dim,
+    Fence,
+    Hint,
+    Kernel,
+    Let,
+    Map,
+    Op,
+    Program,
+    Role,
+    Store,
+    Sync,
+    View,
+    bound,
+    expressions,
+    named_buffers,
+    outside_nests,
+    walk_ops,
+)
+from tilewright.ir.rewrite import fresh_var, map_exprs, map_kernels, map_ops, program_names, rebuild
+from tilewright.ir.target import Target
+from tilewright.support import errors
+
+KernelPass = Callable[[Any, Target], Any]  # a program or a kernel, and the same in another form
+
+
+class Facts:
+    """A kernel, and what is known of it as a whole, each found when it is first asked for."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        target: Target,
+        program: Program | None = None,
+        names: Callable[[], set[str]] | None = None,
+    ) -> None:
+        self.kernel, self.target = kernel, target
+        self.program = program or Program(kernel.name, (), (kernel,))
+        self._names = names
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Names that are taken in the program."""
+        return self._names() if self._names is not None else program_names(self.program)
+
+    def of(self, kernel: Kernel) -> Facts:
+        """Those of `kernel`, another form of this one."""
+        return Facts(kernel, self.target, self.program, lambda: self.names)
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return self.program.dims
+
+    @cached_property
+    def ops(self) -> list[Op]:
+        return list(walk_ops(self.kernel))
+
+    @cached_property
+    def has_roles(self) -> bool:
+        return any(isinstance(op, Role) for op in self.ops)
+
+    @cached_property
+    def outside_maps(self) -> set[int]:
+        """Ids of the ops that stand in no map."""
+        return set(map(id, outside_nests(self.kernel.body)))
+
+    @cached_property
+    def used(self) -> set[Buffer]:
+        """Buffers that more than their allocation and hints about them names."""
+        return {b for op in self.ops for b in named_buffers(op) if b is not _about(op)}
+
+    @cached_property
+    def written(self) -> set[str]:
+        return written_in(self.kernel.body)
+
+    @cached_property
+    def viewed(self) -> set[str]:
+        """Buffers whose memory has more than one name."""
+        return aliases(self.kernel).viewed
+
+    @cached_property
+    def differs(self) -> PerThread:
+        return per_thread(self.kernel)
+
+    @cached_property
+    def lets(self) -> dict[Var, Expr]:
+        return {op.var: op.value for op in self.ops if isinstance(op, Let)}
+
+    @cached_property
+    def _shared(self) -> set[Var]:
+        return {*self.kernel.blocks, *(dim.var for dim in self.dims)}
+
+    def uniform(self, *exprs: Expr) -> bool:
+        """Whether all threads of the block have the same values."""
+        # names of values: most lead back to the block's indices, which all threads share
+        return all(map(self._is_shared, exprs)) or self.differs.source(exprs) is None
+
+    def _is_shared(self, e: Expr) -> bool:
+        for node in walk(e):
+            if isinstance(node, Load):
+                return False
+            if isinstance(node, Var) and node not in self._shared:
+                value = self.lets.get(node)
+                if value is None or not self._is_shared(value):
+                    return False
+                self._shared.add(node)
+        return True
+
+
+def _about(op: Op) -> Buffer | None:
+    return op.buffer if isinstance(op, (Alloc, Hint)) else None
+
+
+def kernel_pass(run: Callable[[Facts], Kernel]) -> KernelPass:
+    """A pass that rewrites each kernel by `run`."""
+
+    @wraps(run)
+    def over(program: Any, target: Target) -> Any:
+        if isinstance(program, Kernel):
+            return run(Facts(program, target))
+        names = cache(lambda: program_names(program))
+
+        def one(kernel: Kernel) -> Kernel:
+            with errors.at(kernel.loc):
+                return run(Facts(kernel, target, program, names))
+
+        return map_kernels(program, one)
+
+    return over
+
+
+def rule(*ops: type[Op]) -> Callable[[Callable[[Any, Facts], Op | Body | None]], KernelPass]:
+    """A pass that puts every op of these types through a rule."""
+
+    def made(rewrite: Callable[[Any, Facts], Op | Body | None]) -> KernelPass:
+        @wraps(rewrite)
+        def run(at: Facts) -> Kernel:
+            return map_ops(at.kernel, lambda op: rewrite(op, at) if isinstance(op, ops) else None)
+
+        return kernel_pass(run)
+
+    return made
+
+
+# ── rules ────────────────────────────────────────────────────────────────────────────────────
+
+
+@rule(Map)
+def _drop_empty(op: Map, at: Facts) -> Body | None:
+    """A map without iterations does nothing."""
+    return () if any(isinstance(e, Const) and e.value == 0 for e in op.extents) else None
+
+
+@rule(Alloc, Hint)
+def _drop_unused(op: Alloc | Hint, at: Facts) -> Body | None:
+    """A tile that nothing uses takes no memory, no registers and no layout."""
+    return None if op.buffer is None or op.buffer in at.used else ()
+
+
+def drop_unused(program: Any, target: Target) -> Any:
+    return _drop_unused(_drop_empty(program, target), target)
+
+
+@rule(Copy)
+def reduce_by_atomics(op: Copy, at: Facts) -> Op | None:
+    """A tile that is added by the copy engine (`T.atomic_add(..., use_tma=True)`) is added by the
+    block's threads: which engine adds does not change what is added. A scheduled program says
+    `atom=bulk_store` itself."""
+    if op.reduce is None or op.atom is not None:
+        return None
+    return Atomic(op.reduce, op.dst, src=op.src, loc=op.loc)
+
+
+@rule(Store)
+def map_stores(op: Store, at: Facts) -> Op | None:
+    """A store to one element of a fragment becomes a map of one point, so that which threads hold
+    the element is a question of layouts. Stores that differ between threads stay, and are refused
+    where threads are told apart."""
+    if (
+        op.buffer.space is not Space.FRAGMENT
+        or id(op) not in at.outside_maps
+        or id(op) in at.differs.controls
+        or at.differs.source(expressions(op)) is not None
+    ):
+        return None
+    return Map((fresh_var("p", at.names),), (const(1),), (op,), loc=op.loc)
+
+
+# ── rules of whole kernels ───────────────────────────────────────────────────────────────────
+
+
+@kernel_pass
+def use_fast_functions(at: Facts) -> Kernel:
+    """Approximate functions and division in float32, where `fast_math` asks for them. They are off
+    by a few ulp (`tanh` by 2⁻¹¹) where the hardware has them."""
+    if not at.target.numerics.fast_math:
+        return at.kernel
+    return map_ops(at.kernel, lambda op: map_exprs(op, lambda e: transform(e, _fast)))
+
+
+def _fast(e: Expr) -> Expr | None:
+    if e.dtype == FLOAT32:
+        if isinstance(e, Call) and f"__{e.name}" in FUNCTIONS:
+            return Call(f"__{e.name}", e.args, e.dtype)
+        if isinstance(e, Bin) and e.op == "/":
+            return Call("__divide", (e.a, e.b), e.dtype)
+    return None
+
+
+@kernel_pass
+def announce_barriers(at: Facts) -> Kernel:
+    """The block meets after the initialisation of barriers that a kernel's author allocates: one
+    thread initialises them, and others must not arrive or wait before. Kernels that say it
+    themselves, and those whose barriers are derived, stay as they are."""
+    kernel = at.kernel
+    if at.has_roles:
+        return kernel
+    scope = "cluster" if prod(kernel.cluster) > 1 else "block"
+    found: list[Op] = []
+    fresh: Op | None = None  # the last initialisation that nobody has met after
+    for op in kernel.body:
+        if isinstance(op, BarrierInit):
+            fresh = op
+        elif isinstance(op, Sync) and op.scope in ("block", "cluster") and not op.arrive:
+            fresh = None
+        elif fresh is not None and not isinstance(op, (Alloc, Let, Hint, Fence)):
+            found += [Fence("barrier_init", loc=fresh.loc), Sync(scope, loc=fresh.loc)]
+            fresh = None
+        found.append(op)
+    return kernel if len(found) == len(kernel.body) else rebuild(kernel, body=tuple(found))
+
+
+@kernel_pass
+def hoist_views(at: Facts) -> Kernel:
+    """Views of tensors are made first: copies that run ahead would stand before a view made inside
+    a loop. Those whose offset is known only inside stay where they are."""
+    kernel = at.kernel
+    inner = {var for op in at.ops[1:] for var in bound(op)}
+    stay: set[str] = set()
+    first: list[View] = []
+    for op in at.ops:
+        if not isinstance(op, View) or op.source.space is not Space.GLOBAL:
+            continue
+        sizes = (op.offset, *op.buffer.shape)
+        if op.source.name in stay or any(variables(e) & inner or loads(e) for e in sizes):
+            stay.add(op.buffer.name)
+        else:
+            first.append(op)
+    if all(a is b for a, b in zip(first, kernel.body, strict=False)):
+        return kernel
+    chosen = set(map(id, first))
+    rest = map_ops(kernel, lambda op: () if id(op) in chosen else None)
+    return rebuild(rest, body=(*first, *rest.body))
+
+
+def label_prints(kernel: Kernel, target: Target) -> Kernel:
+    """What prints say in their author's names, before other passes change them."""
+    return label_kernel(kernel)
