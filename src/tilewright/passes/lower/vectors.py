@@ -264,9 +264,10 @@ def batched(
             return b if batch > 1 else const(0)
         return group * batch + b if batch > 1 else group
 
-    def each(b: Var, ops: list[Op], cond: Expr = TRUE) -> Body:
-        body = guarded(cond, tuple(_joined(ops)))
-        body = guarded(at(guard, b), body)
+    def each(b: Var, ops: list[Op], *conds: Expr) -> Body:
+        body = tuple(_joined(ops))
+        for cond in conds:
+            body = guarded(cond, body)
         return (unroll(b, batch, body),) if batch > 1 and body else body
 
     def at(e: Expr, b: Var, index: bool = True) -> Expr:
@@ -275,19 +276,25 @@ def batched(
 
     def moves(pairs: Moved, store: bool) -> Body:
         b, ops = low.var("b"), list[Op]()
+        visited = at(guard, b)
+        # a copy loads zeros where it visits nothing: a predicate, where a branch would part batches
+        folded = work is None and not store
         for access, piece in pairs:
             size = count // access.share
             registers = piece, b * size if batch > 1 else const(0)
-            ops += move(
-                low, access.map(lambda e, index=True: at(e, b, index)), registers, size, store
-            )
-        return each(b, ops, loop.first_copy() if store and ops else TRUE)
+            here = access.map(lambda e, index=True: at(e, b, index))
+            if folded:
+                here = replace(here, inside=logical_and(visited, here.inside))
+            ops += move(low, here, registers, size, store)
+        if folded:
+            return each(b, ops)
+        return each(b, ops, loop.first_copy() if store and ops else TRUE, visited)
 
     pieces = dict.fromkeys(piece for _, piece in (*loaded, *stored))
     body = (*(Alloc(piece) for piece in pieces), *moves(loaded, False))
     if work is not None:
         turn, compute = work
-        body += each(turn, [*compute(number(turn) * count)])
+        body += each(turn, [*compute(number(turn) * count)], at(guard, turn))
     body += moves(stored, True)
     if rounds > 1:
         kind = "serial" if rounds > most else "unroll"
