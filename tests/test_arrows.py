@@ -32,7 +32,7 @@ BELOW = {
 }
 PUBLIC = {
     "tilewright", "tilewright.autotuner", "tilewright.language", "tilewright.layout",
-    "tilewright.profiler",
+    "tilewright.interp", "tilewright.profiler",
 }  # fmt: skip
 # The wheel holds none of these.
 OUTSIDE = {"devtools", "zoo", "tests", "examples", "benchmarks"}
