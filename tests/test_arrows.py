@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,27 @@ def check_package(src: Path) -> list[str]:
     return found
 
 
+def files_in_a_circle(src: Path) -> list[str]:
+    """Files that import each other, however late: the first circle, or nothing."""
+    files = {".".join(p.relative_to(src).with_suffix("").parts): p for p in src.rglob("*.py")}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    graph: dict[str, set[str]] = {}
+    for name, path in files.items():
+        named = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                named |= {each if each in files else node.module for each in inner}
+        graph[name] = (named & files.keys()) - {name}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 def check_zoo(root: Path) -> list[str]:
     return [
         f"{path.relative_to(root)}:{line}: zoo may not import {module}: "
@@ -120,6 +142,16 @@ def check_zoo(root: Path) -> list[str]:
 def test_package_imports_point_down() -> None:
     found = check_package(SRC)
     assert not found, "\n" + "\n".join(found)
+
+
+def test_no_files_import_each_other() -> None:
+    assert not files_in_a_circle(SRC)
+
+
+def test_files_that_import_each_other_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f():\n    import b\n")
+    (tmp_path / "b.py").write_text("if TYPE_CHECKING:\n    import a\n")
+    assert set(files_in_a_circle(tmp_path)) == {"a", "b"}
 
 
 def test_zoo_imports_public_names_only() -> None:

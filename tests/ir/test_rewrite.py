@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from tilewright.ir import op as O
 from tilewright.ir.buffer import Space
 from tilewright.ir.dtype import DTYPES
-from tilewright.ir.expr import Bin, Const, Var, const
+from tilewright.ir.expr import Bin, Var, const
 from tilewright.ir.rewrite import (
-    apply_rules,
     defined_names,
     fresh_name,
     map_body,
@@ -26,7 +23,6 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.text import parse_body, parse_program, print_op
 from tilewright.ir.verify import Stage, verify
-from tilewright.support.errors import VerifyError
 
 PROGRAM = """program p {
   dim m
@@ -153,29 +149,6 @@ def test_fresh_names():
         "a_3",
         "b",
     ]
-
-
-def test_rules_run_to_a_fixpoint():
-    def peel(op):
-        if isinstance(op.stop, Const) and op.stop.value > 0:
-            return (*op.body, rebuild(op, stop=const(op.stop.value - 1)))
-        return ()
-
-    def widen(op):
-        return rebuild(op, scope="block") if op.scope == "warp" else None
-
-    body = parse_body("if true { for k in 0 .. 3 { sync warp } }")
-    done = apply_rules(body, {O.For: [peel], O.Sync: [widen]})
-    assert text(done) == "if true {\n  sync block\n  sync block\n  sync block\n}"
-    assert apply_rules(body, {}) is body
-
-
-def test_rules_that_undo_each_other_are_reported():
-    flip = {"warp": "block", "block": "warp"}
-    rules = {O.Sync: [lambda op: rebuild(op, scope=flip[op.scope])]}
-    with pytest.raises(VerifyError, match="the rules for Sync did not settle") as caught:
-        apply_rules(parse_body("sync warp", file="loop.tw"), rules)
-    assert (caught.value.loc.file, caught.value.loc.line) == ("loop.tw", 1)
 
 
 def test_spaces_can_be_changed():

@@ -8,14 +8,13 @@ and positions are kept: an op made anew from another carries its `loc`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import Expr, Load, Var, loads, transform, variables
 from tilewright.ir.op import Alloc, Body, Kernel, Op, Program, View, bound, marked, walk_ops
-from tilewright.support.errors import VerifyError
 
 OpT = TypeVar("OpT", bound=Op)
 Code = TypeVar("Code", Op, Body, Kernel)
@@ -255,32 +254,3 @@ def _rebind(op: Op, values: Mapping[Var, Expr]) -> Op:
 
 
 # ── rules ────────────────────────────────────────────────────────────────────────────────────
-
-
-def apply_rules(body: Body, rules: Mapping[type[Op], Sequence[OpRule]], *, limit: int = 64) -> Body:
-    """Rewrite bottom-up with the rules of each op's class until none applies.
-
-    A rule gives an op, a body, or None when it does not apply; what it gives is rewritten again.
-    More than `limit` rewrites in a row of one op is an error: two rules undo each other.
-    """
-
-    def settle(op: Op, left: int) -> Body:
-        for rule in rules.get(type(op), ()):
-            new = rule(op)
-            if new is None or new is op:
-                continue
-            if left == 0:
-                raise VerifyError(
-                    f"the rules for {type(op).__name__} did not settle in {limit} rewrites",
-                    loc=op.loc,
-                    fix=f"{getattr(rule, '__name__', rule)} applies again to what it made",
-                )
-            parts: Iterable[Op] = new if isinstance(new, tuple) else (new,)
-            return tuple(done for part in parts for done in settle(map_ops(part, one), left - 1))
-        return (op,)
-
-    def one(op: Op) -> Op | Body:
-        done = settle(op, limit)
-        return done[0] if len(done) == 1 else done
-
-    return map_body(body, one)

@@ -34,7 +34,6 @@ from tilewright.machine.thread_agents import (
 from tilewright.machine.thread_memory import POISON, operand_addresses, size_of, swizzled
 from tilewright.machine.thread_moves import as_tile, fragment_table
 from tilewright.machine.thread_ops import (
-    fields_of,
     first_register,
     note_elements,
     read_registers,
@@ -101,7 +100,7 @@ class BoxCopy:
 
 def _box(b: Builder, fr: Frame, tile: TileRegion, lane: int, spot: list[Any],
          op: Intrinsic) -> BoxCopy:  # fmt: skip
-    found = b.maps[fields_of(op)["map"]]
+    found = b.maps[op.fields["map"]]
     size, box = found.tensor.dtype.bytes, found.box
     corner = [at(c(fr), lane) for c in reversed(spot)]
     shape = found.seen(fr.memory(found.tensor.name).data).shape
@@ -144,7 +143,7 @@ def _note_part(
 @thread_meaning("bulk_load")
 def bulk_load(b: Builder, op: Intrinsic) -> Run:
     where, barrier, *rest = b.operands(*op.args)
-    words = fields_of(op)
+    words = op.fields
     found = b.maps[words["map"]]
     kind = found.tensor.dtype
     spot, mask = rest[: len(found.box)], rest[len(found.box) :]
@@ -192,7 +191,7 @@ def _poison(block: ThreadBlock, addresses: Array, size: int) -> None:
 @thread_meaning("bulk_store")
 def bulk_store(b: Builder, op: Intrinsic) -> Run:
     where, *spot = b.operands(*op.args)
-    words = fields_of(op)
+    words = op.fields
     found = b.maps[words["map"]]
     kind = found.tensor.dtype
     reduce = bin_fn(_REDUCE[words["reduce"]], kind) if "reduce" in words else None
@@ -248,7 +247,7 @@ def store_peer(b: Builder, op: Intrinsic) -> Run:
     """`words` words of registers into a peer's memory. With a barrier there their bytes count on
     it when they have come; without one they come in order with what the thread does."""
     to, of, *barriers = b.operands(*op.args)
-    size = 4 * int(fields_of(op)["words"])
+    size = 4 * int(op.fields["words"])
     kind = of.buffer.dtype
     count = size // kind.bytes
 
@@ -292,7 +291,7 @@ def cp_async(b: Builder, op: Intrinsic) -> Run:
     """`bytes` bytes from global to shared memory by each thread, of which the last argument says
     how many are read; the rest are zeros. A wait tells the thread that copied, and no other."""
     to, of, amount = b.operands(*op.args)
-    size = int(fields_of(op)["bytes"])
+    size = int(op.fields["bytes"])
     kind = to.buffer.dtype
     count = size // kind.bytes
 
@@ -347,7 +346,7 @@ def cp_async(b: Builder, op: Intrinsic) -> Run:
 @thread_meaning("descriptor")
 def descriptor(b: Builder, op: Intrinsic) -> Run:
     (where,) = b.operands(*op.args)
-    words = {k: int(v) for k, v in fields_of(op).items()}
+    words = {k: int(v) for k, v in op.fields.items()}
     high = words["leading"] << 16 | words["stride"] << 32 | words["swizzle"] << 62
     assert op.result is not None
     name = op.result.name
@@ -366,7 +365,7 @@ def descriptor(b: Builder, op: Intrinsic) -> Run:
 @thread_meaning("wgmma")
 def wgmma(b: Builder, op: Intrinsic) -> Run:
     c, left, right, keep = b.operands(*op.args)
-    words = fields_of(op)
+    words = op.fields
     n, a_kind, b_kind = int(words["n"]), MATRIX_TYPES[words["a"]], MATRIX_TYPES[words["b"]]
     types = (DTYPES[words["a"]], DTYPES[words["b"]], DTYPES[words["d"]])
     from_registers = words["from"] == "rs"

@@ -34,7 +34,7 @@ from tilewright.machine.meaning import Builder, TensorMap
 from tilewright.machine.state import WARP, Block, Cluster, Compiled, Crew
 from tilewright.machine.thread_agents import ThreadAgent, ThreadBlock
 from tilewright.machine.thread_memory import Plan
-from tilewright.machine.thread_ops import fields_of, gather, scatter
+from tilewright.machine.thread_ops import gather, scatter
 
 # what only programs at stage THREAD contain
 _LOWERED = frozenset(
@@ -97,7 +97,7 @@ class ThreadKernel(Compiled):
             for b in written_buffers(op)
             if b.space is Space.GLOBAL
         } | {
-            builder.maps[fields_of(op)["map"]].tensor.name
+            builder.maps[op.fields["map"]].tensor.name
             for op in intrinsics
             if op.name == "bulk_store"
         } | {

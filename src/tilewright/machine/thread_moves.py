@@ -31,7 +31,6 @@ from tilewright.machine.thread_agents import (
 )
 from tilewright.machine.thread_ops import (
     as_words,
-    fields_of,
     note_bytes,
     note_global,
     note_shared,
@@ -135,7 +134,7 @@ def _note(fr: Frame, tile: TileRegion, count: int, kind: str, values: Array | No
 @thread_meaning("load_shared", "load_global")
 def load_vector(b: Builder, op: Intrinsic) -> Run:
     to, of = b.operands(*op.args)
-    count = int(fields_of(op)["count"])
+    count = int(op.fields["count"])
 
     def run(fr: Frame) -> None:
         mem, where = _vector(fr, of, count, op)
@@ -151,7 +150,7 @@ def load_vector(b: Builder, op: Intrinsic) -> Run:
 @thread_meaning("store_shared", "store_global")
 def store_vector(b: Builder, op: Intrinsic) -> Run:
     to, of = b.operands(*op.args)
-    count = int(fields_of(op)["count"])
+    count = int(op.fields["count"])
 
     def run(fr: Frame) -> None:
         mem, where = _vector(fr, to, count, op)
@@ -227,7 +226,7 @@ def _note_rows(fr: Frame, warps: Array, address: Array, *, writes: bool) -> None
 @thread_meaning("ldmatrix")
 def ldmatrix(b: Builder, op: Intrinsic) -> Run:
     to, of = b.operands(*op.args)
-    words = fields_of(op)
+    words = op.fields
     count, trans = int(words["count"]), words["trans"] == "1"
     kind = to.buffer.dtype.numpy
 
@@ -247,7 +246,7 @@ def ldmatrix(b: Builder, op: Intrinsic) -> Run:
 @thread_meaning("stmatrix")
 def stmatrix(b: Builder, op: Intrinsic) -> Run:
     to, *given = b.operands(*op.args)
-    words = fields_of(op)
+    words = op.fields
     count, trans = int(words["count"]), words["trans"] == "1"
 
     def run(fr: Frame) -> None:
@@ -291,7 +290,7 @@ def as_tile(registers: Array, table: Array, shape: tuple[int, ...]) -> Array:
 @thread_meaning("mma")
 def mma(b: Builder, op: Intrinsic) -> Run:
     c, x, y = b.operands(*op.args)
-    words = fields_of(op)
+    words = op.fields
     types = (DTYPES[words["a"]], DTYPES[words["b"]], DTYPES[words["d"]])
     tables = {
         which: fragment_table("mma", words["b" if which == "b" else "a"], 8, which)
@@ -333,7 +332,7 @@ def atomic(b: Builder, op: Intrinsic) -> Run:
     if not isinstance(target, Region):
         raise RunError("an atomic takes an element of memory", loc=op.loc)
     where, kind = b.evaluate.region(target), target.dtype
-    combine = atomic_fn(fields_of(op)["op"], kind)
+    combine = atomic_fn(op.fields["op"], kind)
     values = [
         (b.evaluate(each), cast_fn(each.dtype, kind))
         for each in given

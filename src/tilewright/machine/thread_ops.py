@@ -11,7 +11,6 @@ import numpy as np
 
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Load
-from tilewright.ir.op import Intrinsic
 from tilewright.machine import lanes
 from tilewright.machine.conflicts import ATOMIC, READ, WRITE, Touch
 from tilewright.machine.lanes import TileRegion
@@ -21,12 +20,6 @@ from tilewright.machine.sanitizer import meets
 from tilewright.machine.state import Frame, Where
 from tilewright.machine.thread_agents import active, agent_block, agent_of, agreed, in_threads
 from tilewright.support.errors import RunError
-
-
-def fields_of(op: Intrinsic) -> dict[str, str]:
-    """The `key=value` words of an instruction's text."""
-    return dict(word.split("=", 1) for word in op.text.split())
-
 
 # ── elements of memory ───────────────────────────────────────────────────────────────────────
 

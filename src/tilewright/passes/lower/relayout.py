@@ -129,11 +129,6 @@ def relayout_cost(src: Fragment, dst: Fragment, dtype: DType) -> tuple[str, int]
     return ("shuffle", cost) if simple and cost <= shared else ("shared", shared)
 
 
-def relayout_scratch(src: Fragment, dst: Fragment, dtype: DType) -> int:
-    """Bytes of shared memory that a trip through it takes."""
-    return dtype.storage_bytes(_padded(src.tile, dtype).cosize())
-
-
 def _lane_expr(lane: tuple[int, ...]) -> Expr | None:
     return fit_index(np.asarray(lane[:WARP]), (Var("lane"),)) if _same(lane) else None
 
