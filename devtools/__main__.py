@@ -219,5 +219,22 @@ def meaning(count: int, seed: int, target: str) -> None:
     sys.exit(finding is not None)
 
 
+@main.command()
+@click.argument("before", type=click.Path(exists=True, file_okay=False))
+@click.argument("after", type=click.Path(exists=True, file_okay=False))
+@click.option("--out", type=click.Path(dir_okay=False), help="Write raw times here, as JSON.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the sizes.")
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Of a family.")
+@click.option("--target", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--time", "seconds", type=float, default=600.0, show_default=True)
+def trees(
+    before: str, after: str, out: str | None, seed: int, count: int, target: str, seconds: float
+) -> None:
+    """Race two trees of the repository on the zoo's kernels: compile times and run times."""
+    from devtools.trees import command
+
+    sys.exit(command(before, after, out, seed, count, target, seconds))
+
+
 if __name__ == "__main__":
     main()
