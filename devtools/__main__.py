@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -226,14 +227,13 @@ def meaning(count: int, seed: int, target: str) -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sizes.")
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Of a family.")
 @click.option("--target", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--kind", default="", help="Only kernels whose name contains this.")
 @click.option("--time", "seconds", type=float, default=600.0, show_default=True)
-def trees(
-    before: str, after: str, out: str | None, seed: int, count: int, target: str, seconds: float
-) -> None:
+def trees(**plan: Any) -> None:
     """Race two trees of the repository on the zoo's kernels: compile times and run times."""
     from devtools.trees import command
 
-    sys.exit(command(before, after, out, seed, count, target, seconds))
+    sys.exit(command(**plan))
 
 
 if __name__ == "__main__":

@@ -184,13 +184,17 @@ class _Tree:
         self._worker.kill()
 
 
-def race(before: str, after: str, seed: int, count: int, target: str, seconds: float) -> list[Case]:
+def race(
+    before: str, after: str, seed: int, count: int, target: str, seconds: float, kind: str = ""
+) -> list[Case]:
     """Rows with the times of both trees and their ratio: above 1, the new tree is slower."""
     rows: list[Case] = []
     limit = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         trees = [_Tree(root, f"{folder}/{k}") for k, root in enumerate((before, after))]
         for case in drawn(seed, count, target):
+            if kind not in case["kind"]:
+                continue
             if time.monotonic() > limit:
                 print("out of time: the remaining cases were not raced")
                 break
@@ -212,11 +216,9 @@ def race(before: str, after: str, seed: int, count: int, target: str, seconds: f
     return rows
 
 
-def command(
-    before: str, after: str, out: str | None, seed: int, count: int, target: str, seconds: float
-) -> int:
+def command(out: str | None, seed: int, **plan: Any) -> int:
     """Race, print, and write the raw times; 1 where a kernel failed."""
-    rows = race(before, after, seed, count, target, seconds)
+    rows = race(seed=seed, **plan)
     if out:
         Path(out).write_text(json.dumps({"seed": seed, "rows": rows}) + "\n", encoding="utf-8")
     ratios = [row["ratio"] for row in rows if "ratio" in row]
