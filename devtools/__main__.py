@@ -221,6 +221,15 @@ def meaning(count: int, seed: int, target: str) -> None:
 
 
 @main.command()
+@click.argument("out", type=click.Path(dir_okay=False))
+def imports(out: str) -> None:
+    """Draw which folders of the package import which, as SVG."""
+    from devtools.imports import SRC, drawing
+
+    Path(out).write_text(drawing(SRC), encoding="utf-8")
+
+
+@main.command()
 @click.argument("before", type=click.Path(exists=True, file_okay=False))
 @click.argument("after", type=click.Path(exists=True, file_okay=False))
 @click.option("--out", type=click.Path(dir_okay=False), help="Write raw times here, as JSON.")
