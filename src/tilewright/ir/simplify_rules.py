@@ -11,9 +11,9 @@ from typing import Any
 
 from tilewright.ir.analysis.bounds import NEGATED, limits, wraps
 from tilewright.ir.analysis.intervals import twos
+from tilewright.ir.arith import CMP_OPS
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import (
-    CMP_OPS,
     FALSE,
     TRUE,
     Bin,
