@@ -305,7 +305,7 @@ BUGS = (
     Bug("zeros behind a copy's end forgotten", "targets/cuda/tilewright.cuh",
         '[%1], 16, %2;" ::"r"(to), "l"(from), "r"(amount)',
         '[%1], 16, %2;" ::"r"(to), "l"(from), "r"(16)', "host-sm80"),
-    Bug("a swizzle that does not grow with the elements it parts", "ir/layout/recast.py",
+    Bug("a swizzle that does not grow with the elements it parts", "ir/layout/query.py",
         "Swizzle(swizzle.bits, swizzle.base + by, swizzle.shift)",
         "Swizzle(swizzle.bits, swizzle.base, swizzle.shift)", "threads", "ports"),
     Bug("a loop written out that stands still", "passes/canonicalize/loops.py",
