@@ -206,7 +206,7 @@ def _require(
     if not loops or not all(place.domains[v] for v in loops):
         return
     known = bounds(index, place.ranges)
-    if known.lo is not None and known.hi is not None and known.lo >= 0 and known.hi <= last:
+    if known.lo >= 0 and known.hi <= last:
         return
     conditions = [(c, h) for c, h in place.conditions if place.touches(c, loops)]
     for cond, _ in conditions:
