@@ -18,7 +18,6 @@ from typing import Any
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
 from tilewright.ir.expr import FALSE, Expr, Var, const
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.marks import *  # noqa: F403
 from tilewright.ir.marks import (
     Body,
     Op,
@@ -27,11 +26,25 @@ from tilewright.ir.marks import (
     binds,
     bodies,
     body,
+    bound,
+    bound_within,
+    expressions,
     kept,
     loads_of,
+    marked,
+    named_buffers,
+    op_loads,
+    operands,
     regions,
+    walk_ops,
 )
 from tilewright.support.errors import Loc
+
+# defined in `marks`, and taken from here
+__all__ = [
+    "Body", "Op", "bodies", "bound", "bound_within", "expressions", "marked", "named_buffers",
+    "op_loads", "operands", "regions", "walk_ops",
+]  # fmt: skip
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
 

@@ -24,6 +24,7 @@ from tilewright.ir.expr import (
     wrap,
     written_size,
 )
+from tilewright.ir.marks import with_loc
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -40,7 +41,6 @@ from tilewright.ir.op import (
     View,
     While,
     expressions,
-    with_loc,
     written_buffers,
 )
 from tilewright.ir.rewrite import map_exprs, map_ops

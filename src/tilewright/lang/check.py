@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.analysis.bounds import NOTHING
+from tilewright.ir.analysis.linear import TooLarge, build_sum
 from tilewright.ir.analysis.uniform import check_uniform, per_thread
 from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Const, Expr, Var, const, loads, variables
-from tilewright.ir.layout.linear import TooLarge, build_sum
 from tilewright.ir.op import (
     Body,
     For,

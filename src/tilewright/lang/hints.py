@@ -10,9 +10,9 @@ from typing import Any
 
 from tilewright.ir.buffer import AnyLayout, Space
 from tilewright.ir.expr import Const, truth, wrap
+from tilewright.ir.layout.banks import make_swizzled_layout as _make_swizzled_layout
 from tilewright.ir.layout.fragment import Fragment as _Fragment
 from tilewright.ir.layout.layout import Layout as _Layout
-from tilewright.ir.layout.ops import make_swizzled_layout as _make_swizzled_layout
 from tilewright.ir.op import Hint
 from tilewright.lang.arguments import static_int
 from tilewright.lang.builder import current, current_block

@@ -9,6 +9,7 @@ from functools import reduce
 from inspect import Parameter, Signature
 from typing import Any
 
+from tilewright.ir.arith import power, unify
 from tilewright.ir.dtype import BOOL, FLOAT32, INT32, DType, promote
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import (
@@ -20,9 +21,7 @@ from tilewright.ir.expr import (
     compare,
     const,
     logical_not,
-    power,
     select,
-    unify,
     wrap,
 )
 from tilewright.ir.expr import cast as cast_expr

@@ -14,6 +14,7 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
+from tilewright.ir.marks import attr, body
 from tilewright.ir.op import (
     Arrive,
     Atomic,
@@ -36,9 +37,7 @@ from tilewright.ir.op import (
     Sync,
     Wait,
     While,
-    attr,
     bodies,
-    body,
     walk_ops,
 )
 from tilewright.ir.rewrite import map_body

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Space
+from tilewright.ir.marks import kept
 from tilewright.ir.op import (
     Body,
     Break,
@@ -16,7 +17,6 @@ from tilewright.ir.op import (
     View,
     While,
     bodies,
-    kept,
     touched_within,
     walk_ops,
 )

@@ -35,6 +35,7 @@ from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import Var
+from tilewright.ir.marks import with_loc
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -48,7 +49,6 @@ from tilewright.ir.op import (
     While,
     bound_within,
     walk_ops,
-    with_loc,
     written_buffers,
 )
 from tilewright.ir.rewrite import map_body, rebuild

@@ -11,8 +11,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
-from tilewright.ir.analysis.bounds import NEGATED, Ranges, limits
+from tilewright.ir.analysis.bounds import NEGATED, Ranges
 from tilewright.ir.analysis.effects import written_in
+from tilewright.ir.analysis.intervals import limits
+from tilewright.ir.analysis.linear import Linear, TooLarge, build_sum, factors, product
 from tilewright.ir.buffer import Space
 from tilewright.ir.dtype import INT64, DType
 from tilewright.ir.expr import (
@@ -32,7 +34,6 @@ from tilewright.ir.expr import (
     variables,
     walk,
 )
-from tilewright.ir.layout.linear import Linear, TooLarge, build_sum, factors, product
 from tilewright.ir.op import (
     Body,
     For,

@@ -35,6 +35,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import ComposedLayout, Layout, row_major
+from tilewright.ir.marks import with_loc
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -63,7 +64,6 @@ from tilewright.ir.op import (
     read_buffers,
     regions,
     walk_ops,
-    with_loc,
     written_buffers,
 )
 from tilewright.ir.rewrite import OpT, fresh_var, map_exprs, rebuild

@@ -559,7 +559,7 @@ def free_barriers(kernel: Kernel) -> list[int]:
     for op, ranges in scope.walk_ranges(kernel) if others else ():
         if isinstance(op, Sync) and op.id is not None:
             low, high = bounds(op.id, ranges)[:2]
-            used |= set(range(max(low or 0, 0), (NAMED_BARRIERS - 1 if high is None else high) + 1))
+            used |= set(range(max(low, 0), min(high, NAMED_BARRIERS - 1) + 1))
     return [i for i in range(NAMED_BARRIERS) if i not in used]
 
 

@@ -589,7 +589,7 @@ class _Pipeliner:
         step, count = int(loop.step), loop.stages
         by_threads = any(ring.how == CP_ASYNC for ring, _ in groups)
         # as many groups of cp.async as slots, so that waits may count them
-        if not by_threads and extent.hi is not None:
+        if not by_threads:
             count = max(0, min(count, -(-extent.hi // step)))
         if not count:
             return []

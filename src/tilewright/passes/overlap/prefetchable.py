@@ -90,9 +90,9 @@ class Ahead:
             if isinstance(op, For) and self.is_pipelined(op):
                 plan = Plan(op if op.stages else rebuild(op, stages=1))
                 step, extent = op.step, bounds(op.stop - op.start, ranges)
-                forward = (bounds(step, ranges).lo or 0) > 0
+                forward = bounds(step, ranges).lo > 0
                 forward = forward and (isinstance(step, Const) or op.kind == "persistent")
-                runs = extent.hi is None or extent.hi > 0  # otherwise nothing would be filled
+                runs = extent.hi > 0  # otherwise nothing would be filled
                 if forward and runs and not leaves_early(op.body):
                     for at, each in enumerate(op.body):
                         found = self.runs_ahead(plan.loop, at, each, ranges)

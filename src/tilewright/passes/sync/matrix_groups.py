@@ -34,6 +34,7 @@ from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.flow import Flow, Loop, same
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const, compare
+from tilewright.ir.marks import attr
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -49,7 +50,6 @@ from tilewright.ir.op import (
     Op,
     Wait,
     WaitGroup,
-    attr,
     bodies,
     read_buffers,
     walk_ops,
