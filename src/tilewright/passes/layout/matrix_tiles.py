@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tilewright.ir.atoms import MATRIX_TYPES, Feature, MatrixType, matrix_fragments
-from tilewright.ir.buffer import Region, Space, whole
+from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.layout.fragment import Fragment, repeat, spatial
 from tilewright.ir.op import Gemm
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.layout.thread_layouts import Wish, divisors, spread
+from tilewright.passes.layout.thread_layouts import Wish, divisors, spread, with_units
 
 WARP = 32
 WARPGROUP = 128
@@ -250,12 +250,21 @@ def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
     return found
 
 
-def held_operands(op: Gemm, split: Split) -> dict[str, Fragment]:
-    """For each operand that is (part of) a fragment, how all of that fragment is spread."""
+def wanted_operands(
+    op: Gemm, threads: int, target: Target
+) -> Iterator[tuple[str, Buffer, Fragment]]:
+    """Operands of `op` that are (parts of) fragments, and how all of each has to be spread."""
+    split = split_of(op, threads, target)
+    if split is None:
+        return
     wholes = {
         name: whole(region.buffer)
         for name, region in (("a", op.a), ("b", op.b))
         if region.buffer.space is Space.FRAGMENT
     }
-    found = fragments_of(rebuild(op, **wholes), split)
-    return {n: f for n, f in found.items() if getattr(op, n).buffer.space is Space.FRAGMENT}
+    for name, fragment in fragments_of(rebuild(op, **wholes), split).items():
+        buffer: Buffer = getattr(op, name).buffer
+        if buffer.space is Space.FRAGMENT:
+            found = with_units(fragment, buffer.static_shape)
+            if found is not None:
+                yield name, buffer, found
