@@ -177,7 +177,8 @@ BUGS = (
         "threads"),
     # where elements lie: layouts, conversions, addresses
     Bug("copies of an element that nobody writes", "passes/layout/insert_conversions.py",
-        "return bool(written[holder[inside], table[inside]].all())", "return True", "threads"),
+        "return bool(((table < 0) | (ran >= wanted[np.maximum(table, 0)])).all())", "return True",
+        "threads"),
     Bug("a reduction's old values left behind in another layout",
         "passes/layout/insert_conversions.py",
         'yield from _through(c, op, "dst", want, keeps=not op.clear)',

@@ -69,7 +69,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import OpT, fresh_var, map_exprs, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_map import MapHint, seen_sizes
-from tilewright.passes.canonicalize.packed_values import widened
+from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.layout.addresses import (
     fit_index,
     fit_registers,
