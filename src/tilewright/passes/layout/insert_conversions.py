@@ -44,6 +44,7 @@ from tilewright.ir.op import (
     Op,
     Reduce,
     Relayout,
+    Role,
     Scan,
     Store,
     View,
@@ -70,6 +71,7 @@ from tilewright.passes.layout.thread_layouts import (
     with_units,
 )
 from tilewright.passes.lower.foreign import PRINTED
+from tilewright.passes.overlap.roles import WARP
 from tilewright.support.errors import CompileError
 
 
@@ -115,7 +117,10 @@ class _Converter:
             yield from rule(self, op)
             yield from self.shown(op)
             return
+        outer = self.threads
+        self.threads = op.warps * WARP if isinstance(op, Role) else outer
         inner = {f.name: self.inside(op, getattr(op, f.name)) for f in marked(op, "body")}
+        self.threads = outer
         yield rebuild(op, **inner) if inner else op
         if not inner:
             yield from self.shown(op)

@@ -80,8 +80,6 @@ from tilewright.ir.target import Target
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import split_of
 from tilewright.passes.memory.place_shared import stacked
-from tilewright.passes.overlap.placed import why_placed
-from tilewright.passes.overlap.register_shares import handed_over
 from tilewright.passes.overlap.rings import slots_of, slotted
 from tilewright.passes.overlap.roles import (
     CONSUMER,
@@ -91,8 +89,10 @@ from tilewright.passes.overlap.roles import (
     WARP,
     NoProducer,
     Slice,
+    handed_over,
     registers_of,
     why_not,
+    why_placed,
 )
 from tilewright.passes.overlap.stage_stores import planned_bytes
 from tilewright.passes.reasons import because

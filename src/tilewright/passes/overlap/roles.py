@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import prod
 from typing import TypeAlias
 
-from tilewright.ir.atoms import Feature
+from tilewright.ir.atoms import ATOMS, Feature
 from tilewright.ir.buffer import Buffer, Space, element
 from tilewright.ir.expr import (
     TRUE,
@@ -41,6 +41,7 @@ from tilewright.ir.op import (
     Break,
     Commit,
     Continue,
+    Copy,
     Fence,
     For,
     Gemm,
@@ -78,7 +79,6 @@ from tilewright.ir.rewrite import (
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.fetched_scalars import Fetches, known_scalars
 from tilewright.passes.overlap.gathers import rows_before
-from tilewright.passes.overlap.register_shares import gathering, handed_over
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
@@ -93,14 +93,59 @@ from tilewright.passes.overlap.rings import (
 
 PRODUCER, CONSUMER = "producer", "consumer"
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
+WARPGROUP = WARP * GROUP
 MOST_CONSUMERS = 3  # warpgroups
 LAUNCHES = ("pdl_wait", "pdl_launch")
 NAMED = 1  # the barrier on which consumers meet
+UNIT = 8  # registers change hands by as many
+MOST = 240  # that a thread is given; it can use 255
+KEPT = (24, 32, 40)  # by a producer's thread
+# where a producer finds the places of single rows: more for it, as far as the consumers' fragments,
+# of so many registers at the most, leave some
+GATHERING = {
+    2: {144: (88, 208), 192: (56, 224), 255: (40, 232)},
+    3: {80: (80, 144), 255: (56, 152)},
+}
+
+
+def why_placed(op: Op) -> str | None:
+    """What of an op is its author's own time, in words."""
+    if isinstance(op, (Role, BarrierInit, Arrive, Wait, Commit, WaitGroup)):
+        return "the kernel has roles, barriers or waits of its own"
+    if isinstance(op, Hint) and op.name == "ws":
+        return "the kernel places statements on warps"
+    if isinstance(op, (Copy, Map)) and op.atom is not None and ATOMS[op.atom].is_async:
+        return "the kernel has asynchronous copies of its own"
+    return None
+
+
+def is_placed(kernel: Kernel) -> bool:
+    """The kernel has roles, barriers or asynchronous copies of its own: its time is its author's
+    business."""
+    return any(why_placed(op) for op in walk_ops(kernel))
 
 
 def by_hand(kernel: Kernel) -> bool:
     """The kernel's author has written its roles."""
     return any(isinstance(op, Role) and not op.derived for op in walk_ops(kernel))
+
+
+def split_into_roles(kernel: Kernel) -> bool:
+    """Whether `split_roles` has given the block's warps roles, which other passes settle."""
+    total = prod(kernel.threads) // WARP
+    return any(op.derived and op.first < total for op in walk_ops(kernel, Role))
+
+
+def role_of(kernel: Kernel) -> dict[int, Role]:
+    """By id of an op: the role that it stands in."""
+    return {id(op): role for role in walk_ops(kernel, Role) for op in walk_ops(role.body)}
+
+
+def releases(op: Op) -> bool:
+    """Whether others may learn from `op` that what stands before it is over."""
+    if isinstance(op, Arrive):
+        return op.count is not const(0)
+    return isinstance(op, Sync) and op.scope in ("named", "cluster")
 
 
 def consuming_warps(kernel: Kernel) -> int:
@@ -470,6 +515,38 @@ def registers_of(
         -(-b.layout.values * b.dtype.bits // 32) for b in held if isinstance(b.layout, Fragment)
     )
     return gathering(groups, words)
+
+
+def handed_over(consumers: int, registers: int = 65536) -> tuple[int | None, int | None]:
+    """Registers of a thread of the producer and of `consumers` warpgroups, of a block's
+    `registers`: the consumers get what they can, the producer keeps what they cannot use. With one
+    consumer both are born with all that a thread can have.
+
+    >>> handed_over(1, 65536), handed_over(2, 65536), handed_over(3, 65536)
+    ((None, None), (24, 240), (32, 160))
+    """
+    groups = consumers + 1
+    born = registers // (groups * WARPGROUP) // UNIT * UNIT
+    if born >= MOST:
+        return None, None
+
+    def left(kept: int) -> int:
+        return min((born * groups - kept) // consumers // UNIT * UNIT, MOST)
+
+    most = max(left(kept) for kept in KEPT)
+    return max(kept for kept in KEPT if left(kept) == most), most
+
+
+def gathering(consumers: int, held: int) -> tuple[int | None, int | None]:
+    """The same where the producer gathers, and fragments of a consumer hold `held` registers.
+
+    >>> gathering(1, 64), gathering(2, 64), gathering(2, 160)
+    ((None, None), (88, 208), (56, 224))
+    """
+    if consumers not in GATHERING:
+        return None, None
+    choices = GATHERING[consumers]
+    return next((choices[most] for most in sorted(choices) if held <= most), choices[255])
 
 
 def _asked_for(body: Iterable[Op]) -> set[Var]:
