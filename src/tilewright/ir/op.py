@@ -137,8 +137,9 @@ class Role(Op):
     With `instances` > 1 the warps are dealt evenly and consecutively to that many independent
     instances, each with its own scalars and fragments, numbered by `var`. `registers` per thread
     are moved on entry. In a kernel with roles, tile ops stand inside roles only; ops outside run
-    in every warp (`BarrierInit` in warp 0 only). `derived`: a compiler's, while what stands
-    outside is still the other threads' code.
+    in every warp (`BarrierInit` in warp 0 only). `derived`: a compiler's, while passes
+    still settle it: what stands outside is other threads' code, or the roles' threads are not in
+    order yet.
     """
 
     syntax = "role {name} warps {first} + {warps} {body}"

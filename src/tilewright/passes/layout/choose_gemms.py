@@ -74,6 +74,7 @@ from tilewright.passes.layout.matrix_tiles import (
     split_of,
 )
 from tilewright.passes.overlap.multibuffer import used_outside
+from tilewright.passes.overlap.roles import WARP, role_of
 from tilewright.passes.overlap.skew import fragment_room, registers, registers_of
 from tilewright.passes.reasons import because, costs
 from tilewright.support.errors import CompileError
@@ -88,9 +89,8 @@ _WIDER = {
 
 @kernel_pass
 def choose_gemms(at: Facts) -> Kernel:
-    """An atom for each product of the kernels that have no roles."""
-    if at.has_roles:
-        return at.kernel
+    """An atom for each product, which the threads of its role or of the block share."""
+    roles = role_of(at.kernel)
     # a product of a product: warps that own whole rows have what they need for the next
     chained = any(op.a.buffer.space is Space.FRAGMENT for op in walk_ops(at.kernel, Gemm))
     laid = [(op.buffer, op.buffer.layout) for op in walk_ops(at.kernel, Alloc)]
@@ -104,14 +104,17 @@ def choose_gemms(at: Facts) -> Kernel:
     def choose(op: Op) -> Op | Body | None:
         if not isinstance(op, Gemm) or op.atom is not None:
             return None
+        role = roles.get(id(op))
         if chained and op.policy == "square":
             op = rebuild(op, policy="full_row")
         before, op = _own_parts(op, constant | pinned, at.names)
         warps = [b.name for b in (op.a.buffer, op.b.buffer) if b.name in fixed]
         fast = Feature.WGMMA in at.target.features and warps
-        able = at.target.without(Feature.WGMMA) if warps else at.target
+        threads = prod(at.kernel.threads) if role is None else role.warps * WARP
+        apart = role is not None and role.first % (GROUP // WARP)
+        able = at.target.without(Feature.WGMMA) if warps or apart else at.target
         why = _layout_of(warps[0], at) if fast else ""
-        choice = _Choice(at.kernel.name, prod(at.kernel.threads), able, why, at.names)
+        choice = _Choice(at.kernel.name, threads, able, why, at.names)
         whole_tile = op.c.is_whole or op.c.buffer.name in pinned
         if op.c.buffer.space is not Space.FRAGMENT or not whole_tile:
             return (*before, *_beside(op, op.c.dtype, choice))

@@ -39,7 +39,6 @@ from tilewright.ir.op import (
     Map,
     Op,
     Reduce,
-    Role,
     Scan,
     Store,
     View,
@@ -47,7 +46,9 @@ from tilewright.ir.op import (
     bodies,
     named_buffers,
     op_loads,
+    read_buffers,
     walk_ops,
+    written_buffers,
 )
 from tilewright.ir.rewrite import map_ops, rebuild, replace_buffers
 from tilewright.ir.target import Target
@@ -72,7 +73,7 @@ from tilewright.passes.layout.thread_layouts import (
     unrolled,
     with_units,
 )
-from tilewright.passes.overlap.roles import WARP, by_hand
+from tilewright.passes.overlap.roles import WARP, by_hand, role_of
 from tilewright.passes.reasons import at_line, because
 
 Key = str | int  # a buffer's name, or the number of a nest
@@ -155,8 +156,8 @@ def fragments_in(op: Op) -> set[str]:
 
 @kernel_pass
 def infer_layouts(at: Facts) -> Kernel:
-    """A layout for every fragment, map and shared tile. Kernels with roles are scheduled by hand,
-    and say their layouts themselves."""
+    """A layout for every fragment, map and shared tile. Roles of their author's say their layouts
+    themselves."""
     if by_hand(at.kernel):
         return at.kernel
     found = spread_fragments(at.kernel, at.dims, at.target, at.names)
@@ -179,12 +180,10 @@ def spread_fragments(
 def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
     problem = Problem(kernel, prod(kernel.threads), target)
     ranges = {id(op): r for op, r in scope.walk_ranges(kernel, dims)}
-    crews = {
-        id(op): role.warps * WARP
-        for role in walk_ops(kernel)
-        if isinstance(role, Role)
-        for op in walk_ops(role.body)
-    }
+    roles = role_of(kernel)
+    # fragments that several roles of the same warps use stand before them
+    users = {b.name: roles[id(op)] for op in walk_ops(kernel) if id(op) in roles
+             for b in (*read_buffers(op), *written_buffers(op))}  # fmt: skip
     key: Key
     for position, (op, around, turns) in enumerate(_walk(kernel.body, {}, 1)):
         problem.turns[id(op)] = turns
@@ -200,7 +199,8 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
             problem.nests[key] = Nest(key, op, static_extents(op), held, known)
         else:
             continue
-        problem.crews[key] = crews.get(id(op), problem.threads)
+        role = roles.get(id(op)) or users.get(key)
+        problem.crews[key] = problem.threads if role is None else role.warps * WARP
         if isinstance(layout, Fragment):
             problem.known[key] = layout
             problem.why[key] = "given with the program"
@@ -288,8 +288,9 @@ def _hint(problem: Problem, position: int, op: Hint) -> Iterator[Proposal]:
 
 
 def _gemm(problem: Problem, position: int, op: Gemm) -> Iterator[Proposal]:
-    for name, buffer, found in wanted_operands(op, problem.threads, problem.target):
-        split = split_of(op, problem.threads, problem.target)
+    threads = problem.crews.get(op.c.buffer.name, problem.threads)
+    for name, buffer, found in wanted_operands(op, threads, problem.target):
+        split = split_of(op, threads, problem.target)
         assert split is not None
         why = f"given by {instruction(split)} {name.upper()} {at_line(op.loc)}"
         yield Proposal(buffer.name, found, Strength.STRICT, position, why)
@@ -413,7 +414,7 @@ def _matrices(problem: Problem, key: Key) -> Fragment | None:
             return None
     if not onward:
         return None
-    return as_matrices(problem.fragments[key].static_shape, problem.threads)
+    return as_matrices(problem.fragments[key].static_shape, problem.crews[key])
 
 
 def _missed(problem: Problem, number: int, layout: Fragment) -> int:

@@ -44,6 +44,7 @@ from tilewright.ir.op import (
     Op,
     Reduce,
     Relayout,
+    Role,
     Scan,
     Store,
     View,
@@ -74,6 +75,7 @@ from tilewright.passes.layout.thread_layouts import (
     with_units,
 )
 from tilewright.passes.lower.foreign import PRINTED
+from tilewright.passes.overlap.roles import WARP
 
 
 def insert_conversions(kernel: Kernel, target: Target, names: set[str]) -> Kernel:
@@ -130,10 +132,11 @@ class _Converter:
         rule = _RULES.get(type(op))
         if rule is not None:
             return rule(self, op)
-        around = self.around
+        around, threads = self.around, self.threads
         self.around = {**around, **unrolled(op)}
+        self.threads = op.warps * WARP if isinstance(op, Role) else threads
         found = map_bodies(op, self.body)
-        self.around = around
+        self.around, self.threads = around, threads
         return (found,)
 
     def like(self, buffer: Buffer, name: str, layout: Fragment | None, space: Space) -> Buffer:

@@ -141,15 +141,15 @@ class Fetches:
             self.turn(op),
         ]
 
-    def sent(self, op: Atomic, result: Var, slot: Var) -> list[Op]:
-        """What the producer does: `op`, its operands known here, and its old value handed on."""
-        assert self.ring.full is not None and self.ring.free is not None
+    def sent(self, op: Atomic, slot: Var) -> list[Op]:
+        """What the producer does: `op`, and its old value handed on."""
+        assert op.result is not None and self.ring.full is not None and self.ring.free is not None
         fresh = (self.ring.phase() + 1) % 2
         return [
             Let(slot, self.ring.slot(), loc=op.loc),
             Wait(element(self.ring.free, slot), fresh, loc=op.loc),
             op,
-            Store(self.values, (slot,), result, loc=op.loc),
+            Store(self.values, (slot,), op.result, loc=op.loc),
             Arrive(element(self.ring.full, slot), loc=op.loc),
             self.turn(op),
         ]

@@ -36,8 +36,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import rebuild, replace_buffers
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.placed import is_placed
-from tilewright.passes.overlap.register_shares import MOST, WARPGROUP
+from tilewright.passes.overlap.roles import MOST, WARPGROUP, is_placed
 from tilewright.passes.reasons import because
 
 ROWS = 64  # of a matrix instruction

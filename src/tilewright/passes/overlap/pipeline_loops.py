@@ -22,7 +22,7 @@ only waited for and handed back. `insert_syncs` adds what orders the threads amo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from tilewright.ir import scope
@@ -72,7 +72,6 @@ from tilewright.passes.overlap.gathers import WIDE, rows_before
 from tilewright.passes.overlap.guarded_fills import loops_of_guards
 from tilewright.passes.overlap.loop_sections import Section, Sections, always, copies_of
 from tilewright.passes.overlap.multibuffer import THREADS, Turning, find_turning
-from tilewright.passes.overlap.placed import is_placed
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import (
     BULK,
@@ -99,7 +98,10 @@ from tilewright.passes.overlap.roles import (
     GROUP,
     NoProducer,
     consuming_warps,
+    is_placed,
     producer_of,
+    releases,
+    split_into_roles,
     why_not,
     why_not_worth,
 )
@@ -126,6 +128,11 @@ def pipeline_loops(program: Program, target: Target) -> Program:
 
 
 def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -> Kernel:
+    if split_into_roles(kernel):
+        work = _Pipeliner(kernel, program, target, names, gives=releases)
+        body = work.body(kernel.body, scope.entry(kernel, program.dims), looped=False)
+        announced = any(isinstance(op, Fence) and op.kind == "barrier_init" for op in kernel.body)
+        return rebuild(kernel, body=(*work.start(announced), *body))
     if is_placed(kernel):
         return kernel
     body = number_gemms(kernel.body)
@@ -167,6 +174,7 @@ class _Pipeliner:
         names: set[str],
         *,
         apart: bool = False,
+        gives: Callable[[Op], bool] | None = None,
     ) -> None:
         self.kernel = kernel
         self.apart = apart  # a producer fills the rings
@@ -181,7 +189,7 @@ class _Pipeliner:
         self.ring_names: set[str] = set()
         self.turning: dict[int, list[tuple[Ring, Turning]]] = {}
         self.fetches: Fetches | None = None
-        self.single = SingleCopies(kernel, target, found, self.barrier, self.counter)
+        self.single = SingleCopies(kernel, target, found, self.barrier, self.counter, gives)
 
     # ── rewriting ────────────────────────────────────────────────────────────────────────────
 
@@ -294,8 +302,9 @@ class _Pipeliner:
     def var(self, name: str) -> Var:
         return Var(fresh_name(name, self.names))
 
-    def start(self) -> Body:
-        """What the kernel begins with: rings, barriers and counters."""
+    def start(self, announced: bool = False) -> Body:
+        """What the kernel begins with: rings, barriers and counters. `announced`: it has a fence
+        after the initialisation of barriers already."""
         loc = self.kernel.loc
         found: list[Op] = []
         for ring in self.rings.values():
@@ -312,7 +321,7 @@ class _Pipeliner:
             found.insert(0, Alloc(self.fetches.values, loc=loc))
             arrivals[self.fetches.ring.free] = warps
         found += [BarrierInit(whole(b), const(arrivals.get(b, 1)), loc=loc) for b in self.barriers]
-        if self.barriers:
+        if self.barriers and not announced:
             shared = any(ring.peers > 1 for ring in self.rings.values())
             meet = Sync("cluster" if shared else "block", loc=loc)
             found += [Fence("barrier_init", loc=loc), meet]

@@ -53,7 +53,8 @@ def _stores(op: Op, tensor: Buffer) -> bool:
 
 class SingleCopies:
     """`found` says which copies run ahead; `barrier` and `counter` make the kernel new ones;
-    `gives`: ops before which all loads must be over, because others learn of them there."""
+    `gives`: in roles, which load only, ops before which all loads must be over, because others
+    learn of them there."""
 
     def __init__(
         self,
@@ -62,14 +63,15 @@ class SingleCopies:
         found: Ahead,
         barrier: Callable[[str, int], Buffer],
         counter: Callable[[str], Buffer],
-        gives: Callable[[Op], bool] = lambda op: False,
+        gives: Callable[[Op], bool] | None = None,
     ) -> None:
         self.kernel = kernel
         self.target = target
         self.found = found
         self.barrier = barrier
         self.counter = counter
-        self.gives = gives
+        self.in_roles = gives is not None
+        self.gives = gives or (lambda op: False)
 
     def engaged(self, op: Copy, ranges: Ranges) -> Copy:
         """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
@@ -79,6 +81,8 @@ class SingleCopies:
         if Feature.BULK_COPY not in self.target.features:
             return op
         load = op.src.buffer.space is Space.GLOBAL
+        if self.in_roles and not load:
+            return op
         tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
         if tensor.name not in self.found.tensors or tile.name in self.found.viewed:
             return op

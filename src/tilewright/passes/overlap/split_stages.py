@@ -38,8 +38,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.layout.matrix_tiles import shape_of
-from tilewright.passes.overlap.placed import is_placed
-from tilewright.passes.overlap.roles import why_not_worth
+from tilewright.passes.overlap.roles import is_placed, why_not_worth
 from tilewright.passes.reasons import because
 
 BOXES = (128, 64)  # bytes of a box along K: spans of the widest swizzles
