@@ -173,7 +173,7 @@ BUGS = (
         'cond = compare("<", value, loop.stop)\n        known',
         'cond = compare("<=", value, loop.stop)\n        known', "threads"),
     Bug("shared buffers that overlap", "passes/memory/place_shared.py",
-        "offset += op.buffer.shared_bytes", "offset += op.buffer.shared_bytes * 3 // 4",
+        "offset += buffer.shared_bytes", "offset += buffer.shared_bytes * 3 // 4",
         "threads"),
     # where elements lie: layouts, conversions, addresses
     Bug("copies of an element that nobody writes", "passes/layout/insert_conversions.py",
