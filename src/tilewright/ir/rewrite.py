@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32, DType
-from tilewright.ir.expr import Expr, Load, Var, loads, transform, variables
-from tilewright.ir.op import Alloc, Body, Kernel, Op, Program, View, bound, marked, walk_ops
+from tilewright.ir.expr import Expr, Load, Var, loads, substitute, transform, variables
+from tilewright.ir.op import Alloc, Body, Kernel, Let, Op, Program, View, bound, marked, walk_ops
 
 OpT = TypeVar("OpT", bound=Op)
 Code = TypeVar("Code", Op, Body, Kernel)
@@ -55,15 +55,16 @@ def map_operands(
     op: OpT,
     expr: Callable[[Expr], Expr],
     buffer: Callable[[Buffer], Buffer] | None = None,
+    region: Callable[[Region], Region] = lambda region: region,
 ) -> OpT:
-    """`op` with its expressions (those inside regions too) and its buffers replaced. Loads are
-    expressions: `expr` sees them. Bodies and bound variables are left alone."""
+    """`op` with its expressions (those inside regions too), its buffers and then its regions
+    replaced. Loads are expressions: `expr` sees them. Bodies and bound variables are left alone."""
 
     def one(value: Any) -> Any:
         if isinstance(value, Expr):
             return expr(value)
         if isinstance(value, Region):
-            return map_region(value, expr, buffer)
+            return region(map_region(value, expr, buffer))
         if isinstance(value, Buffer) and buffer is not None:
             return buffer(value)
         if isinstance(value, tuple):
@@ -177,6 +178,15 @@ def _substitution(
         return found[1]
 
     return rule
+
+
+def let_values(ops: Iterable[Op], known: Mapping[Var, Expr] | None = None) -> dict[Var, Expr]:
+    """What the names stand for that `ops` bind, and those that are `known` before."""
+    values = dict(known or {})
+    for op in ops:
+        if isinstance(op, Let):
+            values[op.var] = substitute(op.value, values)
+    return values
 
 
 def defined_names(code: Op | Body) -> set[str]:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.ir.analysis.effects import leaves_early, touched
+from tilewright.ir.analysis.effects import leaves_early, touched, used_outside
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space, along, whole
 from tilewright.ir.dtype import DType, dtype
@@ -73,7 +73,6 @@ from tilewright.passes.layout.matrix_tiles import (
     shape_of,
     split_of,
 )
-from tilewright.passes.overlap.multibuffer import used_outside
 from tilewright.passes.overlap.roles import WARP, role_of
 from tilewright.passes.overlap.skew import fragment_room, registers, registers_of
 from tilewright.passes.reasons import because, costs
@@ -417,7 +416,7 @@ def _users(facts: Facts, loop: For, at: int, tile: Buffer) -> list[int]:
     """The maps after a product that use its result, element by element; none where something
     else has to do with it, or would come between."""
     hints = {op.buffer.name for op in walk_ops(facts.kernel, Hint) if op.buffer}
-    if tile.name in used_outside(facts.kernel.body, loop.var) | facts.viewed | hints:
+    if tile.name in used_outside(facts.kernel.body, {loop.var}) | facts.viewed | hints:
         return []
     touches = [touched(op) for op in loop.body]
     users = [k for k in range(len(loop.body)) if k != at and tile.name in touches[k]]

@@ -50,7 +50,7 @@ from tilewright.passes.lower.maps import (
 )
 from tilewright.passes.lower.matrices import lower_ldmatrix, lower_stmatrix
 from tilewright.passes.lower.vectors import batched, fitting, named_loads
-from tilewright.passes.overlap.gathers import SIZES
+from tilewright.passes.overlap.prefetchable import SIZES
 from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError
 

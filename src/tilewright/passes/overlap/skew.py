@@ -39,13 +39,13 @@ from typing import NamedTuple
 
 from tilewright.ir.analysis.aliases import Aliases, aliases
 from tilewright.ir.analysis.dependences import Graph
-from tilewright.ir.analysis.effects import leaves_early, touched
+from tilewright.ir.analysis.effects import leaves_early, touched, used_outside
+from tilewright.ir.analysis.lifetimes import overwrites
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import TRUE, loads
+from tilewright.ir.expr import loads
 from tilewright.ir.op import (
     Alloc,
     Body,
-    Fill,
     For,
     Gemm,
     Hint,
@@ -55,7 +55,6 @@ from tilewright.ir.op import (
     View,
     walk_ops,
 )
-from tilewright.passes.overlap.multibuffer import used_outside
 from tilewright.passes.overlap.rings import Fill as RingFill
 from tilewright.passes.overlap.rings import Skew
 from tilewright.passes.overlap.roles import handed_over, warpgroups
@@ -138,25 +137,16 @@ def _best(
 def _renewed(kernel: Kernel, loop: For, statements: Sequence[int], views: Aliases) -> list[Buffer]:
     """Results of products that every iteration of `loop` begins anew, and nobody uses elsewhere:
     iterations may have one each."""
-    outside = used_outside(kernel.body, loop.var) | views.viewed
+    outside = used_outside(kernel.body, {loop.var}) | views.viewed
     results = {op.c.buffer for k in statements if isinstance(op := loop.body[k], Gemm)}
     found = []
     for tile in sorted(results, key=lambda b: b.name):
         if tile.space is not Space.FRAGMENT or not tile.is_static or tile.name in outside:
             continue
         first = next(op for op in loop.body if tile.name in touched(op))
-        if _begins(first, tile):
+        if overwrites(first, tile.name):
             found.append(tile)
     return found
-
-
-def _begins(op: Op, tile: Buffer) -> bool:
-    """Whether a statement writes every element of the tile, and reads none."""
-    if isinstance(op, Fill):
-        return op.dst.is_whole
-    if not isinstance(op, Gemm):
-        return False
-    return op.clear is TRUE and op.c.is_whole and tile not in (op.a.buffer, op.b.buffer)
 
 
 def _pinned(loop: For, body: _Statements) -> Skew | str:

@@ -27,12 +27,10 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
-from tilewright.ir.gather import as_gather, filled_by
 from tilewright.ir.op import (
     Alloc,
     Body,
     Copy,
-    For,
     Gemm,
     If,
     Kernel,
@@ -47,10 +45,9 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.layout.shared_tiles import bulk_eligible
+from tilewright.passes.overlap.stages import PIECE, ROOM, planned_bytes
 
 LEAST = 64 * 64  # elements of a tile that is worth the trip
-ROOM = 2048  # bytes left for barriers, scratch and alignment
-PIECE = 64  # columns of a piece: 128 bytes, the widest swizzle
 
 
 @dataclass(frozen=True)
@@ -234,20 +231,3 @@ def _by_matrix(kernel: Kernel) -> set[str]:
         if more <= found:
             return found
         found |= more
-
-
-def planned_bytes(kernel: Kernel) -> int:
-    """Shared memory that the kernel will take, rings of pipelined loops included."""
-    stages: dict[str, set[int]] = {}  # loops of another depth have rings of their own
-    for op in walk_ops(kernel):
-        if isinstance(op, For) and op.kind == "pipelined":
-            for inner in walk_ops(op.body):
-                if isinstance(inner, Map) and (nest := as_gather(inner, {})) is not None:
-                    stages.setdefault(filled_by(nest).name, set()).add(max(1, op.stages))
-                if not isinstance(inner, Copy) or inner.src.buffer.space is not Space.GLOBAL:
-                    continue
-                if inner.dst.buffer.space is Space.SHARED:
-                    stages.setdefault(inner.dst.buffer.name, set()).add(max(1, op.stages))
-    allocs = [op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)]
-    shared = [b for b in allocs if b.space is Space.SHARED]
-    return sum(b.bytes * sum(stages.get(b.name, {1})) for b in shared)
