@@ -18,10 +18,13 @@ from math import prod
 from types import MappingProxyType
 from typing import TypeAlias
 
+from tilewright.ir import scope
+from tilewright.ir.analysis.bounds import bounds
 from tilewright.ir.atoms import ATOMS, Feature
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     TRUE,
+    Const,
     Expr,
     Var,
     compare,
@@ -76,6 +79,7 @@ from tilewright.ir.rewrite import (
     rename_unique,
 )
 from tilewright.ir.target import Target
+from tilewright.ir.verify.ops import NAMED_BARRIERS
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
@@ -499,3 +503,15 @@ def _known(op: Op, written: set[str], scalars: set[str]) -> bool:
     return all(
         b.name in scalars or (b.space is Space.GLOBAL and b.name not in written) for b in found
     )
+
+
+def free_barriers(kernel: Kernel) -> list[int]:
+    """Named barriers that `kernel` does not use; 0 is the whole block's."""
+    ids = [op.id for op in walk_ops(kernel) if isinstance(op, Sync) and op.id is not None]
+    used = {0, *(int(i.value) for i in ids if isinstance(i, Const))}
+    others = any(not isinstance(i, Const) for i in ids)
+    for op, ranges in scope.walk_ranges(kernel) if others else ():
+        if isinstance(op, Sync) and op.id is not None:
+            low, high = bounds(op.id, ranges)[:2]
+            used |= set(range(max(low, 0), min(high, NAMED_BARRIERS - 1) + 1))
+    return [i for i in range(NAMED_BARRIERS) if i not in used]
