@@ -9,11 +9,10 @@ from tilewright.ir.dtype import BARRIER, DType
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import Const, const
 from tilewright.ir.op import Alloc, BarrierInit
-from tilewright.lang.arguments import one_of, static_int
 from tilewright.lang.builder import Builder, current, current_kernel
 from tilewright.lang.handles import Tile, Variable, fitting
 from tilewright.lang.params import check_addressable, check_packed, sizes
-from tilewright.lang.types import check_one_shape, shape_tuple, size_expr
+from tilewright.lang.types import check_one_shape, one_of, shape_tuple, size_expr, static_int
 from tilewright.support import limits
 from tilewright.support.errors import CompileError, swap
 

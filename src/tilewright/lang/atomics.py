@@ -9,11 +9,11 @@ from tilewright.ir.buffer import Region, Space
 from tilewright.ir.expr import Bin, Expr, Load, Var, const, loads
 from tilewright.ir.op import Atomic, Copy, Fill
 from tilewright.lang.alloc import REDUCERS
-from tilewright.lang.arguments import named, one_of
 from tilewright.lang.builder import current, current_block, current_kernel
 from tilewright.lang.check import check_copy
 from tilewright.lang.handles import WORDS, Access, Done, Tile, Tiles, describe, fitting, region_of
 from tilewright.lang.move import from_corner
+from tilewright.lang.types import named, one_of
 from tilewright.support.errors import CompileError
 
 _ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")

@@ -46,8 +46,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import map_exprs, map_ops
 from tilewright.ir.scope import contracts, counted
 from tilewright.ir.symbols import Symbols, keep_symbols
-from tilewright.lang.guards import guarded
-from tilewright.lang.reads import Moment, OpenBody, Read, conditional_reads, reads
+from tilewright.lang.scalar import Moment, OpenBody, Read, conditional_reads, guarded, reads
 from tilewright.lang.where import locate
 from tilewright.support import limits
 from tilewright.support.errors import CompileError, Loc

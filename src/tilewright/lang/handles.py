@@ -9,12 +9,10 @@ from typing import Any
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.expr import Const, Expr, cast, const, wrap
 from tilewright.ir.op import Store
-from tilewright.lang.arguments import integer
 from tilewright.lang.builder import KernelState, current
 from tilewright.lang.check import difference
-from tilewright.lang.reads import Read
-from tilewright.lang.scalar import Lost, Scalar
-from tilewright.lang.types import ScalarType
+from tilewright.lang.scalar import Lost, Read, Scalar
+from tilewright.lang.types import ScalarType, integer
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, swap
 

@@ -1,4 +1,4 @@
-"""Hints: advice to the compiler that never changes results."""
+"""Hints, which never change results, and a look into a running kernel."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from tilewright.ir.expr import Const, truth, wrap
 from tilewright.ir.layout.fragment import Fragment as _Fragment
 from tilewright.ir.layout.layout import Layout as _Layout
 from tilewright.ir.layout.ops import make_swizzled_layout as _make_swizzled_layout
-from tilewright.ir.op import Hint
-from tilewright.lang.arguments import static_int
-from tilewright.lang.builder import current, current_block
-from tilewright.lang.handles import Tile, describe, usable
-from tilewright.lang.types import shape_tuple
+from tilewright.ir.op import Hint, Intrinsic
+from tilewright.lang.builder import current, current_block, current_kernel
+from tilewright.lang.handles import Tile, Tiles, describe, region_of, usable
+from tilewright.lang.types import shape_tuple, static_int
 from tilewright.support.errors import CompileError
 
 Fragment = _Fragment
@@ -263,3 +262,49 @@ def assume(cond: Any) -> None:
         return
     builder.require_kernel("assume")
     builder.emit(Hint("assume", value=test))
+
+
+# ── looking into a running kernel ────────────────────────────────────────────────────────────────
+
+
+def print(value: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int = 0) -> None:
+    """Print a value, or a whole tile once per block, while the kernel runs.
+
+    Example:
+        x = T.alloc_fragment((64, 64), "float32")
+        T.copy(X, x)
+        T.print(x[0:1, 0:4], msg="the corner of x")
+    """
+    builder = current_kernel("print")
+    if isinstance(value, str) and not msg:
+        value, msg = None, value
+    if value is None:
+        builder.emit(Intrinsic("print", (), text=msg))
+    elif isinstance(value, (Tile, Tiles)):
+        builder.emit(Intrinsic("print", (region_of(value, "print"),), text=msg))
+    else:
+        builder.emit(Intrinsic("print", (wrap(value),), text=msg))
+
+
+def device_assert(cond: Any, msg: str = "") -> None:
+    """Stop the kernel when `cond` does not hold.
+
+    In the interpreter and on the CPU that is an error of the call, with `msg`; on a GPU it ends
+    the kernel.
+
+    Example:
+        for i in T.Parallel(64):
+            T.device_assert(N[i] < 64, "an index that is too large")
+            M[i] = N[i]
+        # M: 0 1 2
+    """
+    builder = current_kernel("device_assert")
+    test = truth(wrap(cond))
+    if isinstance(test, Const):
+        if not test.value:
+            raise CompileError(
+                "this assertion never holds" + (f": {msg}" if msg else ""),
+                fix="check the sizes that it is about",
+            )
+        return
+    builder.emit(Intrinsic("device_assert", (test,), text=msg))

@@ -7,11 +7,9 @@ from typing import Any
 
 from tilewright.ir.expr import Expr, Var, const
 from tilewright.ir.op import Hint
-from tilewright.lang.arguments import integer, one_of, static_int
-from tilewright.lang.branches import lift_loops
 from tilewright.lang.builder import KernelState, Opened, current, current_block
-from tilewright.lang.place import place
-from tilewright.lang.types import shape_tuple
+from tilewright.lang.place import lift_loops, place
+from tilewright.lang.types import integer, one_of, shape_tuple, static_int
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, entry, locating
 

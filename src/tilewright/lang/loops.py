@@ -24,10 +24,9 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_ops
 from tilewright.lang import math
-from tilewright.lang.arguments import integer, static_int
 from tilewright.lang.builder import Builder, current
 from tilewright.lang.scalar import is_runtime
-from tilewright.lang.types import shape_tuple
+from tilewright.lang.types import integer, shape_tuple, static_int
 from tilewright.lang.where import locate
 from tilewright.support import limits
 from tilewright.support.errors import CompileError, Loc, locating, swap

@@ -28,9 +28,9 @@ from tilewright.ir.expr import (
 from tilewright.ir.expr import cast as cast_expr
 from tilewright.ir.expr import ceildiv as ceildiv
 from tilewright.ir.intrinsics import FUNCTIONS
-from tilewright.lang.arguments import named
 from tilewright.lang.handles import Access, Tile, Tiles, store
 from tilewright.lang.scalar import is_runtime
+from tilewright.lang.types import named
 from tilewright.support.errors import CompileError
 
 _max, _min = builtins.max, builtins.min

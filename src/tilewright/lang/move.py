@@ -9,7 +9,6 @@ from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import dtype as find_dtype
 from tilewright.ir.expr import Const, Expr, Load, cast, const, wrap
 from tilewright.ir.op import Arrive, Commit, Copy, Fill, For, Map, Store, View
-from tilewright.lang.arguments import one_of
 from tilewright.lang.builder import Builder, current, current_block, current_kernel
 from tilewright.lang.check import (
     check_apart,
@@ -31,7 +30,7 @@ from tilewright.lang.handles import (
     usable,
 )
 from tilewright.lang.roles import barrier_region
-from tilewright.lang.types import shape_tuple
+from tilewright.lang.types import one_of, shape_tuple
 from tilewright.support.errors import CompileError, swap
 
 # how other dialects call them → ours

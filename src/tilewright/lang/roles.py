@@ -21,10 +21,10 @@ from tilewright.ir.op import (
     Wait,
     WaitGroup,
 )
-from tilewright.lang.arguments import integer, static_int
 from tilewright.lang.builder import KernelState, Opened, current, current_block
 from tilewright.lang.handles import Access, Tile, describe, usable
 from tilewright.lang.place import WARP, Placed, on_threads, threads_where
+from tilewright.lang.types import integer, static_int
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError
 
