@@ -49,7 +49,7 @@ from tilewright.ir.symbols import Symbols, keep_symbols
 from tilewright.lang.scalar import Moment, OpenBody, Read, conditional_reads, guarded, reads
 from tilewright.lang.where import locate
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, Loc
+from tilewright.support.errors import CompileError, Loc, word
 
 # A pure expression larger than this is named once instead of being copied to each use: parts that
 # differ, and all of them, shared ones at every use.
@@ -326,28 +326,30 @@ class Builder:
             return expr
         return self.let(expr, name)
 
-    def require_kernel(self, word: str) -> KernelState:
+    def require_kernel(self, name: str = "") -> KernelState:
+        """The kernel; `name` is the word that needs it where none runs."""
         if self.kernel is None:
             raise CompileError(
-                f"T.{word} outside a kernel",
+                f"T.{name or word()} outside a kernel",
                 fix="put it inside `with T.Kernel(...) as ...:`",
                 code="outside-kernel",
             )
         return self.kernel
 
-    def require_block(self, word: str) -> KernelState:
+    def require_block(self, name: str = "") -> KernelState:
         """The kernel, for words that all threads run together."""
-        kernel = self.require_kernel(word)
+        kernel = self.require_kernel(name)
         if self.maps:
             raise CompileError(
-                f"T.{word} inside T.Parallel: it works on whole tiles, with all threads together",
+                f"T.{name or word()} inside T.Parallel: it works on whole tiles, with all threads "
+                "together",
                 fix="move it out of the T.Parallel loop, or use T.serial around it",
                 code="inside-parallel",
             )
         return kernel
 
-    def require_cluster(self, word: str) -> KernelState:
-        kernel = self.require_block(word)
+    def require_cluster(self) -> KernelState:
+        kernel = self.require_block()
         if not kernel.cluster:
             raise CompileError(
                 "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
@@ -475,29 +477,29 @@ def word_of(op: Op) -> str:
 _CURRENT: ContextVar[Builder | None] = ContextVar("builder", default=None)
 
 
-def current(word: str, what: str = "") -> Builder:
-    """The builder of the running trace; `word`, or `what`, is what needs it."""
+def current(what: str = "") -> Builder:
+    """The builder of the running trace; `what` needs it where no word runs."""
     builder = _CURRENT.get()
     if builder is None:
         raise CompileError(
-            f"{what or f'T.{word}'} outside a kernel function",
+            f"{what or f'T.{word()}'} outside a kernel function",
             fix="use it in a function decorated with @T.prim_func, @T.macro or @tw.jit",
             code="outside-kernel",
         )
     return builder
 
 
-def current_kernel(word: str) -> Builder:
+def current_kernel(name: str = "") -> Builder:
     """The builder inside a kernel."""
-    builder = current(word)
-    builder.require_kernel(word)
+    builder = current()
+    builder.require_kernel(name)
     return builder
 
 
-def current_block(word: str) -> Builder:
+def current_block() -> Builder:
     """The builder where all threads of a block run together."""
-    builder = current(word)
-    builder.require_block(word)
+    builder = current()
+    builder.require_block()
     return builder
 
 

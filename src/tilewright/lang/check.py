@@ -41,6 +41,7 @@ from tilewright.support.errors import (
     occurrence,
     swap,
     with_argument,
+    word,
 )
 
 
@@ -82,8 +83,8 @@ def check_copy(src: Region, dst: Region) -> None:
             else "T.copy does not broadcast: write elements in a T.Parallel loop, f[i, j] = v[j]",
             code="shape",
         )
-    check_regions("copy", src, dst)
-    check_apart(src, dst, "copy", in_place=True)
+    check_regions(src, dst)
+    check_apart(src, dst, in_place=True)
 
 
 _COPY_TILES = (
@@ -91,7 +92,7 @@ _COPY_TILES = (
 )
 
 
-def check_apart(read: Region, written: Region, word: str, in_place: bool = False) -> None:
+def check_apart(read: Region, written: Region, in_place: bool = False) -> None:
     """The written region does not overlap the read one, as far as that can be seen. With
     `in_place`, each element may be read where it is written."""
     if read.buffer is not written.buffer or read.cta is not written.cta:
@@ -106,7 +107,7 @@ def check_apart(read: Region, written: Region, word: str, in_place: bool = False
             return
     name = read.buffer.name
     raise CompileError(
-        f"T.{word}: what is written to {name} overlaps what is read from it",
+        f"T.{word()}: what is written to {name} overlaps what is read from it",
         fix=f"go through another tile of {name}'s type",
     )
 
@@ -115,21 +116,21 @@ def is_const(e: Expr, value: int = 1) -> bool:
     return isinstance(e, Const) and e.value == value
 
 
-def check_regions(word: str, *regions: Region) -> None:
+def check_regions(*regions: Region) -> None:
     for region in regions:
-        check_data(region, word)
-        check_inside(region, word)
+        check_data(region)
+        check_inside(region)
 
 
-def check_data(region: Region, word: str) -> None:
+def check_data(region: Region) -> None:
     if region.buffer.space is Space.BARRIER:
         raise CompileError(
-            f"T.{word}: {region.buffer.name} is a barrier, not data",
+            f"T.{word()}: {region.buffer.name} is a barrier, not data",
             fix="use T.barrier_arrive and T.barrier_wait",
         )
 
 
-def check_inside(region: Region, word: str) -> None:
+def check_inside(region: Region) -> None:
     """A constant region of a tile lies inside it."""
     if region.buffer.space is Space.GLOBAL:
         return
@@ -141,7 +142,7 @@ def check_inside(region: Region, word: str) -> None:
         low = int(start.value) if isinstance(start, Const) else 0
         if low < 0 or low + extent.value > size.value:
             raise CompileError(
-                f"T.{word} leaves {region.buffer.name} in dimension {axis}",
+                f"T.{word()} leaves {region.buffer.name} in dimension {axis}",
                 expected=f"0 … {size.value}",
                 got=f"{low} … {low + extent.value}",
                 fix="make the tile larger or the region smaller",
@@ -149,12 +150,12 @@ def check_inside(region: Region, word: str) -> None:
             )
 
 
-def check_static(region: Region, word: str) -> tuple[int, ...]:
+def check_static(region: Region) -> tuple[int, ...]:
     """The region's shape, which must be known at compile time."""
     for extent in region.tile:
         if not isinstance(extent, Const):
             raise CompileError(
-                f"T.{word} needs a tile of compile-time shape",
+                f"T.{word()} needs a tile of compile-time shape",
                 got=f"{shape_text(region.tile)} of {region.buffer.name}",
                 fix="copy a tile of fixed size into shared memory or a fragment first",
                 code="not-constant",
@@ -166,7 +167,7 @@ def check_gemm(
     a: Region, b: Region, c: Region, transpose_a: bool, transpose_b: bool, sparse: bool = False
 ) -> tuple[int, int, int]:
     """Operands are matrices that multiply; the sizes M, N, K."""
-    check_regions("gemm", a, b, c)
+    check_regions(a, b, c)
     for region, name in ((a, "A"), (b, "B"), (c, "C")):
         if region.buffer.space in (Space.GLOBAL, Space.LOCAL):
             raise CompileError(
@@ -215,7 +216,7 @@ def check_gemm(
         )
     _check_gemm_types(a, b, c)
     for operand in (a, b):
-        check_apart(operand, c, "gemm")
+        check_apart(operand, c)
     return m, n, ak
 
 
@@ -239,7 +240,7 @@ def matrix_extents(region: Region) -> tuple[Expr, ...]:
 
 
 def _matrix(region: Region, name: str) -> tuple[int, int]:
-    shape = check_static(region, "gemm")
+    shape = check_static(region)
     if len(shape) != 2:
         # unit extents drop, but a matrix with one row keeps its own dimensions
         shape = tuple(map(int, matrix_extents(region)))
@@ -276,11 +277,11 @@ def _check_gemm_types(a: Region, b: Region, c: Region) -> None:
         )
 
 
-def check_dim(dim: int, rank: int, word: str, name: str) -> int:
+def check_dim(dim: int, rank: int, name: str) -> int:
     """A dimension, negative ones counted from the end."""
     if not -rank <= dim < rank:
         raise CompileError(
-            f"T.{word}: {name} has no dimension {dim}",
+            f"T.{word()}: {name} has no dimension {dim}",
             expected=f"{-rank} … {rank - 1}",
             got=str(dim),
             fix="dimensions count from 0, or from -1 backwards",
@@ -289,24 +290,24 @@ def check_dim(dim: int, rank: int, word: str, name: str) -> int:
     return dim % rank
 
 
-def check_reduce(src: Region, dst: Region, dim: int, word: str) -> None:
+def check_reduce(src: Region, dst: Region, dim: int) -> None:
     """dst is src without dimension `dim`, or with it as 1."""
     shape = list(src.extents)
     rest = [e for at, e in enumerate(shape) if at != dim]
     kept = [e for e in rest if not is_const(e)]
     if not fits(kept, dst.tile):
         raise CompileError(
-            f"T.{word}: {dst.buffer.name} does not fit {src.buffer.name} reduced over {dim}",
+            f"T.{word()}: {dst.buffer.name} does not fit {src.buffer.name} reduced over {dim}",
             expected=shape_text(rest) + " (or with that dimension as 1)",
             got=shape_text(dst.extents),
             fix=_reduce_fix(shape, dst, dim),
             code="shape",
         )
-    check_regions(word, src, dst)
+    check_regions(src, dst)
     for region in (src, dst):
         if region.buffer.space is Space.GLOBAL:
             raise CompileError(
-                f"T.{word}: {region.buffer.name} lives in global memory",
+                f"T.{word()}: {region.buffer.name} lives in global memory",
                 expected="tiles in fragments or shared memory",
                 fix="T.copy it into a tile first",
                 code="space",

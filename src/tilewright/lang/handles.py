@@ -14,7 +14,7 @@ from tilewright.lang.check import difference
 from tilewright.lang.scalar import Lost, Read, Scalar
 from tilewright.lang.types import ScalarType, integer
 from tilewright.lang.where import locate
-from tilewright.support.errors import CompileError, swap
+from tilewright.support.errors import CompileError, swap, word
 
 # words of `move` and `atomics`, which import this file, that operators on handles call
 WORDS: dict[str, Callable[..., Any]] = {}
@@ -142,7 +142,7 @@ class Access(Handle, Scalar):
     def __init__(self, tile: Tile, indices: tuple[Expr, ...]) -> None:
         self.tile, self.buffer, self.indices = tile, tile.buffer, indices
         self.loc = locate()
-        self.moment = current("element").moment(tile.buffer)
+        self.moment = current("an element").moment(tile.buffer)
         self.live = False  # a macro's T.Ref: reading gives what is there now
         self.kept: tuple[str, int] | None = None
 
@@ -156,14 +156,14 @@ class Access(Handle, Scalar):
                 f"{self.name} is a barrier: it has no value", fix="use T.barrier_wait(bar, parity)"
             )
         usable(self.tile)
-        if self.kept and self.kept[1] != current("element").writes(self.buffer):
+        if self.kept and self.kept[1] != current("an element").writes(self.buffer):
             raise CompileError(
                 f"{self.kept[0]!r} stands for an element of {self.name}, which has been written "
                 "since",
                 fix="bind the element to a name of its own where its old value is meant, or "
                 "annotate the macro's parameter with T.Ref where the new one is",
             )
-        moment = current("element").moment(self.buffer) if self.live else self.moment
+        moment = current("an element").moment(self.buffer) if self.live else self.moment
         return Read(self.buffer, self.indices, self.loc, moment)
 
     def next(self, count: int) -> Any:
@@ -281,7 +281,7 @@ class Variable(Handle, Scalar):
     shape = (1,)
 
     def as_expr(self) -> Expr:
-        builder = current("alloc_var")
+        builder = current(self.name)
         if self.kept is not None and self.kept[1] != builder.writes(self.buffer):
             raise CompileError(
                 f"{self.kept[0]} holds the variable {self.name}, which has been assigned to since",
@@ -292,7 +292,7 @@ class Variable(Handle, Scalar):
         return Read(self.buffer, (), locate(), builder.moment(self.buffer))
 
     def assign(self, value: Any) -> None:
-        builder = current("alloc_var")
+        builder = current(self.name)
         builder.emit(Store(self.buffer, (), fitting(value, self.buffer)))
         if self.kept is not None:
             self.kept = self.kept[0], builder.writes(self.buffer)
@@ -434,7 +434,7 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
 
 def usable(tile: Tile | Variable) -> None:
     """A tile belongs to the kernel that allocated it."""
-    if tile.kernel is not None and tile.kernel is not current("Kernel").kernel:
+    if tile.kernel is not None and tile.kernel is not current(tile.name).kernel:
         raise CompileError(
             f"{tile.name} belongs to another kernel of this function",
             fix="pass data between kernels through T.alloc_global",
@@ -455,7 +455,7 @@ def fitting(value: Any, buffer: Buffer) -> Expr:
 
 def store(target: Access, value: Any) -> None:
     """target = value."""
-    builder = current("store")
+    builder = current("a store")
     usable(target.tile)
     if target.buffer.space is Space.BARRIER:
         raise CompileError(
@@ -468,7 +468,7 @@ def store(target: Access, value: Any) -> None:
     builder.emit(Store(target.buffer, target.indices, fitting(value, target.buffer)))
 
 
-def region_of(value: Any, word: str) -> Region:
+def region_of(value: Any) -> Region:
     """A tile or region as a `Region`; an element is a region of one."""
     if isinstance(value, (Tile, Variable)):
         usable(value)
@@ -482,7 +482,7 @@ def region_of(value: Any, word: str) -> Region:
     if isinstance(value, Lost):
         value.fail()
     raise CompileError(
-        f"T.{word} needs a tensor, a tile or a region of one",
+        f"T.{word()} needs a tensor, a tile or a region of one",
         got=describe(value),
         fix="a name bound to an element holds its value; write the element itself, A[i, j]"
         if isinstance(value, Expr)

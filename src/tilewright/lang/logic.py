@@ -1,4 +1,4 @@
-"""Open loops and branches, and Python's operators and functions in a kernel's text: Python's own for
+"""Open loops and branches, and Python's operators and functions in a kernel's text: its own for
 known values, expressions that mean the same for run-time values."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilewright.lang.scalar import concrete, is_number, is_runtime
 from tilewright.lang.state import Watch, refuse_change
 from tilewright.lang.where import BEHALF, locate, users_frame
 from tilewright.support import limits
-from tilewright.support.errors import CompileError, Loc, swap
+from tilewright.support.errors import CompileError, Loc, entry, swap
 
 
 @dataclass(eq=False)
@@ -503,13 +503,13 @@ def _fold(op: str) -> Callable[[Any], Any]:
 
 _FOLDED = (max, min, any, all)
 _BUILTINS: dict[Any, Callable[..., Any]] = {
-    max: math.max,
-    min: math.min,
+    max: entry(math.max),
+    min: entry(math.min),
     any: _fold("or"),
     all: _fold("and"),
     int: _int,
     float: _float,
     bool: lambda x: truth(wrap(x)),
     divmod: lambda a, b: (a // b, a % b),
-    round: math.round,
+    round: entry(math.round),
 }

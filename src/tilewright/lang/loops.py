@@ -486,7 +486,7 @@ def loop_break() -> None:
                 M[k] = 1
         # M: 1 1 1 0 0
     """
-    current("loop_break").emit(Break())
+    current().emit(Break())
 
 
 Serial, Unroll, Vectorized = serial, unroll, vectorized

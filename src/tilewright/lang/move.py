@@ -31,7 +31,7 @@ from tilewright.lang.handles import (
 )
 from tilewright.lang.roles import barrier_region
 from tilewright.lang.types import one_of, shape_tuple
-from tilewright.support.errors import CompileError, swap
+from tilewright.support.errors import CompileError, entry, swap, word
 
 # how other dialects call them → ours
 _CACHE = {
@@ -44,18 +44,18 @@ _PREFER = {
 }  # fmt: skip
 
 
-def tiles(src: Any, dst: Any, word: str) -> tuple[Region, Region]:
+def tiles(src: Any, dst: Any) -> tuple[Region, Region]:
     """Both sides as regions: a corner takes the other side's extents."""
     for side in (src, dst):
         if isinstance(side, Access):
             usable(side.tile)
     if isinstance(src, Access) and not isinstance(dst, Access):
-        to = region_of(dst, word)
-        return from_corner(src, to, word), to
+        to = region_of(dst)
+        return from_corner(src, to), to
     if isinstance(dst, Access) and not isinstance(src, Access):
-        frm = region_of(src, word)
-        return frm, from_corner(dst, frm, word)
-    frm, to = region_of(src, word), region_of(dst, word)
+        frm = region_of(src)
+        return frm, from_corner(dst, frm)
+    frm, to = region_of(src), region_of(dst)
     if not fits(frm.tile, to.tile):
         return _corner_of(src, frm, dst, to), _corner_of(dst, to, src, frm)
     return frm, to
@@ -83,7 +83,7 @@ def _corner_of(side: Any, mine: Region, other: Any, theirs: Region) -> Region:
     return Region(mine.buffer, mine.starts, tuple(extents), mine.cta)
 
 
-def from_corner(corner: Access, other: Region, word: str) -> Region:
+def from_corner(corner: Access, other: Region) -> Region:
     """The region that starts at `corner` with the shape of `other`, aligned at the last
     dimensions."""
     shape = list(other.extents)
@@ -91,7 +91,7 @@ def from_corner(corner: Access, other: Region, word: str) -> Region:
         unit = next((i for i, e in enumerate(shape) if is_const(e)), None)
         if unit is None:
             raise CompileError(
-                f"T.{word}: {corner.name} has {corner.buffer.rank} "
+                f"T.{word()}: {corner.name} has {corner.buffer.rank} "
                 f"dimension{'s' * (corner.buffer.rank != 1)}",
                 expected=f"room for a tile of shape {shape_text(other.tile)}",
                 fix=f"copy a part with as many dimensions, tile[i, :], or give {corner.name} more",
@@ -133,7 +133,7 @@ def copy(
         # Y[16]: 8 9 10
     """
     _copy(
-        src, dst, "copy",
+        src, dst,
         cache=_option(cache or eviction_policy, _CACHE, "cache"),
         prefer=_option(
             prefer or prefer_instruction or ("sync" if disable_tma else None), _PREFER, "prefer"
@@ -148,14 +148,14 @@ def _option(value: str | None, known: dict[str | None, str | None], name: str) -
     )
 
 
-def _copy(src: Any, dst: Any, word: str, *, multicast: Any = None, **options: Any) -> None:
-    builder = current_kernel(word)
-    frm, to = tiles(src, dst, word)
+def _copy(src: Any, dst: Any, *, multicast: Any = None, **options: Any) -> None:
+    builder = current_kernel()
+    frm, to = tiles(src, dst)
     check_copy(frm, to)
     if Space.LOCAL in (frm.buffer.space, to.buffer.space):
         _by_thread(builder, to, lambda at: _element(frm, to, at))
         return
-    builder.require_block(word)
+    builder.require_block()
     mask = None if multicast is None else wrap(multicast)
     builder.emit(Copy(frm, to, multicast=mask, **options))
 
@@ -182,7 +182,7 @@ def async_copy(src: Any, dst: Any, coalesced_width: int | None = None, **_: Any)
         T.copy(tile, Y)
         # Y[0]: 0 1 2
     """
-    _copy(src, dst, "async_copy", prefer="cp_async")
+    _copy(src, dst, prefer="cp_async")
 
 
 def tma_copy(
@@ -207,15 +207,15 @@ def tma_copy(
         T.tma_copy(tile, Y)
         # Y[0]: 0 1 2
     """
-    builder = current_block("tma_copy")
+    builder = current_block()
     mask = multicast if multicast is not None else cluster_mask
     kept = _option(cache or eviction_policy, _CACHE, "cache")
     if barrier is None:
-        _copy(src, dst, "tma_copy", prefer="tma", cache=kept, multicast=mask)
+        _copy(src, dst, prefer="tma", cache=kept, multicast=mask)
         return
-    frm, to = tiles(src, dst, "tma_copy")
+    frm, to = tiles(src, dst)
     check_copy(frm, to)
-    bar = barrier_region(barrier, "tma_copy")
+    bar = barrier_region(barrier)
     if to.buffer.space is not Space.SHARED:
         raise CompileError(
             "T.tma_copy with a barrier fills shared memory",
@@ -243,7 +243,7 @@ def tma_store_arrive() -> None:
         T.tma_store_wait(0)
         # Y[0]: 0 1 2
     """
-    current("tma_store_arrive").emit(Commit("bulk"))
+    current().emit(Commit("bulk"))
 
 
 def copy_cluster(
@@ -272,20 +272,20 @@ def copy_cluster(
                 T.copy(theirs, M)
         # M: 100 101 102
     """
-    builder = current("copy_cluster")
-    builder.require_cluster("copy_cluster")
+    builder = current()
+    builder.require_cluster()
     if dst_block is None:
         _copy(
-            src, dst, "copy_cluster", multicast=cluster_mask, prefer="tma",
+            src, dst, multicast=cluster_mask, prefer="tma",
             cache=_option(eviction_policy, _CACHE, "cache"),
         )  # fmt: skip
         return
-    frm, to = tiles(src, dst, "copy_cluster")
+    frm, to = tiles(src, dst)
     check_copy(frm, to)
     block = wrap(dst_block)
     bar = None
     if remote_barrier is not None:
-        local = barrier_region(remote_barrier, "copy_cluster")
+        local = barrier_region(remote_barrier)
         bar = Region(local.buffer, local.starts, local.extents, block)
     builder.emit(
         Copy(
@@ -305,25 +305,25 @@ def fill(buffer: Any, value: Any) -> None:
         T.copy(x, Y)
         # Y[0]: 2.5 2.5
     """
-    _fill(buffer, value, "fill")
+    _fill(buffer, value)
 
 
-def _fill(buffer: Any, value: Any, word: str) -> None:
-    builder = current_kernel(word)
+def _fill(buffer: Any, value: Any) -> None:
+    builder = current_kernel()
     if isinstance(buffer, Variable):
         buffer.assign(value)
         return
     if isinstance(value, (Tile, Tiles)) and isinstance(buffer, (int, float)):
         raise CompileError(
-            f"T.{word}: the tile comes first, then the value",
-            expected=f"T.{word}(tile, value)",
-            got=f"T.{word}({buffer}, {value.name})",
-            fix=f"write T.{word}({value.name}, {buffer})",
+            f"T.{word()}: the tile comes first, then the value",
+            expected=f"T.{word()}(tile, value)",
+            got=f"T.{word()}({buffer}, {value.name})",
+            fix=f"write T.{word()}({value.name}, {buffer})",
             code="arguments",
             repair=swap(f"{buffer}, {value.name}", f"{value.name}, {buffer}"),
         )
-    to = region_of(buffer, word)
-    check_regions(word, to)
+    to = region_of(buffer)
+    check_regions(to)
     if isinstance(value, (Tile, Tiles)):
         raise CompileError(
             "T.fill needs one value", got=describe(value), fix="use T.copy for a whole tile"
@@ -332,7 +332,7 @@ def _fill(buffer: Any, value: Any, word: str) -> None:
     if to.buffer.space is Space.LOCAL:
         _by_thread(builder, to, lambda _: number)
         return
-    builder.require_block(word)
+    builder.require_block()
     builder.emit(Fill(to, number))
 
 
@@ -346,7 +346,7 @@ def clear(buffer: Any) -> None:
         T.copy(x, Y)
         # Y[0]: 0 0
     """
-    _fill(buffer, 0, "clear")
+    _fill(buffer, 0)
 
 
 def transpose(src: Any, dst: Any) -> None:
@@ -360,8 +360,8 @@ def transpose(src: Any, dst: Any) -> None:
         T.copy(b, Y)
         # Y[0]: 0 -1 -2
     """
-    builder = current_block("transpose")
-    frm, to = region_of(src, "transpose"), region_of(dst, "transpose")
+    builder = current_block()
+    frm, to = region_of(src), region_of(dst)
     have, want = _matrix_shape(frm), _matrix_shape(to)
     if len(have) != 2 or not fits(have[::-1], want):
         raise CompileError(
@@ -370,8 +370,8 @@ def transpose(src: Any, dst: Any) -> None:
             got=shape_text(want),
             fix="swap the extents of the destination",
         )
-    check_regions("transpose", frm, to)
-    check_apart(frm, to, "transpose")
+    check_regions(frm, to)
+    check_apart(frm, to)
     if len(frm.tile) != 2:  # a row or a column: its elements keep their order
         builder.emit(Copy(frm, to))
         return
@@ -400,10 +400,10 @@ def reshape(src: Any, *shape: Any) -> Tile:
         # Y[0]: 32 33 34
     """
     sizes = shape_tuple(shape[0]) if len(shape) == 1 else shape
-    return view(src, sizes, word="reshape")
+    return view(src, sizes)
 
 
-def view(src: Any, shape: Any = None, dtype: Any = None, *, word: str = "view") -> Tile:
+def view(src: Any, shape: Any = None, dtype: Any = None) -> Tile:
     """The same memory under another shape or type, row-major.
 
     Example:
@@ -413,10 +413,10 @@ def view(src: Any, shape: Any = None, dtype: Any = None, *, word: str = "view") 
         T.copy(bits, M)
         # M: 0 1065353216 1073741824
     """
-    builder = current(word)
+    builder = current()
     if not isinstance(src, Tile):
         raise CompileError(
-            f"T.{word} needs a whole buffer",
+            f"T.{word()} needs a whole buffer",
             got=describe(src),
             fix="view the whole buffer, then index the view",
         )
@@ -428,7 +428,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None, *, word: str = "view") 
         inner = sizes[-1] * source.dtype.bits // kind.bits
         sizes = (*sizes[:-1], wrap(inner))
     sizes = _infer(sizes, source, kind.bits)
-    _check_view(source, sizes, kind.bits, word)
+    _check_view(source, sizes, kind.bits)
     buffer = Buffer(builder.fresh(builder.hint, f"{source.name}_view"), sizes, kind, source.space)
     builder.emit(View(buffer, source))
     return Tile(buffer, builder.kernel)
@@ -444,10 +444,10 @@ def _infer(sizes: tuple[Expr, ...], source: Buffer, bits: int) -> tuple[Expr, ..
     return tuple(const(total // known) if i == holes[0] else s for i, s in enumerate(sizes))
 
 
-def _check_view(source: Buffer, sizes: tuple[Expr, ...], bits: int, word: str) -> None:
+def _check_view(source: Buffer, sizes: tuple[Expr, ...], bits: int) -> None:
     if source.strides is not None:
         raise CompileError(
-            f"T.{word}: {source.name} has strides of its own", fix="copy it into a tile first"
+            f"T.{word()}: {source.name} has strides of its own", fix="copy it into a tile first"
         )
     if not source.is_static or not all(isinstance(s, Const) for s in sizes):
         return
@@ -455,11 +455,11 @@ def _check_view(source: Buffer, sizes: tuple[Expr, ...], bits: int, word: str) -
     want = prod(int(s) for s in sizes) * bits
     if have != want:
         raise CompileError(
-            f"T.{word} of {source.name} changes its size",
+            f"T.{word()} of {source.name} changes its size",
             expected=f"{have // 8} bytes, as {shape_text(source.shape)} {source.dtype}",
             got=f"{want // 8} bytes, as {shape_text(sizes)}",
             fix=f"give a shape of as many elements (one extent may be -1), or slice {source.name}",
         )
 
 
-WORDS.update(copy=copy, fill=fill, view=view)
+WORDS.update(copy=entry(copy), fill=entry(fill), view=entry(view))

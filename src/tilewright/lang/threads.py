@@ -14,15 +14,15 @@ from tilewright.ir.ptx_text import OPERAND, named_operands, written_operands
 from tilewright.lang.builder import Builder, current, current_block, current_kernel
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe, region_of
 from tilewright.lang.types import static_int
-from tilewright.support.errors import CompileError
+from tilewright.support.errors import CompileError, word
 
 FULL = 0xFFFFFFFF
 
 
-def _full_mask(mask: Any, word: str) -> None:
+def _full_mask(mask: Any) -> None:
     if mask is not None and getattr(mask, "value", mask) not in (FULL, -1):
         raise CompileError(
-            f"T.{word} runs in whole warps",
+            f"T.{word()} runs in whole warps",
             expected="mask=0xFFFFFFFF",
             got=f"mask={mask}",
             fix="leave the mask out, and let all lanes reach the shuffle",
@@ -30,20 +30,24 @@ def _full_mask(mask: Any, word: str) -> None:
 
 
 def _shuffle(kind: str, value: Any, lane: Any, width: Any, mask: Any) -> Var:
-    word = f"shfl_{kind}"
-    builder = current_kernel(word)
-    _full_mask(mask, word)
-    size = static_int(32 if width is None else width, f"width of T.{word}", 1)
+    builder = current_kernel()
+    _full_mask(mask)
+    size = static_int(32 if width is None else width, f"width of T.{word()}", 1)
     if size > 32 or size & (size - 1):
         raise CompileError(
-            f"T.{word}: width must be a power of two up to 32",
+            f"T.{word()}: width must be a power of two up to 32",
             got=str(size),
             fix="write 2, 4, 8, 16 or 32",
         )
     expr = wrap(value)
     result = builder.var(builder.hint, expr.dtype, "shuffled")
     builder.emit(
-        Intrinsic(word, (expr, cast(wrap(lane), INT32)), result, width=None if size == 32 else size)
+        Intrinsic(
+            f"shfl_{kind}",
+            (expr, cast(wrap(lane), INT32)),
+            result,
+            width=None if size == 32 else size,
+        )
     )
     return result
 
@@ -100,11 +104,11 @@ def shfl_sync(value: Any, lane: Any, width: Any = None, mask: Any = None) -> Var
     return _shuffle("sync", value, lane, width, mask)
 
 
-def _vote(word: str, predicate: Any, mask: Any, dtype: DType) -> Var:
-    builder = current_kernel(word)
-    _full_mask(mask, word)
+def _vote(name: str, predicate: Any, mask: Any, dtype: DType) -> Var:
+    builder = current_kernel()
+    _full_mask(mask)
     result = builder.var(builder.hint, dtype, "vote")
-    builder.emit(Intrinsic(word, (truth(wrap(predicate)),), result))
+    builder.emit(Intrinsic(name, (truth(wrap(predicate)),), result))
     return result
 
 
@@ -165,11 +169,11 @@ def sync_threads(barrier_id: Any = None, arrive_count: int | None = None) -> Non
             M[t] = tile[127 - t]
         # M: 127 126 125
     """
-    builder = current_block("sync_threads")
+    builder = current_block()
     if barrier_id is None:
         builder.emit(Sync("block"))
         return
-    kernel = builder.require_kernel("sync_threads")
+    kernel = builder.require_kernel()
     count = kernel.num_threads if arrive_count is None else arrive_count
     builder.emit(
         Sync("named", wrap(barrier_id), static_int(count, "arrive_count of T.sync_threads", 1))
@@ -194,7 +198,7 @@ def named_barrier_arrive(barrier_id: Any, thread_count: int) -> None:
                     M[t - 128] = tile[255 - t]
         # M: 127 126 125
     """
-    builder = current_block("named_barrier_arrive")
+    builder = current_block()
     count = static_int(thread_count, "thread_count of T.named_barrier_arrive", 1)
     builder.emit(Sync("named", wrap(barrier_id), count, arrive=True))
 
@@ -211,8 +215,8 @@ def sync_warp(mask: Any = None) -> None:
             M[t] = tile[t // 32 * 32 + 31 - t % 32]
         # M: 31 30 29
     """
-    builder = current_kernel("sync_warp")
-    _full_mask(mask, "sync_warp")
+    builder = current_kernel()
+    _full_mask(mask)
     builder.emit(Sync("warp"))
 
 
@@ -237,7 +241,7 @@ def address_of(element: Any) -> Address:
         if t < 64:
             T.call_extern("void", "twice", T.address_of(M[t]))
     """
-    region = region_of(element, "address_of")
+    region = region_of(element)
     if region.dtype.packed:
         raise CompileError(
             f"{region.buffer.name} is packed: its elements have no address",
@@ -298,7 +302,7 @@ def ptx(template: str, *args: Any, dtype: Any = None) -> Any:
             got=describe(template),
             fix='write it as a string: T.ptx("add.s32 $0, $1, $2;", a, b, dtype="int32")',
         )
-    builder = current_kernel("ptx")
+    builder = current_kernel()
     several = isinstance(dtype, (tuple, list))
     kinds = [find_dtype(d) for d in (dtype if several else () if dtype is None else (dtype,))]
     first = max(len(kinds), 1)
@@ -350,7 +354,7 @@ def _written(value: Any, number: int) -> Region:
     if isinstance(value, Variable) or (
         isinstance(value, Access) and value.tile.buffer.space is Space.LOCAL
     ):
-        return region_of(value, "ptx")
+        return region_of(value)
     raise CompileError(
         f"T.ptx: an instruction writes ${number}, which is not a variable",
         expected="a T.alloc_var, or an element of a T.alloc_local",
@@ -375,7 +379,7 @@ def call_extern(name: str, *args: Any, dtype: Any = None) -> Var | None:
     if args and isinstance(args[0], str):
         kind, name, args = name, args[0], args[1:]
         dtype = kind if dtype is None else dtype
-    builder = current_kernel("call_extern")
+    builder = current_kernel()
     if not isinstance(name, str) or not name.strip():
         raise CompileError(
             "T.call_extern needs the name of a function",
@@ -400,6 +404,6 @@ def import_source(code: str | None) -> None:
     """
     if code is None:
         return
-    builder = current("import_source")
+    builder = current()
     if code not in builder.sources:
         builder.sources.append(code)

@@ -311,7 +311,7 @@ class Macro:
 
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        builder = current("macro", f"the macro {self.function.__name__}")
+        builder = current(f"the macro {self.function.__name__}")
         builder.enter_macro(self.function.__name__)
         loc = locate()
         make = rewrite(self.function)
