@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
+from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Expr, Load, Var, const, loads
 from tilewright.ir.op import Atomic, Copy, Fill
 from tilewright.lang.alloc import REDUCERS
 from tilewright.lang.builder import current, current_block, current_kernel
-from tilewright.lang.check import check_copy
 from tilewright.lang.handles import WORDS, Access, Done, Tile, Tiles, describe, fitting, region_of
-from tilewright.lang.move import from_corner
+from tilewright.lang.math import infinity, max_value, min_value
+from tilewright.lang.move import tiles
 from tilewright.lang.types import named, one_of
 from tilewright.support.errors import CompileError, word
 
@@ -41,19 +42,12 @@ def _target(dst: Any) -> Region:
     return region
 
 
-def _tile(dst: Any, value: Any) -> tuple[Region, Region]:
-    src = region_of(value)
-    to = from_corner(dst, src) if isinstance(dst, Access) else region_of(dst)
-    check_copy(src, to)
-    return src, to
-
-
 def _atomic(op: str, dst: Any, value: Any, order: str | None, return_prev: bool) -> Var | None:
     builder = current_kernel()
     to = _target(dst)
     if isinstance(value, (Tile, Tiles)):
         builder.require_block()
-        src, to = _tile(dst, value)
+        src, to = tiles(value, dst)
         if return_prev:
             raise CompileError(
                 f"T.{word()}: a tile has no single previous value",
@@ -96,7 +90,7 @@ def atomic_add(
     """
     if use_tma:
         builder = current_block()
-        src, to = _tile(dst, value)
+        src, to = tiles(value, dst)
         builder.emit(Copy(src, to, prefer="tma", reduce="add"))
         return None
     return _atomic("add", dst, value, memory_order, return_prev)
@@ -221,16 +215,12 @@ def _reducer(value: Any) -> str:
     return str(op)
 
 
-def _identity(op: str, region: Region) -> Expr:
-    kind = region.dtype
-    infinite = float("inf") if kind.is_float and kind.bits >= 16 else None
-    low = -infinite if infinite is not None else kind.min_value
-    high = infinite if infinite is not None else kind.max_value
-    return const(
-        {"sum": 0, "max": low, "min": high, "bitand": -1 if kind.kind == "int" else kind.max_value,
-         "bitor": 0, "bitxor": 0}[op],
-        kind,
-    )  # fmt: skip
+def _identity(op: str, kind: DType) -> Expr:
+    if op in ("max", "min"):
+        top = infinity(kind) if kind.is_float else max_value(kind)
+        return top if op == "min" else -top if kind.is_float else min_value(kind)
+    ones = -1 if kind.kind == "int" else kind.max_value
+    return const(ones if op == "bitand" else 0, kind)
 
 
 def reducer_init(reducer: Any, init: Any = None) -> None:
@@ -247,7 +237,7 @@ def reducer_init(reducer: Any, init: Any = None) -> None:
     op = _reducer(reducer)
     builder = current_block()
     to = region_of(reducer)
-    value = _identity(op, to) if init is None else fitting(init, to.buffer)
+    value = _identity(op, to.dtype) if init is None else fitting(init, to.buffer)
     builder.emit(Fill(to, value))
 
 
@@ -346,8 +336,7 @@ def finalize_reducer(reducer: Any, dst: Any = None, batch: int = 1) -> None:
     if dst is None:
         reducer.reducer = None
         return
-    src, to = region_of(reducer), region_of(dst)
-    check_copy(src, to)
+    src, to = tiles(reducer, dst)
     builder.emit(Copy(src, to))
 
 

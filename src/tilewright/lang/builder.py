@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NoReturn, TypeGuard
 
@@ -76,8 +76,6 @@ class KernelState:
     cluster: tuple[int, ...]
     rank: Var | None
     loc: Loc | None
-    placed: list[tuple[int, int]] = field(default_factory=list)
-    guards: list[Expr] = field(default_factory=list)
 
     @property
     def num_threads(self) -> int:
@@ -111,12 +109,10 @@ class Builder:
         self.probing = False
         self.probe_error: CompileError | None = None
         self.hint: str | None = None
-        self.maps = 0
-        self.counters: list[tuple[Var, Expr, Expr, Expr]] = []  # open loops: start, stop, step
         self.macros = 0  # how deep
         self._names: set[str] = set()
         self._counts: dict[str, int] = {}
-        self._bodies: list[OpenBody] = []
+        self.bodies: list[OpenBody] = []
         self._steps = 0
         self._writes: dict[Buffer, int] = {}
         self._log: list[Buffer] = []  # what was written, in order
@@ -152,14 +148,18 @@ class Builder:
                 ranges = counted(ranges, var, extent)
             for var, count in zip(self.kernel.thread_vars, self.kernel.threads, strict=True):
                 ranges = ranges.where(var, 0, count - 1)
-        for var, start, stop, step in self.counters:
-            ranges = ranges.loop(var, start, stop, step)
+        for counter in (each for body in self.bodies for each in body.counters):
+            ranges = ranges.loop(*counter)
         return ranges
+
+    @property
+    def in_map(self) -> bool:
+        return any(body.parallel for body in self.bodies)
 
     # ── ops ──
 
     def emit(self, op: Op) -> None:
-        if not self._bodies:
+        if not self.bodies:
             raise CompileError(
                 f"{word_of(op)} outside a kernel",
                 fix="put it inside `with T.Kernel(...) as ...:`",
@@ -175,7 +175,7 @@ class Builder:
         if _is_word(op):
             body = tuple(replace(o, loc=op.loc) if o.loc is None else o for o in op.body)
             op = replace(op, body=body)
-        self._bodies[-1].ops.append(op)
+        self.bodies[-1].ops.append(op)
         self.trail.append(op)
         if isinstance(op, View):
             self._roots[op.buffer] = self._roots.get(op.source, op.source)
@@ -205,7 +205,7 @@ class Builder:
     def moment(self, buffer: Buffer) -> Moment:
         """Now, for a read of `buffer`."""
         self._reads += 1
-        body = self._bodies[-1] if self._bodies else None
+        body = self.bodies[-1] if self.bodies else None
         serial, at = (body.serial, len(body.ops)) if body is not None else (0, 0)
         return Moment(self._reads, serial, at, self.writes(buffer), not self.lazy)
 
@@ -244,7 +244,7 @@ class Builder:
 
     def _cross(self, read: Read) -> None:
         """Remember a read from before a loop that is used inside."""
-        for body in self._bodies:
+        for body in self.bodies:
             if body.loop and body.order >= read.moment.order:
                 if read not in body.crossing:
                     body.crossing.append(read)
@@ -252,7 +252,7 @@ class Builder:
 
     def _check_named(self, read: Read, guarded: bool) -> None:
         """A name can still be given where the read stands."""
-        is_open = any(body.serial == read.moment.body for body in self._bodies)
+        is_open = any(body.serial == read.moment.body for body in self.bodies)
         if is_open and read.moment.sure and not guarded:
             return
         _refuse_stale(read, f"is used after {read.buffer.name} has been written")
@@ -261,7 +261,7 @@ class Builder:
         var = self._named.get(read)
         if var is None:
             var = self._named[read] = self.var(None, read.dtype)
-            body = next(b for b in self._bodies if b.serial == read.moment.body)
+            body = next(b for b in self.bodies if b.serial == read.moment.body)
             load = Load(read.buffer, read.indices, read.loc)
             body.early.setdefault(read.moment.at, []).append(Let(var, load, loc=read.loc))
         return var
@@ -287,20 +287,21 @@ class Builder:
             "a macro over compile-time values are unrolled",
         )
 
-    def open(self, loop: bool = False, before: Iterable[Read] = ()) -> None:
+    def open(self, loop: bool = False, before: Iterable[Read] = ()) -> OpenBody:
         """A new body; `before`: reads from before a loop that each iteration uses."""
         self._opened += 1
         body = OpenBody(self._opened, loop, self._reads, len(self._log))
         body.crossing += before
-        self._bodies.append(body)
+        self.bodies.append(body)
         limits.NESTING.check(
-            len(self._bodies),
+            len(self.bodies),
             "too many loops and branches inside each other",
             fix="join conditions with `and`, and loops with T.grid(m, n)",
         )
+        return body
 
     def close(self) -> Body:
-        body = self._bodies.pop()
+        body = self.bodies.pop()
         if body.crossing:
             written = set(self._log[body.log :])
             for read in body.crossing:
@@ -339,7 +340,7 @@ class Builder:
     def require_block(self, name: str = "") -> KernelState:
         """The kernel, for words that all threads run together."""
         kernel = self.require_kernel(name)
-        if self.maps:
+        if self.in_map:
             raise CompileError(
                 f"T.{name or word()} inside T.Parallel: it works on whole tiles, with all threads "
                 "together",
@@ -373,7 +374,7 @@ class Builder:
                 fix="close the first one; several kernels in one function run in order",
                 code="python",
             )
-        if self._bodies:
+        if self.bodies:
             raise CompileError(
                 "T.Kernel inside a run-time branch or loop",
                 expected="kernels that run one after the other, always",

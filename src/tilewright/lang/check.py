@@ -150,19 +150,6 @@ def check_inside(region: Region) -> None:
             )
 
 
-def check_static(region: Region) -> tuple[int, ...]:
-    """The region's shape, which must be known at compile time."""
-    for extent in region.tile:
-        if not isinstance(extent, Const):
-            raise CompileError(
-                f"T.{word()} needs a tile of compile-time shape",
-                got=f"{shape_text(region.tile)} of {region.buffer.name}",
-                fix="copy a tile of fixed size into shared memory or a fragment first",
-                code="not-constant",
-            )
-    return region.static_tile
-
-
 def check_gemm(
     a: Region, b: Region, c: Region, transpose_a: bool, transpose_b: bool, sparse: bool = False
 ) -> tuple[int, int, int]:
@@ -232,18 +219,23 @@ def _gemm_flags(old: tuple[bool, bool], new: tuple[bool, bool]) -> tuple[str, Re
 
 
 def matrix_extents(region: Region) -> tuple[Expr, ...]:
-    """All extents, without leading ones of 1 before the last two."""
-    extents = region.extents
+    """The tile's shape, or that of a matrix with a single row or column."""
+    extents = region.extents if len(region.tile) != 2 else region.tile
     while len(extents) > 2 and is_const(extents[0]):
         extents = extents[1:]
     return extents
 
 
 def _matrix(region: Region, name: str) -> tuple[int, int]:
-    shape = check_static(region)
-    if len(shape) != 2:
-        # unit extents drop, but a matrix with one row keeps its own dimensions
-        shape = tuple(map(int, matrix_extents(region)))
+    for extent in region.tile:
+        if not isinstance(extent, Const):
+            raise CompileError(
+                f"T.{word()} needs a tile of compile-time shape",
+                got=f"{shape_text(region.tile)} of {region.buffer.name}",
+                fix="copy a tile of fixed size into shared memory or a fragment first",
+                code="not-constant",
+            )
+    shape = tuple(map(int, matrix_extents(region)))
     if len(shape) != 2:
         raise CompileError(
             f"T.gemm: {name} ({region.buffer.name}) must be a matrix",

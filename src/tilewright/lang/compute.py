@@ -33,7 +33,7 @@ from tilewright.lang.check import (
     is_const,
     shape_text,
 )
-from tilewright.lang.handles import Tiles, region_of
+from tilewright.lang.handles import region_of
 from tilewright.lang.types import GemmWarpPolicy, named, one_of, static_int
 from tilewright.support.errors import CompileError, word
 
@@ -257,9 +257,8 @@ def reduce(
 
 def _axis(src: Any, region: Region, dim: int) -> int:
     """The dimension of the buffer that dimension `dim` of `src` is."""
-    axes = src.kept if isinstance(src, Tiles) else tuple(range(region.buffer.rank))
     at = static_int(dim, f"dim of T.{word()}")
-    return axes[check_dim(at, len(axes), region.buffer.name)]
+    return int(src.axes[check_dim(at, len(src.axes), region.buffer.name)])
 
 
 def _skipping_nan(op: str, src: Region) -> str:
@@ -372,7 +371,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     frm = region_of(src)
     check_data(frm)
     extents = [int(e) for e in frm.extents]
-    if frm.buffer.space is Space.LOCAL or builder.maps:
+    if frm.buffer.space is Space.LOCAL or builder.in_map:
         return _elementwise(kind, frm, extents)
     builder.require_block()
     # one flag per element first, so that every type and rank reduces the same way

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.ir.buffer import Buffer, Region, Space, whole
+from tilewright.ir.buffer import Buffer, Region, Space, element, whole
 from tilewright.ir.expr import Const, Expr, cast, const, wrap
 from tilewright.ir.op import Store
 from tilewright.lang.builder import KernelState, current
@@ -29,6 +29,8 @@ class Handle:
     """A buffer or a part of one."""
 
     buffer: Buffer
+    bounded = False  # whether bounds are written: `A[0:64, :]`, not `A[b, :, :]`
+    axes: Any = property(lambda self: tuple(range(self.buffer.rank)))  # of its shape
     name = property(lambda self: self.buffer.name)
     dtype = property(lambda self: ScalarType(self.buffer.dtype))
 
@@ -111,7 +113,7 @@ class Memory:
 
 def _no_operator(self: Any, *_: Any) -> Any:
     if isinstance(self, Tiles):
-        rank, kept = self.buffer.rank, len(self.kept)
+        rank, kept = self.buffer.rank, len(self.axes)
         raise CompileError(
             f"this is a region of {self.name}, not an element: {kept} of its {rank} dimensions "
             f"{'is' if kept == 1 else 'are'} not indexed",
@@ -170,10 +172,6 @@ class Access(Handle, Scalar):
         """The element `count` places further along the last dimension."""
         return self.tile[self.indices[:-1] + (self.indices[-1] + count,)]
 
-    def corner(self, extents: tuple[Expr, ...]) -> Region:
-        """The region that starts here."""
-        return Region(self.buffer, self.indices, extents)
-
     def __iadd__(self, other: Any) -> Any:
         if self.tile.reducer:
             return WORDS["reducer_step"](self, "sum", other)
@@ -196,38 +194,39 @@ class Done:
 class Tiles(Handle):
     """`A[b, i0:i1, :]`: a region."""
 
+    axes: tuple[int, ...] = ()
+
     def __init__(self, tile: Tile, keys: list[Any]) -> None:
         self.tile = tile
         buffer = self.buffer = tile.buffer
-        starts, extents, kept = [], [], []
+        starts, extents, axes = [], [], []
         for axis, key in enumerate(keys):
             if isinstance(key, slice):
                 start, extent = slice_bounds(buffer, axis, key)
-                kept.append(axis)
+                axes.append(axis)
             else:
                 start, extent = index_expr(buffer, axis, key), const(1)
             starts.append(start)
             extents.append(extent)
         self.region = Region(buffer, tuple(starts), tuple(extents))
-        self.kept = tuple(kept)
-        # whether bounds are written: `A[0:64, :]`, not `A[b, :, :]`
+        self.axes = tuple(axes)
         self.bounded = any(
             isinstance(k, slice) and not (k.start is None and k.stop is None) for k in keys
         )
 
-    shape = property(lambda self: tuple(plain(self.region.extents[axis]) for axis in self.kept))
+    shape = property(lambda self: tuple(plain(self.region.extents[axis]) for axis in self.axes))
 
-    def __getitem__(self, key: Any) -> Any:
-        """Indices within the region."""
+    def _within(self, key: Any) -> tuple[Any, ...]:
+        """Indices within the region, as those of the buffer."""
         given = list(key) if isinstance(key, tuple) else [key]
-        if len(given) > len(self.kept):
+        if len(given) > len(self.axes):
             raise CompileError(
-                f"this region of {self.name} has {len(self.kept)} dimensions",
+                f"this region of {self.name} has {len(self.axes)} dimensions",
                 got=f"{len(given)} indices",
                 fix="leave out the extra indices",
             )
         keys: list[Any] = list(self.region.starts)
-        for axis in self.kept:
+        for axis in self.axes:
             start, extent = self.region.starts[axis], self.region.extents[axis]
             inner = given.pop(0) if given else slice(None)
             if isinstance(inner, slice):
@@ -236,24 +235,16 @@ class Tiles(Handle):
                 keys[axis] = slice(low, high, inner.step)
             else:
                 keys[axis] = start + inner
-        return self.tile[tuple(keys)]
+        return tuple(keys)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.tile[self._within(key)]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        target = self[key]
-        if isinstance(target, Access):
-            store(target, value)
-        else:
-            self.tile[_key_of(target)] = value
+        self.tile[self._within(key)] = value
 
     def __repr__(self) -> str:
         return f"<region {list(self.shape)} of {self.tile!r}>"
-
-
-def _key_of(region: Tiles) -> tuple[Any, ...]:
-    return tuple(
-        slice(s, s + e) if axis in region.kept else s
-        for axis, (s, e) in enumerate(zip(region.region.starts, region.region.extents, strict=True))
-    )
 
 
 for _operator in (
@@ -478,7 +469,7 @@ def region_of(value: Any) -> Region:
         return value.region
     if isinstance(value, Access):
         usable(value.tile)
-        return value.corner(tuple(const(1) for _ in value.indices))
+        return element(value.buffer, *value.indices)
     if isinstance(value, Lost):
         value.fail()
     raise CompileError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.ir.expr import Const, Expr, binary, compare, logical_not, select, truth, wrap
-from tilewright.ir.op import If
+from tilewright.ir.op import Body, If
 from tilewright.lang import math
 from tilewright.lang.builder import Builder, KernelState, word_of
 from tilewright.lang.handles import Tile, Tiles, Variable
@@ -88,50 +88,35 @@ class Branch:
     """One `if`: chosen now when its condition is known, an op otherwise."""
 
     def __init__(self, env: Scopes, cond: Any) -> None:
-        self.env = env
-        self.cond = condition(cond)
-        self.runtime = isinstance(self.cond, Expr)
+        self.env, self.cond = env, condition(cond)
+        self.frame: Frame | None = None
+        self.bodies: list[Body] = []
         if isinstance(self.cond, Expr):
             self.cond = env.builder.settle(self.cond)  # before the branch writes anything
-        self.then_body: Any = ()
-        self.frame: Frame | None = None
-        self.loc = locate() if self.runtime else None
+            self.loc = locate()
 
     def then(self) -> bool:
-        if not isinstance(self.cond, Expr):
-            return bool(self.cond)
-        self._open(self.cond)
-        return True
-
-    def end_then(self) -> None:
-        if self.runtime:
-            self.then_body = self._close()
+        return self._open(self.cond)
 
     def orelse(self) -> bool:
-        if not isinstance(self.cond, Expr):
-            return not self.cond
-        self._open(logical_not(self.cond))
-        return True
+        return self._open(negated(self.cond))
 
-    def end(self) -> None:
-        if not isinstance(self.cond, Expr):
-            return
-        orelse = self._close() if self.frame is not None else ()
-        self.env.builder.emit(If(self.cond, self.then_body, orelse, loc=self.loc))
+    def _open(self, guard: Any) -> bool:
+        if isinstance(guard, Expr):
+            self.frame = self.env.push("if", True)
+            self.env.builder.open().guard = guard
+        return isinstance(guard, Expr) or bool(guard)
 
-    def _open(self, guard: Expr) -> None:
-        self.frame = self.env.push("if", True)
-        if self.env.builder.kernel is not None:
-            self.env.builder.kernel.guards.append(guard)
-        self.env.builder.open()
-
-    def _close(self) -> Any:
-        if self.env.builder.kernel is not None:
-            self.env.builder.kernel.guards.pop()
+    def close(self) -> None:
         if self.frame is not None:
             self.env.pop(self.frame)
             self.frame = None
-        return self.env.builder.close()
+            self.bodies.append(self.env.builder.close())
+
+    def end(self) -> None:
+        self.close()
+        if self.bodies:
+            self.env.builder.emit(If(self.cond, *self.bodies, loc=self.loc))
 
 
 def condition(cond: Any) -> Any:
@@ -143,6 +128,10 @@ def condition(cond: Any) -> Any:
         expr = truth(wrap(cond))
         return expr.value if isinstance(expr, Const) else expr
     return cond
+
+
+def negated(test: Any) -> Any:
+    return logical_not(test) if isinstance(test, Expr) else not test
 
 
 # ── operators ────────────────────────────────────────────────────────────────────────────────────
@@ -228,8 +217,7 @@ class Logic(Scopes):
         return value.as_expr() if isinstance(value, Variable) else value
 
     def negate(self, value: Any) -> Any:
-        test = condition(value)
-        return logical_not(test) if isinstance(test, Expr) else not test
+        return negated(condition(value))
 
     def compare(self, ops: tuple[str, ...], *thunks: Callable[[], Any]) -> Any:
         """A chain of comparisons, each operand evaluated once and only where it is needed."""

@@ -98,10 +98,8 @@ def _counted(
             end = downward(first, end, -int(by), builder.known())
             low, up = const(0, end.dtype), const(1, end.dtype)
         var = builder.var(names[0] if names else None, end.dtype, "i")
-        builder.open(loop=True)
-        builder.counters.append((var, low, end, up))
+        builder.open(loop=True).counters = [(var, low, end, up)]
         yield nth(first, by, var) if down else var
-        builder.counters.pop()
         builder.emit(For(var, low, end, builder.close(), up, kind, **pipeline, loc=loc))
 
     return Loop(run)
@@ -212,13 +210,12 @@ def Parallel(
             fix="give a block a smaller part, and T.Kernel more blocks",
         )
         vars = _loop_vars(builder, names, sizes, loc)
-        builder.open(loop=True)
-        builder.maps += 1
-        counted = [(v, const(0, v.dtype), e, const(1)) for v, e in zip(vars, sizes, strict=True)]
-        builder.counters += counted
+        body = builder.open(loop=True)
+        body.parallel = True
+        body.counters = [
+            (v, const(0, v.dtype), e, const(1)) for v, e in zip(vars, sizes, strict=True)
+        ]
         yield vars if len(vars) > 1 else vars[0]
-        del builder.counters[-len(counted) :]
-        builder.maps -= 1
         builder.emit(_one_map(Map(vars, tuple(sizes), builder.close(), loop_layout, loc=loc)))
 
     return Loop(run, "map")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -22,6 +23,7 @@ from tilewright.lang.check import (
 from tilewright.lang.handles import (
     WORDS,
     Access,
+    Handle,
     Tile,
     Tiles,
     Variable,
@@ -45,47 +47,42 @@ _PREFER = {
 
 
 def tiles(src: Any, dst: Any) -> tuple[Region, Region]:
-    """Both sides as regions: a corner takes the other side's extents."""
-    for side in (src, dst):
-        if isinstance(side, Access):
-            usable(side.tile)
+    """Both sides as regions of one shape: a corner takes the other side's extents."""
     if isinstance(src, Access) and not isinstance(dst, Access):
         to = region_of(dst)
-        return from_corner(src, to), to
-    if isinstance(dst, Access) and not isinstance(src, Access):
+        frm = _from_corner(src, to)
+    elif isinstance(dst, Access) and not isinstance(src, Access):
         frm = region_of(src)
-        return frm, from_corner(dst, frm)
-    frm, to = region_of(src), region_of(dst)
-    if not fits(frm.tile, to.tile):
-        return _corner_of(src, frm, dst, to), _corner_of(dst, to, src, frm)
+        to = _from_corner(dst, frm)
+    else:
+        frm, to = region_of(src), region_of(dst)
+        if not fits(frm.tile, to.tile):
+            frm, to = _corner_of(src, frm, dst, to), _corner_of(dst, to, src, frm)
+    check_copy(frm, to)
     return frm, to
 
 
-def _corner_of(side: Any, mine: Region, other: Any, theirs: Region) -> Region:
+def _corner_of(side: Handle, mine: Region, other: Handle, theirs: Region) -> Region:
     """The part at the corner of a whole tile that a smaller region on the other side, written with
     bounds, fills or is filled from: `T.copy(K[0:64, :], tile)` writes the first 64 rows. `mine`
     itself where that is not so."""
-    whole_tile = isinstance(side, Tile) or (isinstance(side, Tiles) and not side.bounded)
-    if not whole_tile or mine.buffer.space is Space.GLOBAL:
+    if side.bounded or not other.bounded or mine.buffer.space is Space.GLOBAL:
         return mine
-    if not isinstance(other, Tiles) or not other.bounded:
-        return mine
-    axes = side.kept if isinstance(side, Tiles) else tuple(range(mine.buffer.rank))
-    wanted = [theirs.extents[axis] for axis in other.kept]
-    if len(wanted) != len(axes):
+    if len(side.axes) != len(other.axes):
         return mine
     extents = list(mine.extents)
-    for axis, extent in zip(axes, wanted, strict=True):
+    for axis, extent in zip(side.axes, (theirs.extents[k] for k in other.axes), strict=True):
         have = extents[axis]
         if not (isinstance(extent, Const) and isinstance(have, Const)) or int(extent) > int(have):
             return mine
         extents[axis] = extent
-    return Region(mine.buffer, mine.starts, tuple(extents), mine.cta)
+    return replace(mine, extents=tuple(extents))
 
 
-def from_corner(corner: Access, other: Region) -> Region:
+def _from_corner(corner: Access, other: Region) -> Region:
     """The region that starts at `corner` with the shape of `other`, aligned at the last
     dimensions."""
+    usable(corner.tile)
     shape = list(other.extents)
     while len(shape) > corner.buffer.rank:
         unit = next((i for i, e in enumerate(shape) if is_const(e)), None)
@@ -98,7 +95,7 @@ def from_corner(corner: Access, other: Region) -> Region:
             )
         del shape[unit]
     shape = [const(1)] * (corner.buffer.rank - len(shape)) + shape
-    return corner.corner(tuple(shape))
+    return Region(corner.buffer, corner.indices, tuple(shape))
 
 
 def copy(
@@ -151,7 +148,6 @@ def _option(value: str | None, known: dict[str | None, str | None], name: str) -
 def _copy(src: Any, dst: Any, *, multicast: Any = None, **options: Any) -> None:
     builder = current_kernel()
     frm, to = tiles(src, dst)
-    check_copy(frm, to)
     if Space.LOCAL in (frm.buffer.space, to.buffer.space):
         _by_thread(builder, to, lambda at: _element(frm, to, at))
         return
@@ -214,7 +210,6 @@ def tma_copy(
         _copy(src, dst, prefer="tma", cache=kept, multicast=mask)
         return
     frm, to = tiles(src, dst)
-    check_copy(frm, to)
     bar = barrier_region(barrier)
     if to.buffer.space is not Space.SHARED:
         raise CompileError(
@@ -281,18 +276,10 @@ def copy_cluster(
         )  # fmt: skip
         return
     frm, to = tiles(src, dst)
-    check_copy(frm, to)
-    block = wrap(dst_block)
-    bar = None
+    block, bar, atom = wrap(dst_block), None, None
     if remote_barrier is not None:
-        local = barrier_region(remote_barrier)
-        bar = Region(local.buffer, local.starts, local.extents, block)
-    builder.emit(
-        Copy(
-            frm, Region(to.buffer, to.starts, to.extents, block), barrier=bar,
-            atom="remote_store" if bar is not None else None,
-        )
-    )  # fmt: skip
+        bar, atom = replace(barrier_region(remote_barrier), cta=block), "remote_store"
+    builder.emit(Copy(frm, replace(to, cta=block), barrier=bar, atom=atom))
 
 
 def fill(buffer: Any, value: Any) -> None:
@@ -362,7 +349,7 @@ def transpose(src: Any, dst: Any) -> None:
     """
     builder = current_block()
     frm, to = region_of(src), region_of(dst)
-    have, want = _matrix_shape(frm), _matrix_shape(to)
+    have, want = matrix_extents(frm), matrix_extents(to)
     if len(have) != 2 or not fits(have[::-1], want):
         raise CompileError(
             "T.transpose: the shapes do not fit",
@@ -378,11 +365,6 @@ def transpose(src: Any, dst: Any) -> None:
     i, j = (builder.var(None, e.dtype, n) for e, n in zip(frm.tile, "ij", strict=True))
     store = Store(to.buffer, to.at((j, i)), _element(frm, to, (i, j)))
     builder.emit(Map((i, j), frm.tile, (store,)))
-
-
-def _matrix_shape(region: Region) -> tuple[Expr, ...]:
-    """The tile's shape, or that of a matrix with a single row or column."""
-    return region.tile if len(region.tile) == 2 else matrix_extents(region)
 
 
 # ── views ────────────────────────────────────────────────────────────────────────────────────
@@ -427,32 +409,26 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Tile:
     if shape is None and kind.bits != source.dtype.bits:
         inner = sizes[-1] * source.dtype.bits // kind.bits
         sizes = (*sizes[:-1], wrap(inner))
-    sizes = _infer(sizes, source, kind.bits)
-    _check_view(source, sizes, kind.bits)
+    sizes = _checked(sizes, source, kind.bits)
     buffer = Buffer(builder.fresh(builder.hint, f"{source.name}_view"), sizes, kind, source.space)
     builder.emit(View(buffer, source))
     return Tile(buffer, builder.kernel)
 
 
-def _infer(sizes: tuple[Expr, ...], source: Buffer, bits: int) -> tuple[Expr, ...]:
-    """One size may be -1."""
-    holes = [i for i, s in enumerate(sizes) if is_const(s, -1)]
-    if len(holes) != 1 or not source.is_static:
-        return sizes
-    known = prod(int(s) for i, s in enumerate(sizes) if i != holes[0])
-    total = prod(source.static_shape) * source.dtype.bits // bits
-    return tuple(const(total // known) if i == holes[0] else s for i, s in enumerate(sizes))
-
-
-def _check_view(source: Buffer, sizes: tuple[Expr, ...], bits: int) -> None:
+def _checked(sizes: tuple[Expr, ...], source: Buffer, bits: int) -> tuple[Expr, ...]:
+    """The sizes of a view, which has as many bits as its source; one may be -1."""
     if source.strides is not None:
         raise CompileError(
             f"T.{word()}: {source.name} has strides of its own", fix="copy it into a tile first"
         )
-    if not source.is_static or not all(isinstance(s, Const) for s in sizes):
-        return
+    holes = [i for i, s in enumerate(sizes) if is_const(s, -1)]
+    if not source.is_static or not (holes or all(isinstance(s, Const) for s in sizes)):
+        return sizes
     have = prod(source.static_shape) * source.dtype.bits
     want = prod(int(s) for s in sizes) * bits
+    if len(holes) == 1:
+        sizes = tuple(const(have // -want) if i in holes else s for i, s in enumerate(sizes))
+        want *= -(have // -want)
     if have != want:
         raise CompileError(
             f"T.{word()} of {source.name} changes its size",
@@ -460,6 +436,7 @@ def _check_view(source: Buffer, sizes: tuple[Expr, ...], bits: int) -> None:
             got=f"{want // 8} bytes, as {shape_text(sizes)}",
             fix=f"give a shape of as many elements (one extent may be -1), or slice {source.name}",
         )
+    return sizes
 
 
 WORDS.update(copy=entry(copy), fill=entry(fill), view=entry(view))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
@@ -21,8 +22,8 @@ from tilewright.ir.op import (
     Wait,
     WaitGroup,
 )
-from tilewright.lang.builder import KernelState, Opened, current, current_block
-from tilewright.lang.handles import Access, Tile, describe, usable
+from tilewright.lang.builder import Builder, Opened, current, current_block
+from tilewright.lang.handles import Access, Tile, describe, region_of
 from tilewright.lang.place import WARP, Placed, on_threads, threads_where
 from tilewright.lang.types import integer, static_int
 from tilewright.lang.where import locate
@@ -48,7 +49,7 @@ class Placement(Opened):
                     expected=f"0 … {max(0, groups - 1)}",
                     fix=f"T.Kernel(..., threads={(at + 1) * GROUP})",
                 )
-        if kernel.placed:
+        if any(body.warps for body in builder.bodies):
             raise CompileError("T.ws inside T.ws", fix="place statements once")
         self.loc = locate()
         ids = sorted(set(self.ids))
@@ -59,16 +60,12 @@ class Placement(Opened):
                 fix="write numbers in a row: T.ws(0, 1)",
             )
         self.warps = ids[0] * 4, len(ids) * 4
-        kernel.placed.append(self.warps)
-        builder.open()
+        builder.open().warps = self.warps
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        if kind is not None:
-            return
-        builder = current()
-        kernel = builder.require_kernel()
-        kernel.placed.pop()
-        builder.emit(Placed(*self.warps, builder.close(), loc=self.loc))
+        if kind is None:
+            builder = current()
+            builder.emit(Placed(*self.warps, builder.close(), loc=self.loc))
 
 
 def ws(*warpgroups: int) -> Placement:
@@ -113,34 +110,35 @@ def barrier_region(bar: Any) -> Region:
         raise CompileError(
             f"T.{word()} needs a barrier", got=describe(bar), fix="make one with T.alloc_barrier"
         )
-    usable(bar.tile)
-    return bar.corner((const(1),))
+    return region_of(bar)
 
 
-def _arrivals(kernel: KernelState) -> int:
-    """How many threads run this place: barriers count threads."""
+def _arrivals(builder: Builder) -> tuple[int, bool]:
+    """How many threads run this place, for barriers count threads; and whether a condition chooses
+    them."""
+    kernel = builder.require_block()
     threads = range(kernel.num_threads)
-    if kernel.placed:
-        first, count = kernel.placed[-1]
-        threads = range(first * WARP, (first + count) * WARP)
+    for body in builder.bodies:
+        if body.warps:
+            first, count = body.warps
+            threads = range(first * WARP, (first + count) * WARP)
     names = set(kernel.thread_vars)
-    guards = [g for g in kernel.guards if variables(g) & names]
+    guards = [b.guard for b in builder.bodies if b.guard is not None and variables(b.guard) & names]
     if not guards:
-        return len(threads)
+        return len(threads), False
     if not on_threads(guards, kernel):
         raise CompileError(
             "arriving under a condition that mixes threads with other values",
             fix="test the thread index in an `if` of its own",
         )
-    return sum(t in threads for t in threads_where(guards, kernel))
+    return sum(t in threads for t in threads_where(guards, kernel)), True
 
 
 def _expect(mbarrier: Any, tx: Any, arrive: bool) -> None:
     """Bytes are expected by all threads together or by one: others would each expect them again."""
     builder = current()
-    kernel = builder.require_block()
-    names, count = set(kernel.thread_vars), _arrivals(kernel)
-    if any(variables(g) & names for g in kernel.guards) and count != 1:
+    count, chosen = _arrivals(builder)
+    if chosen and count != 1:
         raise CompileError(
             f"T.{word()} under a condition that {count} threads pass",
             expected="one thread, or all that run this place together",
@@ -164,12 +162,11 @@ def barrier_arrive(mbarrier: Any, cta_id: Any = None) -> None:
             M[t] = tile[127 - t]
         # M: 127 126 125
     """
-    builder = current()
-    kernel = builder.require_block()
+    builder = current_block()
     bar = barrier_region(mbarrier)
     if cta_id is not None:
-        bar = Region(bar.buffer, bar.starts, bar.extents, wrap(cta_id))
-    builder.emit(Arrive(bar, count=const(_arrivals(kernel))))
+        bar = replace(bar, cta=wrap(cta_id))
+    builder.emit(Arrive(bar, count=const(_arrivals(builder)[0])))
 
 
 def barrier_wait(mbarrier: Any, parity: Any = 0) -> None:

@@ -4,7 +4,7 @@ and what Python itself may do with them."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tilewright.ir import arith
 from tilewright.ir.dtype import dtype
-from tilewright.ir.expr import Bin, Const, Expr, Load, Select, cast, compare, loads, wrap
+from tilewright.ir.expr import Bin, Const, Expr, Load, Select, Var, cast, compare, loads, wrap
 from tilewright.ir.op import Op
 from tilewright.lang.where import ORIGINS, by_theirs
 from tilewright.support.errors import CompileError
@@ -188,6 +188,10 @@ class OpenBody:
     loop: bool  # whether it runs more than once
     order: int  # of the first read inside
     log: int  # how many writes came before
+    guard: Expr | None = None  # of a branch
+    parallel: bool = False
+    counters: Sequence[tuple[Var, Expr, Expr, Expr]] = ()  # of loops: start, stop, step
+    warps: tuple[int, int] | None = None  # of a placement: the first, and how many
     ops: list[Op] = field(default_factory=list)
     early: dict[int, list[Op]] = field(default_factory=dict)  # what to put before op number …
     crossing: list[Read] = field(default_factory=list)  # reads from before the loop
