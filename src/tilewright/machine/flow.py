@@ -26,9 +26,8 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.machine import checks
+from tilewright.machine.evaluate import steps
 from tilewright.machine.events import async_nest
-from tilewright.machine.joint import together
 from tilewright.machine.lanes import (
     NOTHING,
     narrow,
@@ -40,7 +39,6 @@ from tilewright.machine.lanes import (
 from tilewright.machine.meaning import (
     Builder,
     Run,
-    drain,
     meaning,
     tile_meaning,
 )
@@ -49,6 +47,7 @@ from tilewright.machine.numbers import cast_fn
 from tilewright.machine.padding import Tracer, blank
 from tilewright.machine.state import Frame
 from tilewright.machine.sync import Flow
+from tilewright.machine.tile_agents import together
 from tilewright.support.errors import RunError
 
 MANY = 1 << 22  # iterations of one `while` after which nobody would wait any longer
@@ -102,7 +101,7 @@ def run_for(b: Builder, op: For) -> Run:
     def run(fr: Frame) -> Flow:
         first, last, by = start(fr), stop(fr), step(fr)
         if b.evaluate.sanitize:
-            checks.steps(fr, by)
+            steps(fr, by)
         loop = _Loop(fr)
         if first.ndim or last.ndim or by.ndim:
             at, last, by = (np.asarray(x).astype(np.int64) for x in (first, last, by))
@@ -221,11 +220,6 @@ def run_role(b: Builder, op: Role) -> Run:
     body = b.body(op.body)
     b.role_depth -= 1
     share = op.warps // op.instances
-    if share * op.instances != op.warps:
-        raise RunError(
-            f"role {op.name} deals {op.warps} warps to {op.instances} instances unevenly",
-            loc=op.loc,
-        )
 
     def run(fr: Frame) -> Flow:
         agent = fr.agent
@@ -300,11 +294,12 @@ def run_map(b: Builder, op: Map) -> Run:
         kept: dict[str, Memory] = {}
         if not nested:
             for name in private:
-                kept[name] = fr.memory(name)
+                kept[name] = fr.bufs[name]
                 fr.bufs[name] = _private_copy(fr, kept[name])
             for watch in fr.watches:
                 watch.enter_map(fr)
-        drain(body(fr), fr)
+        for _ in body(fr):  # it waits for nothing
+            pass
         for watch in () if nested else fr.watches:
             watch.leave_map(fr)
         fr.lanes, fr.grid, fr.mask, fr.in_map, fr.layout = saved
@@ -331,7 +326,7 @@ def _check_collective(fr: Frame, variables: list[str], locals_: list[str]) -> No
                 fix="use the nest's own variables, or thread-level loops",
             )
     for name in locals_:
-        if fr.memory(name).lead:
+        if fr.bufs[name].lead:
             raise RunError(
                 f"{name} differs between threads, so an elementwise nest cannot read it",
                 loc=fr.loc(),
@@ -357,8 +352,6 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
     (init,) = b.operands(op.init)
     to = None if op.init is None else cast_fn(op.init.dtype, buffer.dtype)
     track, in_role = b.evaluate.sanitize, b.role_depth > 0
-    if b.threads and buffer.space is Space.FRAGMENT:
-        raise RunError(f"{buffer.name} is a fragment, which threads do not have", loc=op.loc)
 
     def make(fr: Frame, lead: tuple[int, ...] = ()) -> Memory:
         return allocate(
@@ -373,10 +366,6 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
     def run(fr: Frame) -> None:
         if buffer.space in (Space.SHARED, Space.BARRIER):
             fr.bufs[buffer.name] = fr.agent.block.own_memory(buffer, lambda: make(fr))
-        elif buffer.space is Space.GLOBAL:
-            fr.bufs[buffer.name] = fr.agent.block.cluster.launch.global_memory(
-                buffer, lambda: make(fr)
-            )
         elif buffer.space is Space.LOCAL:
             spread = fr.in_map or family.viewed
             fr.bufs[buffer.name] = make(fr, fr.lanes if spread else ())
@@ -406,6 +395,6 @@ def run_view(b: Builder, op: View) -> Run:
             return
         sizes = tuple(uniform_int(fr, s(fr), "a size") for s in shape)
         at = uniform_int(fr, offset(fr), "a view's offset")
-        fr.bufs[op.buffer.name] = open_view(op.buffer, sizes, fr.memory(op.source.name), at)
+        fr.bufs[op.buffer.name] = open_view(op.buffer, sizes, fr.bufs[op.source.name], at)
 
     return run

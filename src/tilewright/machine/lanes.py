@@ -17,10 +17,9 @@ import numpy as np
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Load
 from tilewright.machine.conflicts import READ, WRITE
-from tilewright.machine.memory import Array, Memory, describe_index
-from tilewright.machine.numbers import Value
-from tilewright.machine.postmortem import in_lane
-from tilewright.machine.state import Frame, Where
+from tilewright.machine.memory import Memory, describe_index
+from tilewright.machine.numbers import Array, Value
+from tilewright.machine.state import Frame, Where, in_lane
 from tilewright.support.errors import RunError, SanitizerError
 
 
@@ -337,7 +336,7 @@ class TileRegion:
         return tuple([s(fr) for s in self.starts])
 
     def memory(self, fr: Frame) -> Memory:
-        return fr.memory(self.region.buffer.name)
+        return fr.bufs[self.region.buffer.name]
 
 
 @dataclass
@@ -370,18 +369,19 @@ class Box:
         return any(h <= lo for lo, h in zip(self.low, self.high, strict=True))
 
 
-def uniform_int(fr: Frame, value: Value, what: str) -> int:
-    """`value` as an integer that all threads agree on."""
-    if value.ndim:
-        first = value.reshape(-1)[0]
-        if (value != first).any():
-            raise RunError(
-                f"{what} differs between threads, but this operation is collective",
-                loc=fr.loc(),
-                fix="use a uniform value, or thread-level loads and stores",
-            )
-        return int(first)
-    return int(value)
+def uniform_int(fr: Frame, value: Value, what: str, among: Any = None) -> int:
+    """`value` as an integer on which the running lanes (or those `among` them) agree."""
+    if not value.ndim:
+        return int(value)
+    chosen = fr.active(fr.lanes) if among is None else among
+    first, *_ = values = np.broadcast_to(value, fr.lanes)[chosen]
+    if (values != first).any():
+        raise RunError(
+            f"{what} differs between threads, but this operation is collective",
+            loc=fr.loc(),
+            fix="use a uniform value, or thread-level loads and stores",
+        )
+    return int(first)
 
 
 def extents_of(fr: Frame, tile: TileRegion) -> tuple[int, ...]:
@@ -393,7 +393,7 @@ def extents_of(fr: Frame, tile: TileRegion) -> tuple[int, ...]:
 def region_memory(fr: Frame, tile: TileRegion) -> Memory:
     name = tile.buffer.name
     if tile.cta is None:
-        return fr.memory(name)
+        return fr.bufs[name]
     rank = uniform_int(fr, tile.cta(fr), "a cluster rank")
     return fr.agent.block.cluster.block(rank, fr).existing(name, fr)
 

@@ -36,8 +36,8 @@ from tilewright.ir.op import (
 )
 from tilewright.machine.evaluate import Evaluator
 from tilewright.machine.lanes import scatter
-from tilewright.machine.memory import Array, Memory
-from tilewright.machine.numbers import Value
+from tilewright.machine.memory import Memory
+from tilewright.machine.numbers import Array, Value
 from tilewright.machine.state import Frame, Where
 from tilewright.machine.sync import Flow
 from tilewright.support.errors import RunError
@@ -136,8 +136,6 @@ class Builder:
         table, key = THREADS if self.threads else TILES, type(op)
         found = table.get(op.name) if isinstance(op, Intrinsic) else None
         atom = op.atom if isinstance(op, (Copy, Gemm)) else None
-        if atom is not None and atom not in ATOMS:
-            raise RunError(f"unknown instruction {atom!r}", loc=op.loc)
         if atom is not None and ATOMS[atom].is_async:
             found = table.get(("async", key))
         found = found or table.get(key)
@@ -255,9 +253,3 @@ def find_index_vars(kernel: Kernel) -> set[Var]:
             indexed |= new
             todo += new
     return indexed
-
-
-def drain(flow: Flow, fr: Frame) -> None:
-    """Run something that must not wait."""
-    for _ in flow:
-        raise RunError("this cannot wait here: it stands inside an elementwise nest", loc=fr.loc())

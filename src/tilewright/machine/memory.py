@@ -20,10 +20,8 @@ import numpy as np
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import DType
 from tilewright.ir.layout.layout import ComposedLayout, Layout, make_layout
-from tilewright.machine.numbers import from_bits, pack, poison, poison_fill, raw_bits, unpack
+from tilewright.machine.numbers import Array, from_bits, pack, poison, poison_fill, raw_bits, unpack
 from tilewright.support.errors import RunError
-
-Array = np.ndarray[Any, Any]
 
 
 class Storage:

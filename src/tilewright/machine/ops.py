@@ -27,11 +27,18 @@ from tilewright.machine.lanes import (
     write_box,
 )
 from tilewright.machine.meaning import Builder, Run, meaning, tile_meaning
-from tilewright.machine.memory import Array, Memory
-from tilewright.machine.numbers import Value, cast_fn
-from tilewright.machine.postmortem import in_lane
-from tilewright.machine.state import Frame, Where
-from tilewright.machine.tiles import atomic_fn, matrix, product, reduced, scanned
+from tilewright.machine.memory import Memory
+from tilewright.machine.numbers import (
+    Array,
+    Value,
+    atomic_fn,
+    cast_fn,
+    matrix,
+    product,
+    reduced,
+    scanned,
+)
+from tilewright.machine.state import Frame, Where, in_lane
 from tilewright.support.errors import RunError, SanitizerError
 
 
@@ -246,7 +253,7 @@ def run_store(b: Builder, op: Store) -> Run:
 
         def run_box(fr: Frame) -> None:
             spec = tuple((axis, zero if rest is None else rest(fr)) for axis, rest in parts)
-            scatter_box(fr, fr.memory(name), spec, to(value(fr)))
+            scatter_box(fr, fr.bufs[name], spec, to(value(fr)))
 
         return run_box
     indices, put = [b.evaluate(i, index=True) for i in op.indices], b.scatter
@@ -258,7 +265,7 @@ def run_store(b: Builder, op: Store) -> Run:
         new = to(value(fr))
         if marks is not None:
             fr.storing = marks(fr)
-        put(fr, fr.memory(name), idx, new)
+        put(fr, fr.bufs[name], idx, new)
         fr.storing = None
 
     return run
@@ -392,8 +399,6 @@ def run_scan(b: Builder, op: Scan) -> Run:
 
 @tile_meaning(Atomic)
 def run_atomic(b: Builder, op: Atomic) -> Run:
-    if op.dst.buffer.dtype.packed:
-        raise RunError(f"{op.dst.buffer.dtype} is packed and has no atomics", loc=op.loc)
     (dst, value, src), dtype = b.operands(op.dst, op.value, op.src), op.dst.buffer.dtype
     fn = atomic_fn(op.op, dtype)
     to = None if op.value is None else cast_fn(op.value.dtype, dtype)
@@ -419,8 +424,6 @@ def run_atomic(b: Builder, op: Atomic) -> Run:
                 fr.vars[result] = old
 
         return run_element
-    if op.result is not None:
-        raise RunError("only an atomic on one element has a result", loc=op.loc)
 
     def run_tile(fr: Frame) -> None:
         require_collective(fr)

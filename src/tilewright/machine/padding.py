@@ -20,7 +20,8 @@ from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, 
 from tilewright.ir.op import Copy, Gemm, Op, Reduce, Relayout, Store
 from tilewright.machine.evaluate import Evaluator
 from tilewright.machine.lanes import NOTHING, Box, lane_axes, narrow, narrow_not
-from tilewright.machine.memory import Array, Memory
+from tilewright.machine.memory import Memory
+from tilewright.machine.numbers import Array
 from tilewright.machine.state import Frame, Where
 from tilewright.support.errors import SanitizerWarning
 
@@ -281,7 +282,7 @@ class Tracer:
         return np.where(cond, *sides)
 
     def _load(self, fr: Frame, e: Load) -> Any:
-        mem = fr.memory(e.buffer.name)
+        mem = fr.bufs[e.buffer.name]
         idx = tuple(self.evaluate(i, index=True)(fr) for i in e.indices)
         bad: Any = np.False_
         for i, n in zip(idx, mem.shape, strict=True):

@@ -6,6 +6,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,17 +16,141 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.expr import Bin, Var
 from tilewright.ir.op import Program
-from tilewright.machine.engine import NOBODY, run_kernel
+from tilewright.machine.conflicts import BlockRaces
 from tilewright.machine.evaluate import Evaluator
+from tilewright.machine.kernels import CompiledKernel, ThreadKernel, is_thread_ir
 from tilewright.machine.meaning import Family
 from tilewright.machine.memory import Memory, allocate
 from tilewright.machine.numbers import pack, unpack
 from tilewright.machine.sanitizer import unwritten
-from tilewright.machine.state import Frame, Launch, Options
+from tilewright.machine.state import (
+    Agent,
+    Cluster,
+    Compiled,
+    Frame,
+    Launch,
+    Options,
+    describe_op,
+    tell,
+)
 from tilewright.machine.step import Stepper
-from tilewright.machine.thread_machine import ThreadKernel, is_thread_ir
-from tilewright.machine.tile_machine import CompiledKernel
-from tilewright.support.errors import LaunchError, SanitizerWarning
+from tilewright.support.errors import LaunchError, RunError, SanitizerWarning
+
+NOBODY: Any = None
+
+# ── launches ─────────────────────────────────────────────────────────────────────────────────
+
+
+def run_kernel(launch: Launch, compiled: Compiled, rng: random.Random) -> None:
+    probe = Frame(NOBODY, ())
+    probe.vars = dict(launch.values)
+    grid = tuple(int(g(probe)) for g in compiled.grid)
+    if any(n <= 0 for n in grid):
+        return
+    kernel = compiled.kernel
+    shape = ((kernel.cluster or ()) + (1,) * len(grid))[: len(grid)]
+    if any(n % c for n, c in zip(grid, shape, strict=True)):
+        raise RunError(f"a grid of {grid} does not divide into clusters of {shape}", loc=kernel.loc)
+    counts = tuple(n // c for n, c in zip(grid, shape, strict=True))
+    order = list(range(prod(counts)))
+    if not compiled.in_order:
+        rng.shuffle(order)
+    launch.races = BlockRaces(prod(grid))
+    for number in order:
+        run_cluster(_cluster(launch, compiled, _unravel(number, counts), shape, grid), rng)
+    for memory in launch.memories.values():
+        memory.storage.accesses.clear()  # the end of a kernel is the end of all that it began
+
+
+def _cluster(
+    launch: Launch, compiled: Compiled, corner: tuple[int, ...], shape: tuple[int, ...],
+    grid: tuple[int, ...],
+) -> Cluster:  # fmt: skip
+    cluster = Cluster(launch, compiled, prod(shape))
+    for rank in range(prod(shape)):
+        inner = _unravel(rank, shape)
+        index = tuple(c * s + i for c, s, i in zip(corner, shape, inner, strict=True))
+        block = compiled.make_block(cluster, index, rank, _ravel(index, grid))
+        cluster.blocks.append(block)
+        block.agents = [compiled.make_agent(block, crew) for crew in compiled.crews]
+        for agent in block.agents:
+            agent.enter()
+            agent.flow = compiled.body(agent.frame)
+    return cluster
+
+
+def _unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The coordinates of a linear number, axis 0 fastest."""
+    out = []
+    for n in shape:
+        out.append(number % n)
+        number //= n
+    return tuple(out)
+
+
+def _ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    number = 0
+    for i, n in zip(reversed(index), reversed(shape), strict=True):
+        number = number * n + i
+    return number
+
+
+# ── clusters ─────────────────────────────────────────────────────────────────────────────────
+
+
+def run_cluster(cluster: Cluster, rng: random.Random) -> None:
+    """Interleave the agents until all are done."""
+    try:
+        _interleave(cluster, rng)
+    except RunError as error:
+        if cluster.running is not None:
+            tell(error, cluster.running)
+        raise
+
+
+def _interleave(cluster: Cluster, rng: random.Random) -> None:
+    live = [agent for block in cluster.blocks for agent in block.agents]
+    if len(live) == 1 and not cluster.compiled.scheduled:
+        cluster.running = live[0]
+        for why in live[0].flow:
+            if why is not None and not why.ready():
+                raise _deadlock(cluster, live)
+        return
+    pending = cluster.pending
+    while live:
+        ready = [a for a in live if a.blocked is None or a.blocked.ready()]
+        # mostly as late as the waits allow, so that nothing works by luck
+        if pending and (not ready or rng.random() < 0.1):
+            pending[rng.randrange(len(pending))].complete()
+            continue
+        if not ready:
+            raise _deadlock(cluster, live)
+        agent = ready[rng.randrange(len(ready))] if len(ready) > 1 else ready[0]
+        agent.blocked = None
+        cluster.running = agent
+        try:
+            agent.blocked = next(agent.flow)
+        except StopIteration:
+            agent.done = True
+            live.remove(agent)
+            agent.leave()
+        cluster.running = None
+    while pending:
+        pending[0].complete()
+
+
+def _deadlock(cluster: Cluster, live: list[Agent]) -> RunError:
+    cluster.running = None
+    notes = []
+    for agent in live:
+        why = agent.blocked.why() if agent.blocked is not None else "nothing"
+        notes.append(f"{agent} stands in {describe_op(agent.frame.op)}, waiting for {why}")
+    first = live[0].frame.op
+    return RunError(
+        "deadlock: no agent can go on",
+        loc=first.loc if first is not None else None,
+        notes=tuple(notes),
+    )
 
 
 @dataclass

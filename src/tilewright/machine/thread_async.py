@@ -15,23 +15,25 @@ from tilewright.ir.dtype import DTYPES
 from tilewright.ir.op import Intrinsic
 from tilewright.machine.barriers import at, find_cells, home, ranks_of
 from tilewright.machine.conflicts import ATOMIC, READ, WRITE
-from tilewright.machine.lanes import TileRegion
+from tilewright.machine.lanes import TileRegion, uniform_int
 from tilewright.machine.meaning import Builder, Run, TensorMap, thread_meaning
-from tilewright.machine.memory import Array, Memory
-from tilewright.machine.numbers import bin_fn
+from tilewright.machine.memory import Memory
+from tilewright.machine.numbers import Array, bin_fn, multiplied
 from tilewright.machine.state import WARP, WARPGROUP, Frame
 from tilewright.machine.sync import Cell, Flow, Groups, Transfer
 from tilewright.machine.thread_agents import (
+    POISON,
     Registers,
     ThreadBlock,
     active,
     agent_block,
     agent_of,
-    agreed,
     in_threads,
+    operand_addresses,
+    size_of,
+    swizzled,
     whole_groups,
 )
-from tilewright.machine.thread_memory import POISON, operand_addresses, size_of, swizzled
 from tilewright.machine.thread_moves import as_tile, fragment_table
 from tilewright.machine.thread_ops import (
     first_register,
@@ -39,7 +41,6 @@ from tilewright.machine.thread_ops import (
     read_registers,
     require_inside,
 )
-from tilewright.machine.tiles import multiplied
 from tilewright.support.errors import RunError
 
 _REDUCE = {"add": "+", "min": "min", "max": "max", "and": "&", "or": "|", "xor": "^"}
@@ -103,7 +104,7 @@ def _box(b: Builder, fr: Frame, tile: TileRegion, lane: int, spot: list[Any],
     found = b.maps[op.fields["map"]]
     size, box = found.tensor.dtype.bytes, found.box
     corner = [at(c(fr), lane) for c in reversed(spot)]
-    shape = found.seen(fr.memory(found.tensor.name).data).shape
+    shape = found.seen(fr.bufs[found.tensor.name].data).shape
     part, inner = [], []
     for c, e, n in zip(corner, box, shape, strict=True):
         low, high = min(max(c, 0), n), max(min(c + e, n), min(max(c, 0), n))
@@ -158,7 +159,7 @@ def bulk_load(b: Builder, op: Intrinsic) -> Run:
         for block in blocks:
             (cell,) = yield from find_cells(b, fr, barrier, lane, block)
             targets.append(_begin_write(fr, op, lane, cell, copy.addresses, kind.bytes))
-        tensor = fr.memory(found.tensor.name)
+        tensor = fr.bufs[found.tensor.name]
         _note_part(fr, tensor, found, copy, lane, READ)
 
         def fetch() -> Array:
@@ -204,7 +205,7 @@ def bulk_store(b: Builder, op: Intrinsic) -> Run:
         units = block.shadow.units(copy.addresses, kind.bytes)
         row = agent.clocks.common(ids)
         block.shadow.async_read(units, row, int(ids[0]), groups.entity, groups.number, op)
-        tensor = fr.memory(found.tensor.name)
+        tensor = fr.bufs[found.tensor.name]
         _note_part(fr, tensor, found, copy, lane, WRITE if reduce is None else ATOMIC)
 
         def fetch() -> Array:
@@ -377,7 +378,7 @@ def wgmma(b: Builder, op: Intrinsic) -> Run:
     ) -> Array:
         """The places of an operand in shared memory, which is read from now on."""
         block, size = agent_block(fr), kind.bits // 8
-        number = agreed(fr, code(fr), "a descriptor", lanes)
+        number = uniform_int(fr, code(fr), "a descriptor", lanes)
         addresses = operand_addresses(number, mn, a_kind.k, size, words.get(flag) == "1")
         if addresses.max() + size > block.shared.bytes.size:
             raise RunError("a matrix descriptor reaches outside of shared memory", loc=op.loc)
@@ -388,7 +389,7 @@ def wgmma(b: Builder, op: Intrinsic) -> Run:
     def issue(fr: Frame, lanes: Array) -> None:
         agent, shared = agent_of(fr), agent_block(fr).shared
         groups = agent.groups_in("wgmma", agent.gids[lanes])
-        accumulate = bool(agreed(fr, keep(fr), "accumulate", lanes))
+        accumulate = bool(uniform_int(fr, keep(fr), "accumulate", lanes))
         accumulator = _in_flight(fr, c, c_table.shape[1], lanes, groups, written=True)
         b_at = shared_operand(fr, right, lanes, groups, n, b_kind, "tb")
         a_at: Array

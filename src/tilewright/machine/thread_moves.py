@@ -16,8 +16,8 @@ from tilewright.ir.op import Intrinsic
 from tilewright.machine.conflicts import ATOMIC, READ, WRITE
 from tilewright.machine.lanes import TileRegion
 from tilewright.machine.meaning import THREADS, Builder, Run, thread_meaning
-from tilewright.machine.memory import Array, Memory
-from tilewright.machine.numbers import cast_fn
+from tilewright.machine.memory import Memory
+from tilewright.machine.numbers import Array, atomic_fn, cast_fn, multiplied
 from tilewright.machine.ops import fold_in
 from tilewright.machine.state import WARP, Frame
 from tilewright.machine.thread_agents import (
@@ -40,7 +40,6 @@ from tilewright.machine.thread_ops import (
     write_registers,
 )
 from tilewright.machine.threads import require_lanes
-from tilewright.machine.tiles import atomic_fn, multiplied
 from tilewright.support.errors import RunError
 
 # ── who runs ─────────────────────────────────────────────────────────────────────────────────
@@ -341,7 +340,7 @@ def atomic(b: Builder, op: Intrinsic) -> Run:
     count = max(len(values), 1)  # of neighbours, each by itself
 
     def run(fr: Frame) -> None:
-        mem = fr.memory(target.buffer.name)
+        mem = fr.bufs[target.buffer.name]
         idx = where.index(fr)
         require_inside(fr, mem, idx, count, None)
         lanes = active(fr)

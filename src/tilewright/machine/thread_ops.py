@@ -13,12 +13,12 @@ from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Load
 from tilewright.machine import lanes
 from tilewright.machine.conflicts import ATOMIC, READ, WRITE, Touch
-from tilewright.machine.lanes import TileRegion
-from tilewright.machine.memory import Array, Memory, describe_index
-from tilewright.machine.numbers import Value
+from tilewright.machine.lanes import TileRegion, uniform_int
+from tilewright.machine.memory import Memory, describe_index
+from tilewright.machine.numbers import Array, Value
 from tilewright.machine.sanitizer import meets
 from tilewright.machine.state import Frame, Where
-from tilewright.machine.thread_agents import active, agent_block, agent_of, agreed, in_threads
+from tilewright.machine.thread_agents import active, agent_block, agent_of, in_threads
 from tilewright.support.errors import RunError
 
 # ── elements of memory ───────────────────────────────────────────────────────────────────────
@@ -214,7 +214,7 @@ def use_registers(fr: Frame, mem: Memory, idx: Where, count: int, *, writes: boo
     agent.touched[mem.name] = agent.tick()
     if not agent.in_flight:
         return
-    first = agreed(fr, idx[0], "a register's index") if idx else 0
+    first = uniform_int(fr, idx[0], "a register's index") if idx else 0
     for used in agent.in_flight:
         if used.name != mem.name or used.stop <= first or used.start >= first + count:
             continue
@@ -259,7 +259,7 @@ def write_registers(fr: Frame, tile: TileRegion, values: Array) -> None:
 def first_register(
     fr: Frame, mem: Memory, idx: Where, count: int, among: Array | None = None
 ) -> int:
-    first = agreed(fr, idx[0], "a register's index", among) if idx else 0
+    first = uniform_int(fr, idx[0], "a register's index", among) if idx else 0
     size = mem.shape[0] if mem.shape else 1
     if len(idx) > 1 or not 0 <= first <= size - count:
         raise RunError(

@@ -21,10 +21,8 @@ from tilewright.machine.lanes import (
     region_memory,
 )
 from tilewright.machine.meaning import Builder, Run, meaning
-from tilewright.machine.memory import Array
-from tilewright.machine.numbers import Value, bin_fn
-from tilewright.machine.postmortem import in_lane
-from tilewright.machine.state import WARP, Frame
+from tilewright.machine.numbers import Array, Value, bin_fn
+from tilewright.machine.state import WARP, Frame, in_lane
 from tilewright.support.errors import RunError, SanitizerError
 from tilewright.support.show import cut, show_line
 
@@ -183,10 +181,7 @@ _VALUES: dict[str, Callable[..., Value]] = {
 
 @meaning(Intrinsic)
 def run_intrinsic(b: Builder, op: Intrinsic) -> Run:
-    effect = INTRINSICS.get(op.name)
-    if effect is None:
-        raise RunError(f"unknown intrinsic {op.name!r}", loc=op.loc)
-    if effect.opaque:
+    if INTRINSICS[op.name].opaque:
         # an opaque instruction that is never reached does no harm
         def refuse(fr: Frame) -> None:
             raise RunError(
