@@ -110,12 +110,9 @@ Done = dict[tuple[int, bool], str]  # what a scope has computed: an expression, 
 class Evaluator:
     """Compiles expressions, with the checks that were asked for built in."""
 
-    def __init__(
-        self, *, sanitize: bool = False, nan: bool = False, load: Callable[..., Value] = gather
-    ) -> None:
+    def __init__(self, *, sanitize: bool = False, nan: bool = False) -> None:
         self.sanitize = sanitize
         self.nan = nan
-        self.load = load
         self.axes: dict[Var, int] = {}  # nest variables of the `Map` being compiled
         self.varying: set[Var] = set()  # variables that may differ between its iterations
         self._cache: dict[Any, tuple[Expr, Eval]] = {}
@@ -217,7 +214,7 @@ class _Writer:
         self.owner = owner
         self.lines: list[str] = []
         self.names: dict[str, Any] = {
-            "gather": owner.load, "gather_box": gather_box, "narrow": narrow, "pick": pick,
+            "gather": gather, "gather_box": gather_box, "narrow": narrow, "pick": pick,
             "narrow_not": narrow_not, "lazy_and": lazy_and, "lazy_or": lazy_or, "lookup": lookup,
             "NOTHING": NOTHING, "divides": divides, "fits": fits,
             "born_nan": born_nan, "shifts": shifts,

@@ -536,13 +536,8 @@ def async_gemm(b: Builder, op: Gemm) -> Run:
         accesses = []
         for box, kind in ((x, READ), (y, READ), (c, WRITE)):
             registers = box.mem.space is Space.FRAGMENT
-            if strict and registers and box.mem.storage.touched >= agent.fenced:
-                raise RunError(
-                    f"ordinary code touched the registers of {box.mem.name}, and no fence orders "
-                    "that before this matrix instruction",
-                    loc=op.loc,
-                    fix="execute `fence wgmma` between the two",
-                )
+            if strict and registers:
+                agent.require_fenced(box.mem, op.loc)
             entity = groups.entity if registers else groups.reads
             accesses.append(_access(agent, op, box, kind, entity, unit, groups.number))
         if agent.sanitize:

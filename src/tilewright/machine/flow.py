@@ -354,7 +354,7 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
     track, in_role = b.evaluate.sanitize, b.role_depth > 0
 
     def make(fr: Frame, lead: tuple[int, ...] = ()) -> Memory:
-        return allocate(
+        found = allocate(
             buffer,
             tuple(uniform_int(fr, s(fr), "a size") for s in shape),
             unit=family.unit,
@@ -362,6 +362,8 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
             lead=lead,
             track=track,
         )
+        found.storage.watched = not b.threads or buffer.name in b.registers
+        return found
 
     def run(fr: Frame) -> None:
         if buffer.space in (Space.SHARED, Space.BARRIER):

@@ -62,7 +62,7 @@ from tilewright.machine.state import (
     Watch,
 )
 from tilewright.machine.thread_agents import Plan, ThreadAgent, ThreadBlock
-from tilewright.machine.thread_ops import gather, scatter
+from tilewright.machine.thread_ops import ThreadWatch
 from tilewright.machine.tile_agents import KNOWERS, TileAgent, TileBlock
 from tilewright.support.errors import RunError
 
@@ -217,14 +217,14 @@ class ThreadKernel(Compiled):
         self.plan = Plan(kernel)
         self.scheduled = True
         self.knowers = -(-prod(kernel.threads) // WARP) * WARP
-        evaluate = Evaluator(load=gather)
-        builder = Builder(kernel, evaluate, explicit=True, threads=True, scatter=scatter)
+        evaluate = Evaluator()
+        builder = Builder(kernel, evaluate, explicit=True, threads=True)
         intrinsics = [op for op in walk_ops(kernel) if isinstance(op, Intrinsic)]
         for op in walk_ops(kernel):
             if isinstance(op, Hint) and op.name == "tensor_map" and op.buffer is not None:
                 said = MapHint.of(op)
                 builder.maps[said.name] = TensorMap(op.buffer, said.swizzle, said.box, said.sizes)
-        self.matrix = {
+        builder.registers = {
             a.buffer.name
             for op in intrinsics
             if op.name == "wgmma"
@@ -263,4 +263,7 @@ class ThreadKernel(Compiled):
         return ThreadBlock(cluster, index, rank, linear, self.plan, self.written)
 
     def make_agent(self, block: Block, crew: Crew) -> ThreadAgent:
-        return ThreadAgent(cast("ThreadBlock", block), crew, self.matrix)
+        return ThreadAgent(cast("ThreadBlock", block), crew)
+
+    def watches(self, agent: Agent) -> tuple[Watch, ...]:
+        return (ThreadWatch(),)

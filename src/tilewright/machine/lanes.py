@@ -103,14 +103,14 @@ def out_of_range(
     return RunError(f"out-of-range: {what}", loc=loc, expected=f"an index inside {shape}", fix=fix)
 
 
-def _fail(fr: Frame, mem: Memory, idx: Where, bad: Array, node: Load | None) -> RunError:
+def not_inside(fr: Frame, mem: Memory, idx: Where, bad: Array, node: Load | None) -> RunError:
     shape = np.broadcast_shapes(*(np.shape(i) for i in idx), bad.shape)
     at = np.unravel_index(int(np.argmax(np.broadcast_to(bad, shape))), shape)
     first = tuple(int(np.broadcast_to(i, shape)[at]) for i in idx)
     return in_lane(out_of_range(fr, mem, first, node), fr, bad)
 
 
-def _outside(idx: Where, shape: tuple[int, ...]) -> Array | None:
+def outside(idx: Where, shape: tuple[int, ...]) -> Array | None:
     """Where any index is out of range, or None when all are in."""
     bad: Any = None
     for i, n in zip(idx, shape, strict=True):
@@ -129,39 +129,39 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
         at = tuple(map(int, idx))
         for i, n in zip(at, mem.shape, strict=True):
             if not 0 <= i < n:
-                if mem.is_global:
+                if mem.pads:
                     fr.outside = True
                     return np.zeros((), mem.dtype.numpy)[()]
                 raise out_of_range(fr, mem, at, node)
         if mem.lead:
             at = (slice(None),) * len(mem.lead) + at  # type: ignore[assignment]
-        if fr.watches:
+        if fr.watches and mem.storage.watched:
             watch_lanes(fr, mem, idx, fr.mask, node, READ)
         return mem.data[at]
-    bad = _outside(idx, mem.shape)
+    bad = outside(idx, mem.shape)
     live = fr.mask
     if bad is not None:
-        if mem.is_global:
+        if mem.pads:
             fr.outside = True
             live = ~bad if live is None else live & ~bad
         else:
             wrong = bad if fr.mask is None else bad & fr.mask
             if wrong.any():
-                raise _fail(fr, mem, idx, wrong, node)
+                raise not_inside(fr, mem, idx, wrong, node)
         if 0 in mem.shape:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in idx)), mem.dtype.numpy)
         idx = tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, mem.shape, strict=True))
-    if fr.watches:
+    if fr.watches and mem.storage.watched:
         watch_lanes(fr, mem, idx, live, node, READ)
     full = (*lane_axes(fr, mem), *idx) if mem.lead else idx
     value = mem.data[full]
-    if bad is not None and mem.is_global:
+    if bad is not None and mem.pads:
         value = np.where(bad, np.zeros((), mem.dtype.numpy), value)
     return value
 
 
 def watch_lanes(
-    fr: Frame, mem: Memory, idx: Where, mask: Any, node: Load | None, kind: str
+    fr: Frame, mem: Memory, idx: Where, mask: Any, node: Load | None, kind: str, value: Any = None
 ) -> None:
     """Tell the watcher which lanes touch which elements."""
     if not fr.in_map and not mem.lead and mask is None and all(i.ndim == 0 for i in idx):
@@ -176,8 +176,9 @@ def watch_lanes(
         keep = np.broadcast_to(mask, shape)
         full = tuple(i[keep] for i in full)
         owners = owners[keep]
+        value = None if value is None else np.broadcast_to(value, shape)[keep]
     if owners.size:
-        fr.touch(kind, mem, full, owners, node)
+        fr.touch(kind, mem, full, owners, node, value)
 
 
 def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
@@ -185,22 +186,28 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
     uniform = not value.ndim and all(i.ndim == 0 for i in idx)
     if mem.space is Space.LOCAL and not mem.lead and not (uniform and fr.mask is None):
         mem.spread(fr.lanes)
-    bad = _outside(idx, mem.shape)
-    mask = fr.mask
+    bad = outside(idx, mem.shape)
+    mask, watched = fr.mask, fr.watches and mem.storage.watched
+    if bad is None and _is_register(fr, mem, idx):
+        if watched:
+            watch_lanes(fr, mem, idx, mask, None, WRITE)
+        registers = mem.data[(..., *map(int, idx))]
+        np.copyto(registers, value, where=True if mask is None else mask)
+        return
     if bad is not None:
-        if not mem.is_global:
+        if not mem.pads:
             wrong = bad if mask is None else bad & mask
             if wrong.any():
-                raise _fail(fr, mem, idx, wrong, None)
+                raise not_inside(fr, mem, idx, wrong, None)
         mask = ~bad if mask is None else mask & ~bad
         if not mask.any():
             return
-    if fr.watches:
+    if watched:
         seen = mask
         one_place = all(i.ndim == 0 for i in idx) and not fr.in_map and not mem.lead
         if one_place and (mask is not None or value.ndim):
             seen = _storing(fr, value, mask)
-        watch_lanes(fr, mem, idx, seen, None, WRITE)
+        watch_lanes(fr, mem, idx, seen, None, WRITE, value)
     data = mem.data
     if not mem.lead and uniform:
         data[tuple(map(int, idx))] = value
@@ -217,6 +224,13 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
         full, value = tuple(i[keep] for i in full), value[keep]
     data[full if full else ...] = value if full or not value.ndim else value.reshape(-1)[-1]
     mem.flush(data)
+
+
+def _is_register(fr: Frame, mem: Memory, idx: Where) -> bool:
+    """One and the same element of each lane, or of all together."""
+    if mem.space is not Space.LOCAL or type(mem) is not Memory or mem.lead not in ((), fr.lanes):
+        return False
+    return all(i.ndim == 0 for i in idx)
 
 
 def _storing(fr: Frame, value: Value, mask: Any) -> Any:

@@ -35,10 +35,8 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.machine.evaluate import Evaluator
-from tilewright.machine.lanes import scatter
-from tilewright.machine.memory import Memory
-from tilewright.machine.numbers import Array, Value
-from tilewright.machine.state import Frame, Where
+from tilewright.machine.numbers import Array
+from tilewright.machine.state import Frame
 from tilewright.machine.sync import Flow
 from tilewright.support.errors import RunError
 
@@ -119,7 +117,7 @@ class Builder:
     index_vars: set[Var] = field(default_factory=set)
     role_depth: int = 0
     threads: bool = False  # the kernel is at stage THREAD
-    scatter: Callable[[Frame, Memory, Where, Value], None] = scatter
+    registers: set[str] = field(default_factory=set)  # there, those of matrix instructions
     maps: dict[str, TensorMap] = field(default_factory=dict)
     wrap: Callable[[Step], Step] | None = None  # told of every step as it is built (step.py)
 

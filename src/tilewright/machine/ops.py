@@ -256,7 +256,7 @@ def run_store(b: Builder, op: Store) -> Run:
             scatter_box(fr, fr.bufs[name], spec, to(value(fr)))
 
         return run_box
-    indices, put = [b.evaluate(i, index=True) for i in op.indices], b.scatter
+    indices = [b.evaluate(i, index=True) for i in op.indices]
     marks = padding.Tracer(b.evaluate, op.value, op) if b.evaluate.sanitize else None
 
     def run(fr: Frame) -> None:
@@ -265,7 +265,7 @@ def run_store(b: Builder, op: Store) -> Run:
         new = to(value(fr))
         if marks is not None:
             fr.storing = marks(fr)
-        put(fr, fr.bufs[name], idx, new)
+        scatter(fr, fr.bufs[name], idx, new)
         fr.storing = None
 
     return run

@@ -261,6 +261,8 @@ def run_threads(program: Program, args: Mapping[str, Any], *, seed: int = 0) -> 
         kernels = _compiled_threads.get(program, lambda: [ThreadKernel(k) for k in program.kernels])
         packed = _PackedArrays(program, args)
         call = _Call(packed.declared, packed.args, {}, track=False, bytes_of=packed.bytes)
+        for memory in call.memories.values():
+            memory.pads = False  # thread code carries its guards
         launch = Launch(call.memories, call.values, Options(seed=seed), call.say)
         rng = random.Random(seed)
         for kernel in kernels:

@@ -79,10 +79,11 @@ class Frame:
         return own if node is None else occurrence(node.loc, own)
 
     def touch(
-        self, kind: str, mem: Memory, where: Where, owners: Any = None, node: Load | None = None
-    ) -> None:
+        self, kind: str, mem: Memory, where: Where, owners: Any = None, node: Load | None = None,
+        value: Any = None,
+    ) -> None:  # fmt: skip
         """Tell the watchers of an access."""
-        touch = Touch(kind, mem, where, owners, self.loc(node))
+        touch = Touch(kind, mem, where, owners, self.loc(node), value)
         for watch in self.watches:
             watch.access(self, touch)
 
@@ -206,6 +207,16 @@ class Agent:
     def show_writes(self, fr: Frame) -> None:
         """What the running threads wrote becomes visible to the async proxy."""
         raise NotImplementedError
+
+    def require_fenced(self, mem: Memory, loc: Loc | None) -> None:
+        """A matrix instruction is about to use these registers."""
+        if mem.storage.touched >= self.fenced:
+            raise RunError(
+                f"ordinary code touched the registers of {mem.name}, and no fence orders that "
+                "before this matrix instruction",
+                loc=loc,
+                fix="execute `fence wgmma` between the two",
+            )
 
     def leave(self) -> None:
         """The agent is done; nothing it started may outlive what it uses."""

@@ -160,12 +160,10 @@ class Registers:
 class ThreadAgent(Agent):
     joint = True  # a thread runs its code whoever else does
 
-    def __init__(self, block: ThreadBlock, crew: Crew, matrix: set[str]) -> None:
+    def __init__(self, block: ThreadBlock, crew: Crew) -> None:
         super().__init__(block, crew)
         self.gids: Array = self.ids.astype(np.int64) + block.first
-        self.matrix = matrix  # buffers that matrix instructions use
         self.in_flight: list[Registers] = []
-        self.touched: dict[str, int] = {}
         self.unfenced: list[Array] = []  # units of shared memory
 
     def party(self, fr: Frame, lanes: Array | None = None) -> Party:

@@ -34,9 +34,11 @@ from tilewright.machine.thread_agents import (
     swizzled,
     whole_groups,
 )
-from tilewright.machine.thread_moves import as_tile, fragment_table
 from tilewright.machine.thread_ops import (
+    as_tile,
+    elements,
     first_register,
+    fragment_table,
     note_elements,
     read_registers,
     require_inside,
@@ -300,22 +302,16 @@ def cp_async(b: Builder, op: Intrinsic) -> Run:
         agent, block, lanes = agent_of(fr), agent_block(fr), active(fr)
         ids = agent.gids[lanes]
         groups = agent.groups_in("cp_async", agent.gids)
-        target, tensor = (r.memory(fr) for r in (to, of))
-        idx = to.index(fr)
-        require_inside(fr, target, idx, count, None)
-        first = in_threads(fr, idx[0], lanes)
-        addresses = block.shared.address(target.name, first[:, None] + np.arange(count))
+        tensor, (target, (places,)) = of.memory(fr), elements(fr, to, count)
+        addresses = block.shared.address(target.name, places)
         taken = in_threads(fr, amount(fr), lanes) // kind.bytes
         starts = [in_threads(fr, s(fr), lanes) for s in of.starts]
         valid = np.arange(count) < taken[:, None]
         where = [np.broadcast_to(s[:, None], valid.shape)[valid] for s in starts[:-1]]
         where.append((starts[-1][:, None] + np.arange(count))[valid])
-        for i, n in zip(where, tensor.shape, strict=True):
-            if (i < 0).any() or (i >= n).any():
-                raise RunError(f"out-of-range: a copy reads outside {tensor.name}", loc=op.loc)
         if valid.any():
-            units = np.ravel_multi_index(where, tensor.shape)
-            note_elements(fr, tensor, units, np.repeat(ids, count)[valid.reshape(-1)], READ)
+            require_inside(fr, tensor, where)
+            fr.touch(READ, tensor, tuple(where), agent.ids[lanes].repeat(count)[valid.reshape(-1)])
         if (addresses[:, 0] % size).any():
             raise RunError(f"a copy of {size} bytes to {target.name} is not aligned", loc=op.loc)
         units = block.shadow.units(addresses, kind.bytes)
@@ -425,13 +421,7 @@ def _in_flight(
 ) -> Array:
     """Registers that a matrix instruction uses from now on: [thread, register]."""
     agent, mem = agent_of(fr), tile.memory(fr)
-    if agent.touched.get(mem.name, 0) >= agent.fenced:
-        raise RunError(
-            f"ordinary code touched the registers of {mem.name}, and no fence orders that before "
-            "this matrix instruction",
-            loc=fr.loc(),
-            fix="execute `fence wgmma` between the two",
-        )
+    agent.require_fenced(mem, fr.loc())
     first = first_register(fr, mem, tile.index(fr), count, lanes)
     used = Registers(mem.name, first, first + count, lanes, written, groups, groups.number)
     agent.in_flight.append(used)
