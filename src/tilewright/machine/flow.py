@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.ir.arith import const
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const, variables
 from tilewright.ir.op import (
@@ -247,6 +248,11 @@ def run_hint(b: Builder, op: Hint) -> Run:
 @tile_meaning(Map)
 def run_map(b: Builder, op: Map) -> Run:
     evaluate = b.evaluate
+    if evaluate.axes:  # inside of another one: iterations are independent, so one after another
+        inner = op.body
+        for var, extent in zip(op.vars[::-1], op.extents[::-1], strict=True):
+            inner = (For(var, const(0), extent, inner, loc=op.loc),)
+        return b.body(inner)
     extents = [evaluate(e) for e in op.extents]
     inner_vars = {v for each in walk_ops(op) for v in bound(each)}
     used = {v for i in walk_ops(op.body) for e in expressions(i) for v in variables(e)}
@@ -260,50 +266,32 @@ def run_map(b: Builder, op: Map) -> Run:
     }
     private = sorted(name for name, written in locals_ if written)
     read_only = sorted({name for name, _ in locals_}.difference(private))
-    saved_axes, saved_varying = evaluate.axes, evaluate.varying
-    base = len(saved_axes)
-    evaluate.axes = {**saved_axes, **{v: base + k for k, v in enumerate(op.vars)}}
-    evaluate.varying = saved_varying | inner_vars
+    evaluate.axes, evaluate.varying = {v: k for k, v in enumerate(op.vars)}, inner_vars
     body = b.body(op.body) if op.atom is None else async_nest(b, op)
-    evaluate.axes, evaluate.varying = saved_axes, saved_varying
+    evaluate.axes, evaluate.varying = {}, set()
     numbers = [(v.name, v.dtype.numpy) for v in op.vars]
 
     def run(fr: Frame) -> None:
         shape = tuple(uniform_int(fr, e(fr), "an extent") for e in extents)
         if any(n <= 0 for n in shape):
             return
-        nested = fr.in_map
-        if not nested:
-            _check_collective(fr, outer, read_only)
+        _check_collective(fr, outer, read_only)
         saved = fr.lanes, fr.grid, fr.mask, fr.in_map, fr.layout
-        fr.layout = None if nested else op.layout
-        deeper: dict[str, Any] = {}
-        if nested:
-            # values of the outer nest gain the inner axes
-            tail = (1,) * len(shape)
-            deeper = {name: v for name, v in fr.vars.items() if v.ndim}
-            for name, v in deeper.items():
-                fr.vars[name] = v.reshape(v.shape + tail)
-            fr.mask = None if fr.mask is None else fr.mask.reshape(fr.mask.shape + tail)
-            fr.lanes = fr.lanes + shape
-        else:
-            fr.lanes, fr.mask, fr.in_map = shape, None, True
-        fr.grid = open_grid(fr.lanes)
-        for (name, number), values in zip(numbers, fr.grid[-len(shape) :], strict=True):
+        fr.lanes, fr.grid, fr.mask, fr.in_map, fr.layout = (
+            shape, open_grid(shape), None, True, op.layout
+        )  # fmt: skip
+        for (name, number), values in zip(numbers, fr.grid, strict=True):
             fr.vars[name] = values.astype(number, copy=False)
-        kept: dict[str, Memory] = {}
-        if not nested:
-            for name in private:
-                kept[name] = fr.bufs[name]
-                fr.bufs[name] = _private_copy(fr, kept[name])
-            for watch in fr.watches:
-                watch.enter_map(fr)
+        kept = {name: fr.bufs[name] for name in private}
+        for name, memory in kept.items():
+            fr.bufs[name] = _private_copy(fr, memory)
+        for watch in fr.watches:
+            watch.enter_map(fr)
         for _ in body(fr):  # it waits for nothing
             pass
-        for watch in () if nested else fr.watches:
+        for watch in fr.watches:
             watch.leave_map(fr)
         fr.lanes, fr.grid, fr.mask, fr.in_map, fr.layout = saved
-        fr.vars.update(deeper)
         for name, memory in kept.items():
             fr.bufs[name] = memory
             make_poison(memory, (...,), memory.dtype)

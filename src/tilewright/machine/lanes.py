@@ -7,7 +7,7 @@ which lanes are active (None: all). Inactive lanes may compute anything and touc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -81,9 +81,8 @@ def lazy_or(cond: Value, b: Value) -> Value:
 
 def lane_axes(fr: Frame, mem: Memory) -> Where:
     """The leading index that gives each lane its own copy of a private buffer."""
-    rank = len(mem.lead)
-    if mem.lead == fr.lanes[:rank]:
-        return fr.grid[:rank]
+    if mem.lead == fr.lanes:
+        return fr.grid
     raise RunError(
         f"{mem.name} belongs to each thread, so an elementwise nest cannot use it",
         loc=fr.loc(),
@@ -424,23 +423,22 @@ def locate(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box | None
                 return None
             value = value.reshape(-1)[0]
         starts.append(int(value))
-    low, high, pad = [], [], []
-    for s, e, n in zip(starts, extents, mem.shape, strict=True):
-        if s < 0 or s + e > n:
-            if not mem.is_global and e > 0:
-                at = tuple(
-                    s if s < 0 else s + e - 1 if s + e > n else s
-                    for s, e, n in zip(starts, extents, mem.shape, strict=True)
-                )
-                raise out_of_range(fr, mem, at)
-            lo = min(max(s, 0), n)
-            hi = max(min(s + e, n), lo)
-        else:
-            lo, hi = s, s + e
-        low.append(lo)
-        high.append(hi)
-        pad.append(max(lo - s, 0))
-    return Box(mem, extents, tuple(low), tuple(high), tuple(pad))
+    box = clip(mem, starts, extents)
+    if not mem.is_global and not box.is_whole:
+        last = (s if s < 0 else max(s, min(s + e - 1, n))
+                for s, e, n in zip(starts, extents, mem.shape, strict=True))  # fmt: skip
+        raise out_of_range(fr, mem, tuple(last))
+    return box
+
+
+def clip(mem: Memory, starts: Sequence[int], extents: Sequence[int], shape: Any = None) -> Box:
+    """The part of a tile that lies inside the buffer, or inside of `shape`."""
+    low, high = [], []
+    for s, e, n in zip(starts, extents, shape or mem.shape, strict=True):
+        low.append(min(max(s, 0), n))
+        high.append(max(min(s + e, n), low[-1]))
+    pad = (max(lo - s, 0) for lo, s in zip(low, starts, strict=True))
+    return Box(mem, tuple(extents), tuple(low), tuple(high), tuple(pad))
 
 
 def read_box(box: Box) -> Array:
@@ -460,34 +458,3 @@ def write_box(box: Box, value: Value) -> None:
     data = box.mem.data
     data[box.where] = value
     box.mem.flush(data)
-
-
-def element_indices(fr: Frame, tile: TileRegion) -> tuple[Where, tuple[int, ...]]:
-    """Index arrays of a region whose start differs between lanes: lanes first, then the tile."""
-    extents = extents_of(fr, tile)
-    grid = open_grid(extents)
-    rank, lanes = len(extents), len(fr.lanes)
-    idx = []
-    for start, offsets in zip(tile.starts, grid, strict=True):
-        base = start(fr)
-        base = base.reshape(base.shape + (1,) * rank) if base.ndim else base
-        idx.append(base + offsets.reshape((1,) * lanes + offsets.shape).astype(base.dtype))
-    return tuple(idx), extents
-
-
-class widened:
-    """Lanes extended by a tile's axes, for collective ops that each lane does on its own."""
-
-    def __init__(self, fr: Frame, extents: tuple[int, ...]) -> None:
-        self.fr, self.extents = fr, extents
-
-    def __enter__(self) -> None:
-        fr, rank = self.fr, len(self.extents)
-        self.saved = fr.lanes, fr.grid, fr.mask
-        fr.lanes = fr.lanes + self.extents
-        fr.grid = tuple(g.reshape(g.shape + (1,) * rank) for g in fr.grid)
-        if fr.mask is not None:
-            fr.mask = fr.mask.reshape(fr.mask.shape + (1,) * rank)
-
-    def __exit__(self, *_: object) -> None:
-        self.fr.lanes, self.fr.grid, self.fr.mask = self.saved

@@ -21,8 +21,6 @@ from tilewright.ir.dtype import BOOL, DTYPES, DType
 from tilewright.ir.op import Gemm, Reduce
 from tilewright.support.errors import RunError
 
-_SPLIT = float((1 << 27) + 1)  # Veltkamp: halves of 26 bits, whose products are exact
-
 
 def fma(a: Any, b: Any, c: Any) -> Any:
     """`a · b + c` of float32 or float64 values, exactly rounded."""
@@ -31,18 +29,7 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     with np.errstate(all="ignore"):
         if kind == np.float32:  # their product is exact in float64
             return _odd_sum(x * y, z).astype(np.float32)
-        found = np.where((x == 0) | (y == 0), x * y + z, _fused(x, y, z))
-        slow = ~(_ordinary(x, 400) & _ordinary(y, 400) & _ordinary(z, 800))
-    if slow.any():
-        found = np.array(found)
-        found[slow] = [_exact(*each) for each in zip(x[slow], y[slow], z[slow], strict=True)]
-    return found
-
-
-def _ordinary(x: Any, power: int) -> Any:
-    """Numbers whose products and errors stay clear of overflow and of subnormals."""
-    size = np.abs(x)
-    return (size < 2.0**power) & ((size > 2.0**-power) | (size == 0))
+        return np.asarray(_exact(x, y, z)).astype(np.float64)
 
 
 def _sum(a: Any, b: Any) -> tuple[Any, Any]:
@@ -61,29 +48,7 @@ def _odd_sum(a: Any, b: Any) -> Any:
     return np.where(even, np.where(away, bits + 1, bits - 1), bits).view(np.float64)
 
 
-def _product(a: Any, b: Any) -> tuple[Any, Any]:
-    """The rounded product and what rounding took (Dekker)."""
-    total = a * b
-    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
-    rest = a_low * b_low - (((total - a_high * b_high) - a_low * b_high) - a_high * b_low)
-    return total, rest
-
-
-def _halves(a: Any) -> tuple[Any, Any]:
-    scaled = a * _SPLIT
-    high = scaled - (scaled - a)
-    return high, a - high
-
-
-def _fused(a: Any, b: Any, c: Any) -> Any:
-    """Boldo and Melquiond: the low parts are added with rounding to odd."""
-    high, low = _product(a, b)
-    top, bottom = _sum(c, low)
-    total, rest = _sum(high, top)
-    return total + _odd_sum(bottom, rest)
-
-
-def _exact(a: float, b: float, c: float) -> float:
+def _exact_sum(a: float, b: float, c: float) -> float:
     a, b, c = float(a), float(b), float(c)
     if not all(map(math.isfinite, (a, b, c))):
         return c if math.isinf(c) and math.isfinite(a) and math.isfinite(b) else a * b + c
@@ -94,6 +59,9 @@ def _exact(a: float, b: float, c: float) -> float:
         return float(total)
     except OverflowError:
         return math.inf if total > 0 else -math.inf
+
+
+_exact = np.frompyfunc(_exact_sum, 3, 1)
 
 
 Array = np.ndarray[Any, Any]

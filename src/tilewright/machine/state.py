@@ -174,9 +174,7 @@ class Agent:
         return self._time
 
     def lane_ids(self, fr: Frame) -> Array:
-        own = fr.lanes[: len(fr.grid)]  # the rest are axes of a tile that each lane handles
-        ids = np.arange(prod(own)).reshape(own) if fr.in_map else self.ids
-        return np.broadcast_to(ids.reshape(own + (1,) * (len(fr.lanes) - len(own))), fr.lanes)
+        return np.arange(prod(fr.lanes)).reshape(fr.lanes) if fr.in_map else self.ids
 
     # what barriers and groups mean to its threads
 
