@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
 from typing import Any
+
+import numpy as np
 
 from tilewright.inspect.multiprocessor import (
     GROUP,
@@ -74,9 +77,12 @@ from tilewright.ir.op import (
     written_buffers,
 )
 from tilewright.ir.target import Target
+from tilewright.machine.sync import Blocked, Groups, Meeting, Party, Transfer
 from tilewright.passes.overlap import unit_times as rates
 from tilewright.passes.overlap.unit_times import TENSOR, THREADS
+from tilewright.support.errors import RunError
 
+NOBODY = np.zeros(0, np.int64)
 ROUNDS, WARM = 10, 4  # iterations that are walked; those before the steady state
 MANY, CAP = 32, 3  # of loops that have nothing to do with it, longer than many, so few are walked
 EACH_OTHER, PRODUCTS, MEMORY, TURNS = "each other", "products", "memory", "their turn"
@@ -100,8 +106,7 @@ class Walk:
     def __init__(self, sim: Multiprocessor, who: Who, env: Env) -> None:
         self.sim, self.who, self.env = sim, who, env
         self.loaded: dict[str, float] = {}  # when what threads load of global memory is there
-        self.groups: dict[str, list[tuple[float, float]]] = {}  # ends (read, whole) of groups
-        self.building: dict[str, tuple[float, float]] = {}  # of the group that is not closed yet
+        self.groups: dict[str, Groups] = {}  # values are ends: (read, whole)
 
     def body(self, body: Body) -> Steps:
         for op in body:
@@ -220,7 +225,7 @@ class Walk:
         if op.atom == "cp_async":
             tile = filled_by(op).dtype
             yield self.sim.slots.run(self.sim.cost(op)[1] / self.who.peers / 8)
-            self.joins("cp_async", *self.sim.move(self.who, op, points * tile.bits / 8))
+            self.joins(op, "cp_async", self.sim.move(self.who, op, points * tile.bits / 8))
             return
         reads = {x.buffer.name: x.dtype.bits / 8 for i in inner for x in op_loads(i)
                  if x.buffer.space is Space.GLOBAL}  # fmt: skip
@@ -249,13 +254,21 @@ class Walk:
         yield from self.compute(op)
         if self.who.peers > 1 and _across_groups(op):
             for _ in range(2):  # partial results there, and read before they are overwritten
-                yield from self.gather(op, (self.who.block, self.who.role, self.who.instance))
+                yield from self.gather(op)
 
-    def gather(self, op: Op, key: tuple[Any, ...]) -> Steps:
-        since = self.now
-        signal = self.sim.meet((*key, id(op)), 1, self.who.peers)
-        if signal is not None:
-            yield signal
+    def meet(self, op: Op, key: Any, share: int, whole: int) -> tuple[Meeting, Party, int]:
+        """Come to a barrier of threads with `share` of them: what to wait for."""
+        meetings, who = self.sim.meetings, self.who
+        if key not in meetings:
+            meetings[key] = Meeting(self.sim.clocks, max(share, whole), "a barrier of threads")
+        party = Party(who, share, *(NOBODY,) * 5, whole=True)
+        return meetings[key], party, meetings[key].join(party, op)
+
+    def gather(self, op: Op) -> Steps:
+        since, who = self.now, self.who
+        key = (who.block, who.role, who.instance, id(op))
+        meeting, party, mine = self.meet(op, key, 1, who.peers)
+        yield from meeting.wait(party, mine)
         yield self.now + rates.SYNC
         self.wait(op, since, EACH_OTHER)
 
@@ -268,29 +281,31 @@ class Walk:
         tensor, _ = sim.cost(op)
         start, end = sim.tensor.take(tensor / self.who.peers)
         sim.spans.append(Span(self.who.number, TENSOR, op, start, end, end - start))
-        self.joins("wgmma", end, end + rates.PRODUCT_LATENCY)
+        self.joins(op, "wgmma", (end, end + rates.PRODUCT_LATENCY))
 
-    def joins(self, unit: str, read: float, whole: float) -> None:
-        before = self.building.get(unit, (0.0, 0.0))
-        self.building[unit] = (max(before[0], read), max(before[1], whole))
+    def groups_in(self, unit: str) -> Groups:
+        return self.groups.setdefault(unit, Groups(unit, NOBODY, 0, 0))
+
+    def joins(self, op: Op, unit: str, ends: tuple[float, float]) -> None:
+        self.groups_in(unit).add(Transfer(op, [], tuple, list, value=ends))
 
     def copy(self, op: Copy) -> Steps:
         sim, who = self.sim, self.who
         if op.atom in ("bulk_load", "bulk_store"):
             if not who.leader:
                 return
-            through, there = sim.move(who, op, bytes_of(op.src))
+            ends = sim.move(who, op, bytes_of(op.src))
             if op.barrier is None:
-                self.joins("bulk", through, there)
+                self.joins(op, "bulk", ends)
                 return
             size = bytes_of(op.src)
             if op.multicast is not None:  # peers send as much
                 size *= prod(sim.kernel.cluster or (1,))
             barrier = sim.barrier(who, op.barrier, self.env)
-            sim.clock.at(there, lambda: sim.arrive(barrier, 0, -size))
+            sim.clock.at(ends[1], lambda: barrier.count_bytes(int(size), op))
         elif op.atom == "cp_async":
             yield sim.slots.run(sim.cost(op)[1] / who.peers / 8)  # an instruction moves 16 bytes
-            self.joins("cp_async", *sim.move(who, op, bytes_of(op.src) / who.peers))
+            self.joins(op, "cp_async", sim.move(who, op, bytes_of(op.src) / who.peers))
         elif op.src.buffer.space is Space.GLOBAL:
             yield from self.needs(op)
             _, there = sim.move(who, op, bytes_of(op.src) / who.peers)
@@ -305,37 +320,35 @@ class Walk:
 
     def arrive(self, op: Arrive) -> Steps:
         sim, who = self.sim, self.who
-        barrier = sim.barrier(who, op.barrier, self.env)
-        count = float(value(op.count, self.env))
+        count: int | Fraction = int(value(op.count, self.env))
+        size = 0 if op.bytes is None else int(value(op.bytes, self.env))
+        comes = True
         if op.bytes is not None:
-            if who.leader:
-                sim.arrive(barrier, count, float(value(op.bytes, self.env)))
+            comes = who.leader
         elif op.by == "warps":
-            sim.arrive(barrier, count / who.peers)
-        else:
+            count = Fraction(count, who.peers)
+        else:  # the last of them
             key = ("arrive", who.block, who.role, who.instance, id(op))
-            if sim.meet(key, 1, who.peers) is None:
-                sim.arrive(barrier, count)
+            meeting, _, mine = self.meet(op, key, 1, who.peers)
+            comes = meeting.generation > mine
+        if comes:
+            barrier = sim.barrier(who, op.barrier, self.env)
+            barrier.arrive(count, size, sim.clocks.fresh(), op)
         yield self.now + rates.ARRIVE
 
     def await_barrier(self, op: Wait) -> Steps:
         barrier = self.sim.barrier(self.who, op.barrier, self.env)
-        phase = int(value(op.phase, self.env))
         since = self.now
-        while barrier.phases % 2 == phase:
-            yield barrier
+        yield from barrier.wait(int(value(op.phase, self.env)))
         yield self.now + rates.ARRIVE
         self.wait(op, since, op.barrier.buffer.name)
 
     def commit(self, op: Commit) -> None:
-        ends = self.building.pop(op.unit, (0.0, 0.0))
-        self.groups.setdefault(op.unit, []).append(ends)
+        self.groups_in(op.unit).commit()
 
     def await_group(self, op: WaitGroup) -> Steps:
-        groups = self.groups.get(op.unit, [])
-        done = groups[: max(0, len(groups) - op.pending)]
-        del groups[: len(done)]
-        until = max((end[0 if op.read else 1] for end in done), default=0.0)
+        done = self.groups_in(op.unit).over(op.pending, op.read)
+        until = max((t.value[0 if op.read else 1] for t in done), default=0.0)
         since = self.now
         if until > since:
             yield until
@@ -356,11 +369,10 @@ class Walk:
         if op.scope == "named":
             name = str(value(op.id, self.env)) if op.id is not None else "0"
             warps = (op.threads or everybody * WARP) // WARP
-        signal = sim.meet(("sync", who.block, name), who.warps, warps)
+        meeting, party, mine = self.meet(op, ("sync", who.block, name), who.warps, warps)
         if op.arrive:
             return
-        if signal is not None:
-            yield signal
+        yield from meeting.wait(party, mine)
         yield self.now + rates.SYNC
         self.wait(op, since, EACH_OTHER)
 
@@ -369,12 +381,11 @@ class Walk:
         ended = sim.turns.setdefault((who.block, who.role, who.instance), [0] * who.peers)
         if op.edge == "end":
             ended[who.place] += 1
-            sim.clock.fire(sim.turned)
             return
-        since = self.now
-        mine = ended[who.place]
-        while (ended[who.place - 1] <= mine) if who.place else (ended[-1] < mine):
-            yield sim.turned
+        since, mine = self.now, ended[who.place]
+        least = mine + 1 if who.place else mine  # of the one before
+        if ended[who.place - 1] < least:
+            yield Blocked(lambda: ended[who.place - 1] >= least, lambda: TURNS)
         self.wait(op, since, TURNS)
 
 
@@ -461,8 +472,9 @@ class Simulation(Multiprocessor):
                 main = role is None or any(id(op) in self.loops for op in walk_ops(role))
                 self.open |= {who.number} if main else set()
                 self.clock.at(0.0, self.agent(who))
-        while self.clock.queue and self.open and self.clock.count < EVENTS:
-            self.clock.step()
+        with suppress(RunError):  # barriers that are not modelled
+            while self.clock.queue and self.open and self.clock.count < EVENTS:
+                self.clock.step()
         agents = [w for w in self.agents if len(w.starts) > 1]
         # instances of a role that others have run to the end may have their turn later
         over = {(w.block, w.role) for w in agents if w.number not in self.open}
@@ -495,7 +507,7 @@ class Simulation(Multiprocessor):
             for instance in range(instances):
                 for place in range(peers):
                     here = min(GROUP, each - place * GROUP)
-                    yield Who(first, name, block, instance, place, peers, here, place == 0)
+                    yield Who(first, name, block, instance, place, peers, here)
                     first += 1
 
     # agents

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -34,7 +34,6 @@ from tilewright.machine.lanes import (
     NOTHING,
     Box,
     TileRegion,
-    locate,
     narrow,
     uniform_int,
     write_box,
@@ -336,11 +335,21 @@ def _launch(fr: Frame, t: Transfer, accesses: list[Access], knowledge: Array, st
 
 
 def _launch_in_group(
-    fr: Frame, t: Transfer, accesses: list[Access], knowledge: Array, strict: bool
-) -> None:
-    """`_launch` for what completes with its group."""
-    agent, unit = tile_agent(fr), accesses[0].unit if accesses else ""
-    _launch(fr, t, accesses, knowledge, strict)
+    b: Builder, fr: Frame, op: Copy | Map | Gemm, parts: list[tuple[Box, str]],
+    fetch: Callable[[], Array], store: Callable[[Box, Array], None],
+) -> None:  # fmt: skip
+    """Let an op fly that completes with its group; `parts`: what it touches, and how."""
+    agent, unit = tile_agent(fr), ATOMS[str(op.atom)].completion
+    groups = agent.groups_in(unit)
+    accesses = []
+    for box, kind in parts:
+        if not box.is_empty and not (kind == READ and box.mem.is_global):
+            only_read = kind == READ and box.mem.space is not Space.FRAGMENT
+            entity = groups.reads if only_read else groups.entity
+            accesses.append(_access(agent, op, box, kind, entity, unit, groups.number))
+    written = [box for box, kind in parts if kind != READ]
+    t = Transfer(op, agent.block.cluster.pending, fetch, _storing(written, store))
+    _launch(fr, t, accesses, agent.single if unit == "bulk" else agent.known, b.explicit)
 
     def seen() -> None:
         # each thread wrote its part; the others see it after a thread barrier
@@ -351,7 +360,10 @@ def _launch_in_group(
 
     if accesses:
         t.seen = seen if unit == "cp_async" else None
-        agent.groups_in(unit).add(t)
+        groups.add(t)
+    for box, kind in parts:
+        if kind == WRITE and not isinstance(op, Gemm):
+            make_poison(box.mem, box.where, box.mem.dtype)
 
 
 def _storing(boxes: list[Box], store: Callable[[Box, Array], None]) -> Callable[[Array], None]:
@@ -379,25 +391,13 @@ def async_copy(b: Builder, op: Copy) -> Run:
         return _barrier_copy(b, op, src, dst)
 
     def run(fr: Frame) -> None:
-        elected, agent = unit == "bulk", tile_agent(fr)
-        if not elected:
+        if unit != "bulk":
             require_collective(fr)
         there, here = tile_box(fr, src), tile_box(fr, dst)
-        groups = agent.groups_in(unit)
-        store = _storing([here], lambda box, value: store_tile(op, box, value))
-        pending = agent.block.cluster.pending
-        t = Transfer(op, pending, lambda: moved(op, there, here).copy(), store)
-        accesses = [
-            _access(agent, op, box, kind, entity, unit, groups.number)
-            for box, kind, entity in (
-                (there, READ, groups.reads),
-                (here, WRITE if op.reduce is None else ATOMIC, groups.entity),
-            )
-            if not box.is_empty and not (kind == READ and box.mem.is_global)
-        ]
-        _launch_in_group(fr, t, accesses, agent.single if elected else agent.known, b.explicit)
-        if op.reduce is None and not here.is_empty:
-            make_poison(here.mem, here.where, here.mem.dtype)
+        parts = [(there, READ), (here, WRITE if op.reduce is None else ATOMIC)]
+        _launch_in_group(
+            b, fr, op, parts, lambda: moved(op, there, here).copy(), partial(store_tile, op)
+        )
 
     return run
 
@@ -405,7 +405,7 @@ def async_copy(b: Builder, op: Copy) -> Run:
 def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
     """The meaning of a nest whose atom completes later, at all of its points: where elements come
     from is found now, they are read and written then."""
-    found, unit = gather_of(op), ATOMS[str(op.atom)].completion
+    found = gather_of(op)
     assert found is not None
     cond = b.evaluate(found.cond)
     indices = [b.evaluate(i, index=True) for i in found.load.indices]
@@ -416,7 +416,7 @@ def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
     name = found.load.buffer.name
 
     def run(fr: Frame) -> Flow:
-        agent, lanes, outside = tile_agent(fr), fr.lanes, fr.mask
+        lanes, outside = fr.lanes, fr.mask
         here, tensor = tile_box(fr, tile), fr.bufs[name]
         wanted = cond(fr)
         valid = np.broadcast_to(wanted, lanes).copy()
@@ -435,11 +435,7 @@ def async_nest(b: Builder, op: Map) -> Callable[[Frame], Flow]:
                 value[valid] = tensor.data[where]
             return value.reshape(here.extents)
 
-        groups = agent.groups_in(unit)
-        t = Transfer(op, agent.block.cluster.pending, fetch, _storing([here], write_box))
-        access = _access(agent, op, here, WRITE, groups.entity, unit, groups.number)
-        _launch_in_group(fr, t, [access], agent.known, b.explicit)
-        make_poison(here.mem, here.where, here.mem.dtype)
+        _launch_in_group(b, fr, op, [(here, WRITE)], fetch, write_box)
         yield from ()
 
     return run
@@ -454,28 +450,22 @@ def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Run
             require_collective(fr)
         agent, cluster = tile_agent(fr), fr.agent.block.cluster
         there = tile_box(fr, src)
-        ranks: list[int | None] = [None]
-        if dst.cta is not None:
-            ranks = [uniform_int(fr, dst.cta(fr), "a cluster rank")]
+        owners = [home(fr, dst, 0)]
         if mask is not None:
-            ranks = [*ranks_of(fr, uniform_int(fr, mask(fr), "a multicast mask"))]
+            ranks = ranks_of(fr, uniform_int(fr, mask(fr), "a multicast mask"))
+            owners = [cluster.block(rank, fr) for rank in ranks]
         targets: list[tuple[Block, Cell, Box]] = []
-        for rank in ranks:
-            owner = agent.block if rank is None else cluster.block(rank, fr)
-            for start in barrier.starts:
-                uniform_int(fr, start(fr), "a barrier's index")
-            there_too = mask is None and barrier.cta is not None
-            block = home(fr, barrier, 0) if there_too else owner
+        for start in barrier.starts:
+            uniform_int(fr, start(fr), "a barrier's index")
+        for owner in owners:
+            block = owner if mask is not None or barrier.cta is None else home(fr, barrier, 0)
             (cell,) = yield from find_cells(b, fr, barrier, 0, block)
             if b.explicit:
                 knows = np.array([agent.elected if elected else agent.every])
                 cell.require_ready(knows, fr.loc(), fenced=True)
             name = op.dst.buffer.name
-            memory = fr.bufs[name] if rank is None else owner.existing(name, fr)
-            box = locate(fr, dst, memory)
-            if box is None:
-                raise RunError("a bulk copy needs uniform coordinates", loc=op.loc)
-            targets.append((block, cell, box))
+            memory = fr.bufs[name] if owner is agent.block else owner.existing(name, fr)
+            targets.append((block, cell, tile_box(fr, dst, memory)))
         knowledge = agent.single if elected else agent.known
         told = knowledge.copy()  # what the one who issues this knows now
         told[agent.each] = agent.clocks.now
@@ -523,27 +513,20 @@ def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Run
 def async_gemm(b: Builder, op: Gemm) -> Run:
     """A gemm whose atom completes later."""
     tiles, clear = gemm_operands(b, op)
-    strict, unit = b.explicit, ATOMS[str(op.atom)].completion
 
     def run(fr: Frame) -> None:
         require_collective(fr)
         agent = tile_agent(fr)
         x, y, c = (tile_box(fr, t) for t in tiles)
         fresh = bool(uniform_int(fr, clear(fr), "clear"))
-        groups = agent.groups_in(unit)
-        pending, store = agent.block.cluster.pending, _storing([c], write_box)
-        t = Transfer(op, pending, lambda: gemm_value(op, x, y, c, fresh), store)
-        accesses = []
-        for box, kind in ((x, READ), (y, READ), (c, WRITE)):
-            registers = box.mem.space is Space.FRAGMENT
-            if strict and registers:
+        for box in (x, y, c):
+            if b.explicit and box.mem.space is Space.FRAGMENT:
                 agent.require_fenced(box.mem, op.loc)
-            entity = groups.entity if registers else groups.reads
-            accesses.append(_access(agent, op, box, kind, entity, unit, groups.number))
         if agent.sanitize:
             for box in (x, y, *(() if fresh else (c,))):
                 if all(a.known_to(agent, agent.known) for a in box.mem.storage.accesses):
                     require_written(box.mem, box.where, fr.loc())
-        _launch_in_group(fr, t, accesses, agent.known, strict)
+        parts = [(x, READ), (y, READ), (c, WRITE)]
+        _launch_in_group(b, fr, op, parts, lambda: gemm_value(op, x, y, c, fresh), write_box)
 
     return run

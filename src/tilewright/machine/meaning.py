@@ -205,27 +205,17 @@ def has_jump(op: Op) -> bool:
 
 def find_families(kernel: Kernel) -> dict[str, Family]:
     """Which buffers share memory through `View`, and how finely it is tracked."""
-    parent: dict[str, str] = {}
+    tops: dict[str, str] = {}
     widths: dict[str, set[int]] = {}
-
-    def root(name: str) -> str:
-        while parent.get(name, name) != name:
-            name = parent[name]
-        return name
-
-    for op in walk_ops(kernel):
-        if isinstance(op, View):
-            top = root(op.source.name)
-            parent[op.buffer.name] = top
-            widths.setdefault(top, {op.source.dtype.bits}).update(
-                (op.source.dtype.bits, op.buffer.dtype.bits)
-            )
+    for op in walk_ops(kernel, View):
+        top = tops[op.buffer.name] = tops.get(op.source.name, op.source.name)
+        widths.setdefault(top, set()).update((op.source.dtype.bits, op.buffer.dtype.bits))
     found: dict[str, Family] = {}
     for top, bits in widths.items():
         if len(bits) > 1 and 6 in bits:
             raise RunError("a 6-bit type cannot be viewed under another width", loc=kernel.loc)
         found[top] = Family(min(bits), len(bits) > 1 and min(bits) < 8, True)
-    return {**found, **{name: found[root(name)] for name in parent}}
+    return {**found, **{name: found[top] for name, top in tops.items()}}
 
 
 def find_index_vars(kernel: Kernel) -> set[Var]:

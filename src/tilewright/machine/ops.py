@@ -70,9 +70,9 @@ def watch_overlap(fr: Frame, src: Box, dst: Box, *, in_place: bool = False) -> N
     )
 
 
-def tile_box(fr: Frame, tile: TileRegion) -> Box:
+def tile_box(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box:
     """The box of a collective op's operand."""
-    box = locate(fr, tile)
+    box = locate(fr, tile, mem)
     if box is None or box.mem.lead:
         raise RunError(
             f"the place of {tile.buffer.name} differs between threads, but this operation "

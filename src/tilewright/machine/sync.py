@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -137,7 +138,8 @@ class Cell:
 
     def __init__(self, clocks: Clocks, name: str, count: int, maker: int, home: object) -> None:
         self.clocks, self.name, self.count, self.home = clocks, name, count, home
-        self.pending, self.bytes = count, 0
+        self.pending: int | Fraction = count
+        self.bytes = 0
         self.phase = 0  # phases completed
         self.entity = clocks.entity()
         self.gathering = clocks.fresh()
@@ -148,7 +150,7 @@ class Cell:
         self.remote: list[tuple[Party, int, Op]] = []
         self.passed: list[tuple[Party, int, Op]] = []  # waits for the phase that is complete
 
-    def arrive(self, times: int, more: int, knowledge: Array, op: Op) -> None:
+    def arrive(self, times: int | Fraction, more: int, knowledge: Array, op: Op) -> None:
         if times > self.pending:
             raise RunError(
                 f"too many arrivals on {self.name}",
@@ -353,18 +355,23 @@ class Groups:
         self.closed.append(self.open)
         self.open = []
 
+    def over(self, pending: int, read: bool) -> list[Transfer]:
+        """What is in all but the last `pending` groups; forgotten, unless only `read`."""
+        over = max(len(self.closed) - pending, 0)
+        found = [t for group in self.closed[:over] for t in group]
+        if not read:
+            del self.closed[:over]
+        return found
+
     def wait(self, pending: int, read: bool) -> int:
         """Let all but the last `pending` groups be over; the number of those that are."""
-        over = max(len(self.closed) - pending, 0)
-        for t in [t for group in self.closed[:over] for t in group]:
+        for t in self.over(pending, read):
             if read:
                 t.read_source()
             else:
                 t.complete()
                 if t.seen is not None:
                     t.seen()
-        if not read:
-            del self.closed[:over]
         return self.committed - pending
 
     def require_over(self, agent: object, clocks: Clocks) -> None:
