@@ -44,7 +44,7 @@ from tilewright.machine.meaning import (
     tile_meaning,
 )
 from tilewright.machine.memory import Memory, allocate, make_poison, open_view
-from tilewright.machine.numbers import cast_fn
+from tilewright.machine.numbers import Array, cast_fn
 from tilewright.machine.padding import Tracer, blank
 from tilewright.machine.state import Frame
 from tilewright.machine.sync import Flow
@@ -54,22 +54,10 @@ from tilewright.support.errors import RunError
 MANY = 1 << 22  # iterations of one `while` after which nobody would wait any longer
 
 
-def _union(a: Any, b: Any) -> Any:
-    """Lanes of either: None is no lane, True every lane."""
-    if a is True or b is None:
-        return a
-    if b is True or a is None:
-        return b
-    return a | b
-
-
-def _without(mask: Any, gone: Any) -> Any:
-    """`mask` less the lanes in `gone`, or NOTHING."""
-    if gone is None:
-        return mask
-    if gone is True:
-        return NOTHING
-    return narrow(mask, ~gone)
+def _leave(fr: Frame, gone: Array | None) -> Array:
+    """`gone` (None: nobody) and the running lanes."""
+    lanes = fr.active(fr.lanes)
+    return lanes if gone is None else gone | lanes
 
 
 class _Loop:
@@ -83,11 +71,8 @@ class _Loop:
     def next(self, fr: Frame) -> bool:
         """Before an iteration: lanes that broke out stay out; False when none is left."""
         fr.stop = None
-        left = _without(self.mask, fr.broke)
-        if left is NOTHING:
-            return False
-        fr.mask = left
-        return True
+        fr.mask = self.mask if fr.broke is None else narrow(self.mask, ~fr.broke)
+        return fr.mask is not NOTHING
 
     def close(self, fr: Frame) -> None:
         fr.mask, fr.stop, fr.broke = self.saved
@@ -176,8 +161,7 @@ def run_if(b: Builder, op: If) -> Run:
 @meaning(Break)
 def run_break(b: Builder, op: Break) -> Run:
     def run(fr: Frame) -> None:
-        lanes = True if fr.mask is None else fr.mask
-        fr.stop, fr.broke = _union(fr.stop, lanes), _union(fr.broke, lanes)
+        fr.stop, fr.broke = _leave(fr, fr.stop), _leave(fr, fr.broke)
 
     return run
 
@@ -185,7 +169,7 @@ def run_break(b: Builder, op: Break) -> Run:
 @meaning(Continue)
 def run_continue(b: Builder, op: Continue) -> Run:
     def run(fr: Frame) -> None:
-        fr.stop = _union(fr.stop, True if fr.mask is None else fr.mask)
+        fr.stop = _leave(fr, fr.stop)
 
     return run
 

@@ -16,7 +16,7 @@ from math import prod
 from typing import cast
 
 from tilewright.ir.atoms import ATOMS
-from tilewright.ir.buffer import Region, Space
+from tilewright.ir.buffer import Region
 from tilewright.ir.expr import Const
 from tilewright.ir.messages import label_kernel
 from tilewright.ir.op import (
@@ -97,7 +97,7 @@ def find_crews(kernel: Kernel, explicit: bool, parts: Callable[[Role], int]) -> 
                             loc=role.loc,
                             fix="let roles cover equal or disjoint ranges of warps",
                         )
-                    continue  # its agents come together for it (joint.py)
+                    continue  # its agents come together for it
                 number = (first - role.first) // share
                 label = role.name if parts(role) == 1 else f"{role.name}[{number}]"
                 names += [label] if label not in names else []
@@ -127,10 +127,16 @@ def is_explicit(kernel: Kernel) -> bool:
 
 
 def needs_block_order(kernel: Kernel) -> bool:
-    for op in walk_ops(kernel):
-        if isinstance(op, Atomic) and (op.result is not None or op.dst.buffer.dtype.is_float):
-            return True
-        if isinstance(op, Copy) and op.reduce is not None and op.dst.buffer.dtype.is_float:
+    """Results may depend on the order of blocks."""
+    for op in walk_ops(kernel, Atomic, Copy, Intrinsic):
+        if isinstance(op, Intrinsic):
+            reduces = op.name == "bulk_store" and "reduce" in op.fields
+            found = reduces or op.name.startswith("atomic")
+        elif isinstance(op, Copy):
+            found = op.reduce is not None and op.dst.dtype.is_float
+        else:
+            found = op.result is not None or op.dst.dtype.is_float
+        if found:
             return True
     return False
 
@@ -147,8 +153,7 @@ class CompiledKernel(Compiled):
         explicit = options.explicit
         if explicit is None:
             explicit = self.scheduled and is_explicit(kernel)
-        self.explicit = explicit
-        self.scheduled = self.scheduled or explicit
+        self.explicit, self.scheduled = explicit, self.scheduled or explicit
         evaluate = Evaluator(sanitize=options.sanitize, nan=options.nan)
         builder = Builder(kernel, evaluate, explicit=explicit, wrap=wrap)
         self.grid = [evaluate(g) for g in kernel.grid]
@@ -232,30 +237,17 @@ class ThreadKernel(Compiled):
             if isinstance(a, Region)
         }
         # tensors of which two threads may disturb each other
+        stores = [op.args[0] for op in intrinsics if op.name in _STORES]
         self.written = {
-            b.name
-            for op in walk_ops(kernel)
-            for b in written_buffers(op)
-            if b.space is Space.GLOBAL
-        } | {
-            builder.maps[op.fields["map"]].tensor.name
-            for op in intrinsics
-            if op.name == "bulk_store"
-        } | {
-            a.buffer.name
-            for op in intrinsics
-            if op.name in _STORES
-            for a in op.args[:1]
-            if isinstance(a, Region) and a.buffer.space is Space.GLOBAL
+            *(b.name for op in walk_ops(kernel) for b in written_buffers(op)),
+            *(a.buffer.name for a in stores if isinstance(a, Region)),
+            *(builder.maps[op.fields["map"]].tensor.name
+              for op in intrinsics if op.name == "bulk_store"),
         }  # fmt: skip
         self.grid = [evaluate(g) for g in kernel.grid]
         self.body = builder.body(kernel.body)
         self.crews = find_crews(kernel, False, _parts)
-        # blocks in linear order where results may depend on it, as for tiles
-        self.in_order = any(
-            op.name.startswith("atomic") or (op.name == "bulk_store" and "reduce=" in op.text)
-            for op in intrinsics
-        )
+        self.in_order = needs_block_order(kernel)
 
     def make_block(
         self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int

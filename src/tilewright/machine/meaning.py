@@ -35,6 +35,7 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.machine.evaluate import Evaluator
+from tilewright.machine.lanes import NOTHING, narrow
 from tilewright.machine.numbers import Array
 from tilewright.machine.state import Frame
 from tilewright.machine.sync import Flow
@@ -183,12 +184,9 @@ def _jumping(steps: list[Step]) -> Run:
             else:
                 step.run(fr)
             if step.jumps and fr.stop is not None:
-                if fr.stop is True:
+                fr.mask = narrow(entry, ~fr.stop)
+                if fr.mask is NOTHING:
                     break
-                left = ~fr.stop if entry is None else entry & ~fr.stop
-                if not left.any():
-                    break
-                fr.mask = left
         fr.mask = entry
 
     return run

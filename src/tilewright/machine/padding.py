@@ -172,9 +172,9 @@ def reduced(
 
 def _warn_mixed(fr: Frame, op: Reduce, row: tuple[int, ...], count: int, extent: int) -> None:
     name, word = op.src.buffer.name, _WORDS.get(op.op, f"T.reduce_{op.op}")
-    neutral = {"max": "-inf", "min": "inf", "all": "True", "and": "-1"}.get(op.op, "0")
-    neutral = f"-T.infinity('{op.src.buffer.dtype}')" if neutral == "-inf" else neutral
-    neutral = f"T.infinity('{op.src.buffer.dtype}')" if neutral == "inf" else neutral
+    infinity = f"T.infinity('{op.src.buffer.dtype}')"
+    neutrals = {"max": f"-{infinity}", "min": infinity, "all": "True", "and": "-1"}
+    neutral = neutrals.get(op.op, "0")
     at = f" of {op.dst.buffer.name}[{', '.join(map(str, row))}]" if row else ""
     warn(
         fr,

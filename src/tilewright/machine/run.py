@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Generic, TypeVar
+from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -162,42 +162,19 @@ class RunResult:
     warnings: list[SanitizerWarning] = field(default_factory=list)
 
 
-_KEEP = 64
-_T = TypeVar("_T")
+_compiled: dict[Any, list[CompiledKernel | ThreadKernel]] = {}
 
 
-class _Remembered(Generic[_T]):
-    """What was made of the last few programs."""
-
-    def __init__(self) -> None:
-        self.found: OrderedDict[Any, tuple[Program, _T]] = OrderedDict()
-
-    def get(self, program: Program, make: Callable[[], _T], *more: Any) -> _T:
-        key = (id(program), *more)
-        found = self.found.get(key)
-        if found is None:
-            # the program is kept with it, so that its id names no other
-            found = self.found[key] = (program, make())
-            while len(self.found) > _KEEP:
-                self.found.popitem(last=False)
-        self.found.move_to_end(key)
-        return found[1]
-
-
-_compiled: _Remembered[list[CompiledKernel]] = _Remembered()
-_compiled_threads: _Remembered[list[ThreadKernel]] = _Remembered()
-_lowered: _Remembered[bool] = _Remembered()
-
-
-def compiled_kernels(program: Program, options: Options) -> list[CompiledKernel]:
-    """The program's kernels as steps; the last few programs are remembered."""
-    return _compiled.get(
-        program,
-        lambda: [CompiledKernel(k, options) for k in program.kernels],
-        options.sanitize,
-        options.nan,
-        options.explicit,
-    )
+def compiled_kernels(program: Program, options: Options) -> list[CompiledKernel | ThreadKernel]:
+    """The program's kernels as steps, kept as long as the program."""
+    key = (id(program), replace(options, seed=0))
+    if key not in _compiled:
+        _compiled[key] = [
+            ThreadKernel(k) if options.threads else CompiledKernel(k, options)
+            for k in program.kernels
+        ]
+        finalize(program, _compiled.pop, key, None)
+    return _compiled[key]
 
 
 def run(
@@ -224,27 +201,23 @@ def run(
     `made` names tensors that hold nothing yet: to the sanitizer, what the kernels do not write in
     them is uninitialised, and elements that stay so are warned of.
     """
-    if threads is None:
-        threads = _lowered.get(program, lambda: is_thread_ir(program))
-    if threads:
-        return run_threads(program, args, seed=seed)
-    options = Options(sanitize, nan, seed, explicit)
+    threads = is_thread_ir(program) if threads is None else threads
+    options = Options(sanitize and not threads, nan, seed, explicit, threads)
     with np.errstate(all="ignore"):
-        if stepper is None:
+        if stepper is None or threads:
             kernels = compiled_kernels(program, options)
         else:
             kernels = [stepper.compiled(kernel, options) for kernel in program.kernels]
-        families = {name: f for k in kernels for name, f in k.families.items()}
-        call = _Call(program, args, families, track=sanitize)
-        if sanitize:
-            call.forget(made)
+        packed = _PackedArrays(program, args, threads)
+        call = _Call(packed, kernels, options)
+        call.forget(made)
         launch = Launch(call.memories, call.values, options, call.say)
         rng = random.Random(seed)
         for kernel in kernels:
             run_kernel(launch, kernel, rng)
-        if sanitize:
-            call.result.warnings += launch.warnings.values()
-            call.warn_unwritten(made)
+        call.result.warnings += launch.warnings.values()
+        call.warn_unwritten(made)
+        packed.unpack()
         return call.finish()
 
 
@@ -257,25 +230,14 @@ def run_threads(program: Program, args: Mapping[str, Any], *, seed: int = 0) -> 
     which asynchronous operations complete and the lane that `elect` picks. Elements of less than
     a byte, for which a lowered program has bytes, are packed before and unpacked behind.
     """
-    with np.errstate(all="ignore"):
-        kernels = _compiled_threads.get(program, lambda: [ThreadKernel(k) for k in program.kernels])
-        packed = _PackedArrays(program, args)
-        call = _Call(packed.declared, packed.args, {}, track=False, bytes_of=packed.bytes)
-        for memory in call.memories.values():
-            memory.pads = False  # thread code carries its guards
-        launch = Launch(call.memories, call.values, Options(seed=seed), call.say)
-        rng = random.Random(seed)
-        for kernel in kernels:
-            run_kernel(launch, kernel, rng)
-        packed.unpack()
-        return call.finish()
+    return run(program, args, seed=seed, threads=True)
 
 
 class _PackedArrays:
     """Arrays of elements of less than a byte, given for tensors that are bytes: `declared` has
     the tensors as they were before they became bytes."""
 
-    def __init__(self, program: Program, args: Mapping[str, Any]) -> None:
+    def __init__(self, program: Program, args: Mapping[str, Any], threads: bool) -> None:
         self.args = dict(args)
         self.bytes: dict[str, tuple[Buffer, np.ndarray[Any, Any]]] = {}
         self.kinds: dict[str, DType] = {}
@@ -286,7 +248,7 @@ class _PackedArrays:
                 kind = next(
                     (d for d in DTYPES.values() if d.packed and d.numpy == array.dtype), None
                 )
-                if kind is not None and param.dtype.name == "uint8":
+                if threads and kind is not None and param.dtype.name == "uint8":
                     self.kinds[param.name] = kind
                     self.bytes[param.name] = (param, pack(array, kind))
                     row = param.shape[-1]
@@ -307,21 +269,24 @@ class _Call:
 
     def __init__(
         self,
-        program: Program,
-        args: Mapping[str, Any],
-        families: Mapping[str, Family],
-        *,
-        track: bool,
-        bytes_of: Mapping[str, tuple[Buffer, np.ndarray[Any, Any]]] | None = None,
+        packed: _PackedArrays,
+        kernels: list[CompiledKernel | ThreadKernel],
+        options: Options,
     ) -> None:
+        program, args, self.track = packed.declared, packed.args, options.sanitize
+        families = {name: f for k in kernels for name, f in k.families.items()}
         self.arrays = {t.name: _array(t, args) for t in program.tensors}
         sizes = array_sizes(program, self.arrays)
         self.values: dict[str, Any] = {v.name: v.dtype.numpy.type(n) for v, n in sizes.items()}
         for scalar in program.scalars:
             self.values[scalar.name] = _scalar(scalar, args)
-        self.memories, self.copied = _tensors(program, self.arrays, self.values, families, track)
-        for name, (buffer, raw) in (bytes_of or {}).items():
+        self.memories, self.copied = _tensors(
+            program, self.arrays, self.values, families, self.track
+        )
+        for name, (buffer, raw) in packed.bytes.items():
             self.memories[name] = allocate(buffer, raw.shape, array=raw)
+        for memory in self.memories.values():
+            memory.pads = not options.threads  # thread code carries its guards
         self.result = RunResult({v.name: n for v, n in sizes.items()})
 
     def say(self, line: str) -> None:
@@ -330,12 +295,12 @@ class _Call:
 
     def forget(self, made: Collection[str]) -> None:
         """These tensors hold nothing until something is written to them."""
-        for name in made:
+        for name in made if self.track else ():
             memory = self.memories[name]
             memory.storage.valid = np.zeros(memory.storage.units, np.bool_)
 
     def warn_unwritten(self, made: Collection[str]) -> None:
-        for name in made:
+        for name in made if self.track else ():
             found = unwritten(self.memories[name])
             if found is not None:
                 self.result.warnings.append(found)

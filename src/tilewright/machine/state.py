@@ -7,7 +7,7 @@ in `thread_agents.py`; they differ in what a barrier or a group means to their t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -33,6 +33,7 @@ class Options:
     nan: bool = False
     seed: int = 0
     explicit: bool | None = None
+    threads: bool = False  # stage THREAD
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Frame:
         # which nest axes index the buffer being accessed, in order, and the box that they span
         self.pattern: tuple[tuple[int, ...], Where] | None = None
         self.op: Op | None = None
-        self.stop: Any = None  # lanes that left the current iteration: None, True or an array
-        self.broke: Any = None  # lanes that left the current loop
+        self.stop: Array | None = None  # lanes that left the current iteration
+        self.broke: Array | None = None  # lanes that left the current loop
         self.watches: tuple[Watch, ...] = ()
         # of values, to the sanitizer (padding.py): marks of variables, of what is being stored, and
         # whether a load went outside a tensor
@@ -304,6 +305,7 @@ class Compiled:
     scheduled: bool  # agents wait for each other or for asynchronous ops
     in_order: bool  # blocks run in linear order, since results may depend on it
     knowers: int  # of a block, to the clocks
+    families: Mapping[str, Any] = {}  # buffers that share memory
     most = 1 << 24  # entries of the clocks; larger clusters run unwatched
 
     def make_block(self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int) -> Block:

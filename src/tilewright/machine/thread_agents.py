@@ -20,7 +20,6 @@ import numpy as np
 
 from tilewright.ir.analysis.aliases import places
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import Const
 from tilewright.ir.op import Alloc, Kernel, Op, Sync, View, walk_ops
 from tilewright.machine.memory import Memory, Storage, describe_index
 from tilewright.machine.numbers import Array, Value
@@ -42,29 +41,21 @@ class Plan:
         self.places: dict[str, int] = {}
         given = places(kernel)
         end = max((place + size_of(buffer) for buffer, place in given.items()), default=0)
-        found = {buffer.name: place for buffer, place in given.items()}
-        for op in walk_ops(kernel):
-            if isinstance(op, Alloc) and op.buffer.space in (Space.SHARED, Space.BARRIER):
-                self.buffers[op.buffer.name] = op.buffer
-        for name, buffer in self.buffers.items():
-            if name not in found:
-                end = -(-end // _ALIGNMENT) * _ALIGNMENT
-                found[name] = end
-                end += size_of(buffer)
-            self.places[name] = found[name]
-        for op in walk_ops(kernel):
-            if isinstance(op, View) and op.buffer.space is Space.SHARED:
-                if not isinstance(op.offset, Const) or op.source.name not in self.places:
-                    raise RunError(
-                        f"{op.buffer.name} begins at a place known only at run time", loc=op.loc
-                    )
-                place = self.places[op.source.name] + int(op.offset) * op.buffer.dtype.bytes
-                self.buffers[op.buffer.name], self.places[op.buffer.name] = op.buffer, place
+        for op in walk_ops(kernel, Alloc, View):
+            buffer = op.buffer
+            if buffer.space not in (Space.SHARED, Space.BARRIER):
+                continue
+            if isinstance(op, View):
+                place = self.places[op.source.name] + int(op.offset) * buffer.dtype.bytes
+            elif op.place is not None:
+                place = op.place
+            else:
+                place = -(-end // _ALIGNMENT) * _ALIGNMENT
+                end = place + size_of(buffer)
+            self.buffers[buffer.name], self.places[buffer.name] = buffer, place
         self.bytes = -(-max(end, 1) // _ALIGNMENT) * _ALIGNMENT
         tiles = [b for b in self.buffers.values() if b.space is Space.SHARED]
         for buffer in tiles:
-            if buffer.dtype.packed:
-                raise RunError(f"{buffer.name} has elements of less than a byte", loc=kernel.loc)
             if self.places[buffer.name] % buffer.dtype.bytes:
                 raise RunError(
                     f"{buffer.name} lies at {self.places[buffer.name]}, which is no multiple of "
