@@ -77,7 +77,7 @@ from tilewright.passes.canonicalize.packed_values import (
     to_narrow,
     wrapped,
 )
-from tilewright.passes.lower.foreign import PrintRows
+from tilewright.passes.lower.elements import PrintRows
 from tilewright.support.errors import CompileError
 
 WORD = 4  # bytes of the least that atomics change
@@ -288,8 +288,6 @@ def _reaches(p: Packing, op: Op) -> Iterable[Op]:
             op,
             lambda: fresh_var("i", p.names),
             lambda spot: Load(spot.buffer, spot.starts, op.loc),
-            lambda head: (head,),
-            p,
         )
         yield from p.body(tuple(rows.lines()), p.ranges)
         return
