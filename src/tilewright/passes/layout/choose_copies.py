@@ -3,7 +3,6 @@ registers where they fit, threads otherwise. What fits is asked of the lowering 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from tilewright.ir import scope
@@ -15,8 +14,8 @@ from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.shared_tiles import as_copy, turned
 from tilewright.passes.layout.thread_layouts import unrolled
+from tilewright.passes.lower.copies import copy_matrices
 from tilewright.passes.lower.lowering import Lowering
-from tilewright.passes.lower.matrices import lower_ldmatrix, lower_stmatrix
 from tilewright.passes.lower.threads import lowering_of
 from tilewright.passes.overlap.roles import WARP, by_hand
 from tilewright.passes.reasons import because
@@ -68,20 +67,18 @@ def _by_matrices(op: Map, low: Lowering, target: Target) -> tuple[Op, ...] | Non
     return (view, copy) if copy.atom == "ldmatrix" else None
 
 
-# between which spaces, and the rule that lowers it
-_MATRICES: dict[tuple[Space, Space], tuple[str, Callable[[Lowering, Copy], Iterable[Op]]]] = {
-    (Space.SHARED, Space.FRAGMENT): ("ldmatrix", lower_ldmatrix),
-    (Space.FRAGMENT, Space.SHARED): ("stmatrix", lower_stmatrix),
+_MATRICES = {  # between which spaces
+    (Space.SHARED, Space.FRAGMENT): "ldmatrix",
+    (Space.FRAGMENT, Space.SHARED): "stmatrix",
 }
 
 
 def _atom(op: Copy, low: Lowering, target: Target) -> str:
-    route = _MATRICES.get((op.src.buffer.space, op.dst.buffer.space))
-    if route is None or not ATOMS[route[0]].needs <= target.features:
+    name = _MATRICES.get((op.src.buffer.space, op.dst.buffer.space))
+    if name is None or not ATOMS[name].needs <= target.features:
         return "threads"
-    name, rule = route
     try:
-        list(rule(low, rebuild(op, atom=name)))
+        copy_matrices(low, rebuild(op, atom=name))
     except CompileError as error:
         because(low.kernel.name, op, f"not {name}: {error.message}")
         return "threads"

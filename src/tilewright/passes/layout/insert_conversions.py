@@ -74,7 +74,7 @@ from tilewright.passes.layout.thread_layouts import (
     unrolled,
     with_units,
 )
-from tilewright.passes.lower.foreign import PRINTED
+from tilewright.passes.lower.elements import PRINTED
 from tilewright.passes.overlap.roles import WARP
 
 
