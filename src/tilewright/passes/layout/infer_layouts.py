@@ -25,7 +25,7 @@ from tilewright.ir.analysis.bounds import Ranges, multiple_of, stride_of
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Const, Expr, Load, Var, const, variables
+from tilewright.ir.expr import Const, Expr, Load, const, variables
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import LayoutError
 from tilewright.ir.op import (
@@ -186,7 +186,8 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
         for op in walk_ops(role.body)
     }
     key: Key
-    for position, (op, around, turns) in enumerate(_walk(kernel.body, {}, 1)):
+    around = unrolled(kernel)
+    for position, (op, turns) in enumerate(_walk(kernel.body, 1)):
         problem.turns[id(op)] = turns
         known = ranges.get(id(op), Ranges())
         problem.ops.append((position, op, known))
@@ -207,17 +208,12 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
     return problem
 
 
-def _walk(
-    body: tuple[Op, ...], around: dict[Var, range], turns: int
-) -> Iterator[tuple[Op, dict[Var, range], int]]:
-    """Ops outside nests, the constant loops around that are unrolled, and how often they run."""
+def _walk(body: tuple[Op, ...], turns: int) -> Iterator[tuple[Op, int]]:
+    """Ops outside nests, and how often they run."""
     for op in body:
-        yield op, around, turns
-        if isinstance(op, Map):
-            continue
-        inside = {**around, **unrolled(op)}
-        for inner in bodies(op):
-            yield from _walk(inner, inside, min(turns * _trips(op), MOST_TURNS))
+        yield op, turns
+        for inner in () if isinstance(op, Map) else bodies(op):
+            yield from _walk(inner, min(turns * _trips(op), MOST_TURNS))
 
 
 def _trips(op: Op) -> int:

@@ -24,7 +24,7 @@ from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Const, Expr, Load, Var, loads, substitute, variables
 from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial
 from tilewright.ir.layout.layout import Indices, LayoutError
-from tilewright.ir.op import For, Let, Map, Op, Store, bodies, op_loads
+from tilewright.ir.op import For, Kernel, Let, Map, Op, Store, bodies, op_loads, walk_ops
 from tilewright.passes.layout.addresses import evaluate
 from tilewright.support.errors import CompileError
 
@@ -274,9 +274,10 @@ def _values(op: Op) -> dict[Var, range]:
     return {op.var: values} if isinstance(op, For) and values is not None else {}
 
 
-def unrolled(op: Op) -> dict[Var, range]:
-    """The variable of a loop that is unrolled, with its values, when they are known."""
-    return _values(op) if isinstance(op, For) and op.kind == "unroll" else {}
+def unrolled(kernel: Kernel) -> dict[Var, range]:
+    """The variables of loops that are unrolled, with their values, where they are known."""
+    loops = [op for op in walk_ops(kernel, For) if op.kind == "unroll"]
+    return {var: values for op in loops for var, values in _values(op).items()}
 
 
 def _dims(op: Map, indices: tuple[Expr, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -22,7 +22,7 @@ from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import Layout
 from tilewright.ir.op import Body, Copy, Intrinsic, Map, Op
 from tilewright.ir.rewrite import rebuild
-from tilewright.passes.canonicalize.expand_copies import expand_op
+from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.addresses import (
     TileAddress,
     evaluate,

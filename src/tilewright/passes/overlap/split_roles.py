@@ -64,7 +64,7 @@ from tilewright.ir.rewrite import (
     substitute_vars,
 )
 from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.simplify_indices import simplify_operands
+from tilewright.passes.canonicalize.loops import simplify_operands
 from tilewright.passes.layout.choose_copies import choose_copies
 from tilewright.passes.layout.choose_gemms import choose_gemms
 from tilewright.passes.layout.infer_layouts import spread_fragments
