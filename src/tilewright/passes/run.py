@@ -209,13 +209,12 @@ class Dump:
 
     def error(self, name: str, error: Exception) -> None:
         """Pass `name` failed."""
-        if self.folder is not None:
-            self._write(f"{_plain(name)}.error.txt", f"{type(error).__name__}: {error}\n")
+        self._write(f"{_plain(name)}.error.txt", f"{type(error).__name__}: {error}\n")
 
     def _write(self, name: str, text: str) -> None:
-        assert self.folder is not None
-        (self.folder / f"{self.number:02}_{name}").write_text(text, encoding="utf-8")
-        self.number += 1
+        if self.folder is not None:
+            (self.folder / f"{self.number:02}_{name}").write_text(text, encoding="utf-8")
+            self.number += 1
 
 
 def _plain(name: str) -> str:

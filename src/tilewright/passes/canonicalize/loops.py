@@ -31,7 +31,9 @@ matter.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import prod
+from operator import is_
 from typing import Any, TypeVar
 
 from tilewright.ir.analysis.bounds import NOTHING, Ranges, prove
@@ -84,11 +86,12 @@ from tilewright.ir.rewrite import (
     fresh_var,
     map_body,
     map_ops,
+    map_region,
     rebuild,
     rename_unique,
     substitute_vars,
 )
-from tilewright.ir.scope import after, entry, inside, walk_ranges
+from tilewright.ir.scope import after, entry, map_inside, walk_ranges
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, expand_op, kernel_pass, rule
@@ -350,14 +353,16 @@ def _body(body: Body, ranges: Ranges, pinned: bool = False) -> Body:
         if taken is not None:
             waiting.extend(reversed(taken))
             continue
-        new = _bodies(op, ranges)
+        fixed = isinstance(op, For) and not (op.order is None and op.stage is None)
+        new = map_inside(op, ranges, partial(_body, pinned=fixed))
         if not pinned and _is_idle(new):
             continue
         result.append(new)
         if isinstance(new, (Break, Continue)) and not pinned:
             break
         ranges = after(new, ranges)
-    return tuple(result)
+    same = len(result) == len(body) and all(map(is_, result, body))
+    return body if same else tuple(result)
 
 
 def _taken(op: Op, ranges: Ranges) -> Body | None:
@@ -385,17 +390,6 @@ def _is_idle(op: Op) -> bool:
     return False
 
 
-def _bodies(op: Op, ranges: Ranges) -> Op:
-    pinned = isinstance(op, For) and not (op.order is None and op.stage is None)
-    changes: dict[str, Any] = {}
-    for f in marked(op, "body"):
-        old = getattr(op, f.name)
-        new = _body(old, inside(op, f.name, ranges), pinned)
-        if len(new) != len(old) or any(a is not b for a, b in zip(new, old, strict=True)):
-            changes[f.name] = new
-    return rebuild(op, **changes)
-
-
 def simplify_operands(op: AnyOp, ranges: Ranges = NOTHING) -> AnyOp:
     """The op with its own expressions simplified; assumptions stay as they were written."""
     if isinstance(op, Hint):
@@ -412,18 +406,7 @@ def _operand(value: Any, ranges: Ranges, index: bool) -> Any:
     if isinstance(value, Expr):
         return simplify(value, ranges, index=index)
     if isinstance(value, Region):
-        return _region(value, ranges)
+        # an extent that is the buffer's own size stays that very expression: `is_whole` compares
+        sizes = value.buffer.shape
+        return map_region(value, lambda e: e if any(e is s for s in sizes) else simplify(e, ranges))
     return value
-
-
-def _region(region: Region, ranges: Ranges) -> Region:
-    # an extent that is the buffer's own size stays that very expression: `is_whole` compares them
-    starts = _operand(region.starts, ranges, True)
-    extents = tuple(
-        extent if extent is size else simplify(extent, ranges)
-        for extent, size in zip(region.extents, region.buffer.shape, strict=True)
-    )
-    cta = _operand(region.cta, ranges, True)
-    if starts is region.starts and extents == region.extents and cta is region.cta:
-        return region
-    return Region(region.buffer, starts, extents, cta)

@@ -76,21 +76,19 @@ class Facts:
         self,
         kernel: Kernel,
         target: Target,
-        program: Program | None = None,
-        names: Callable[[], set[str]] | None = None,
+        program: Program,
+        names: Callable[[], set[str]],
     ) -> None:
-        self.kernel, self.target = kernel, target
-        self.program = program or Program(kernel.name, (), (kernel,))
-        self._names = names
+        self.kernel, self.target, self.program, self._names = kernel, target, program, names
 
-    @cached_property
+    @property
     def names(self) -> set[str]:
         """Names that are taken in the program."""
-        return self._names() if self._names is not None else program_names(self.program)
+        return self._names()
 
     def of(self, kernel: Kernel) -> Facts:
         """Those of `kernel`, another form of this one."""
-        return Facts(kernel, self.target, self.program, lambda: self.names)
+        return Facts(kernel, self.target, self.program, self._names)
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -141,15 +139,16 @@ def kernel_pass(run: Callable[[Facts], Kernel]) -> KernelPass:
 
     @wraps(run)
     def over(program: Any, target: Target) -> Any:
-        if isinstance(program, Kernel):
-            return run(Facts(program, target))
-        names = cache(lambda: program_names(program))
+        alone = isinstance(program, Kernel)
+        whole = Program(program.name, (), (program,)) if alone else program
+        names = cache(lambda: program_names(whole))
 
         def one(kernel: Kernel) -> Kernel:
             with errors.at(kernel.loc):
-                return run(Facts(kernel, target, program, names))
+                return run(Facts(kernel, target, whole, names))
 
-        return map_kernels(program, one)
+        found = map_kernels(whole, one)
+        return found.kernels[0] if alone else found
 
     return over
 
