@@ -82,7 +82,7 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.expand_copies import expand_op, map_over, variables_of
+from tilewright.passes.canonicalize.rules import expand_op, map_over, variables_of
 from tilewright.passes.lower.elements import PrintRows
 from tilewright.support.errors import CompileError, Loc
 

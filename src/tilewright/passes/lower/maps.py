@@ -42,7 +42,7 @@ from tilewright.ir.op import (
     walk_ops,
 )
 from tilewright.ir.rewrite import map_exprs, rebuild
-from tilewright.passes.canonicalize.expand_copies import expand_op
+from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.elements import atomic_element, intrinsic, lower_sums
 from tilewright.passes.lower.lowering import (
