@@ -21,7 +21,7 @@ class _Parser(ExprParser):
     """Ops and programs."""
 
     def field(self, hole: Hole, values: dict[str, Any]) -> Any:
-        if hole.kind == "expr":
+        if hole.kind == "Expr":
             anchor = values.get(hole.anchor) if hole.anchor else None
             return self.expr(anchor.dtype if isinstance(anchor, (Var, Buffer, Region)) else None)
         if hole.kind == "indices":
@@ -36,24 +36,21 @@ class _Parser(ExprParser):
         form = self.form()
         values: dict[str, Any] = {}
         outer, self.binding = self.binding, []
-        ended, has_body = token, False
+        has_body = False
         for i, (words, hole) in enumerate(_PIECES[form.cls]):
-            if hole is not None and hole.kind == "body" and not has_body:
+            if hole is not None and hole.kind == "Body" and not has_body:
                 has_body = True
                 self.extras(form, values)
                 ended = self.at
-                self.open_scope()
-            if i == 0:
-                for word in words:
-                    self.expect(word)
-                words = ()
-            if hole is not None and hole.optional and self.absent(words):
+                self.undo.append([])
+                self.declare_bound()
+            if i > 0 and hole is not None and hole.optional and self.absent(words):
                 continue
             for word in words:
                 self.expect(word)
-            if hole is None:
+            if hole is None or (i == 0 and hole.optional and self.absent(())):
                 continue
-            if hole.kind == "body":
+            if hole.kind == "Body":
                 values[hole.name] = self.body(hole)
             elif form.cls is Let and hole.name == "value" and self.texts[self.at - 3] != ":":
                 values["value"] = self.expr()
@@ -97,7 +94,7 @@ class _Parser(ExprParser):
 
     def extras(self, form: Form, values: dict[str, Any]) -> None:
         """`name=value` for the fields the template leaves out; a bare name is `=true`."""
-        holes = {hole.name: hole for hole in form.extras}
+        holes = form.extras
         while self.kinds[self.at] == "name":
             token, name = self.at, self.texts[self.at]
             hole = holes.get(name)
@@ -115,10 +112,6 @@ class _Parser(ExprParser):
                 continue
             self.expect("=")
             values[name] = self.field(hole, values)
-
-    def open_scope(self) -> None:
-        self.undo.append([])
-        self.declare_bound()
 
     def declare_bound(self) -> None:
         """Makes what the op defines visible."""
@@ -218,7 +211,6 @@ class _Parser(ExprParser):
         before they are introduced. Returns where the header ends."""
         self.header: list[int] = []
         self.scalars: dict[int, Var] = {}
-        self.dims: dict[int, Var] = {}
         while True:
             self.blank_lines()
             start = self.at
@@ -238,12 +230,12 @@ class _Parser(ExprParser):
                 if is_scalar:
                     var = Var(self.new_name(written, at), kind)
                     self.declare(written, var, at)
-                    (self.dims if word == "dim" else self.scalars)[start] = var
+                    self.scalars[start] = var
             while self.kinds[self.at] not in ("newline", "end"):
                 self.at += 1
 
     def dim(self) -> Dim:
-        var = self.dims[self.at - 1]
+        var = self.scalars[self.at - 1]
         self.next_name("a name")
         if self.accept(":"):
             self.dtype()
@@ -267,19 +259,19 @@ _PIECES: dict[type[Op], tuple[tuple[tuple[str, ...], Hole | None], ...]] = {
     for cls, form in FORMS.items()
 }
 _READERS: dict[str, Callable[[_Parser], Any]] = {
-    "region": _Parser.region,
-    "var": _Parser.var,
-    "vars": lambda p: p.tuple_of(p.var),
-    "buffer": lambda p: p.lookup(Buffer),
+    "Region": _Parser.region,
+    "Var": _Parser.var,
+    "tuple[Var, ...]": lambda p: p.tuple_of(p.var),
+    "Buffer": lambda p: p.lookup(Buffer),
     "declaration": _Parser.declaration,
-    "exprs": _Parser.exprs,
-    "operands": lambda p: p.exprs(regions=True),
+    "tuple[Expr, ...]": _Parser.exprs,
+    "tuple[Expr | Region, ...]": lambda p: p.exprs(regions=True),
     "str": _Parser.word,
     "int": _Parser.integer,
-    "ints": lambda p: p.tuple_of(p.integer),
+    "tuple[int, ...]": lambda p: p.tuple_of(p.integer),
     "bool": _Parser.literal,
-    "any": _Parser.literal,
-    "layout": _Parser.layout,
+    "tuple[Any, ...]": _Parser.literal,
+    "AnyLayout": _Parser.layout,
 }
 
 
