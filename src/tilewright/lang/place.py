@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from tilewright.ir.expr import (
@@ -47,7 +47,6 @@ from tilewright.lang.builder import KernelState
 WARP = 32
 
 
-@dataclass(frozen=True)
 class Placed(Op):
     """Statements under `T.ws`, until the kernel's end shows who controls their order."""
 
