@@ -175,13 +175,9 @@ def expressions(op: Op) -> tuple[Expr, ...]:
     return tuple(found)
 
 
-def op_loads(op: Op) -> list[Load]:
-    """Elements the op reads through expressions."""
-    return list(loads_of(op))
-
-
 @kept
-def loads_of(op: Op) -> tuple[Load, ...]:
+def op_loads(op: Op) -> tuple[Load, ...]:
+    """Elements the op reads through expressions."""
     return tuple(load for expr in expressions(op) for load in loads(expr))
 
 
@@ -208,4 +204,4 @@ def named_buffers(op: Op) -> tuple[Buffer, ...]:
     """Buffers that the op names, not counting its bodies."""
     found = [x.buffer if isinstance(x, Region) else x for x in operands(op)
              if isinstance(x, (Region, Buffer))]  # fmt: skip
-    return tuple(dict.fromkeys([*found, *(load.buffer for load in loads_of(op))]))
+    return tuple(dict.fromkeys([*found, *(load.buffer for load in op_loads(op))]))

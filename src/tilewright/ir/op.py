@@ -30,7 +30,6 @@ from tilewright.ir.marks import (
     bound_within,
     expressions,
     kept,
-    loads_of,
     marked,
     named_buffers,
     op_loads,
@@ -480,14 +479,10 @@ def is_rare(body: Body) -> bool:
     return any(isinstance(op, Hint) and op.name == "rare" for op in body)
 
 
-def read_buffers(op: Op) -> list[Buffer]:
-    """Buffers whose elements the op reads, not counting its bodies."""
-    return list(_read_buffers(op))
-
-
 @kept
-def _read_buffers(op: Op) -> tuple[Buffer, ...]:
-    named = [r.buffer for r in regions(op, reads=True)] + [x.buffer for x in loads_of(op)]
+def read_buffers(op: Op) -> tuple[Buffer, ...]:
+    """Buffers whose elements the op reads, not counting its bodies."""
+    named = [r.buffer for r in regions(op, reads=True)] + [x.buffer for x in op_loads(op)]
     if isinstance(op, Intrinsic):
         named += [a.buffer for a in op.args if isinstance(a, Region)]
     return tuple(dict.fromkeys(named))
@@ -497,19 +492,15 @@ def _read_buffers(op: Op) -> tuple[Buffer, ...]:
 def touched_within(op: Op) -> tuple[tuple[Buffer, bool], ...]:
     """Buffers that the op, and what stands in it, read (False) and write (True). Intrinsics may
     write what they are given."""
-    found = [(buffer, isinstance(op, Intrinsic)) for buffer in _read_buffers(op)]
-    found += [(buffer, True) for buffer in _written_buffers(op)]
+    found = [(buffer, isinstance(op, Intrinsic)) for buffer in read_buffers(op)]
+    found += [(buffer, True) for buffer in written_buffers(op)]
     found += [each for body in bodies(op) for inner in body for each in touched_within(inner)]
     return tuple(dict.fromkeys(found))
 
 
-def written_buffers(op: Op) -> list[Buffer]:
-    """Buffers whose elements the op writes, not counting its bodies."""
-    return list(_written_buffers(op))
-
-
 @kept
-def _written_buffers(op: Op) -> tuple[Buffer, ...]:
+def written_buffers(op: Op) -> tuple[Buffer, ...]:
+    """Buffers whose elements the op writes, not counting its bodies."""
     named = [r.buffer for r in regions(op, writes=True)]
     if isinstance(op, Store):
         named.append(op.buffer)

@@ -10,10 +10,10 @@ from typing import Any
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import Expr, Var
-from tilewright.ir.op import Body, Dim, Kernel, Let, Op, Param, Program, Store
+from tilewright.ir.op import Body, Dim, Let, Op, Param, Program, Store
 from tilewright.ir.text.expr import ExprParser
 from tilewright.ir.text.printer import FORMS, Form, Hole
-from tilewright.ir.text.scan import Scope, did_you_mean
+from tilewright.ir.text.scan import END, Scope, did_you_mean
 from tilewright.support import limits
 
 
@@ -133,17 +133,25 @@ class _Parser(ExprParser):
             fix="join conditions with `and`, and loops over several variables in one map",
             loc=self.loc(opened),
         )
-        ops: list[Op] = []
-        while True:
-            self.blank_lines()
-            if self.accept("}"):
-                break
+
+        def inner() -> Op:
             if self.kinds[self.at] == "end":
                 self.fail("this body is never closed", opened, fix="add '}'")
-            ops.append(self.op())
-            self.end_statement()
+            return self.op()
+
+        ops = self.statements("}", inner)
         self.close_scope()
-        return tuple(ops)
+        return ops
+
+    def statements(self, close: str, read: Callable[[], Any]) -> tuple[Any, ...]:
+        """What is read up to `close`, a statement to a line."""
+        found: list[Any] = []
+        while True:
+            self.blank_lines()
+            if self.accept(close):
+                return tuple(found)
+            found.append(read())
+            self.end_statement()
 
     # ── programs ─────────────────────────────────────────────────────────────────────────────
 
@@ -177,34 +185,23 @@ class _Parser(ExprParser):
             self.declare_bound()
             self.end_statement()
         self.at = kernels_at
-        kernels: list[Kernel] = []
-        while True:
-            self.blank_lines()
-            if self.accept("}"):
-                break
-            if self.texts[self.at] != "kernel":
-                self.fail(
-                    f"expected a kernel, found {self.shown()}",
-                    fix="parameters, dims, scratch and sources come before the first kernel"
-                    if self.texts[self.at] in _HEADER
-                    else did_you_mean(self.texts[self.at], (*_HEADER, "kernel", "}")),
-                )
-            kernel = self.op()
-            assert isinstance(kernel, Kernel)
-            kernels.append(kernel)
-            self.end_statement()
+        kernels = self.statements("}", self.kernel)
         self.blank_lines()
         if self.kinds[self.at] != "end":
             self.fail(f"expected the end of the text, found {self.shown()}")
         return Program(
-            name,
-            tuple(params),
-            tuple(kernels),
-            tuple(dims),
-            tuple(scratch),
-            tuple(sources),
-            loc=loc,
+            name, tuple(params), kernels, tuple(dims), tuple(scratch), tuple(sources), loc=loc
         )
+
+    def kernel(self) -> Op:
+        if self.texts[self.at] != "kernel":
+            self.fail(
+                f"expected a kernel, found {self.shown()}",
+                fix="parameters, dims, scratch and sources come before the first kernel"
+                if self.texts[self.at] in _HEADER
+                else did_you_mean(self.texts[self.at], (*_HEADER, "kernel", "}")),
+            )
+        return self.op()
 
     def header_scalars(self) -> int:
         """Finds the header's statements and declares its scalars, which shapes may mention
@@ -303,10 +300,4 @@ def parse_expr(text: str, scope: Scope | None = None, context: DType | None = No
 def parse_body(text: str, scope: Scope | None = None, file: str = "<ir>") -> Body:
     """The statements that `text` says, over the variables and buffers in `scope`."""
     parser = _Parser(text, file, scope)
-    ops: list[Op] = []
-    while True:
-        parser.blank_lines()
-        if parser.kinds[parser.at] == "end":
-            return tuple(ops)
-        ops.append(parser.op())
-        parser.end_statement()
+    return parser.statements(END, parser.op)
