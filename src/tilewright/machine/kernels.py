@@ -122,7 +122,7 @@ def _schedules(op: Op) -> bool:
 
 def is_explicit(kernel: Kernel) -> bool:
     """Every instruction is chosen, so every synchronisation must be there too."""
-    tiles = [op for op in walk_ops(kernel) if isinstance(op, (Copy, Gemm))]
+    tiles = list(walk_ops(kernel, Copy, Gemm))
     return bool(tiles) and all(op.atom is not None for op in tiles)
 
 
@@ -195,21 +195,14 @@ _STORES = frozenset("store_global store_packed atomic atomic_of_warp".split())
 
 def is_thread_ir(program: Program) -> bool:
     """Whether tile ops of `program` have become thread code."""
-    return any(
-        isinstance(op, Intrinsic) and op.name in _LOWERED
-        for kernel in program.kernels
-        for op in walk_ops(kernel)
-    )
+    return any(op.name in _LOWERED for k in program.kernels for op in walk_ops(k, Intrinsic))
 
 
 def _parts(role: Role) -> int:
     """Agents that run a role: its instances; its warpgroups where they wait for each other, each at
     a barrier of its own."""
     groups, rest = divmod(role.warps, 4)
-    apart = any(
-        isinstance(op, Sync) and op.id is not None and not isinstance(op.id, Const)
-        for op in walk_ops(role.body)
-    )
+    apart = not all(op.id is None or isinstance(op.id, Const) for op in walk_ops(role.body, Sync))
     return groups if apart and role.instances == 1 and not rest else role.instances
 
 
@@ -224,9 +217,9 @@ class ThreadKernel(Compiled):
         self.knowers = -(-prod(kernel.threads) // WARP) * WARP
         evaluate = Evaluator()
         builder = Builder(kernel, evaluate, explicit=True, threads=True)
-        intrinsics = [op for op in walk_ops(kernel) if isinstance(op, Intrinsic)]
-        for op in walk_ops(kernel):
-            if isinstance(op, Hint) and op.name == "tensor_map" and op.buffer is not None:
+        intrinsics = list(walk_ops(kernel, Intrinsic))
+        for op in walk_ops(kernel, Hint):
+            if op.name == "tensor_map" and op.buffer is not None:
                 said = MapHint.of(op)
                 builder.maps[said.name] = TensorMap(op.buffer, said.swizzle, said.box, said.sizes)
         builder.registers = {

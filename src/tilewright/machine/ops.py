@@ -18,7 +18,8 @@ from tilewright.machine.lanes import (
     Box,
     TileRegion,
     locate,
-    out_of_range,
+    not_inside,
+    outside,
     read_box,
     region_memory,
     scatter,
@@ -38,7 +39,7 @@ from tilewright.machine.numbers import (
     reduced,
     scanned,
 )
-from tilewright.machine.state import Frame, Where, in_lane
+from tilewright.machine.state import Frame, Where
 from tilewright.support.errors import RunError, SanitizerError
 
 
@@ -454,14 +455,11 @@ def atomic_elements(
     per_lane = fr.in_map or fr.mask is not None or value.ndim or any(i.ndim for i in idx)
     shape = fr.lanes if per_lane else ()
     at = tuple(np.broadcast_to(i, shape) for i in idx)
-    ok: Array = np.array(fr.active(shape))
-    for i, n in zip(at, mem.shape, strict=True):
-        inside = (i >= 0) & (i < n)
-        if not mem.is_global and not inside[ok].all():
-            first = int(np.argmax(ok & ~inside))
-            where = tuple(int(k.reshape(-1)[first]) for k in at)
-            raise in_lane(out_of_range(fr, mem, where), fr, ok & ~inside)
-        ok &= inside
+    ok, bad = fr.active(shape), outside(at, mem.shape)
+    if bad is not None:
+        if not mem.is_global and (ok & bad).any():
+            raise not_inside(fr, mem, at, ok & bad, None)
+        ok = ok & ~bad
     out = np.zeros(shape, mem.dtype.numpy)
     places = tuple(i[ok].astype(np.int64) for i in at)
     given = np.broadcast_to(value, shape)[ok]

@@ -16,7 +16,7 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.expr import Bin, Var
 from tilewright.ir.op import Program
-from tilewright.machine.conflicts import BlockRaces
+from tilewright.machine.conflicts import Conflicts
 from tilewright.machine.evaluate import Evaluator
 from tilewright.machine.kernels import CompiledKernel, ThreadKernel, is_thread_ir
 from tilewright.machine.meaning import Family
@@ -55,7 +55,7 @@ def run_kernel(launch: Launch, compiled: Compiled, rng: random.Random) -> None:
     order = list(range(prod(counts)))
     if not compiled.in_order:
         rng.shuffle(order)
-    launch.races = BlockRaces(prod(grid))
+    launch.races = Conflicts("block", prod(grid))
     for number in order:
         run_cluster(_cluster(launch, compiled, _unravel(number, counts), shape, grid), rng)
     for memory in launch.memories.values():

@@ -17,7 +17,7 @@ import numpy as np
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Load, variables
 from tilewright.ir.op import Intrinsic, Kernel, Op, Sync, expressions
-from tilewright.machine.conflicts import BlockRaces, Touch
+from tilewright.machine.conflicts import Conflicts, Touch
 from tilewright.machine.memory import Memory
 from tilewright.machine.numbers import Array, Value
 from tilewright.machine.sync import Blocked, Cell, Clocks, Groups, Meeting, Party, Transfer
@@ -327,7 +327,7 @@ class Launch:
     values: dict[str, Any]
     options: Options
     say: Callable[[str], None]
-    races: BlockRaces = field(default_factory=lambda: BlockRaces(0))
+    races: Conflicts = field(default_factory=lambda: Conflicts("block"))
     warnings: dict[Any, SanitizerWarning] = field(default_factory=dict)  # once per op
 
 

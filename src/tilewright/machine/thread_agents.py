@@ -283,19 +283,12 @@ def agent_block(fr: Frame) -> ThreadBlock:
 
 def active(fr: Frame) -> Array:
     """The positions of the threads that run this."""
-    if fr.mask is None:
-        return fr.agent.positions
-    mask = fr.mask if fr.mask.shape == fr.lanes else np.broadcast_to(fr.mask, fr.lanes)
-    found: Array = mask.nonzero()[0]
-    return found
+    return fr.agent.positions if fr.mask is None else fr.active(fr.lanes).nonzero()[0]
 
 
 def in_threads(fr: Frame, value: Value, lanes: Array) -> Array:
     """`value` in the threads at these positions."""
-    if not value.ndim:
-        return np.full(lanes.shape, value)
-    found: Array = (value if value.shape == fr.lanes else np.broadcast_to(value, fr.lanes))[lanes]
-    return found
+    return spread(fr, value)[lanes]
 
 
 def spread(fr: Frame, value: Value) -> Array:
