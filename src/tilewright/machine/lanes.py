@@ -122,6 +122,18 @@ def outside(idx: Where, shape: tuple[int, ...]) -> Array | None:
     return None if bad is None else np.asarray(bad)
 
 
+def inside(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> tuple[Array | None, Any]:
+    """Where indices are outside of a tensor (an error where nothing lies around it), and the
+    active lanes where they are not."""
+    bad = outside(idx, mem.shape)
+    if bad is None:
+        return None, fr.mask
+    wrong = bad if fr.mask is None else bad & fr.mask
+    if not mem.pads and wrong.any():
+        raise not_inside(fr, mem, idx, wrong, node)
+    return bad, narrow_not(fr.mask, bad)
+
+
 def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
     """The elements at `idx`, in every active lane."""
     if all(i.ndim == 0 for i in idx) and (not mem.lead or mem.lead == fr.lanes):
@@ -137,20 +149,13 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
         if fr.watches and mem.storage.watched:
             watch_lanes(fr, mem, idx, fr.mask, node, READ)
         return mem.data[at]
-    bad = outside(idx, mem.shape)
-    live = fr.mask
+    bad, live = inside(fr, mem, idx, node)
     if bad is not None:
-        if mem.pads:
-            fr.outside = True
-            live = ~bad if live is None else live & ~bad
-        else:
-            wrong = bad if fr.mask is None else bad & fr.mask
-            if wrong.any():
-                raise not_inside(fr, mem, idx, wrong, node)
+        fr.outside = fr.outside or mem.pads
         if 0 in mem.shape:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in idx)), mem.dtype.numpy)
         idx = tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, mem.shape, strict=True))
-    if fr.watches and mem.storage.watched:
+    if fr.watches and mem.storage.watched and live is not NOTHING:
         watch_lanes(fr, mem, idx, live, node, READ)
     full = (*lane_axes(fr, mem), *idx) if mem.lead else idx
     value = mem.data[full]
@@ -182,31 +187,22 @@ def watch_lanes(
 
 def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
     """Store `value` at `idx` in every active lane; the last lane wins where two agree."""
-    uniform = not value.ndim and all(i.ndim == 0 for i in idx)
+    one = all(i.ndim == 0 for i in idx)  # and the same element of each lane, or of all together
+    uniform = one and not value.ndim
     if mem.space is Space.LOCAL and not mem.lead and not (uniform and fr.mask is None):
         mem.spread(fr.lanes)
-    bad = outside(idx, mem.shape)
-    mask, watched = fr.mask, fr.watches and mem.storage.watched
-    if bad is None and _is_register(fr, mem, idx):
-        if watched:
-            watch_lanes(fr, mem, idx, mask, None, WRITE)
+    _, mask = inside(fr, mem, idx, None)
+    if mask is NOTHING:
+        return
+    if fr.watches and mem.storage.watched:
+        seen = mask
+        if one and not fr.in_map and not mem.lead and (mask is not None or value.ndim):
+            seen = _storing(fr, value, mask)
+        watch_lanes(fr, mem, idx, seen, None, WRITE, value)
+    if one and mem.space is Space.LOCAL and type(mem) is Memory and mem.lead in ((), fr.lanes):
         registers = mem.data[(..., *map(int, idx))]
         np.copyto(registers, value, where=True if mask is None else mask)
         return
-    if bad is not None:
-        if not mem.pads:
-            wrong = bad if mask is None else bad & mask
-            if wrong.any():
-                raise not_inside(fr, mem, idx, wrong, None)
-        mask = ~bad if mask is None else mask & ~bad
-        if not mask.any():
-            return
-    if watched:
-        seen = mask
-        one_place = all(i.ndim == 0 for i in idx) and not fr.in_map and not mem.lead
-        if one_place and (mask is not None or value.ndim):
-            seen = _storing(fr, value, mask)
-        watch_lanes(fr, mem, idx, seen, None, WRITE, value)
     data = mem.data
     if not mem.lead and uniform:
         data[tuple(map(int, idx))] = value
@@ -223,13 +219,6 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
         full, value = tuple(i[keep] for i in full), value[keep]
     data[full if full else ...] = value if full or not value.ndim else value.reshape(-1)[-1]
     mem.flush(data)
-
-
-def _is_register(fr: Frame, mem: Memory, idx: Where) -> bool:
-    """One and the same element of each lane, or of all together."""
-    if mem.space is not Space.LOCAL or type(mem) is not Memory or mem.lead not in ((), fr.lanes):
-        return False
-    return all(i.ndim == 0 for i in idx)
 
 
 def _storing(fr: Frame, value: Value, mask: Any) -> Any:

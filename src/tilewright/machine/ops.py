@@ -15,11 +15,11 @@ from tilewright.ir.op import Atomic, Copy, Fill, Gemm, Op, Reduce, Relayout, Sca
 from tilewright.machine import padding
 from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE
 from tilewright.machine.lanes import (
+    NOTHING,
     Box,
     TileRegion,
+    inside,
     locate,
-    not_inside,
-    outside,
     read_box,
     region_memory,
     scatter,
@@ -455,16 +455,13 @@ def atomic_elements(
     per_lane = fr.in_map or fr.mask is not None or value.ndim or any(i.ndim for i in idx)
     shape = fr.lanes if per_lane else ()
     at = tuple(np.broadcast_to(i, shape) for i in idx)
-    ok, bad = fr.active(shape), outside(at, mem.shape)
-    if bad is not None:
-        if not mem.is_global and (ok & bad).any():
-            raise not_inside(fr, mem, at, ok & bad, None)
-        ok = ok & ~bad
+    _, live = inside(fr, mem, at, None)
     out = np.zeros(shape, mem.dtype.numpy)
+    if live is NOTHING:
+        return out[()]
+    ok = np.broadcast_to(True if live is None else live, shape)
     places = tuple(i[ok].astype(np.int64) for i in at)
     given = np.broadcast_to(value, shape)[ok]
-    if not ok.any():
-        return out[()]
     if fr.watches:
         owners = fr.agent.lane_ids(fr)[ok] if per_lane else None
         if fr.agent.sanitize:
