@@ -80,27 +80,28 @@ def find_crews(kernel: Kernel, explicit: bool, parts: Callable[[Role], int]) -> 
     """The block's warps, cut wherever an outermost role or one of its parts begins or ends."""
     total = -(-prod(kernel.threads) // WARP)
     roles = list(outer_roles(kernel.body))
-    cuts = {0, total}
+    pieces = []  # the first warp of each, their number, what to call it
     for role in roles:
-        share = max(role.warps // parts(role), 1)
-        cuts |= {role.first + k * share for k in range(parts(role) + 1)}
+        count = parts(role)
+        share = max(role.warps // count, 1)
+        for k in range(count):
+            label = role.name if count == 1 else f"{role.name}[{k}]"
+            pieces.append((role.first + k * share, share, label, role))
     crews = []
-    for first, last in pairwise(sorted(cuts)):
-        names = []
-        for role in roles:
-            if role.first <= first < role.first + role.warps:
-                share = role.warps // parts(role)
-                if last - first < share:
-                    if explicit:
-                        raise RunError(
-                            f"role {role.name} is cut in two by another role's warps",
-                            loc=role.loc,
-                            fix="let roles cover equal or disjoint ranges of warps",
-                        )
-                    continue  # its agents come together for it
-                number = (first - role.first) // share
-                label = role.name if parts(role) == 1 else f"{role.name}[{number}]"
-                names += [label] if label not in names else []
+    edges = {0, total, *(f for f, *_ in pieces), *(f + share for f, share, *_ in pieces)}
+    for first, last in pairwise(sorted(edges)):
+        names = {}
+        for start, share, label, role in pieces:
+            if not start <= first < start + share:
+                continue
+            if last - first == share:
+                names[label] = role
+            elif explicit:
+                raise RunError(
+                    f"role {role.name} is cut in two by another role's warps",
+                    loc=role.loc,
+                    fix="let roles cover equal or disjoint ranges of warps",
+                )  # else its agents come together for it
         idle = "warps outside roles" if roles else "all threads"
         crews.append(Crew(first, last - first, "/".join(names) or idle))
     return crews

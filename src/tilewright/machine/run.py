@@ -70,7 +70,9 @@ def _cluster(
     for rank in range(prod(shape)):
         inner = _unravel(rank, shape)
         index = tuple(c * s + i for c, s, i in zip(corner, shape, inner, strict=True))
-        block = compiled.make_block(cluster, index, rank, _ravel(index, grid))
+        block = compiled.make_block(
+            cluster, index, rank, int(np.ravel_multi_index(index, grid, order="F"))
+        )
         cluster.blocks.append(block)
         block.agents = [compiled.make_agent(block, crew) for crew in compiled.crews]
         for agent in block.agents:
@@ -81,18 +83,7 @@ def _cluster(
 
 def _unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The coordinates of a linear number, axis 0 fastest."""
-    out = []
-    for n in shape:
-        out.append(number % n)
-        number //= n
-    return tuple(out)
-
-
-def _ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    number = 0
-    for i, n in zip(reversed(index), reversed(shape), strict=True):
-        number = number * n + i
-    return number
+    return tuple(map(int, np.unravel_index(number, shape, order="F")))
 
 
 # ── clusters ─────────────────────────────────────────────────────────────────────────────────
