@@ -149,6 +149,13 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
         if fr.watches and mem.storage.watched:
             watch_lanes(fr, mem, idx, fr.mask, node, READ)
         return mem.data[at]
+    box = as_box(fr, mem, idx)
+    if box is not None and (fr.mask is None or not fr.watches):
+        where, axes = box
+        if fr.watches:
+            fr.touch(READ, mem, where, None, node)
+            fr.pattern = None
+        return read_along(fr, mem.data[where], axes)
     bad, live = inside(fr, mem, idx, node)
     if bad is not None:
         fr.outside = fr.outside or mem.pads
@@ -157,6 +164,7 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
         idx = tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, mem.shape, strict=True))
     if fr.watches and mem.storage.watched and live is not NOTHING:
         watch_lanes(fr, mem, idx, live, node, READ)
+        fr.pattern = None
     full = (*lane_axes(fr, mem), *idx) if mem.lead else idx
     value = mem.data[full]
     if bad is not None and mem.pads:
@@ -191,17 +199,30 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
     uniform = one and not value.ndim
     if mem.space is Space.LOCAL and not mem.lead and not (uniform and fr.mask is None):
         mem.spread(fr.lanes)
+    box = as_box(fr, mem, idx)
+    if box is not None and fr.mask is None:
+        where, axes = box
+        if not value.ndim or all(n == 1 or k in axes for k, n in enumerate(fr.lanes)):
+            if fr.watches:
+                fr.touch(WRITE, mem, where)
+                fr.pattern = None
+            data = mem.data
+            data[where] = write_along(fr, value, axes) if value.ndim else value
+            mem.flush(data)
+            return
     _, mask = inside(fr, mem, idx, None)
     if mask is NOTHING:
+        fr.pattern = None
         return
     if fr.watches and mem.storage.watched:
         seen = mask
         if one and not fr.in_map and not mem.lead and (mask is not None or value.ndim):
             seen = _storing(fr, value, mask)
         watch_lanes(fr, mem, idx, seen, None, WRITE, value)
+        fr.pattern = None
     if one and mem.space is Space.LOCAL and type(mem) is Memory and mem.lead in ((), fr.lanes):
-        registers = mem.data[(..., *map(int, idx))]
-        np.copyto(registers, value, where=True if mask is None else mask)
+        at: Any = (..., *map(int, idx))
+        np.copyto(mem.data[at], value, where=True if mask is None else mask)
         return
     data = mem.data
     if not mem.lead and uniform:
@@ -234,88 +255,46 @@ def _storing(fr: Frame, value: Value, mask: Any) -> Any:
     return first
 
 
-# ── boxes: a nest's variables plus offsets, without index arrays ─────────────────────────────
-
-BoxSpec = tuple[tuple[int, Value], ...]  # per dimension: nest axis (or -1) and start
+# ── boxes: what a nest touches, without index arrays ─────────────────────────────
 
 
-def _box_where(fr: Frame, mem: Memory, spec: BoxSpec) -> tuple[Where, list[int]] | None:
-    """The box and its axes, or None where it takes index arrays; told to the watcher's pattern."""
-    if mem.lead or fr.exact:
+def as_box(fr: Frame, mem: Memory, idx: Where) -> tuple[Where, tuple[int, ...]] | None:
+    """The box that a nest touches, and the axes of the nest along which its dimensions run (-1:
+    none), where each index is a number, or counts along an axis of its own."""
+    if mem.lead or not fr.in_map or fr.exact:
         return None
     where: list[Any] = []
     axes: list[int] = []
-    for (axis, start), size in zip(spec, mem.shape, strict=True):
-        if start.ndim:
+    for i, size in zip(idx, mem.shape, strict=True):
+        low, count, axis = int(i.flat[0]), i.size, -1
+        if low < 0 or low + count > size:
             return None
-        low = int(start)
-        if low < 0:
-            return None
-        if axis < 0:
-            if low >= size:
+        if count > 1:
+            axis = i.shape.index(max(i.shape))
+            if i.shape[axis] != count or i.ndim != len(fr.lanes) or axis in axes:
                 return None
-            where.append(low)
-        else:
-            high = low + fr.lanes[axis]
-            if high > size:
+            if not np.array_equal(i.reshape(-1), np.arange(low, low + count)):
                 return None
-            where.append(slice(low, high))
-            axes.append(axis)
+        where.append(low if axis < 0 else slice(low, low + count))
+        axes.append(axis)
     if fr.watches:
-        fr.pattern = tuple(axis for axis, _ in spec), tuple(where)
-    return tuple(where), axes
+        fr.pattern = tuple(axes), tuple(where)
+    return tuple(where), tuple(axes)
 
 
-def _generic(fr: Frame, spec: BoxSpec) -> Where:
-    return tuple(s if axis < 0 else s + fr.grid[axis].astype(s.dtype) for axis, s in spec)
+def read_along(fr: Frame, value: Array, axes: tuple[int, ...]) -> Value:
+    """Elements of a box, for each lane."""
+    used = [axis for axis in axes if axis >= 0]
+    shape = [n if k in used else 1 for k, n in enumerate(fr.lanes)]
+    return value.transpose(np.argsort(used)).reshape(shape) if used else value
 
 
-def gather_box(fr: Frame, mem: Memory, spec: BoxSpec, node: Load) -> Value:
-    """`gather` where each index is a nest variable plus something uniform."""
-    found = _box_where(fr, mem, spec)
-    if found is None or (fr.mask is not None and fr.watches):
-        value = gather(fr, mem, _generic(fr, spec), node)
-        fr.pattern = None
-        return value
-    where, axes = found
-    if fr.watches:
-        fr.touch(READ, mem, where, None, node)
-        fr.pattern = None
-    value = mem.data[where]
-    if not axes:
-        return value
-    order = sorted(range(len(axes)), key=axes.__getitem__)
-    shape = [1] * len(fr.lanes)
-    for axis in axes:
-        shape[axis] = fr.lanes[axis]
-    return value.transpose(order).reshape(shape)
-
-
-def scatter_box(fr: Frame, mem: Memory, spec: BoxSpec, value: Value) -> None:
-    """`scatter` where each index is a nest variable plus something uniform."""
-    found = _box_where(fr, mem, spec)
-    covered = {axis for axis, _ in spec}
-    if found is None or fr.mask is not None or any(
-        n > 1 and k not in covered and value.ndim for k, n in enumerate(fr.lanes)
-    ):  # fmt: skip
-        scatter(fr, mem, _generic(fr, spec), value)
-        fr.pattern = None
-        return
-    where, axes = found
-    if fr.watches:
-        fr.touch(WRITE, mem, where)
-        fr.pattern = None
-    data = mem.data
-    if value.ndim and axes:
-        value = np.broadcast_to(value, fr.lanes)
-        drop = tuple(0 if k not in axes else slice(None) for k in range(len(fr.lanes)))
-        value = value[drop]
-        order = sorted(axes)
-        value = value.transpose([order.index(a) for a in axes])
-    elif value.ndim:
-        value = value.reshape(-1)[-1]
-    data[where] = value
-    mem.flush(data)
+def write_along(fr: Frame, value: Value, axes: tuple[int, ...]) -> Value:
+    """The inverse of `read_along`."""
+    used = [axis for axis in axes if axis >= 0]
+    full = np.broadcast_to(value, fr.lanes)
+    part = full[tuple(slice(None) if k in used else 0 for k in range(full.ndim))]
+    return part.transpose([sorted(used).index(axis) for axis in used])
 
 
 # ── tiles ────────────────────────────────────────────────────────────────────────────────────

@@ -23,7 +23,6 @@ from tilewright.machine.lanes import (
     read_box,
     region_memory,
     scatter,
-    scatter_box,
     uniform_int,
     write_box,
 )
@@ -234,16 +233,6 @@ def run_fill(b: Builder, op: Fill) -> Run:
 def run_store(b: Builder, op: Store) -> Run:
     value, name = b.evaluate(op.value), op.buffer.name
     to = cast_fn(op.value.dtype, op.buffer.dtype)
-    box = b.evaluate.box(op.indices) if b.evaluate.axes and not b.evaluate.sanitize else None
-    if box is not None:
-        zero = np.int64(0)
-        parts = [(axis, None if rest is None else b.evaluate(rest)) for axis, rest in box]
-
-        def run_box(fr: Frame) -> None:
-            spec = tuple((axis, zero if rest is None else rest(fr)) for axis, rest in parts)
-            scatter_box(fr, fr.bufs[name], spec, to(value(fr)))
-
-        return run_box
     indices = [b.evaluate(i, index=True) for i in op.indices]
     marks = padding.Tracer(b.evaluate, op.value, op) if b.evaluate.sanitize else None
 
