@@ -94,7 +94,8 @@ def _laid_out(trace: Trace) -> Program:
     """The last program that still has tiles."""
     best = trace[0][1]
     for _, program in trace:
-        if any(op for k in program.kernels for op in walk_ops(k, Copy, Gemm, Map, Reduce)):
+        ops = (op for kernel in program.kernels for op in walk_ops(kernel))
+        if any(isinstance(op, (Copy, Gemm, Map, Reduce)) for op in ops):
             best = program
     return best
 
@@ -181,7 +182,8 @@ def _peak(role: str, lives: Lifetimes, sizes: Mapping[str, int]) -> dict[str, An
 def _shared(kernel: Kernel, told: Told) -> dict[str, Any]:
     """Who lies where, and from which line to which it is needed."""
     lives = lifetimes(kernel)
-    locs = {op.buffer.name: op.loc for op in walk_ops(kernel, Alloc)} | told.allocs
+    locs = {op.buffer.name: op.loc for op in walk_ops(kernel, Alloc)}
+    locs.update(told.allocs)
     found = []
     for name, (start, end) in sorted(told.places.items(), key=lambda p: (p[1], p[0])):
         at = [min(k, len(lives.ops) - 1) for k in lives.spans.get(name, ())]

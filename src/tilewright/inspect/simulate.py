@@ -281,7 +281,7 @@ class Walk:
         return self.groups.setdefault(unit, Groups(unit, NOBODY, 0, 0))
 
     def joins(self, op: Op, unit: str, ends: tuple[float, float]) -> None:
-        self.groups_in(unit).add(Transfer(op, [], tuple, list, value=ends))
+        self.groups_in(unit).add(Transfer(op, [], tuple, lambda _: None, value=ends))
 
     def copy(self, op: Copy) -> Steps:
         sim, who = self.sim, self.who

@@ -129,14 +129,14 @@ def is_explicit(kernel: Kernel) -> bool:
 
 def needs_block_order(kernel: Kernel) -> bool:
     """Results may depend on the order of blocks."""
-    for op in walk_ops(kernel, Atomic, Copy, Intrinsic):
+    for op in walk_ops(kernel):
         if isinstance(op, Intrinsic):
             reduces = op.name == "bulk_store" and "reduce" in op.fields
             found = reduces or op.name.startswith("atomic")
         elif isinstance(op, Copy):
             found = op.reduce is not None and op.dst.dtype.is_float
         else:
-            found = op.result is not None or op.dst.dtype.is_float
+            found = isinstance(op, Atomic) and (op.result is not None or op.dst.dtype.is_float)
         if found:
             return True
     return False

@@ -92,9 +92,15 @@ class SharedBytes:
                 shape = buffer.static_shape
                 self.memories[name] = allocate(buffer, shape, array=part.reshape(shape))
 
-    def view(self, dtype: np.dtype[Any]) -> Array:
-        """All bytes as elements of `dtype`."""
-        return self.bytes.view(dtype)
+    def read(self, addresses: Array, dtype: np.dtype[Any]) -> Array:
+        """The elements of `dtype` at these addresses."""
+        return self.bytes.view(dtype)[addresses // dtype.itemsize]
+
+    def write(self, addresses: Array, values: Array) -> None:
+        self.bytes.view(values.dtype)[addresses // values.itemsize] = values
+
+    def poison(self, addresses: Array, size: int) -> None:
+        self.bytes[addresses[..., None] + np.arange(size)] = POISON
 
     def address(self, name: str, element: Any) -> Any:
         """The byte address of an element (or of many) of a buffer."""
