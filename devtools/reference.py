@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tilewright.lang.words import DTYPE_NAMES
+from tilewright.lang.meanings import DTYPE_NAMES
 
 # how users write the names of a module
 MODULES = {"T": "tilewright.language", "tw": "tilewright", "layout": "tilewright.layout"}

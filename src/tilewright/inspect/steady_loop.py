@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tilewright.ir.arith import FOLD
 from tilewright.ir.buffer import Space
-from tilewright.ir.expr import FOLD, Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, variables
+from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, variables
 from tilewright.ir.op import (
     Alloc,
     Arrive,

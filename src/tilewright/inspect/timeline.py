@@ -11,8 +11,7 @@ from math import prod
 from typing import Any
 
 from tilewright.inspect.multiprocessor import COPIES, WAITS, Span, Who
-from tilewright.inspect.simulate import Run, simulate
-from tilewright.inspect.simulated_agents import EACH_OTHER, MEMORY, PRODUCTS, TURNS, WARM
+from tilewright.inspect.simulate import EACH_OTHER, MEMORY, PRODUCTS, TURNS, WARM, Run, simulate
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const
 from tilewright.ir.op import Copy, Gemm, Kernel, Op, Program, Store, Wait, walk_ops

@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tilewright.ir.analysis import bounds
+from tilewright.ir.arith import fold
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
-from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, fold, transform
+from tilewright.ir.expr import Bin, Cmp, Const, Expr, Var, const, transform
 from tilewright.ir.op import Program, View, operands, read_buffers, walk_ops, written_buffers
 from tilewright.support.errors import LaunchError
 from tilewright.support.show import brief

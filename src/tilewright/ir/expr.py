@@ -15,9 +15,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tilewright.ir.arith import *  # noqa: F403
-from tilewright.ir.arith import Expr, Var, wrap
-from tilewright.ir.buffer import Load as Load
+from tilewright.ir.arith import (
+    FALSE,
+    TRUE,
+    Bin,
+    Call,
+    Cast,
+    Cmp,
+    Const,
+    Expr,
+    Select,
+    Var,
+    binary,
+    cast,
+    compare,
+    const,
+    logical_and,
+    logical_not,
+    select,
+    truth,
+    wrap,
+)
+from tilewright.ir.buffer import Load
+
+# defined elsewhere, and taken from here
+__all__ = [
+    "FALSE", "TRUE", "Bin", "Call", "Cast", "Cmp", "Const", "Expr", "Select", "Var", "binary",
+    "cast", "compare", "const", "logical_and", "logical_not", "select", "truth", "wrap", "Load",
+]  # fmt: skip
 
 
 def ceildiv(a: Any, b: Any) -> Any:

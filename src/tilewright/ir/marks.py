@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Any, ClassVar, TypeVar, overload
 
 from tilewright.ir.buffer import Buffer, Region
-from tilewright.ir.expr import Expr, Load, Var, loads
+from tilewright.ir.expr import Expr, Load, Var, loads, variables
 from tilewright.support.errors import Loc
 
 
@@ -162,6 +162,11 @@ def expressions(op: Op) -> tuple[Expr, ...]:
             if operand.cta is not None:
                 found.append(operand.cta)
     return tuple(found)
+
+
+def read_variables(code: Op | Body) -> set[Var]:
+    """Variables that an op and what stands in it ask for."""
+    return {v for op in walk_ops(code) for e in expressions(op) for v in variables(e)}
 
 
 def op_loads(op: Op) -> list[Load]:

@@ -18,7 +18,6 @@ from typing import Any
 from tilewright.ir.buffer import AnyLayout, Buffer, Region
 from tilewright.ir.expr import FALSE, Expr, Var, const
 from tilewright.ir.intrinsics import INTRINSICS
-from tilewright.ir.marks import *  # noqa: F403
 from tilewright.ir.marks import (
     Body,
     Op,
@@ -27,11 +26,25 @@ from tilewright.ir.marks import (
     binds,
     bodies,
     body,
+    bound,
+    bound_within,
+    expressions,
     kept,
     loads_of,
+    marked,
+    named_buffers,
+    op_loads,
+    operands,
     regions,
+    walk_ops,
 )
 from tilewright.support.errors import Loc
+
+# defined in `marks`, and taken from here
+__all__ = [
+    "Body", "Op", "bodies", "bound", "bound_within", "expressions", "marked", "named_buffers",
+    "op_loads", "operands", "regions", "walk_ops",
+]  # fmt: skip
 
 # ── structure ────────────────────────────────────────────────────────────────────────────────
 
@@ -124,8 +137,9 @@ class Role(Op):
     With `instances` > 1 the warps are dealt evenly and consecutively to that many independent
     instances, each with its own scalars and fragments, numbered by `var`. `registers` per thread
     are moved on entry. In a kernel with roles, tile ops stand inside roles only; ops outside run
-    in every warp (`BarrierInit` in warp 0 only). `derived`: a compiler's, while what stands
-    outside is still the other threads' code.
+    in every warp (`BarrierInit` in warp 0 only). `derived`: a compiler's, while passes
+    still settle it: what stands outside is other threads' code, or the roles' threads are not in
+    order yet.
     """
 
     syntax = "role {name} warps {first} + {warps} {body}"

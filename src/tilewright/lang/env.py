@@ -18,17 +18,13 @@ from tilewright.ir.expr import Const, Expr
 from tilewright.ir.op import Break, Continue, While
 from tilewright.lang.alloc import alloc_var
 from tilewright.lang.builder import Opened
-from tilewright.lang.frames import KINDS, Binding, Branch, Frame, condition
-from tilewright.lang.guards import is_number, quoting
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, store
-from tilewright.lang.logic import Logic
-from tilewright.lang.looking import device_assert
+from tilewright.lang.hints import device_assert
+from tilewright.lang.logic import KINDS, Binding, Branch, Frame, Logic, PythonWords, condition
 from tilewright.lang.loops import Loop, serial
 from tilewright.lang.math import OPERATORS
 from tilewright.lang.params import declare_argument
-from tilewright.lang.python_words import PythonWords
-from tilewright.lang.reads import reads
-from tilewright.lang.scalar import Lost, is_runtime
+from tilewright.lang.scalar import Lost, is_number, is_runtime, quoting, reads
 from tilewright.lang.types import ScalarType, TensorType
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, Loc

@@ -7,11 +7,9 @@ from typing import Any
 
 from tilewright.ir.expr import Expr, Var, const
 from tilewright.ir.op import Hint
-from tilewright.lang.arguments import integer, one_of, static_int
-from tilewright.lang.branches import lift_loops
 from tilewright.lang.builder import KernelState, Opened, current, current_block
-from tilewright.lang.place import place
-from tilewright.lang.types import shape_tuple
+from tilewright.lang.place import lift_loops, place
+from tilewright.lang.types import integer, one_of, shape_tuple, static_int
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, entry, locating
 
@@ -33,7 +31,7 @@ class KernelScope(Opened):
             return self._enter()
 
     def _enter(self) -> Any:
-        builder = current("Kernel")
+        builder = current("T.Kernel")
         grid = tuple(_extent(g, at) for at, g in enumerate(self.grid)) or (const(1),)
         names = self.names
         if (len(names) > 1 or self.unpacked) and len(names) != len(self.grid):
@@ -71,7 +69,7 @@ class KernelScope(Opened):
         if kind is None:
             self.scope.__exit__(None, None, None)
         else:
-            current("Kernel").kernel = None
+            current("T.Kernel").kernel = None
 
 
 def _extent(value: Any, at: int) -> Expr:
@@ -153,7 +151,7 @@ def Kernel(
                 fix="give it one extent for each axis of the grid",
             )
     if prelude is not None:
-        current("Kernel").sources.append(prelude)
+        current().sources.append(prelude)
     return KernelScope(grid, counts, cluster)
 
 
@@ -180,7 +178,7 @@ def use_swizzle(panel_size: int = 10, order: str = "row", enable: bool = True) -
             T.copy(X[by * 16 : by * 16 + 16, bx * 16 : bx * 16 + 16], Y[by * 16, bx * 16])
         # Y[0]: 0 1 2 3
     """
-    builder = current_block("use_swizzle")
+    builder = current_block()
     size = static_int(panel_size, "panel_size of T.use_swizzle", 1)
     # spellings of the same orders in other dialects
     orders = {
@@ -204,7 +202,7 @@ _FIELDS = {
 
 def _axes(word: str) -> tuple[Any, ...]:
     """Indices or extents of the launch, constants as numbers."""
-    found = getattr(current(word).require_kernel(word), _FIELDS[word.rstrip("s")])
+    found = getattr(current().require_kernel(), _FIELDS[word.rstrip("s")])
     return tuple(getattr(each, "value", each) for each in found)
 
 
@@ -322,7 +320,7 @@ def get_block_extents() -> tuple[Any, ...]:
 
 def linear_thread() -> Expr:
     """tx + ty·nx + tz·nx·ny."""
-    kernel = current("get_thread_binding").require_kernel("get_thread_binding")
+    kernel = current().require_kernel()
     total: Expr = const(0)
     stride = 1
     for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
@@ -380,7 +378,7 @@ def block_rank_in_cluster() -> Var:
                 M[bx * 16 + i] = T.block_rank_in_cluster()
         # M[16:]: 1 1
     """
-    kernel = current("block_rank_in_cluster").require_kernel("block_rank_in_cluster")
+    kernel = current().require_kernel()
     if kernel.rank is None:
         raise CompileError(
             "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"

@@ -1,20 +1,147 @@
-"""Conditions, comparisons and choices in a kernel's text: Python's own for what is known, and
-expressions that mean the same for run-time values."""
+"""Open loops and branches, and Python's operators and functions in a kernel's text: its own for
+known values, expressions that mean the same for run-time values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+import builtins
+import functools
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.ir.expr import Expr, binary, compare, logical_not, select, wrap
-from tilewright.lang.behalf import COMPARISONS
-from tilewright.lang.frames import Scopes, condition
-from tilewright.lang.guards import is_number
+from tilewright.ir.expr import Const, Expr, binary, compare, logical_not, select, truth, wrap
+from tilewright.ir.op import Body, If
+from tilewright.lang import math
+from tilewright.lang.builder import Builder, KernelState, word_of
 from tilewright.lang.handles import Tile, Tiles, Variable
-from tilewright.lang.scalar import is_runtime
-from tilewright.lang.state import Watch
-from tilewright.lang.where import locate, users_frame
-from tilewright.support.errors import CompileError, swap
+from tilewright.lang.loops import Loop
+from tilewright.lang.scalar import concrete, is_number, is_runtime
+from tilewright.lang.state import Watch, refuse_change
+from tilewright.lang.where import BEHALF, locate, users_frame
+from tilewright.support import limits
+from tilewright.support.errors import CompileError, Loc, entry, swap
+
+
+@dataclass(eq=False)
+class Frame:
+    """An open loop or branch of this function. `runtime` ones become ops."""
+
+    kind: str
+    runtime: bool
+    open: bool = True
+    loc: Loc | None = None
+    watch: Watch | None = None  # of run-time ones
+
+
+@dataclass
+class Binding:
+    value: Any
+    frame: Frame | None
+    loc: Loc | None
+    loop: bool = False  # by the loop itself
+    kernel: KernelState | None = None
+
+
+@dataclass
+class Scopes:
+    """The loops and branches that are open, and what names are bound to."""
+
+    builder: Builder
+    frames: list[Frame] = field(default_factory=list)
+    bindings: dict[str, Binding] = field(default_factory=dict)
+
+    def push(self, kind: str, runtime: bool) -> Frame:
+        frame = Frame(kind, runtime, loc=locate())
+        if runtime:
+            frame.watch = Watch(users_frame())
+        self.frames.append(frame)
+        return frame
+
+    def pop(self, frame: Frame) -> None:
+        while self.frames:
+            top = self.frames.pop()
+            top.open = False
+            if top is frame:
+                self.unchanged(frame.watch, KINDS.get(frame.kind, "loop"), frame.loc)
+                return
+
+    def unchanged(self, watch: Watch | None, kind: str, loc: Loc | None) -> None:
+        """Compile-time state is as it was before the run-time scope."""
+        found = watch.changed(self._bound) if watch is not None else None
+        if found is not None:
+            refuse_change(*found, kind, loc)
+
+    def _bound(self, name: str) -> Any:
+        binding = self.bindings.get(name)
+        return binding.value if binding is not None else None
+
+    def top(self) -> Frame | None:
+        """The innermost run-time scope."""
+        return next((f for f in reversed(self.frames) if f.runtime), None)
+
+
+KINDS = {"if": "branch", "map": "T.Parallel loop"}
+
+
+class Branch:
+    """One `if`: chosen now when its condition is known, an op otherwise."""
+
+    def __init__(self, env: Scopes, cond: Any) -> None:
+        self.env, self.cond = env, condition(cond)
+        self.frame: Frame | None = None
+        self.bodies: list[Body] = []
+        if isinstance(self.cond, Expr):
+            self.cond = env.builder.settle(self.cond)  # before the branch writes anything
+            self.loc = locate()
+
+    def then(self) -> bool:
+        return self._open(self.cond)
+
+    def orelse(self) -> bool:
+        return self._open(negated(self.cond))
+
+    def _open(self, guard: Any) -> bool:
+        if isinstance(guard, Expr):
+            self.frame = self.env.push("if", True)
+            self.env.builder.open().guard = guard
+        return isinstance(guard, Expr) or bool(guard)
+
+    def close(self) -> None:
+        if self.frame is not None:
+            self.env.pop(self.frame)
+            self.frame = None
+            self.bodies.append(self.env.builder.close())
+
+    def end(self) -> None:
+        self.close()
+        if self.bodies:
+            self.env.builder.emit(If(self.cond, *self.bodies, loc=self.loc))
+
+
+def condition(cond: Any) -> Any:
+    """A bool expression, or the plain value when it is known."""
+    cond = concrete(cond)
+    if isinstance(cond, (Tile, Tiles)):
+        return bool(Tile.__bool__(cond))  # type: ignore[arg-type]
+    if is_runtime(cond):
+        expr = truth(wrap(cond))
+        return expr.value if isinstance(expr, Const) else expr
+    return cond
+
+
+def negated(test: Any) -> Any:
+    return logical_not(test) if isinstance(test, Expr) else not test
+
+
+# ── operators ────────────────────────────────────────────────────────────────────────────────────
+
+
+# What Python's containers compare and hash inside these, they compare and hash for the user.
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    op: eval(compile(f"lambda a, b: a {op} b", BEHALF, "eval"))
+    for op in ("==", "!=", "<", "<=", ">", ">=", "in", "not in")
+}
 
 
 class Logic(Scopes):
@@ -90,8 +217,7 @@ class Logic(Scopes):
         return value.as_expr() if isinstance(value, Variable) else value
 
     def negate(self, value: Any) -> Any:
-        test = condition(value)
-        return logical_not(test) if isinstance(test, Expr) else not test
+        return negated(condition(value))
 
     def compare(self, ops: tuple[str, ...], *thunks: Callable[[], Any]) -> Any:
         """A chain of comparisons, each operand evaluated once and only where it is needed."""
@@ -227,3 +353,151 @@ def _items(container: Any) -> list[Any] | None:
 
 def _number(value: Any) -> Any:
     return wrap(value) if is_runtime(value) else value
+
+
+# ── Python's functions ───────────────────────────────────────────────────────────────────────────
+
+
+class PythonWords(Scopes):
+    """Rewritten calls of Python's own functions."""
+
+    def items(self, iterable: Any) -> Any:
+        """The iterable of a comprehension."""
+        if isinstance(iterable, (Loop, list, tuple, dict, str)):
+            return iterable  # as it is, or there already
+        return _counted(iterable)
+
+    def power(self, op: str, a: Any, b: Any) -> Any:
+        """`a ** b`, `a << b`, and a list `* b`."""
+        if op == "*":
+            if isinstance(a, (list, tuple)) and isinstance(b, int):
+                _check_items(len(a) * b)
+        elif type(a) is int and type(b) is int and b > 64:
+            bits = a.bit_length() * b if op == "**" else a.bit_length() + b
+            limits.INTEGER_BITS.check(
+                bits, "this number is too large", got=f"{bits} bits", fix="use a smaller one"
+            )
+        return math.OPERATORS[op](a, b)
+
+    def mark(self) -> int:
+        """Before the sides of a choice are evaluated."""
+        return len(self.builder.trail)
+
+    def chosen(self, function: Any, cond: Any, mark: int, *args: Any, **kwargs: Any) -> Any:
+        """`T.if_then_else(cond, …)`, and calls that may turn out to be one."""
+        if getattr(function, "__wrapped__", None) is math.if_then_else and is_runtime(cond):
+            op = self.builder.effect_since(mark)
+            if op is not None:
+                raise CompileError(
+                    "a side of T.if_then_else does more than compute a value: both would run, "
+                    "whichever is chosen",
+                    got=word_of(op),
+                    fix="write an `if`, or bind the result to a name on a line of its own first",
+                    code="python",
+                )
+        return function(cond, *args, **kwargs)
+
+    def builtin(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """`max(a, b)` and its kin, of Python or, for run-time values, of the language."""
+        if function in (builtins.tuple, builtins.list) and args and isinstance(args[0], range):
+            _check_items(len(args[0]))
+        runtime = any(is_runtime(a) for a in args)
+        if function is builtins.range and runtime:
+            raise CompileError(
+                "a run-time range cannot be unrolled",
+                expected="a compile-time integer",
+                got="a run-time value",
+                fix="loop over it: `for i in range(n):`",
+                code="not-constant",
+            )
+        if function is builtins.print and (runtime or any(isinstance(a, Tile) for a in args)):
+            raise CompileError(
+                "Python's print runs once, at compile time, and a run-time value has none then",
+                fix="use T.print",
+                code="python",
+                repair=swap("print", "T.print"),
+            )
+        if function is builtins.isinstance and runtime and _asks_for_number(args[1]):
+            raise CompileError(
+                "isinstance of a run-time value sees what stands for it at compile time",
+                expected="T.PrimExpr, or a look at its dtype",
+                fix="ask isinstance(x, T.PrimExpr) whether it is a run-time value, and x.dtype for "
+                "its type",
+                code="python",
+            )
+        if function in _FOLDED and len(args) == 1 and isinstance(args[0], Iterable):
+            items = tuple(self.items(args[0]))
+            if any(is_runtime(a) for a in items):
+                args = items if function in (max, min) else (items,)
+                runtime = True
+            else:
+                args = (items,)
+        if runtime and not kwargs:
+            ours = _BUILTINS.get(function)
+            if ours is not None:
+                return ours(*args)
+        return function(*args, **kwargs)
+
+
+def _check_items(count: int) -> None:
+    limits.ITEMS.check(
+        count,
+        "too many items for Python to make",
+        got=f"{count:,}".replace(",", " "),
+        fix="loop at run time: `for i in range(n)`",
+    )
+
+
+def _counted(iterable: Any) -> Iterator[Any]:
+    for at, item in enumerate(iterable):
+        if at >= limits.ITEMS.usual:
+            _check_items(at + 1)
+        yield item
+
+
+def _asks_for_number(kinds: Any) -> bool:
+    each = kinds if isinstance(kinds, tuple) else (kinds,)
+    return any(kind in (bool, int, float, complex) or kind in _NUMBERS for kind in each)
+
+
+_NUMBERS = (numbers.Number, numbers.Real, numbers.Integral, numbers.Rational)
+
+
+def _int(x: Any) -> Expr:
+    """Toward zero; integers keep their type."""
+    value = wrap(x)
+    return value if value.dtype.is_int else math.cast(value, "int32")
+
+
+def _float(x: Any) -> Expr:
+    value = wrap(x)
+    return value if value.dtype.is_float and value.dtype.bits >= 32 else math.cast(value, "float32")
+
+
+def _fold(op: str) -> Callable[[Any], Any]:
+    """`all` and `any`."""
+
+    def fold(items: Any) -> Any:
+        tests = [condition(item) for item in items]
+        known = [bool(test) for test in tests if not isinstance(test, Expr)]
+        if (op == "or") in known:
+            return op == "or"
+        return functools.reduce(
+            functools.partial(binary, op), [test for test in tests if isinstance(test, Expr)]
+        )
+
+    return fold
+
+
+_FOLDED = (max, min, any, all)
+_BUILTINS: dict[Any, Callable[..., Any]] = {
+    max: entry(math.max),
+    min: entry(math.min),
+    any: _fold("or"),
+    all: _fold("and"),
+    int: _int,
+    float: _float,
+    bool: lambda x: truth(wrap(x)),
+    divmod: lambda a, b: (a // b, a % b),
+    round: entry(math.round),
+}

@@ -24,10 +24,9 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_ops
 from tilewright.lang import math
-from tilewright.lang.arguments import integer, static_int
 from tilewright.lang.builder import Builder, current
 from tilewright.lang.scalar import is_runtime
-from tilewright.lang.types import shape_tuple
+from tilewright.lang.types import integer, shape_tuple, static_int
 from tilewright.lang.where import locate
 from tilewright.support import limits
 from tilewright.support.errors import CompileError, Loc, locating, swap
@@ -99,10 +98,8 @@ def _counted(
             end = downward(first, end, -int(by), builder.known())
             low, up = const(0, end.dtype), const(1, end.dtype)
         var = builder.var(names[0] if names else None, end.dtype, "i")
-        builder.open(loop=True)
-        builder.counters.append((var, low, end, up))
+        builder.open(loop=True).counters = [(var, low, end, up)]
         yield nth(first, by, var) if down else var
-        builder.counters.pop()
         builder.emit(For(var, low, end, builder.close(), up, kind, **pipeline, loc=loc))
 
     return Loop(run)
@@ -213,13 +210,12 @@ def Parallel(
             fix="give a block a smaller part, and T.Kernel more blocks",
         )
         vars = _loop_vars(builder, names, sizes, loc)
-        builder.open(loop=True)
-        builder.maps += 1
-        counted = [(v, const(0, v.dtype), e, const(1)) for v, e in zip(vars, sizes, strict=True)]
-        builder.counters += counted
+        body = builder.open(loop=True)
+        body.parallel = True
+        body.counters = [
+            (v, const(0, v.dtype), e, const(1)) for v, e in zip(vars, sizes, strict=True)
+        ]
         yield vars if len(vars) > 1 else vars[0]
-        del builder.counters[-len(counted) :]
-        builder.maps -= 1
         builder.emit(_one_map(Map(vars, tuple(sizes), builder.close(), loop_layout, loc=loc)))
 
     return Loop(run, "map")
@@ -487,7 +483,7 @@ def loop_break() -> None:
                 M[k] = 1
         # M: 1 1 1 0 0
     """
-    current("loop_break").emit(Break())
+    current().emit(Break())
 
 
 Serial, Unroll, Vectorized = serial, unroll, vectorized

@@ -272,7 +272,7 @@ def empty(*shape: Any, dtype: Any = None, partial: bool = False) -> Tile:
     >>> double(np.arange(4, dtype=np.float32)).tolist()
     [0.0, 2.0, 4.0, 6.0]
     """
-    builder = current("empty")
+    builder = current()
     if builder.kernel is not None:
         raise CompileError("T.empty inside a kernel", fix="call it before `with T.Kernel`")
     given = list(shape)
@@ -303,7 +303,7 @@ def const(names: str, dtype: Any = None) -> Any:
     >>> column_sums(np.ones((3, 2), np.float32)).tolist()
     [3.0, 3.0]
     """
-    builder = current("const")
+    builder = current()
     if builder.probing:
         return dynamic(names)
     found = []

@@ -1,4 +1,5 @@
-"""Where statements run: placements and branches on whole warps as roles, or as hints."""
+"""Where statements run: placements and branches on whole warps as roles or hints, and `T.Parallel`
+loops out of branches on the thread index."""
 
 from __future__ import annotations
 
@@ -6,19 +7,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
+from tilewright.ir.analysis.uniform import per_thread
+from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
+    TRUE,
+    Bin,
     Const,
     Expr,
+    Var,
     const,
     is_pure,
+    logical_and,
+    logical_not,
     substitute,
     variables,
 )
+from tilewright.ir.intrinsics import INTRINSICS
+from tilewright.ir.marks import attr, body
 from tilewright.ir.op import (
+    Alloc,
     Arrive,
     Atomic,
     Body,
+    Commit,
     Copy,
+    Fence,
     Fill,
     For,
     Gemm,
@@ -26,6 +39,7 @@ from tilewright.ir.op import (
     If,
     Intrinsic,
     Kernel,
+    Let,
     Map,
     Op,
     Reduce,
@@ -34,16 +48,22 @@ from tilewright.ir.op import (
     Scan,
     Store,
     Sync,
+    View,
     Wait,
+    WaitGroup,
     While,
-    attr,
     bodies,
-    body,
+    bound,
+    expressions,
+    op_loads,
+    read_buffers,
     walk_ops,
+    written_buffers,
 )
 from tilewright.ir.rewrite import map_body
 from tilewright.ir.simplify import simplify
 from tilewright.lang.builder import KernelState
+from tilewright.support.errors import CompileError
 
 WARP = 32
 
@@ -215,3 +235,199 @@ def threads_where(conds: list[Expr], kernel: Kernel | KernelState) -> list[int]:
         if all(isinstance(test, Const) and bool(test.value) for test in tests):
             found.append(linear)
     return found
+
+
+# ── T.Parallel under a branch on the thread index ────────────────────────────────────────────────
+
+# Each iteration runs once, and which thread runs it makes no difference: values of one thread are
+# refused inside. So under `if t < 32` it stays a loop that all threads share, and the branch moves
+# to the statements around it. From then on it is a tile op beside thread-level code like any other,
+# which the compiler orders.
+
+
+def lift_loops(kernel: Kernel) -> Kernel:
+    """`kernel` with its `T.Parallel` loops out of branches on the thread index."""
+    names = set(kernel.thread_vars)
+    branches = (op for op in walk_ops(kernel) if isinstance(op, If) and variables(op.cond) & names)
+    if not any(_has_loop(op) for op in branches):
+        return kernel
+    return replace(kernel, body=_Lift(kernel).body(kernel.body, TRUE))
+
+
+class _Lift:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.found = per_thread(kernel)
+        self.role: Role | None = None  # around
+        memory = {b for op in walk_ops(kernel) for b in written_buffers(op)}
+        self.written = {b for b in memory if b.space in (Space.GLOBAL, Space.SHARED)}
+        # a wait by some threads orders what these threads do, not what all of them do
+        self.waits = [op for op in walk_ops(kernel) if id(op) in self.found.controls and _waits(op)]
+
+    def body(self, ops: Body, guard: Expr) -> Body:
+        """`ops`, of which all but loops belong to the threads for which `guard` holds."""
+        if guard is not TRUE and not self.reaching(guard):
+            return ()
+        found: list[Op] = []
+        kept: list[Op] = []
+        names: set[Var | Buffer] = set()  # of `found`, inside a branch of its own by now
+
+        def close() -> None:
+            if kept:
+                names.update(n for op in kept for n in _defined(op))
+                found.append(If(guard, tuple(kept), loc=kept[0].loc))
+                kept.clear()
+
+        for op in ops:
+            if _has_loop(op) or guard is TRUE or self.is_for_all(op):
+                close()
+                self.check_names(op, names)
+                found += self.lifted(op, guard)
+            else:
+                self.check_names(op, names)
+                kept.append(op)
+        close()
+        return tuple(found)
+
+    def lifted(self, op: Op, guard: Expr) -> list[Op]:
+        if isinstance(op, Map):
+            if guard is not TRUE:
+                self.check(op, self.reaching(guard))
+            return [op]
+        if isinstance(op, If) and _has_loop(op):
+            return self.branch(op, guard)
+        if isinstance(op, Role):
+            self.role = op
+            role = replace(op, body=self.body(op.body, guard))
+            self.role = None
+            return [role]
+        if isinstance(op, (For, While)) and _has_loop(op):
+            return [replace(op, body=self.body(op.body, guard))]
+        if guard is TRUE or self.role is not None or not self.reads(op):
+            return [op]
+        return [Sync("block", loc=op.loc), op, Sync("block", loc=op.loc)]
+
+    def branch(self, op: If, guard: Expr) -> list[Op]:
+        mine: Expr = TRUE
+        rest: Expr = TRUE
+        for test in _conjuncts(op.cond):
+            if on_threads([test], self.kernel):
+                mine = logical_and(mine, test)
+            else:
+                rest = logical_and(rest, test)
+        inner = logical_and(guard, mine)
+        if inner is not TRUE and self.reads(op):
+            raise _refusal(
+                next(each for each in walk_ops(op) if isinstance(each, Map)),
+                "a condition that reads memory which the kernel writes",
+                "compute the condition on a line of its own, before the branch",
+            )
+        if mine is TRUE:
+            then, orelse = self.body(op.then, guard), self.body(op.orelse, guard)
+            return [replace(op, then=then, orelse=orelse)]
+        if rest is not TRUE:
+            if op.orelse:
+                return [op]
+            return [replace(op, cond=rest, then=self.body(op.then, inner))]
+        outer = logical_and(guard, logical_not(op.cond))
+        return [*self.body(op.then, inner), *self.body(op.orelse, outer)]
+
+    def is_for_all(self, op: Op) -> bool:
+        """Whether `op` only names something, which is the same in all threads."""
+        named = isinstance(op, (Alloc, Let, View)) or (isinstance(op, Hint) and op.name == "ws")
+        return named and self.found.source(expressions(op)) is None
+
+    def reads(self, op: Op) -> bool:
+        """Whether `op` reads what threads may write: for all to do so in place of some, they
+        have to meet before and after."""
+        return any(x.buffer in self.written for x in op_loads(op))
+
+    def reaching(self, guard: Expr) -> list[int]:
+        """The threads that `guard` lets through, of those that the role around has."""
+        found = threads_where([guard], self.kernel)
+        if self.role is None:
+            return found
+        first, count = self.role.first, self.role.warps
+        return [t for t in found if first <= t // WARP < first + count]
+
+    def check(self, loop: Map, some: list[int]) -> None:
+        """All threads may run the loop in place of `some`."""
+        if some[-1] - some[0] >= len(some):
+            gap = next(t for t in range(some[0], some[-1]) if t not in some)
+            raise _refusal(
+                loop,
+                f"a branch that threads {some[0]} and {some[-1]} take, and thread {gap} does not",
+                "test for threads that follow each other: `if lo <= t < hi`, with constants",
+            )
+        touched = [b for op in walk_ops(loop) for b in (*read_buffers(op), *written_buffers(op))]
+        fragment = next((b for b in touched if b.space is Space.FRAGMENT), None)
+        if fragment is not None:
+            raise _refusal(
+                loop,
+                f"{fragment.name}, a fragment, which all threads hold parts of",
+                f"allocate {fragment.name} with T.alloc_shared, or move the loop out of the branch",
+            )
+        if self.waits:
+            raise _refusal(
+                loop,
+                f"a kernel in which some threads wait on their own, at {self.waits[0].loc}",
+                "let all threads wait, outside of branches on the thread index, or branch "
+                "by whole warps that meet at barriers",
+            )
+
+    def check_names(self, op: Op, names: set[Var | Buffer]) -> None:
+        for each in walk_ops(op) if names else ():
+            used = {v for e in expressions(each) for v in variables(e)}
+            lost = names & {*used, *read_buffers(each), *written_buffers(each)}
+            if lost:
+                name = min(n.name for n in lost)
+                raise CompileError(
+                    f"{name} is a value of some threads, and used in a T.Parallel loop under their "
+                    "branch, or behind one",
+                    loc=each.loc,
+                    fix=f"behind the loop, read {name} again or keep it in a T.alloc_var from "
+                    "before the branch; in the loop, read it from shared memory",
+                    code="not-uniform",
+                )
+
+
+def _refusal(loop: Map, got: str, fix: str) -> CompileError:
+    return CompileError(
+        "a T.Parallel nest is done by all threads together, but not all of them reach this one",
+        loc=loop.loc,
+        got=got,
+        fix=fix + "; or give each thread its own elements: `for i in T.serial(t, n, 32)` "
+        "under `if t < 32`",
+        code="not-uniform",
+    )
+
+
+def _has_loop(op: Op) -> bool:
+    return any(isinstance(each, Map) for each in walk_ops(op))
+
+
+def _defined(op: Op) -> tuple[Var | Buffer, ...]:
+    if isinstance(op, (Alloc, View)):
+        return (op.buffer,)
+    return bound(op)
+
+
+def _waits(op: Op) -> bool:
+    """Whether what follows `op` may rely on other threads, blocks or engines."""
+    if isinstance(op, Sync):
+        return op.scope != "warp"
+    if isinstance(op, Atomic):
+        return op.order != "relaxed"
+    if isinstance(op, Intrinsic):
+        effect = INTRINSICS.get(op.name)
+        return op.name not in _ALONE and not (effect is not None and effect.convergent)
+    return isinstance(op, (Arrive, Commit, Fence, Wait, WaitGroup, While))
+
+
+_ALONE = ("print", "device_assert")
+
+
+def _conjuncts(cond: Expr) -> list[Expr]:
+    if isinstance(cond, Bin) and cond.op == "and":
+        return [*_conjuncts(cond.a), *_conjuncts(cond.b)]
+    return [cond]

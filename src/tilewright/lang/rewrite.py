@@ -209,7 +209,7 @@ class Rewriter(ast.NodeTransformer):
         forget = _forget(node, assigned_names([*node.body, *node.orelse]))
         branch, test = self._temporary(), node.test
         start = _bind(test, branch, "branch", self._condition(test))
-        then = [*self.body(node.body), _do(test, "end_then", owner=branch)]
+        then = [*self.body(node.body), _do(test, "close", owner=branch)]
         done = [start, _locate(node, ast.If(_call(test, "then", owner=branch), then, []))]
         if node.orelse:
             orelse = ast.If(_call(test, "orelse", owner=branch), self.body(node.orelse), [])

@@ -17,8 +17,8 @@ from tilewright.lang.builder import NAME_PARTS, Builder, Probed, building, curre
 from tilewright.lang.check import check_program
 from tilewright.lang.env import Env
 from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe
+from tilewright.lang.meanings import explained
 from tilewright.lang.params import add_parameter
-from tilewright.lang.python_errors import explained
 from tilewright.lang.rewrite import find_definition, location, rewrite
 from tilewright.lang.scalar import Lost, is_runtime
 from tilewright.lang.types import Ref, ScalarType, TensorType
@@ -311,7 +311,7 @@ class Macro:
 
     @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        builder = current("macro", f"the macro {self.function.__name__}")
+        builder = current(f"the macro {self.function.__name__}")
         builder.enter_macro(self.function.__name__)
         loc = locate()
         make = rewrite(self.function)

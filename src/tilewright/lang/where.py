@@ -52,11 +52,6 @@ def by_theirs(frame: FrameType | None) -> bool:
     return False
 
 
-def on_behalf(file: str) -> None:
-    """Functions of this file act on values for the user's text."""
-    ORIGINS[file] = "behalf"
-
-
 def _origin(frame: FrameType) -> str:
     file = frame.f_code.co_filename
     library = file.startswith(_LIBRARY) and "site-packages" not in file
@@ -67,9 +62,11 @@ def _origin(frame: FrameType) -> str:
     return found
 
 
+# the file of functions that act on values for the user's text
+BEHALF = f"{__file__}:behalf"
 # by file: every frame of a stack is asked for every op; callbacks of weak references, which the
 # collector calls anywhere, are nobody's
-ORIGINS: dict[str, str] = {weakref.__file__: "nobody"}
+ORIGINS: dict[str, str] = {weakref.__file__: "nobody", BEHALF: "behalf"}
 
 
 @lru_cache(maxsize=256)

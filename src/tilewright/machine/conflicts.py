@@ -23,13 +23,15 @@ AGAINST = {READ: (WRITE, ATOMIC), WRITE: (WRITE, READ, ATOMIC), ATOMIC: (WRITE, 
 
 class Touch(NamedTuple):
     """An access of memory. `kind`: read, write, atomic, or update: one tile op reads and writes, in
-    the order that it needs itself. `owners`: which lane touches what, None for all together."""
+    the order that it needs itself. `owners`: which lane touches what, None for all together;
+    `value`: what each of them stores, where they may disagree."""
 
     kind: str
     mem: Memory
     where: Any
     owners: Any
     loc: Loc | None
+    value: Any = None
 
 
 class Lines:

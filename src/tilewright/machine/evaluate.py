@@ -15,7 +15,6 @@ import numpy as np
 
 from tilewright.ir.buffer import Region
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, walk
-from tilewright.machine import checks
 from tilewright.machine.lanes import (
     NOTHING,
     TileRegion,
@@ -28,8 +27,81 @@ from tilewright.machine.lanes import (
     pick,
 )
 from tilewright.machine.numbers import Value, bin_fn, call_fn, cast_fn, cmp_fn
-from tilewright.machine.state import Frame
-from tilewright.support.errors import RunError
+from tilewright.machine.state import Frame, in_lane
+from tilewright.support.errors import RunError, SanitizerError
+
+_EXACT: dict[str, Any] = {"+": np.add, "-": np.subtract, "*": np.multiply}
+
+
+def _refuse(fr: Frame, wrong: Any, kind: str, message: str, fix: str = "") -> None:
+    """An error where an active lane is `wrong`."""
+    wrong = wrong if fr.mask is None or not np.any(wrong) else wrong & fr.mask
+    if np.any(wrong):
+        raise in_lane(SanitizerError(kind, message, loc=fr.loc(), fix=fix), fr, wrong)
+
+
+def divides(fr: Frame, divisor: Any) -> None:
+    """No active lane divides by zero."""
+    _refuse(
+        fr,
+        divisor == 0,
+        "division-by-zero",
+        "an integer is divided by zero",
+        "guard the division, e.g. T.if_then_else(d != 0, n // d, 0)",
+    )
+
+
+def shifts(fr: Frame, op: str, count: Any) -> None:
+    """No active lane shifts by a negative count."""
+    _refuse(
+        fr,
+        count < 0,
+        "negative-shift",
+        f"'{op}' by a negative count: {int(np.min(count))}",
+        "guard it, e.g. T.if_then_else(n >= 0, x << n, x >> -n)",
+    )
+
+
+def steps(fr: Frame, step: Any) -> None:
+    """No active lane counts by zero."""
+    _refuse(
+        fr,
+        step == 0,
+        "zero-step",
+        "a loop counts by a step of zero, so it has no iterations",
+        "guard the loop: if step != 0",
+    )
+
+
+def fits(fr: Frame, op: str, a: Any, b: Any) -> None:
+    """`a op b` stays inside int32 in every active lane."""
+    exact = _EXACT[op](a.astype(np.int64), b.astype(np.int64))
+    wrong = (exact < -(1 << 31)) | (exact >= 1 << 31)
+    if not np.any(wrong):
+        return
+    worst = int(np.max(np.where(wrong, exact, 0))) or int(np.min(np.where(wrong, exact, 0)))
+    _refuse(
+        fr,
+        wrong,
+        "index-overflow",
+        f"an index computed in int32 overflows: '{op}' gives {worst}",
+        'compute it in int64: T.cast(i, "int64")',
+    )
+
+
+def born_nan(fr: Frame, node: Expr, result: Any, args: tuple[Any, ...]) -> None:
+    """A NaN in the result comes from a NaN in an operand."""
+    new = _nan(result)
+    if not new.any():
+        return
+    for arg in args:
+        new = new & ~_nan(arg)
+    _refuse(fr, new, "nan", f"NaN is born in {node} though no operand is NaN")
+
+
+def _nan(x: Any) -> Any:
+    return np.isnan(np.asarray(x).astype(np.float64))
+
 
 Eval = Callable[[Frame], Value]
 Done = dict[tuple[int, bool], str]  # what a scope has computed: an expression, its name
@@ -38,12 +110,9 @@ Done = dict[tuple[int, bool], str]  # what a scope has computed: an expression, 
 class Evaluator:
     """Compiles expressions, with the checks that were asked for built in."""
 
-    def __init__(
-        self, *, sanitize: bool = False, nan: bool = False, load: Callable[..., Value] = gather
-    ) -> None:
+    def __init__(self, *, sanitize: bool = False, nan: bool = False) -> None:
         self.sanitize = sanitize
         self.nan = nan
-        self.load = load
         self.axes: dict[Var, int] = {}  # nest variables of the `Map` being compiled
         self.varying: set[Var] = set()  # variables that may differ between its iterations
         self._cache: dict[Any, tuple[Expr, Eval]] = {}
@@ -145,10 +214,10 @@ class _Writer:
         self.owner = owner
         self.lines: list[str] = []
         self.names: dict[str, Any] = {
-            "gather": owner.load, "gather_box": gather_box, "narrow": narrow, "pick": pick,
+            "gather": gather, "gather_box": gather_box, "narrow": narrow, "pick": pick,
             "narrow_not": narrow_not, "lazy_and": lazy_and, "lazy_or": lazy_or, "lookup": lookup,
-            "NOTHING": NOTHING, "divides": checks.divides, "fits": checks.fits,
-            "born_nan": checks.born_nan, "shifts": checks.shifts,
+            "NOTHING": NOTHING, "divides": divides, "fits": fits,
+            "born_nan": born_nan, "shifts": shifts,
         }  # fmt: skip
         self.count = 0
 
@@ -226,7 +295,7 @@ class _Writer:
         return result
 
     def load(self, node: Load, done: Done, pad: str) -> str:
-        memory = self.assign(pad, f"fr.memory({node.buffer.name!r})")
+        memory = self.assign(pad, f"fr.bufs[{node.buffer.name!r}]")
         where = self.keep(node)
         box = self.owner.box(node.indices) if self.owner.axes else None
         if box is not None and not self.owner.sanitize:

@@ -7,7 +7,7 @@ which lanes are active (None: all). Inactive lanes may compute anything and touc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,10 +17,9 @@ import numpy as np
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Load
 from tilewright.machine.conflicts import READ, WRITE
-from tilewright.machine.memory import Array, Memory, describe_index
-from tilewright.machine.numbers import Value
-from tilewright.machine.postmortem import in_lane
-from tilewright.machine.state import Frame, Where
+from tilewright.machine.memory import Memory, describe_index
+from tilewright.machine.numbers import Array, Value
+from tilewright.machine.state import Frame, Where, in_lane
 from tilewright.support.errors import RunError, SanitizerError
 
 
@@ -82,9 +81,8 @@ def lazy_or(cond: Value, b: Value) -> Value:
 
 def lane_axes(fr: Frame, mem: Memory) -> Where:
     """The leading index that gives each lane its own copy of a private buffer."""
-    rank = len(mem.lead)
-    if mem.lead == fr.lanes[:rank]:
-        return fr.grid[:rank]
+    if mem.lead == fr.lanes:
+        return fr.grid
     raise RunError(
         f"{mem.name} belongs to each thread, so an elementwise nest cannot use it",
         loc=fr.loc(),
@@ -104,14 +102,14 @@ def out_of_range(
     return RunError(f"out-of-range: {what}", loc=loc, expected=f"an index inside {shape}", fix=fix)
 
 
-def _fail(fr: Frame, mem: Memory, idx: Where, bad: Array, node: Load | None) -> RunError:
+def not_inside(fr: Frame, mem: Memory, idx: Where, bad: Array, node: Load | None) -> RunError:
     shape = np.broadcast_shapes(*(np.shape(i) for i in idx), bad.shape)
     at = np.unravel_index(int(np.argmax(np.broadcast_to(bad, shape))), shape)
     first = tuple(int(np.broadcast_to(i, shape)[at]) for i in idx)
     return in_lane(out_of_range(fr, mem, first, node), fr, bad)
 
 
-def _outside(idx: Where, shape: tuple[int, ...]) -> Array | None:
+def outside(idx: Where, shape: tuple[int, ...]) -> Array | None:
     """Where any index is out of range, or None when all are in."""
     bad: Any = None
     for i, n in zip(idx, shape, strict=True):
@@ -130,39 +128,39 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
         at = tuple(map(int, idx))
         for i, n in zip(at, mem.shape, strict=True):
             if not 0 <= i < n:
-                if mem.is_global:
+                if mem.pads:
                     fr.outside = True
                     return np.zeros((), mem.dtype.numpy)[()]
                 raise out_of_range(fr, mem, at, node)
         if mem.lead:
             at = (slice(None),) * len(mem.lead) + at  # type: ignore[assignment]
-        if fr.watches:
+        if fr.watches and mem.storage.watched:
             watch_lanes(fr, mem, idx, fr.mask, node, READ)
         return mem.data[at]
-    bad = _outside(idx, mem.shape)
+    bad = outside(idx, mem.shape)
     live = fr.mask
     if bad is not None:
-        if mem.is_global:
+        if mem.pads:
             fr.outside = True
             live = ~bad if live is None else live & ~bad
         else:
             wrong = bad if fr.mask is None else bad & fr.mask
             if wrong.any():
-                raise _fail(fr, mem, idx, wrong, node)
+                raise not_inside(fr, mem, idx, wrong, node)
         if 0 in mem.shape:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in idx)), mem.dtype.numpy)
         idx = tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, mem.shape, strict=True))
-    if fr.watches:
+    if fr.watches and mem.storage.watched:
         watch_lanes(fr, mem, idx, live, node, READ)
     full = (*lane_axes(fr, mem), *idx) if mem.lead else idx
     value = mem.data[full]
-    if bad is not None and mem.is_global:
+    if bad is not None and mem.pads:
         value = np.where(bad, np.zeros((), mem.dtype.numpy), value)
     return value
 
 
 def watch_lanes(
-    fr: Frame, mem: Memory, idx: Where, mask: Any, node: Load | None, kind: str
+    fr: Frame, mem: Memory, idx: Where, mask: Any, node: Load | None, kind: str, value: Any = None
 ) -> None:
     """Tell the watcher which lanes touch which elements."""
     if not fr.in_map and not mem.lead and mask is None and all(i.ndim == 0 for i in idx):
@@ -177,8 +175,9 @@ def watch_lanes(
         keep = np.broadcast_to(mask, shape)
         full = tuple(i[keep] for i in full)
         owners = owners[keep]
+        value = None if value is None else np.broadcast_to(value, shape)[keep]
     if owners.size:
-        fr.touch(kind, mem, full, owners, node)
+        fr.touch(kind, mem, full, owners, node, value)
 
 
 def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
@@ -186,22 +185,28 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
     uniform = not value.ndim and all(i.ndim == 0 for i in idx)
     if mem.space is Space.LOCAL and not mem.lead and not (uniform and fr.mask is None):
         mem.spread(fr.lanes)
-    bad = _outside(idx, mem.shape)
-    mask = fr.mask
+    bad = outside(idx, mem.shape)
+    mask, watched = fr.mask, fr.watches and mem.storage.watched
+    if bad is None and _is_register(fr, mem, idx):
+        if watched:
+            watch_lanes(fr, mem, idx, mask, None, WRITE)
+        registers = mem.data[(..., *map(int, idx))]
+        np.copyto(registers, value, where=True if mask is None else mask)
+        return
     if bad is not None:
-        if not mem.is_global:
+        if not mem.pads:
             wrong = bad if mask is None else bad & mask
             if wrong.any():
-                raise _fail(fr, mem, idx, wrong, None)
+                raise not_inside(fr, mem, idx, wrong, None)
         mask = ~bad if mask is None else mask & ~bad
         if not mask.any():
             return
-    if fr.watches:
+    if watched:
         seen = mask
         one_place = all(i.ndim == 0 for i in idx) and not fr.in_map and not mem.lead
         if one_place and (mask is not None or value.ndim):
             seen = _storing(fr, value, mask)
-        watch_lanes(fr, mem, idx, seen, None, WRITE)
+        watch_lanes(fr, mem, idx, seen, None, WRITE, value)
     data = mem.data
     if not mem.lead and uniform:
         data[tuple(map(int, idx))] = value
@@ -218,6 +223,13 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
         full, value = tuple(i[keep] for i in full), value[keep]
     data[full if full else ...] = value if full or not value.ndim else value.reshape(-1)[-1]
     mem.flush(data)
+
+
+def _is_register(fr: Frame, mem: Memory, idx: Where) -> bool:
+    """One and the same element of each lane, or of all together."""
+    if mem.space is not Space.LOCAL or type(mem) is not Memory or mem.lead not in ((), fr.lanes):
+        return False
+    return all(i.ndim == 0 for i in idx)
 
 
 def _storing(fr: Frame, value: Value, mask: Any) -> Any:
@@ -337,7 +349,7 @@ class TileRegion:
         return tuple([s(fr) for s in self.starts])
 
     def memory(self, fr: Frame) -> Memory:
-        return fr.memory(self.region.buffer.name)
+        return fr.bufs[self.region.buffer.name]
 
 
 @dataclass
@@ -370,18 +382,19 @@ class Box:
         return any(h <= lo for lo, h in zip(self.low, self.high, strict=True))
 
 
-def uniform_int(fr: Frame, value: Value, what: str) -> int:
-    """`value` as an integer that all threads agree on."""
-    if value.ndim:
-        first = value.reshape(-1)[0]
-        if (value != first).any():
-            raise RunError(
-                f"{what} differs between threads, but this operation is collective",
-                loc=fr.loc(),
-                fix="use a uniform value, or thread-level loads and stores",
-            )
-        return int(first)
-    return int(value)
+def uniform_int(fr: Frame, value: Value, what: str, among: Any = None) -> int:
+    """`value` as an integer on which the running lanes (or those `among` them) agree."""
+    if not value.ndim:
+        return int(value)
+    chosen = fr.active(fr.lanes) if among is None else among
+    first, *_ = values = np.broadcast_to(value, fr.lanes)[chosen]
+    if (values != first).any():
+        raise RunError(
+            f"{what} differs between threads, but this operation is collective",
+            loc=fr.loc(),
+            fix="use a uniform value, or thread-level loads and stores",
+        )
+    return int(first)
 
 
 def extents_of(fr: Frame, tile: TileRegion) -> tuple[int, ...]:
@@ -393,7 +406,7 @@ def extents_of(fr: Frame, tile: TileRegion) -> tuple[int, ...]:
 def region_memory(fr: Frame, tile: TileRegion) -> Memory:
     name = tile.buffer.name
     if tile.cta is None:
-        return fr.memory(name)
+        return fr.bufs[name]
     rank = uniform_int(fr, tile.cta(fr), "a cluster rank")
     return fr.agent.block.cluster.block(rank, fr).existing(name, fr)
 
@@ -410,23 +423,22 @@ def locate(fr: Frame, tile: TileRegion, mem: Memory | None = None) -> Box | None
                 return None
             value = value.reshape(-1)[0]
         starts.append(int(value))
-    low, high, pad = [], [], []
-    for s, e, n in zip(starts, extents, mem.shape, strict=True):
-        if s < 0 or s + e > n:
-            if not mem.is_global and e > 0:
-                at = tuple(
-                    s if s < 0 else s + e - 1 if s + e > n else s
-                    for s, e, n in zip(starts, extents, mem.shape, strict=True)
-                )
-                raise out_of_range(fr, mem, at)
-            lo = min(max(s, 0), n)
-            hi = max(min(s + e, n), lo)
-        else:
-            lo, hi = s, s + e
-        low.append(lo)
-        high.append(hi)
-        pad.append(max(lo - s, 0))
-    return Box(mem, extents, tuple(low), tuple(high), tuple(pad))
+    box = clip(mem, starts, extents)
+    if not mem.is_global and not box.is_whole:
+        last = (s if s < 0 else max(s, min(s + e - 1, n))
+                for s, e, n in zip(starts, extents, mem.shape, strict=True))  # fmt: skip
+        raise out_of_range(fr, mem, tuple(last))
+    return box
+
+
+def clip(mem: Memory, starts: Sequence[int], extents: Sequence[int], shape: Any = None) -> Box:
+    """The part of a tile that lies inside the buffer, or inside of `shape`."""
+    low, high = [], []
+    for s, e, n in zip(starts, extents, shape or mem.shape, strict=True):
+        low.append(min(max(s, 0), n))
+        high.append(max(min(s + e, n), low[-1]))
+    pad = (max(lo - s, 0) for lo, s in zip(low, starts, strict=True))
+    return Box(mem, tuple(extents), tuple(low), tuple(high), tuple(pad))
 
 
 def read_box(box: Box) -> Array:
@@ -446,34 +458,3 @@ def write_box(box: Box, value: Value) -> None:
     data = box.mem.data
     data[box.where] = value
     box.mem.flush(data)
-
-
-def element_indices(fr: Frame, tile: TileRegion) -> tuple[Where, tuple[int, ...]]:
-    """Index arrays of a region whose start differs between lanes: lanes first, then the tile."""
-    extents = extents_of(fr, tile)
-    grid = open_grid(extents)
-    rank, lanes = len(extents), len(fr.lanes)
-    idx = []
-    for start, offsets in zip(tile.starts, grid, strict=True):
-        base = start(fr)
-        base = base.reshape(base.shape + (1,) * rank) if base.ndim else base
-        idx.append(base + offsets.reshape((1,) * lanes + offsets.shape).astype(base.dtype))
-    return tuple(idx), extents
-
-
-class widened:
-    """Lanes extended by a tile's axes, for collective ops that each lane does on its own."""
-
-    def __init__(self, fr: Frame, extents: tuple[int, ...]) -> None:
-        self.fr, self.extents = fr, extents
-
-    def __enter__(self) -> None:
-        fr, rank = self.fr, len(self.extents)
-        self.saved = fr.lanes, fr.grid, fr.mask
-        fr.lanes = fr.lanes + self.extents
-        fr.grid = tuple(g.reshape(g.shape + (1,) * rank) for g in fr.grid)
-        if fr.mask is not None:
-            fr.mask = fr.mask.reshape(fr.mask.shape + (1,) * rank)
-
-    def __exit__(self, *_: object) -> None:
-        self.fr.lanes, self.fr.grid, self.fr.mask = self.saved

@@ -21,8 +21,7 @@ from tilewright.machine.conflicts import (
     Touch,
 )
 from tilewright.machine.memory import Memory, describe_index
-from tilewright.machine.postmortem import of_owner
-from tilewright.machine.state import Agent, Frame, Watch, Where
+from tilewright.machine.state import Agent, Frame, Watch, Where, of_owner
 from tilewright.support.errors import Loc, SanitizerError, SanitizerWarning
 
 TILE_OPS = (Copy, Fill, Gemm, Map, Reduce, Relayout, Scan)

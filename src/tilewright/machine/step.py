@@ -19,10 +19,10 @@ from tilewright.ir.op import Hint, Kernel, Op
 from tilewright.ir.symbols import Symbols
 from tilewright.ir.text import print_op
 from tilewright.machine.evaluate import Evaluator
+from tilewright.machine.kernels import CompiledKernel
 from tilewright.machine.meaning import Step
 from tilewright.machine.state import Frame, Options
 from tilewright.machine.sync import Flow
-from tilewright.machine.tile_machine import CompiledKernel
 from tilewright.support.errors import Loc, RunError
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from tilewright.support import env
@@ -563,6 +563,17 @@ def entry(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return call
+
+
+_CALL = next(each for each in entry.__code__.co_consts if isinstance(each, CodeType))
+
+
+def word() -> str:
+    """The word of the language that runs, for messages: the innermost `entry`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _CALL:
+        frame = frame.f_back
+    return frame.f_locals["function"].__name__ if frame is not None else ""
 
 
 def _their_frames(traceback: TracebackType | None) -> TracebackType | None:

@@ -24,8 +24,8 @@ from tilewright.ir.expr import walk as walk_expr
 from tilewright.ir.op import Alloc, Gemm, Kernel, Program, Reduce, expressions, walk_ops
 from tilewright.ir.symbols import Symbols
 from tilewright.machine import State, Stepper, Stopped
+from tilewright.machine.kernels import CompiledKernel as InterpKernel
 from tilewright.machine.state import Options
-from tilewright.machine.tile_machine import CompiledKernel as InterpKernel
 from tilewright.runtime.backends import resolve
 from tilewright.support.errors import RunError, SanitizerError, TilewrightError
 from tilewright.tools.collect import Found

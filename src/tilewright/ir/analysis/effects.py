@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Var
+from tilewright.ir.marks import kept
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -18,7 +19,6 @@ from tilewright.ir.op import (
     View,
     While,
     bodies,
-    kept,
     read_buffers,
     touched_within,
     walk_ops,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.ir.arith import fold
 from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space
 from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, INT32, DType
 from tilewright.ir.expr import (
@@ -27,7 +28,6 @@ from tilewright.ir.expr import (
     Select,
     Var,
     const,
-    fold,
     transform,
     written_size,
 )

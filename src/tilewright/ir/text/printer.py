@@ -19,21 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir import arith
+from tilewright.ir.arith import round_constant
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import BARRIER, BOOL, DTYPES, FLOAT32, INT32, INT64, DType
-from tilewright.ir.expr import (
-    Bin,
-    Call,
-    Cast,
-    Cmp,
-    Const,
-    Expr,
-    Load,
-    Select,
-    Var,
-    const,
-    round_constant,
-)
+from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
 from tilewright.ir.intrinsics import FUNCTIONS
 from tilewright.ir.op import OPS, Alloc, Atomic, Body, Dim, Fill, For, If, Let, Op, Program, Store
 from tilewright.ir.op import View as ViewOp

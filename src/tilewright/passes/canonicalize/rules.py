@@ -17,14 +17,16 @@ from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.effects import written_in
 from tilewright.ir.analysis.uniform import PerThread, per_thread
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.dtype import FLOAT32
+from tilewright.ir.dtype import FLOAT32, DType
 from tilewright.ir.expr import (
     Bin,
     Call,
+    Cmp,
     Const,
     Expr,
     Load,
     Var,
+    cast,
     const,
     loads,
     transform,
@@ -180,6 +182,28 @@ def rule(*ops: type[Op]) -> Callable[[Callable[[Any, Facts], Op | Body | None]],
         return kernel_pass(run)
 
     return made
+
+
+# ── expressions ──────────────────────────────────────────────────────────────────────────────
+
+
+def _is_small(kind: DType) -> bool:
+    """Whether values of this type are computed with in float32."""
+    return kind.is_float and kind.bits <= 16
+
+
+def widened(e: Expr) -> Expr:
+    """`e`, one operation on operands that are done, with narrow floats widened."""
+    same_bits = isinstance(e, Call) and e.name.startswith(("pack_", "reinterpret"))
+    if same_bits or not isinstance(e, (Bin, Cmp, Call)):
+        return e
+    if not any(_is_small(c.dtype) for c in e.children):
+        return e
+    wide = tuple(cast(c, FLOAT32) if _is_small(c.dtype) else c for c in e.children)
+    if isinstance(e, Call):
+        kind = FLOAT32 if _is_small(e.dtype) else e.dtype
+        return cast(Call(e.name, wide, kind), e.dtype)
+    return cast(e.rebuild(wide), e.dtype)
 
 
 # ── rules ────────────────────────────────────────────────────────────────────────────────────

@@ -40,8 +40,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_var, map_body
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.overlap.placed import why_placed
-from tilewright.passes.overlap.roles import why_not, why_not_worth
+from tilewright.passes.overlap.roles import why_not, why_not_worth, why_placed
 from tilewright.passes.reasons import because
 
 ABOUT = "clusters"

@@ -42,6 +42,7 @@ import numpy as np
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, bounds, linear
+from tilewright.ir.analysis.linear import factors
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     Bin,
@@ -60,7 +61,6 @@ from tilewright.ir.expr import (
     variables,
 )
 from tilewright.ir.gather import as_gather, gather_of
-from tilewright.ir.layout.linear import factors
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -427,7 +427,7 @@ def trend(expr: Expr, var: Var, ranges: Ranges) -> int | None:
             return trend(a, var, ranges)
         case Bin("//" | ">>" as op, a, b) if var not in variables(b):
             low = bounds(b, ranges).lo  # nothing divides by 0
-            return trend(a, var, ranges) if op == ">>" or (low or 0) >= 0 else None
+            return trend(a, var, ranges) if op == ">>" or low >= 0 else None
         case Bin("min" | "max", a, b):
             return _together(trend(e, var, ranges) for e in (a, b))
         case Select(cond, a, b) if var not in variables(cond):
@@ -449,9 +449,9 @@ def _product(atom: Expr, var: Var, ranges: Ranges) -> int | None:
     mine = [p for p in parts if var in variables(p)]
     sign = 1
     for span in (bounds(p, ranges) for p in parts if p not in mine):
-        if (span.lo is None or span.lo < 0) and (span.hi is None or span.hi > 0):
+        if span.lo < 0 < span.hi:
             return None if mine else 0
-        sign *= 1 if span.lo is not None and span.lo >= 0 else -1
+        sign *= 1 if span.lo >= 0 else -1
     return 0 if not mine else _signed(trend(mine[0], var, ranges), sign) if len(mine) == 1 else None
 
 

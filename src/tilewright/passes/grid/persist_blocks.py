@@ -58,8 +58,7 @@ from tilewright.passes.grid.order_blocks import (
     number_of,
     tile_lengths,
 )
-from tilewright.passes.overlap.placed import why_placed
-from tilewright.passes.overlap.roles import LAUNCHES, why_not_worth
+from tilewright.passes.overlap.roles import LAUNCHES, why_not_worth, why_placed
 from tilewright.passes.overlap.roles import why_not as no_roles
 from tilewright.passes.reasons import at_line, because
 

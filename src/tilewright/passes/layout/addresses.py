@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
+from tilewright.ir.analysis.linear import Linear, build_sum
 from tilewright.ir.buffer import Buffer, Region
 from tilewright.ir.dtype import INT32, DType
 from tilewright.ir.expr import (
@@ -31,7 +32,6 @@ from tilewright.ir.expr import (
     select,
 )
 from tilewright.ir.layout.layout import ComposedLayout, Indices, Layout, LayoutError, Swizzle
-from tilewright.ir.layout.linear import Linear, build_sum
 from tilewright.ir.layout.ops import composition
 from tilewright.ir.layout.query import fit_layout
 from tilewright.ir.simplify import simplify

@@ -4,11 +4,12 @@ registers where they fit, threads otherwise. What fits is asked of the lowering 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from tilewright.ir import scope
 from tilewright.ir.atoms import ATOMS
 from tilewright.ir.buffer import Space
-from tilewright.ir.op import Body, Copy, Kernel, Map, Op, marked
+from tilewright.ir.op import Body, Copy, Kernel, Map, Op, Role, marked
 from tilewright.ir.rewrite import Names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
@@ -17,14 +18,14 @@ from tilewright.passes.layout.thread_layouts import unrolled
 from tilewright.passes.lower.lowering import Lowering
 from tilewright.passes.lower.matrices import lower_ldmatrix, lower_stmatrix
 from tilewright.passes.lower.threads import lowering_of
-from tilewright.passes.overlap.roles import by_hand
+from tilewright.passes.overlap.roles import WARP, by_hand
 from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError
 
 
 @kernel_pass
 def choose_copies(at: Facts) -> Kernel:
-    """An atom for each copy of the kernels that have no roles."""
+    """An atom for each copy; roles of their author's stay as they are."""
     if by_hand(at.kernel):
         return at.kernel
     low = lowering_of(at.kernel, at.program, Names(at.names), at.target)
@@ -45,13 +46,15 @@ def _op(op: Op, low: Lowering, target: Target) -> tuple[Op, ...]:
         return (rebuild(op, atom=_atom(op, low, target)),)
     if isinstance(op, Map):
         return _by_matrices(op, low, target) or (op,)
-    outer, ranges = dict(low.unrolled), low.ranges
+    outer, ranges, instance = dict(low.unrolled), low.ranges, low.instance
     low.unrolled |= unrolled(op)
+    if isinstance(op, Role):
+        low.instance = replace(instance, threads=op.warps * WARP, thread=low.var("thread"))
     inner = {}
     for f in marked(op, "body"):
         low.ranges = scope.inside(op, f.name, ranges)
         inner[f.name] = _body(getattr(op, f.name), low, target)
-    low.unrolled, low.ranges = outer, ranges
+    low.unrolled, low.ranges, low.instance = outer, ranges, instance
     return (rebuild(op, **inner) if inner else op,)
 
 

@@ -12,7 +12,7 @@ Where an op cannot live with what was chosen, `insert_conversions` gives it a co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -25,7 +25,7 @@ from tilewright.ir.analysis.bounds import Ranges, multiple_of, stride_of
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Region, Space
-from tilewright.ir.expr import Const, Expr, Load, Var, const, loads, variables
+from tilewright.ir.expr import Const, Expr, Load, Var, const, variables
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import LayoutError
 from tilewright.ir.op import (
@@ -39,15 +39,16 @@ from tilewright.ir.op import (
     Map,
     Op,
     Reduce,
-    Role,
     Scan,
     Store,
     View,
     While,
     bodies,
-    expressions,
-    regions,
+    named_buffers,
+    op_loads,
+    read_buffers,
     walk_ops,
+    written_buffers,
 )
 from tilewright.ir.rewrite import map_ops, rebuild, replace_buffers
 from tilewright.ir.target import Target
@@ -57,7 +58,7 @@ from tilewright.passes.layout.insert_conversions import (
     reduced,
     reduced_dim,
 )
-from tilewright.passes.layout.matrix_tiles import held_operands, instruction, split_of
+from tilewright.passes.layout.matrix_tiles import instruction, split_of, wanted_operands
 from tilewright.passes.layout.shared_tiles import LANES, as_matrices, lay_out_shared, turned
 from tilewright.passes.layout.thread_layouts import (
     WIDEST,
@@ -72,7 +73,7 @@ from tilewright.passes.layout.thread_layouts import (
     unrolled,
     with_units,
 )
-from tilewright.passes.overlap.roles import WARP, by_hand
+from tilewright.passes.overlap.roles import WARP, by_hand, role_of
 from tilewright.passes.reasons import at_line, because
 
 Key = str | int  # a buffer's name, or the number of a nest
@@ -96,10 +97,6 @@ class Proposal:
     position: int
     why: str
     source: Key | None = None  # the buffer or nest that it follows
-
-    @property
-    def order(self) -> tuple[Any, ...]:
-        return (self.strength, self.fragment.values, self.position)
 
 
 @dataclass
@@ -135,7 +132,7 @@ class Problem:
         """By fragment, the ops that work on its registers."""
         found: dict[str, list[tuple[Op, Ranges]]] = {}
         for _, op, ranges in self.ops:
-            for name in touched(self, op):
+            for name in () if isinstance(op, Alloc | View | Hint) else fragments_in(op):
                 found.setdefault(name, []).append((op, ranges))
         return found
 
@@ -150,18 +147,17 @@ class Problem:
         return {pair[1].name for nest in self.nests.values() if (pair := turned(nest.op))}
 
 
-def touched(problem: Problem, op: Op) -> set[str]:
-    """The fragments on whose registers an op works."""
-    if isinstance(op, Map):
-        return {a.buffer.name for a in problem.nests[problem.numbers[id(op)]].accesses}
-    found = [r.buffer for r in regions(op, reads=True, writes=True)]
+def fragments_in(op: Op) -> set[str]:
+    """The fragments that an op, or a nest as a whole, names."""
+    ops = walk_ops(op) if isinstance(op, Map) else (op,)
+    found = [buffer for each in ops for buffer in named_buffers(each)]
     return {buffer.name for buffer in found if buffer.space is Space.FRAGMENT}
 
 
 @kernel_pass
 def infer_layouts(at: Facts) -> Kernel:
-    """A layout for every fragment, map and shared tile. Kernels with roles are scheduled by hand,
-    and say their layouts themselves."""
+    """A layout for every fragment, map and shared tile. Roles of their author's say their layouts
+    themselves."""
     if by_hand(at.kernel):
         return at.kernel
     found = spread_fragments(at.kernel, at.dims, at.target, at.names)
@@ -184,12 +180,10 @@ def spread_fragments(
 def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
     problem = Problem(kernel, prod(kernel.threads), target)
     ranges = {id(op): r for op, r in scope.walk_ranges(kernel, dims)}
-    crews = {
-        id(op): role.warps * WARP
-        for role in walk_ops(kernel)
-        if isinstance(role, Role)
-        for op in walk_ops(role.body)
-    }
+    roles = role_of(kernel)
+    # fragments that several roles of the same warps use stand before them
+    users = {b.name: roles[id(op)] for op in walk_ops(kernel) if id(op) in roles
+             for b in (*read_buffers(op), *written_buffers(op))}  # fmt: skip
     key: Key
     for position, (op, around, turns) in enumerate(_walk(kernel.body, {}, 1)):
         problem.turns[id(op)] = turns
@@ -205,7 +199,8 @@ def collect(kernel: Kernel, dims: tuple[Dim, ...], target: Target) -> Problem:
             problem.nests[key] = Nest(key, op, static_extents(op), held, known)
         else:
             continue
-        problem.crews[key] = crews.get(id(op), problem.threads)
+        role = roles.get(id(op)) or users.get(key)
+        problem.crews[key] = problem.threads if role is None else role.warps * WARP
         if isinstance(layout, Fragment):
             problem.known[key] = layout
             problem.why[key] = "given with the program"
@@ -239,21 +234,14 @@ def _trips(op: Op) -> int:
 
 def solve(problem: Problem) -> None:
     """Fill `known`."""
-    unknown: set[Key] = {*problem.fragments, *problem.nests}
-    unknown -= set(problem.known)
+    unknown: set[Key] = {*problem.fragments, *problem.nests} - {*problem.known}
     asking: dict[Key, list[int]] = {}  # the ops whose rules ask for a key, as numbers in `ops`
     for number, (_, op, _) in enumerate(problem.ops):
-        for key in _keys(problem, op):
-            asking.setdefault(key, []).append(number)
+        if type(op) in _RULES:
+            keys: set[Key] = {*fragments_in(op)}
+            for key in keys | {problem.numbers[id(op)]} if isinstance(op, Map) else keys:
+                asking.setdefault(key, []).append(number)
     said: dict[int, list[Proposal]] = {}  # by op, what it says about unknowns
-
-    def ask(number: int) -> None:
-        position, op, _ = problem.ops[number]
-        found = [p for p in _RULES[type(op)](problem, position, op) if p.key in unknown]
-        if found:
-            said[number] = found
-        else:
-            said.pop(number, None)
 
     def settle(choice: Proposal) -> None:
         problem.known[choice.key] = choice.fragment
@@ -267,30 +255,18 @@ def solve(problem: Problem) -> None:
     free = iter(_by_size(problem))
     while unknown:
         for number in changed:
-            ask(number)
+            position, op, _ = problem.ops[number]
+            said[number] = [p for p in _RULES[type(op)](problem, position, op) if p.key in unknown]
         changed.clear()
-        found = [p for number in sorted(said) for p in said[number]]
-        if found:
-            strength = min(p.strength for p in found)
-            for p in sorted(found, key=lambda p: p.order):
-                if p.strength == strength and p.key in unknown:
-                    settle(p)
-            continue
-        settle(free_choice(problem, next(key for key in free if key in unknown)))
-
-
-def _keys(problem: Problem, op: Op) -> Iterable[Key]:
-    """What the rule of an op asks for, and speaks of."""
-    if type(op) not in _RULES:
-        return ()
-    found: set[Key] = {*touched(problem, op)}
-    if isinstance(op, Map):
-        found.add(problem.numbers[id(op)])
-    if isinstance(op, View):
-        found |= {op.buffer.name, op.source.name}
-    if isinstance(op, Hint) and op.buffer is not None:
-        found.add(op.buffer.name)
-    return found
+        found = sorted(
+            (p for each in said.values() for p in each),
+            key=lambda p: (p.strength, p.fragment.values, p.position),
+        )
+        for p in found:
+            if p.strength == found[0].strength and p.key in unknown:
+                settle(p)
+        if not found:
+            settle(free_choice(problem, next(key for key in free if key in unknown)))
 
 
 def _by_size(problem: Problem) -> list[Key]:
@@ -312,15 +288,12 @@ def _hint(problem: Problem, position: int, op: Hint) -> Iterator[Proposal]:
 
 
 def _gemm(problem: Problem, position: int, op: Gemm) -> Iterator[Proposal]:
-    split = split_of(op, problem.threads, problem.target)
-    if split is None:
-        return
-    for name, fragment in held_operands(op, split).items():
-        buffer: Buffer = getattr(op, name).buffer
-        found = with_units(fragment, buffer.static_shape)
-        if found is not None:
-            why = f"given by {instruction(split)} {name.upper()} {at_line(op.loc)}"
-            yield Proposal(buffer.name, found, Strength.STRICT, position, why)
+    threads = problem.crews.get(op.c.buffer.name, problem.threads)
+    for name, buffer, found in wanted_operands(op, threads, problem.target):
+        split = split_of(op, threads, problem.target)
+        assert split is not None
+        why = f"given by {instruction(split)} {name.upper()} {at_line(op.loc)}"
+        yield Proposal(buffer.name, found, Strength.STRICT, position, why)
 
 
 def _same(problem: Problem, position: int, op: Copy | Scan) -> Iterator[Proposal]:
@@ -441,7 +414,7 @@ def _matrices(problem: Problem, key: Key) -> Fragment | None:
             return None
     if not onward:
         return None
-    return as_matrices(problem.fragments[key].static_shape, problem.threads)
+    return as_matrices(problem.fragments[key].static_shape, problem.crews[key])
 
 
 def _missed(problem: Problem, number: int, layout: Fragment) -> int:
@@ -449,11 +422,9 @@ def _missed(problem: Problem, number: int, layout: Fragment) -> int:
     count = 0
     for a in problem.nests[number].accesses:
         held = problem.known.get(a.buffer.name)
-        if held is None or a.writes or a.points is None:
-            continue
-        table = held.table()
-        rows = zip(a.needed(layout), table, strict=True)
-        count += any(set(needed) - {-1} - set(row) for needed, row in rows)
+        if held is not None and not a.writes and a.points is not None:
+            needed = a.needed(layout)
+            count += bool(((held.locate(needed) < 0) & (needed >= 0)).any())
     return count
 
 
@@ -466,19 +437,18 @@ def say(problem: Problem) -> None:
 
 def _wish(problem: Problem, key: Key) -> Wish:
     """How wide memory allows to move this tile, and along what it is reduced."""
-    vectors: list[int] = []
-    size, uses = 4, 0
+    vectors: list[tuple[int, int]] = []  # elements, and the bytes of each
+    uses = 0
     reduced: dict[int, int] = {}
     anywhere = problem.target.internal.rows == "any"
     if isinstance(key, str):
-        buffer = problem.fragments[key]
         nests: list[Nest] = []
         for op, ranges in problem.touching.get(key, ()):
             if isinstance(op, Copy):
                 for held, memory in ((op.src, op.dst), (op.dst, op.src)):
                     if held.buffer.name == key and memory.buffer.space is Space.GLOBAL:
-                        vectors.append(vector_width(memory, ranges, anywhere))
-                        size = memory.dtype.bits // 8 or 1
+                        width = vector_width(memory, ranges, anywhere)
+                        vectors.append((width, _bytes(memory.buffer)))
             elif isinstance(op, Reduce) and op.src.buffer.name == key:
                 dim = reduced_dim(op)
                 reduced[dim] = reduced.get(dim, 0) + problem.turns[id(op)]
@@ -488,33 +458,33 @@ def _wish(problem: Problem, key: Key) -> Wish:
                 nests += [nest for a in own if a.indices[-1:] == op.vars[-1:]]
             uses += problem.turns[id(op)]
         for space in (Space.GLOBAL, Space.SHARED):
-            if not vectors:
-                found = [pair for nest in nests for pair in _widths(nest, (space,), anywhere)]
-                vectors, size = [width for width, _ in found], found[-1][1] if found else size
-        if not vectors:
-            size = max(1, buffer.dtype.bits // 8)
-            vectors = [WIDEST // size or 1]
+            vectors = vectors or [v for nest in nests for v in _widths(nest, anywhere, space)]
+        size = _bytes(problem.fragments[key])
+        vectors = vectors or [(WIDEST // size or 1, size)]
     else:
-        for width, element in _widths(problem.nests[key], (Space.GLOBAL, Space.SHARED), anywhere):
-            vectors.append(width)
-            size = element
+        vectors = [*_widths(problem.nests[key], anywhere, Space.GLOBAL, Space.SHARED)] or [(1, 4)]
     exact = isinstance(key, str) and key in problem.viewed
     pairs = tuple(sorted(reduced.items()))
     lanes = LANES if key in problem.turned and Feature.LDMATRIX in problem.target.features else 0
-    return Wish(max(vectors, default=1), size, pairs, exact, max(uses, 1), lanes)
+    widest = max(width for width, _ in vectors)
+    return Wish(widest, vectors[-1][1], pairs, exact, max(uses, 1), lanes)
 
 
-def _widths(nest: Nest, spaces: tuple[Space, ...], anywhere: bool) -> Iterator[tuple[int, int]]:
+def _bytes(buffer: Buffer) -> int:
+    return max(1, buffer.dtype.bits // 8)
+
+
+def _widths(nest: Nest, anywhere: bool, *spaces: Space) -> Iterator[tuple[int, int]]:
     """How wide a nest may move what it touches in `spaces`, and the bytes of an element."""
     for inner in walk_ops(nest.op.body):
-        places = [x for e in expressions(inner) for x in loads(e)]
+        places = op_loads(inner)
         if isinstance(inner, Store):
             places.append(Load(inner.buffer, inner.indices))
         for place in places:
             if place.buffer.space in spaces and place.indices:
                 width = element_width(place, nest.op, nest.ranges, anywhere)
                 if width:
-                    yield width, max(1, place.buffer.dtype.bits // 8)
+                    yield width, _bytes(place.buffer)
 
 
 def vector_width(memory: Region, ranges: Ranges, anywhere: bool = False) -> int:
@@ -531,7 +501,7 @@ def vector_width(memory: Region, ranges: Ranges, anywhere: bool = False) -> int:
 def _widest(buffer: Buffer, ranges: Ranges, anywhere: bool, *others: int) -> int:
     """The widest vectors of elements that divide the distance of rows, and `others`. A tensor of
     one row is in vectors by its size alone where it may begin `anywhere`."""
-    limit = WIDEST // max(1, buffer.dtype.bits // 8) or 1
+    limit = WIDEST // _bytes(buffer) or 1
     rows: Sequence[Expr] = buffer.shape[-1:] if buffer.rank > 1 or anywhere else ()
     if buffer.strides is not None:
         rows = buffer.strides[:-1]

@@ -22,6 +22,7 @@ from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import Ranges, multiple_of
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.expr import Const, Expr, Load, binary, const
+from tilewright.ir.layout.banks import make_swizzled_layout
 from tilewright.ir.layout.fragment import Fragment, repeat, spatial
 from tilewright.ir.layout.layout import (
     AnyLayout,
@@ -31,9 +32,8 @@ from tilewright.ir.layout.layout import (
     make_layout,
     row_major,
 )
-from tilewright.ir.layout.ops import composition, make_swizzled_layout
-from tilewright.ir.layout.query import same
-from tilewright.ir.layout.recast import recast
+from tilewright.ir.layout.ops import composition
+from tilewright.ir.layout.query import recast, same
 from tilewright.ir.op import (
     Alloc,
     Copy,

@@ -15,7 +15,9 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import bounds, limits, linear, prove
+from tilewright.ir.analysis.bounds import bounds, linear, prove
+from tilewright.ir.analysis.intervals import limits
+from tilewright.ir.analysis.linear import Linear, build_sum
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import INT64, DType
 from tilewright.ir.expr import (
@@ -38,9 +40,8 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices, Layout, LayoutError
-from tilewright.ir.layout.linear import Linear, build_sum
 from tilewright.ir.op import Body, Let, Op
-from tilewright.passes.canonicalize.packed_values import widened
+from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.layout.addresses import evaluate, fit_registers, layout_expr
 from tilewright.passes.lower.lowering import Lowering, guarded, read_variables, unroll
 from tilewright.passes.lower.lowering import chosen as pick
@@ -334,7 +335,7 @@ class MapLoop:
         moving, fixed = (self.low.simplify(build_sum(p, given), index=False) for p in parts)
         for part in (value, moving, fixed):
             span = bounds(part, self.low.ranges, index=False)
-            if span.lo is None or span.hi is None or max(-span.lo, span.hi) > exact:
+            if max(-span.lo, span.hi) > exact:
                 return None
         base = cast(fixed, kind)
         if not isinstance(base, Const):

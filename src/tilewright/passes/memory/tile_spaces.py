@@ -71,9 +71,8 @@ from tilewright.ir.rewrite import (
     replace_buffers,
 )
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.placed import is_placed
-from tilewright.passes.overlap.register_shares import MOST as MOST_GIVEN
-from tilewright.passes.overlap.register_shares import WARPGROUP
+from tilewright.passes.overlap.roles import MOST as MOST_GIVEN
+from tilewright.passes.overlap.roles import WARPGROUP, is_placed
 from tilewright.passes.overlap.skew import registers, registers_of
 from tilewright.passes.reasons import because, costs
 

@@ -74,14 +74,19 @@ from tilewright.ir.op import (
     touched_within,
     walk_ops,
 )
-from tilewright.ir.rewrite import fresh_name, map_kernels, map_ops, program_names, rebuild
+from tilewright.ir.rewrite import (
+    fresh_name,
+    map_kernels,
+    map_ops,
+    program_names,
+    rebuild,
+    rename_unique,
+)
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import split_of
 from tilewright.passes.memory.place_shared import stacked
-from tilewright.passes.overlap.placed import why_placed
-from tilewright.passes.overlap.register_shares import handed_over
 from tilewright.passes.overlap.rings import slots_of, slotted
 from tilewright.passes.overlap.roles import (
     CONSUMER,
@@ -91,8 +96,11 @@ from tilewright.passes.overlap.roles import (
     WARP,
     NoProducer,
     Slice,
+    check_known,
+    handed_over,
     registers_of,
     why_not,
+    why_placed,
 )
 from tilewright.passes.overlap.stages import planned_bytes
 from tilewright.passes.reasons import because
@@ -311,11 +319,13 @@ def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str], names: set[
     for op in walk_ops(loop.body):
         if isinstance(op, Wait) and op.barrier.buffer.name not in met:
             lasting -= {load.buffer.name for load in loads(op.phase)}
+    scalars = _deciding(loop, lasting)
+    part = Slice(scalars).body(loop.body)
     try:
-        part = Slice(names, written_by(kernel), lambda *_: {}, None, _deciding(loop, lasting))
-        return _folded(tuple(part.body(loop.body, {})))
+        check_known(part, written_by(kernel), scalars)
     except NoProducer as error:
         raise NotDealt(str(error)) from None
+    return _folded(rename_unique(part, names))
 
 
 def _deciding(loop: For, lasting: set[str]) -> set[str]:

@@ -21,7 +21,7 @@ are only waited for and handed back. `insert_syncs` adds what orders the threads
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from tilewright.ir import scope
@@ -58,7 +58,6 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.grid.cluster_blocks import blocks_of_cluster
 from tilewright.passes.overlap.loop_sections import Place, Section, Sections, always, copies_of
-from tilewright.passes.overlap.placed import is_placed
 from tilewright.passes.overlap.prefetchable import (
     WIDE,
     Ahead,
@@ -86,7 +85,10 @@ from tilewright.passes.overlap.roles import (
     GROUP,
     NoProducer,
     consuming_warps,
+    is_placed,
     producer_of,
+    releases,
+    split_into_roles,
     why_not,
     why_not_worth,
 )
@@ -113,6 +115,11 @@ def pipeline_loops(program: Program, target: Target) -> Program:
 
 
 def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -> Kernel:
+    if split_into_roles(kernel):
+        work = _Pipeliner(Ahead(kernel, program, target), names, gives=releases)
+        body = work.body(kernel.body, scope.entry(kernel, program.dims), looped=False)
+        announced = any(isinstance(op, Fence) and op.kind == "barrier_init" for op in kernel.body)
+        return rebuild(kernel, body=(*work.start(announced), *body))
     if is_placed(kernel):
         return kernel
     numbered = rebuild(kernel, body=number_gemms(kernel.body))
@@ -163,7 +170,14 @@ def _why_whole(found: Ahead) -> str | None:
 class _Pipeliner:
     """`found` says what runs ahead; `apart`: a producer fills the rings."""
 
-    def __init__(self, found: Ahead, names: set[str], *, apart: bool = False) -> None:
+    def __init__(
+        self,
+        found: Ahead,
+        names: set[str],
+        *,
+        apart: bool = False,
+        gives: Callable[[Op], bool] | None = None,
+    ) -> None:
         self.found, self.kernel, self.target = found, found.kernel, found.target
         self.plans = found.plans
         self.names = names
@@ -173,7 +187,9 @@ class _Pipeliner:
         self.barriers: list[Buffer] = []
         self.counters: list[Buffer] = []
         self.fetches: Fetches | None = None
-        self.single = SingleCopies(self.kernel, self.target, found, self.barrier, self.counter)
+        self.single = SingleCopies(
+            self.kernel, self.target, found, self.barrier, self.counter, gives
+        )
 
     # ── rings ────────────────────────────────────────────────────────────────────────────────
 
@@ -227,8 +243,9 @@ class _Pipeliner:
         self.counters.append(Buffer(fresh_name(name, self.names), (), INT32, Space.LOCAL))
         return self.counters[-1]
 
-    def start(self) -> Body:
-        """What the kernel begins with: rings, barriers and counters."""
+    def start(self, announced: bool = False) -> Body:
+        """What the kernel begins with: rings, barriers and counters. `announced`: it has a fence
+        after the initialisation of barriers already."""
         loc, warps = self.kernel.loc, consuming_warps(self.kernel)
         found: list[Op] = [
             Alloc(b, multibuffer=ring.how == THREADS, loc=loc)
@@ -241,7 +258,7 @@ class _Pipeliner:
         # each warp of the producer says when its `cp.async` have come
         arrivals |= {ring.full: GROUP for ring in self.rings if ring.how == CP_ASYNC}
         found += [BarrierInit(whole(b), const(arrivals.get(b, 1)), loc=loc) for b in self.barriers]
-        if self.barriers:
+        if self.barriers and not announced:
             shared = any(ring.peers > 1 for ring in self.rings)
             meet = Sync("cluster" if shared else "block", loc=loc)
             found += [Fence("barrier_init", loc=loc), meet]
@@ -454,10 +471,10 @@ class _Pipeliner:
         step, count = int(loop.step), loop.stages
         by_threads = any(ring.how == CP_ASYNC for ring, _ in groups)
         # as many groups of cp.async as slots, so that waits may count them
-        if not by_threads and extent.hi is not None:
+        if not by_threads:
             count = min(count, -(-extent.hi // step))
         inner = self.fills(loop, groups, value, turn, None)
-        if extent.lo is None or (count - 1) * step >= extent.lo:
+        if (count - 1) * step >= extent.lo:
             inner = [If(compare("<", value, loop.stop), tuple(inner), loc=loop.loc)]
         if by_threads:
             inner.append(Commit(CP_ASYNC, loc=loop.loc))

@@ -123,10 +123,9 @@ class Ahead:
 
     def plan(self, op: For, ranges: Ranges) -> Plan:
         plan = Plan(op if op.stages else rebuild(op, stages=1))
-        most = bounds(op.stop - op.start, ranges).hi
         forward = isinstance(op.step, Const) or op.kind == "persistent"
-        forward = forward and (bounds(op.step, ranges).lo or 0) > 0
-        runs = most is None or most > 0  # otherwise nothing would be filled
+        forward = forward and bounds(op.step, ranges).lo > 0
+        runs = bounds(op.stop - op.start, ranges).hi > 0  # otherwise nothing would be filled
         if forward and runs and not leaves_early(op.body):
             fills = [self.fill(plan.loop, at, ranges) for at in range(len(op.body))]
             plan.fills = {fill.tile.name: fill for fill in fills if fill is not None}

@@ -245,13 +245,14 @@ class Fetches:
             self.ring.advance(op.loc),
         ]
 
-    def sent(self, op: Atomic, result: Var, slot: Var) -> list[Op]:
-        """What the producer does: `op`, its operands known here, and its old value handed on."""
+    def sent(self, op: Atomic, slot: Var) -> list[Op]:
+        """What the producer does: `op`, and its old value handed on."""
+        assert op.result is not None
         return [
             Let(slot, self.ring.slot(), loc=op.loc),
             self.ring.acquire(slot, op.loc),
             op,
-            Store(self.values, (slot,), result, loc=op.loc),
+            Store(self.values, (slot,), op.result, loc=op.loc),
             Arrive(self.ring.full_at(slot), loc=op.loc),
             self.ring.advance(op.loc),
         ]

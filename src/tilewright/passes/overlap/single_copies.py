@@ -48,7 +48,8 @@ from tilewright.passes.overlap.rings import BULK
 
 class SingleCopies:
     """`found` says which copies run ahead; `barrier` and `counter` make the kernel new ones;
-    `gives`: ops before which all loads must be over, because others learn of them there."""
+    `gives`: in roles, which load only, ops before which all loads must be over, because others
+    learn of them there."""
 
     def __init__(
         self,
@@ -57,14 +58,15 @@ class SingleCopies:
         found: Ahead,
         barrier: Callable[[str, int], Buffer],
         counter: Callable[[str], Buffer],
-        gives: Callable[[Op], bool] = lambda op: False,
+        gives: Callable[[Op], bool] | None = None,
     ) -> None:
         self.kernel = kernel
         self.target = target
         self.found = found
         self.barrier = barrier
         self.counter = counter
-        self.gives = gives
+        self.in_roles = gives is not None
+        self.gives = gives or (lambda op: False)
 
     def engaged(self, op: Copy, ranges: Ranges) -> Copy:
         """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
@@ -74,6 +76,7 @@ class SingleCopies:
         tensor, tile = (op.src.buffer, op.dst.buffer) if load else (op.dst.buffer, op.src.buffer)
         able = (
             Feature.BULK_COPY in self.target.features
+            and (load or not self.in_roles)
             and op.atom is op.multicast is None
             and op.prefer not in ("sync", "cp_async")
             and id(op) not in found.copies

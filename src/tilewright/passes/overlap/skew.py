@@ -55,10 +55,9 @@ from tilewright.ir.op import (
     View,
     walk_ops,
 )
-from tilewright.passes.overlap.register_shares import handed_over
 from tilewright.passes.overlap.rings import Fill as RingFill
 from tilewright.passes.overlap.rings import Skew
-from tilewright.passes.overlap.roles import warpgroups
+from tilewright.passes.overlap.roles import handed_over, warpgroups
 from tilewright.passes.overlap.unit_times import TENSOR, cycles, load_cycles, unit_of
 from tilewright.passes.reasons import at_line
 from tilewright.support.errors import CompileError

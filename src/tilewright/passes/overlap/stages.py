@@ -57,9 +57,8 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
-from tilewright.passes.overlap.placed import is_placed
 from tilewright.passes.overlap.prefetchable import MOST_SLOTS
-from tilewright.passes.overlap.roles import warpgroups, why_not, why_not_worth
+from tilewright.passes.overlap.roles import is_placed, warpgroups, why_not, why_not_worth
 from tilewright.passes.overlap.unit_times import BYTES_PER_CYCLE, LATENCY, cycles
 from tilewright.passes.reasons import because
 

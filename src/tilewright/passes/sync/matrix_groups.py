@@ -30,10 +30,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.aliases import Aliases, aliases
 from tilewright.ir.analysis.flow import Flow, Loop, same
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const, compare
+from tilewright.ir.marks import attr
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -49,7 +50,6 @@ from tilewright.ir.op import (
     Op,
     Wait,
     WaitGroup,
-    attr,
     bodies,
     read_buffers,
     walk_ops,
@@ -109,14 +109,17 @@ def is_matrix(op: Op) -> bool:
 
 
 def settle_matrix_groups(
-    body: Body, is_ring_fill: Callable[[Op], bool], waits: str = "auto"
+    body: Body,
+    is_ring_fill: Callable[[Op], bool],
+    waits: str = "auto",
+    roots: Aliases | None = None,
 ) -> Body:
     """`body`, its products numbered, with every commit, wait and fence that they need.
 
     `is_ring_fill`: copies whose slots are known to be free where they stand. `waits`: what the
-    target was told.
+    target was told. `roots`: those of the kernel whose part `body` is.
     """
-    return _Scan(_close_groups(body), is_ring_fill, waits).run()
+    return _Scan(_close_groups(body), is_ring_fill, waits, roots or aliases(body)).run()
 
 
 def _close_groups(body: Body) -> Body:
@@ -172,10 +175,12 @@ class _Product(NamedTuple):
 
 
 class _Scan(Flow[_State]):
-    def __init__(self, body: Body, is_ring_fill: Callable[[Op], bool], waits: str) -> None:
+    def __init__(
+        self, body: Body, is_ring_fill: Callable[[Op], bool], waits: str, roots: Aliases
+    ) -> None:
         super().__init__()
         self.source = body
-        self.roots = aliases(body)
+        self.roots = roots
         self.is_ring_fill = is_ring_fill
         self.by_iteration = waits in ("iteration", "each")
         self.each = waits == "each"
@@ -189,7 +194,8 @@ class _Scan(Flow[_State]):
         return _Product(op, self.roots[op.c.buffer.name], parts[True], parts[False])
 
     def run(self) -> Body:
-        body, state = self.body(self.source, _State({}))
+        held = {name for gemm in self.gemms.values() for name in (gemm.result, *gemm.registers)}
+        body, state = self.body(self.source, _State({}, frozenset(held)))
         end: list[Op] = []
         if state.ages:
             self.wait(state, state.ages, end, self.gemms[max(state.ages)[0]].op.loc)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.ir.arith import round_constant
 from tilewright.ir.dtype import BOOL, DTYPES, FLOAT32, INT32, INT64, DType
-from tilewright.ir.expr import round_constant
 from tilewright.support.errors import CompileError
 from tilewright.targets.cpu.llvm_text import Function
 

@@ -15,8 +15,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.analysis.aliases import places
-from tilewright.ir.analysis.bounds import limits
-from tilewright.ir.analysis.intervals import single
+from tilewright.ir.analysis.intervals import limits, single
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import INT32
 from tilewright.ir.expr import Bin, Cmp, Const, Expr, Load, Var, loads, variables
