@@ -273,7 +273,7 @@ BUGS = (
         "return old.kind == \"matrix\" and old.buffer == new.buffer and new.buffer in self.turning",
         "return old.kind == \"matrix\" and old.buffer in self.turning", "threads-drawn", "chains"),
     Bug("results staged that only a condition keeps inside", "passes/overlap/stage_stores.py",
-        "cond is not TRUE and not all(_inside(x, op) for x in loads(value))", "False",
+        "cond is not TRUE and not all(reads_inside(x, op) for x in loads(value))", "False",
         "threads-drawn", "chains"),
     Bug("a counter that is looked at under another name", "passes/overlap/rings.py",
         "    touched |= aliases(kernel).viewed\n", "", "threads-roles", "tickets"),

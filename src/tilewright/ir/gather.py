@@ -119,5 +119,18 @@ def as_gather(op: Map, values: Mapping[Var, Expr]) -> Map | None:
     return found if gather_of(found) is not None else None
 
 
+def reads_inside(load: Load, nest: Map) -> bool:
+    """Whether a load is of an element that is there, at every point of a map: outside a tensor are
+    zeros, and other buffers are read at the map's own points."""
+    sizes = dict(zip(nest.vars, nest.extents, strict=True))
+    return load.buffer.space is Space.GLOBAL or all(
+        isinstance(i, Var)
+        and isinstance(extent := sizes.get(i), Const)
+        and isinstance(size, Const)
+        and int(extent) <= int(size)
+        for i, size in zip(load.indices, load.buffer.shape, strict=True)
+    )
+
+
 def _is_zero(e: Expr) -> bool:
     return isinstance(e, Const) and e.value == 0 and copysign(1.0, float(e.value)) > 0

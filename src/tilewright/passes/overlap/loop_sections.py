@@ -81,24 +81,27 @@ class Section:
     """Code of one section: statements of the iteration itself (shift 0), late ones of the iteration
     before (1), or both. `turn`: its iteration is an even or an odd one; `head`: names of slots."""
 
-    work: Sections
+    loop: For
+    names: set[str]
     shifts: tuple[int, ...] = ()
     turn: int = 0
     head: list[Op] = field(default_factory=list)
-    slots: dict[tuple[Buffer, int], Expr] = field(default_factory=dict)
+    slots: dict[tuple[Buffer, Expr | int], Expr] = field(default_factory=dict)
 
-    def slot(self, ring: Ring, behind: int) -> Expr:
-        """The slot that the iteration `behind` this one uses."""
+    def slot(self, ring: Ring, ahead: Expr | int = 0, kind: str = "slot") -> Expr:
+        """The slot of the iteration that comes so far ahead."""
         if ring.stages == 1:
             return const(0)
-        key = ring.counter, behind % ring.stages
+        key = ring.counter, ahead % ring.stages
         if key not in self.slots:
-            loop = self.work.loop
-            var = fresh_var(f"{loop.var.name}_{'done' if behind else 'slot'}", self.work.names)
-            value = ring.slot(ring.stages - behind if behind else 0)
-            self.head.append(Let(var, value, loc=loop.loc))
+            var = fresh_var(f"{self.loop.var.name}_{kind}", self.names)
+            self.head.append(Let(var, ring.slot(ahead), loc=self.loop.loc))
             self.slots[key] = var
         return self.slots[key]
+
+    def behind(self, ring: Ring, count: int) -> Expr:
+        """The slot of the iteration that came so far before."""
+        return self.slot(ring, ring.stages - count, "done") if count else self.slot(ring)
 
 
 Mark: TypeAlias = Callable[[Section], Iterable[Op]]
@@ -146,7 +149,7 @@ class Sections:
     def waited_for(self, ring: Ring, k: int) -> None:
         """Statement `k` is the first that uses what a slot of `ring` brings."""
         behind, loc = self.shift(k), self.loop.body[k].loc
-        self.before(k, lambda section: [ring.wait(section.slot(ring, behind), loc, behind)])
+        self.before(k, lambda section: [ring.wait(section.behind(ring, behind), loc, behind)])
 
     def handed_back(
         self, ring: Ring, last: int, place: Place, free: list[Op], warps: int, again: bool
@@ -159,7 +162,7 @@ class Sections:
         def mark(section: Section) -> Iterable[Op]:
             if self.skewed and section.shifts == missing:
                 return ()
-            found = ring.release(section.slot(ring, behind), warps, loop.loc)
+            found = ring.release(section.behind(ring, behind), warps, loop.loc)
             if behind and not self.skewed:
                 begun = compare(">", loop.var, loop.start)
                 return *free, If(begun, tuple(found), loc=loop.loc)
@@ -173,8 +176,8 @@ class Sections:
         self.at(place, mark)
         self._ends.append(end)
         if place.lag > self.shift(place.at) and again:
-            behind_all = Section(self)
-            back = ring.release(behind_all.slot(ring, behind), warps, loop.loc)
+            behind_all = Section(loop, self.names)
+            back = ring.release(behind_all.behind(ring, behind), warps, loop.loc)
             latest = [rebuild(op, lag=0) if isinstance(op, Release) else op for op in free]
             self.after += [*latest, *behind_all.head, *back]
 
@@ -192,7 +195,7 @@ class Sections:
             return [If(compare("<", loop.start, loop.stop), tuple(body), loc=loop.loc)]
 
         def code(value: Expr, *shifts: int, turn: int = 0) -> Body:
-            return finish(self.code(Section(self, shifts, turn), value))
+            return finish(self.code(Section(loop, self.names, shifts, turn), value))
 
         def again(value: Expr, *shifts: int, turn: int = 0) -> Body:
             return rename_unique(code(value, *shifts, turn=turn), self.names)
@@ -246,7 +249,7 @@ class Sections:
         found = tuple(self.parts[k])
         for ring in self.rings:
             if any(not ring.slots.keys().isdisjoint(mentioned(op)) for op in found):
-                slot = section.slot(ring, self.shift(k))
+                slot = section.behind(ring, self.shift(k))
                 found = tuple(slotted(op, ring.slots, slot) for op in found)
         own = {self.loop.var: value}
         values = {name: substitute(e, own) for name, e in self.values.items()}

@@ -203,28 +203,27 @@ class _Pipeliner:
                     loops = frozenset(m for m, each in filled.items() if key in each)
                     # each loop hands slots back to whoever fills them
                     peers = max(fill.peers for m in loops for fill in filled[m][key])
-                    tiles = [fill.tile for fill in fills]
-                    rings[key] = self.ring(fills[0].how, tiles, loops, plan.loop, peers=peers)
+                    tiles, name = [fill.tile for fill in fills], plan.loop.var.name
+                    rings[key] = self.ring(key[2], tiles, key[1], name, loops, peers)
                 plan.groups.append((rings[key], fills))
 
     def ring(
         self,
         how: str,
         tiles: Iterable[Buffer],
-        loops: frozenset[int],
-        loop: For,
-        stages: int = 0,
+        stages: int,
+        name: str,
+        loops: frozenset[int] = frozenset(),
         peers: int = 1,
     ) -> Ring:
-        stages = stages or loop.stages
-        used = {name for ring in self.rings for name in ring.slots}
+        used = {tile for ring in self.rings for tile in ring.slots}
         slots = {}
         for tile in tiles:
-            name = fresh_name(tile.name, self.names) if tile.name in used else tile.name
-            slots[tile.name] = slots_of(tile, name, stages)
+            own = fresh_name(tile.name, self.names) if tile.name in used else tile.name
+            slots[tile.name] = slots_of(tile, own, stages)
         together = loops, stages  # rings that the same loops go round count together
         if together not in self.turns:
-            self.turns[together] = self.counter(f"{loop.var.name}_turn")
+            self.turns[together] = self.counter(f"{name}_turn")
         made = Ring(stages, how, slots, self.turns[together], peers=peers)
         first, apart = next(iter(slots)), self.apart and how != THREADS
         if how == BULK or apart:
@@ -266,11 +265,9 @@ class _Pipeliner:
         return tuple(found)
 
     def fills_ring(self, op: Op) -> bool:
-        written, quiet = written_in((op,)), is_async_fill(op)
-        return any(
-            (quiet or ring.how == THREADS) and any(b.name in written for b in ring.slots.values())
-            for ring in self.rings
-        )
+        rings = [ring for ring in self.rings if ring.how == THREADS or is_async_fill(op)]
+        slots = {b.name for ring in rings for b in ring.slots.values()}
+        return not slots.isdisjoint(written_in((op,)))
 
     def find_thread_fills(self) -> None:
         """Tiles that threads fill for products get slots, as far as there is room."""
@@ -280,8 +277,8 @@ class _Pipeliner:
             if plan.skew is not None or self.target.internal.multibuffer is False:
                 continue
             for fill in thread_fills(self.kernel, plan.loop, others, room):
-                loops = frozenset({n})
-                ring = self.ring(THREADS, [fill.tile], loops, plan.loop, fill.slots)
+                name, loops = plan.loop.var.name, frozenset({n})
+                ring = self.ring(THREADS, [fill.tile], fill.slots, name, loops)
                 plan.threaded.append((ring, fill))
                 room -= (fill.slots - 1) * fill.tile.bytes
                 said = f"{fill.slots} slots of {fill.tile.name}, filled under products"
@@ -310,8 +307,9 @@ class _Pipeliner:
             return self.pipelined(plan, parts, ranges, looped)
         if isinstance(op, (Alloc, Hint)) and (buffer := op.buffer) is not None:
             rings = [ring for ring in self.rings if buffer.name in ring.slots]
-            if rings:  # which are allocated at the start; what is said of a buffer is said of them
-                return [] if isinstance(op, Alloc) else [_said_of(ring, op) for ring in rings]
+            if isinstance(op, Hint) and rings:  # what is said of a buffer is said of its rings
+                return [_said_of(ring, buffer, op) for ring in rings]
+            return [] if rings else [op]  # these are allocated at the start
         if isinstance(op, Copy):
             return [self.single.engaged(op, ranges)]
         if isinstance(op, Atomic) and self.fetches is not None and self.fetches.has(op):
@@ -379,8 +377,8 @@ class _Pipeliner:
                 continue
             if any(_stores(op, ring) for part in parts for op in walk_ops(tuple(part), Copy)):
                 free.append(WaitGroup("bulk", 0, read=True, loc=loc))
-            users = [r for p in self.plans.values() for r, _ in p.groups if r is ring]
-            again = looped or len(users) > 1 or ring.peers > 1
+            users = sum(r is ring for p in self.plans.values() for r, _ in p.groups)
+            again = looped or users > 1 or ring.peers > 1
             work.handed_back(ring, last, place, free, consuming_warps(self.kernel), again)
         for place, several in refills.items():
             work.at(place, partial(self.refill, loop, several, place.lag, ranges))
@@ -455,21 +453,16 @@ class _Pipeliner:
         """The copies of one iteration, the one in which the loop's variable is `value`, `ahead`
         of that of `section`."""
         found: list[Op] = []
-        slots: dict[Buffer, Expr] = {}  # by counter
+        later = Section(loop, self.names)
         for ring, fills in groups:
-            if ring.counter not in slots:
-                slot: Expr = const(0)
-                if section is not None and isinstance(ahead, int) and ahead % ring.stages == 0:
-                    slot = section.slot(ring, 0)
-                elif ring.stages > 1:
-                    slot = fresh_var(f"{loop.var.name}_next", self.names)
-                    found.append(Let(slot, ring.slot(ahead), loc=loop.loc))
-                slots[ring.counter] = slot
-            slot = slots[ring.counter]
+            if section is not None and isinstance(ahead, int) and ahead % ring.stages == 0:
+                slot = section.slot(ring)
+            else:
+                slot = later.slot(ring, ahead, "next")
             if ring.full is not None:
                 found.append(ring.expect(slot, fills[0].copy.loc))
             found += [fill.into(ring, slot, loop, value, self.names) for fill in fills]
-        return found
+        return [*later.head, *found]
 
     def first_fills(self, loop: For, groups: Groups, ranges: Ranges) -> list[Op]:
         turn = fresh_var(f"{loop.var.name}_first", self.names, loop.var.dtype)
@@ -479,7 +472,7 @@ class _Pipeliner:
         by_threads = any(ring.how == CP_ASYNC for ring, _ in groups)
         # as many groups of cp.async as slots, so that waits may count them
         if not by_threads:
-            count = max(0, min(count, -(-extent.hi // step)))
+            count = min(count, -(-extent.hi // step))
         inner = self.fills(loop, groups, value, turn, None)
         if (count - 1) * step >= extent.lo:
             inner = [If(compare("<", value, loop.stop), tuple(inner), loc=loop.loc)]
@@ -513,13 +506,10 @@ class _Pipeliner:
         groups = {n: plan.groups for n, plan in self.plans.items() if plan.groups}
         atomics = find_fetches(self.kernel)
         if atomics:
-            name = fresh_name("fetched", self.names)
-            values = Buffer(name, (const(FETCHED_AHEAD),), atomics[0].dst.dtype, Space.SHARED)
-            barriers = [self.barrier(f"{name}_{end}", FETCHED_AHEAD) for end in ("full", "free")]
-            turn = self.counter(f"{name}_turn")
-            ring = Ring(FETCHED_AHEAD, FETCHED, {name: values}, turn, *barriers)
-            self.fetches = Fetches(atomics, ring)
-            self.rings.insert(0, ring)
+            name, kind = fresh_name("fetched", self.names), atomics[0].dst.dtype
+            tile = Buffer(name, (), kind, Space.SHARED)
+            self.fetches = Fetches(atomics, self.ring(FETCHED, [tile], FETCHED_AHEAD, name))
+            self.rings.insert(0, self.rings.pop())
         return producer_of(self.kernel, groups, self.found.written, self.names, self.fetches)
 
     def skew_loops(self) -> None:
@@ -530,8 +520,8 @@ class _Pipeliner:
                 continue
             fills = list(plan.fills.values())
             found = find_skew(self.kernel, plan.loop, fills, asked=told is True)
-            inner = [op for op in walk_ops(plan.loop.body) if id(op) in self.plans]
-            if any(self.plans[id(op)].fills for op in inner):
+            inner = [self.plans.get(id(op)) for op in walk_ops(plan.loop.body)]
+            if any(each and each.fills for each in inner):
                 # it is filled whole before what the next iteration waits for
                 found = "a loop in it has slots of its own"
             if isinstance(found, Skew) and plan.loop.stages == 1:
@@ -578,7 +568,6 @@ def _reading(code: Kernel | Body, ring: Ring) -> tuple[int, ...]:
     )
 
 
-def _said_of(ring: Ring, op: Hint) -> Op:
-    assert op.buffer is not None
+def _said_of(ring: Ring, buffer: Buffer, op: Hint) -> Op:
     layout = None if op.layout is None else staged(op.layout, ring.stages)
-    return rebuild(op, buffer=ring.slots[op.buffer.name], layout=layout)
+    return rebuild(op, buffer=ring.slots[buffer.name], layout=layout)

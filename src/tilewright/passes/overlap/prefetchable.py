@@ -43,7 +43,7 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
-from tilewright.ir.gather import Gather, as_gather, filled_by, gather_of, is_tile_load
+from tilewright.ir.gather import Gather, as_gather, filled_by, gather_of, is_tile_load, reads_inside
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,
@@ -142,16 +142,16 @@ class Ahead:
             new = rebuild(op, src=map_region(op.src, lambda e: substitute(e, names)))
         if new is None:
             return None
-        tile, gather = filled_by(new), gather_of(new) if isinstance(new, Map) else None
+        tile, gathers = filled_by(new), isinstance(new, Map)
         uses = [k for k, o in enumerate(loop.body) if k != at and tile.name in mentioned(o)]
         alone = tile.is_static and tile.name not in self.viewed and bool(uses) and uses[0] > at
         against = {
             "something else uses the tile": not alone
             or any(touched(loop.body[k])[tile.name] for k in uses),
-            "as asked for": gather and self.target.internal.async_gathers is False,
+            "as asked for": gathers and self.target.internal.async_gathers is False,
             "threads hold the tile": isinstance(tile.layout, Fragment),
             "the loop decides what is moved": not self.is_steady(loop, new),
-            "a guard decides what may be read": gather and not _is_safe(gather, new),
+            "a guard decides what may be read": isinstance(new, Map) and not _is_safe(new),
         }
         why = next((why for why, holds in against.items() if holds), None)
         how = why or self.engine(new, loop, ranges)
@@ -159,7 +159,7 @@ class Ahead:
             # the bulk engine alone sends to other blocks
             peers = self.peers(new) if isinstance(new, Copy) and how[0] == BULK else 1
             return Fill(at, new, how[0], uses, peers, how[1])
-        if gather:
+        if gathers:
             self.against[id(op)] = how
         elif why is None:
             self.by_threads.add(id(op))
@@ -229,18 +229,11 @@ def _mapped(program: Program, views: Iterable[View]) -> set[str]:
     return set(found)
 
 
-def _is_safe(gather: Gather, nest: Map) -> bool:
-    """Whether all elements may be read though the map's guard does not ask for them: tensors have
-    zeros outside, and others are read at the map's own points."""
-    extents = dict(zip(nest.vars, nest.extents, strict=True))
-    return gather.cond is TRUE or all(
-        load.buffer.space is Space.GLOBAL
-        or all(
-            isinstance(i, Var) and extents.get(i) is size
-            for i, size in zip(load.indices, load.buffer.shape, strict=True)
-        )
-        for load in loads(gather.store.value)
-    )
+def _is_safe(op: Map) -> bool:
+    """Whether all elements may be read, though the map's guard does not ask for them."""
+    found = gather_of(op)
+    assert found is not None
+    return found.cond is TRUE or all(reads_inside(x, op) for x in loads(found.store.value))
 
 
 # ── gathers ──────────────────────────────────────────────────────────────────────────────────

@@ -28,6 +28,7 @@ in parts. A box is as wide as one of the widest swizzles, 128 or 64 bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, prod
 
 from tilewright.ir.analysis.aliases import aliases
@@ -51,7 +52,7 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
+from tilewright.ir.rewrite import fresh_name, map_kernels, map_ops, program_names, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.grid.persist_blocks import worth_it
@@ -106,7 +107,7 @@ def _with(kernel: Kernel, loop: For, stages: int) -> Kernel:
     def rule(op: Op) -> Op | None:
         return rebuild(op, stages=stages) if isinstance(op, For) and op.var is loop.var else None
 
-    return kernel if stages == loop.stages else rebuild(kernel, body=map_body(kernel.body, rule))
+    return map_ops(kernel, rule)
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,11 @@ class Work:
     def hiding(self, rate: int) -> int:
         """Slots that hide a load."""
         return ceil(self.load(rate) / max(self.busy, 1)) + 1
+
+    @property
+    def times(self) -> str:
+        load = self.load(BYTES_PER_CYCLE)
+        return f"a load takes {load:.0f} cycles, an iteration {self.busy:.0f}"
 
 
 def _work(kernel: Kernel, loop: For) -> Work:
@@ -165,8 +171,7 @@ def _stages(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
     if target.schedule.stages in ("least", "fewest"):
         fits = min(fits, 2)
     stages = min(wanted, fits)
-    load = work.load(BYTES_PER_CYCLE)
-    said = f"{stages} stages: a load takes {load:.0f} cycles, an iteration {work.busy:.0f}"
+    said = f"{stages} stages: {work.times}"
     if fits < wanted:
         said += f"; {wanted} would hide it, {fits} of {work.slot} bytes fit"
     return stages, said
@@ -183,8 +188,8 @@ def _deeper(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
     kept = said, advice if 0 < said < fits else ""
     if said < 1 or loop.order is not None or not work.slot or not _fed(kernel, loop, target):
         return kept
-    busy = max(work.busy, work.slot / rate)
-    if replace(work, busy=busy).hiding(rate) <= said or target.schedule.stages in ("text", "least"):
+    fast = replace(work, busy=max(work.busy, work.slot / rate))
+    if fast.hiding(rate) <= said or target.schedule.stages in ("text", "least"):
         return kept
     most = min(work.hiding(BYTES_PER_CYCLE), MOST)
     trips = simplify(loop.stop - loop.start)
@@ -193,9 +198,7 @@ def _deeper(kernel: Kernel, loop: For, work: Work, target: Target) -> tuple[int,
     spare = STAGED * kernel.ping_pong + ROOM + _slots_of_threads(kernel, loop, work)
     for stages in range(most, said, -1):
         if planned_bytes(_with(kernel, loop, stages)) + spare <= target.chip.shared:
-            load = work.load(BYTES_PER_CYCLE)
-            why = f"a load takes {load:.0f} cycles, an iteration {busy:.0f}"
-            return stages, f"{stages} stages, {said} in the text: {why}"
+            return stages, f"{stages} stages, {said} in the text: {fast.times}"
     return kept
 
 
@@ -214,11 +217,10 @@ def _fed(kernel: Kernel, loop: For, target: Target) -> bool:
     on its multiprocessor."""
     if target.schedule.roles is False or Feature.BULK_COPY not in target.features:
         return False
-    if why_not(kernel) is not None or why_not_worth(kernel) is not None:
-        return False
-    products = walk_ops(loop.body, Gemm)
-    splits = [split_of(op, prod(kernel.threads), target) for op in products]
-    return any(split is not None and split.atom == "wgmma" for split in splits)
+    threads = prod(kernel.threads)
+    splits = [split_of(op, threads, target) for op in walk_ops(loop.body, Gemm)]
+    able = any(split is not None and split.atom == "wgmma" for split in splits)
+    return able and why_not(kernel) is None and why_not_worth(kernel) is None
 
 
 def _slots_of_threads(kernel: Kernel, loop: For, work: Work) -> int:
@@ -240,7 +242,7 @@ def split_stages(program: Program, target: Target) -> Program:
     def one(kernel: Kernel) -> Kernel:
         if is_placed(kernel) or (told == "auto" and _alike(kernel, target)):
             return kernel
-        return rebuild(kernel, body=map_body(kernel.body, _Boxes(kernel, names, told is True).rule))
+        return map_ops(kernel, _Boxes(kernel, names, told is True).rule)
 
     return map_kernels(program, one)
 
@@ -252,19 +254,19 @@ def _alike(kernel: Kernel, target: Target) -> bool:
 
 
 class _Boxes:
-    """`tiles`: the boxes of each tile that is cut; `products`: into how many parts, by id."""
+    """`tiles`: the boxes of each tile that is cut, and along which dimension; `products`: into how
+    many parts, by id."""
 
     def __init__(self, kernel: Kernel, names: set[str], asked: bool) -> None:
         self.kernel = kernel
-        self.tiles: dict[str, list[Buffer]] = {}
+        self.tiles: dict[str, tuple[int, list[Buffer]]] = {}
         self.products: dict[int, int] = {}
         for loop in walk_ops(kernel, For):
-            if loop.kind == "pipelined" and loop.stages > 0:
+            wanted = asked or (loop.stages < ENOUGH and _only_multiplies(loop))
+            if loop.kind == "pipelined" and loop.stages > 0 and wanted:
                 self.cut(loop, names, asked)
 
     def cut(self, loop: For, names: set[str], asked: bool) -> None:
-        if not asked and (loop.stages >= ENOUGH or not _only_multiplies(loop)):
-            return
         loaded = self.loaded(loop)
         for product in (op for op in loop.body if isinstance(op, Gemm)):
             cuttable = {r.buffer: dim for r, dim in _operands(product) if r.buffer.name in loaded}
@@ -275,68 +277,47 @@ class _Boxes:
                 continue
             self.products[id(product)] = count
             for tile, dim in cuttable.items():
-                shape = [*tile.shape]
-                shape[dim] = const(int(shape[dim]) // count)
-                self.tiles[tile.name] = [
-                    replace(tile, name=fresh_name(f"{tile.name}_{k}", names), shape=tuple(shape))
-                    for k in range(count)
-                ]
+                part = along(whole(tile), dim, const(0), int(tile.shape[dim]) // count).extents
+                boxed = [fresh_name(f"{tile.name}_{k}", names) for k in range(count)]
+                self.tiles[tile.name] = dim, [replace(tile, name=n, shape=part) for n in boxed]
             because(self.kernel.name, loop, f"{count} boxes of a tile, each with its own event")
 
     def loaded(self, loop: For) -> set[str]:
         """Tiles that one copy of the loop's own body loads whole, and nobody touches outside."""
         kernel = self.kernel
-        outside = used_outside(kernel.body, {loop.var}) | aliases(kernel).viewed
-        for about in walk_ops(kernel, Alloc, Hint):
-            if about.buffer is not None and (
-                isinstance(about, Hint) or about.buffer.layout is not None
-            ):
-                outside.add(about.buffer.name)
+        told = {op.buffer.name for op in walk_ops(kernel, Alloc) if op.buffer.layout is not None}
+        told |= {op.buffer.name for op in walk_ops(kernel, Hint) if op.buffer is not None}
+        outside = used_outside(kernel.body, {loop.var}) | aliases(kernel).viewed | told
         written = [b.name for op in walk_ops(loop.body) for b in written_buffers(op)]
         copies = [op.dst for op in loop.body if is_tile_load(op) and op.atom is op.prefer is None]
-        tiles = {dst.buffer for dst in copies if dst.is_whole}
-        return {
-            tile.name
-            for tile in tiles
-            if tile.is_static and tile.rank == 2 and written.count(tile.name) == 1
-        } - outside
+        tiles = {dst.buffer for dst in copies if dst.is_whole and dst.buffer.is_static}
+        return {b.name for b in tiles if b.rank == 2 and written.count(b.name) == 1} - outside
 
-    def rule(self, op: Op) -> Op | Body | None:
-        if isinstance(op, Alloc) and op.buffer.name in self.tiles:
-            return tuple(rebuild(op, buffer=box) for box in self.tiles[op.buffer.name])
-        if isinstance(op, Copy) and op.dst.buffer.name in self.tiles:
-            return self.copies(op)
-        if id(op) in self.products:
-            assert isinstance(op, Gemm)
-            return self.parts(op, self.products[id(op)])
+    def rule(self, op: Op) -> Body | None:
+        match op:
+            case Alloc() if op.buffer.name in self.tiles:
+                return tuple(rebuild(op, buffer=box) for box in self.tiles[op.buffer.name][1])
+            case Copy() if op.dst.buffer.name in self.tiles:
+                dim, boxes = self.tiles[op.dst.buffer.name]
+                cut = partial(self.part, dim=dim, size=int(boxes[0].shape[dim]))
+                each = range(len(boxes))
+                return tuple(rebuild(op, src=cut(op.src, k), dst=cut(op.dst, k)) for k in each)
+            case Gemm() if id(op) in self.products:
+                count = self.products[id(op)]
+                (a, a_dim), (b, b_dim) = _operands(op)
+                cut = partial(self.part, size=shape_of(op)[2] // count)
+                clear = (op.clear, *(FALSE,) * (count - 1))
+                return tuple(
+                    rebuild(op, a=cut(a, k, dim=a_dim), b=cut(b, k, dim=b_dim), clear=clear[k])
+                    for k in range(count)
+                )
         return None
 
-    def copies(self, op: Copy) -> Body:
-        boxes = self.tiles[op.dst.buffer.name]
-        sizes = [int(e) for e in boxes[0].shape]
-        dim = next(d for d, e in enumerate(op.dst.buffer.shape) if int(e) != sizes[d])
-        return tuple(
-            rebuild(op, src=along(op.src, dim, const(k * sizes[dim]), sizes[dim]), dst=whole(box))
-            for k, box in enumerate(boxes)
-        )
-
-    def parts(self, op: Gemm, count: int) -> Body:
-        step = shape_of(op)[2] // count
-
-        def operand(region: Region, dim: int, k: int) -> Region:
-            boxes = self.tiles.get(region.buffer.name)
-            return along(region, dim, const(k * step), step) if boxes is None else whole(boxes[k])
-
-        (a, a_dim), (b, b_dim) = _operands(op)
-        return tuple(
-            rebuild(
-                op,
-                a=operand(a, a_dim, k),
-                b=operand(b, b_dim, k),
-                clear=FALSE if k else op.clear,
-            )
-            for k in range(count)
-        )
+    def part(self, region: Region, k: int, dim: int, size: int) -> Region:
+        """A box where the tile has some, or so much of a region along `dim`."""
+        if region.buffer.name in self.tiles:
+            return whole(self.tiles[region.buffer.name][1][k])
+        return along(region, dim, const(k * size), size)
 
 
 def _reads_alone(product: Gemm, loop: For, tile: Buffer, dim: int) -> bool:
