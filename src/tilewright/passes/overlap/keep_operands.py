@@ -36,7 +36,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import rebuild, replace_buffers
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.roles import MOST, WARPGROUP, is_placed
+from tilewright.passes.overlap.roles import MOST, WARPGROUP, placed
 from tilewright.passes.reasons import because
 
 ROWS = 64  # of a matrix instruction
@@ -45,7 +45,7 @@ ROWS = 64  # of a matrix instruction
 def keep_operands(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with tiles in registers that need not be in shared memory."""
     threads = prod(kernel.threads)
-    if Feature.WGMMA not in target.features or threads % WARPGROUP or is_placed(kernel):
+    if Feature.WGMMA not in target.features or threads % WARPGROUP or placed(kernel):
         return kernel
     ops = list(walk_ops(kernel.body))
     results = {op.c.buffer for op in ops if isinstance(op, Gemm) and op.c.is_whole}

@@ -66,7 +66,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_name, program_names, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
-from tilewright.passes.grid.cluster_blocks import blocks_of_cluster
+from tilewright.passes.grid.persist_blocks import blocks_of_cluster
 from tilewright.passes.overlap.fetched_scalars import Fetches, find_fetches, make_fetches
 from tilewright.passes.overlap.gathers import WIDE, rows_before
 from tilewright.passes.overlap.guarded_fills import loops_of_guards
@@ -98,7 +98,7 @@ from tilewright.passes.overlap.roles import (
     GROUP,
     NoProducer,
     consuming_warps,
-    is_placed,
+    placed,
     producer_of,
     releases,
     split_into_roles,
@@ -133,7 +133,7 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
         body = work.body(kernel.body, scope.entry(kernel, program.dims), looped=False)
         announced = any(isinstance(op, Fence) and op.kind == "barrier_init" for op in kernel.body)
         return rebuild(kernel, body=(*work.start(announced), *body))
-    if is_placed(kernel):
+    if placed(kernel):
         return kernel
     body = number_gemms(kernel.body)
     numbered = rebuild(kernel, body=body)

@@ -44,7 +44,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.target import Target
-from tilewright.passes.grid.cluster_blocks import Common, blocks_of_cluster
+from tilewright.passes.grid.persist_blocks import Common, blocks_of_cluster
 from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes
 from tilewright.passes.overlap.gathers import gather_bytes
 from tilewright.passes.overlap.rings import (

@@ -38,7 +38,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_name, map_body, map_kernels, program_names, rebuild
 from tilewright.ir.target import Target
 from tilewright.passes.layout.matrix_tiles import shape_of
-from tilewright.passes.overlap.roles import is_placed, why_not_worth
+from tilewright.passes.overlap.roles import placed, why_not_worth
 from tilewright.passes.reasons import because
 
 BOXES = (128, 64)  # bytes of a box along K: spans of the widest swizzles
@@ -56,7 +56,7 @@ def split_stages(program: Program, target: Target) -> Program:
         return program
 
     def one(kernel: Kernel) -> Kernel:
-        if is_placed(kernel) or (told == "auto" and _alike(kernel, target)):
+        if placed(kernel) or (told == "auto" and _alike(kernel, target)):
             return kernel
         found = _Boxes(kernel, names, told is True)
         return rebuild(kernel, body=map_body(kernel.body, found.rule)) if found.tiles else kernel
