@@ -291,7 +291,7 @@ BUGS = (
         "any(variables(e) & inner or loads(e) for e in sizes)",
         "any(variables(e) & inner for e in sizes)", "threads", "views"),
     Bug("nothing given up for what warps exchange", "passes/sync/scratch.py",
-        "    return error\n", "    return TooMuchShared.__mro__[1](error.message)\n",
+        "raise too_much(\n", 'raise too_much.__globals__["CompileError"]("no") from too_much(\n',
         "threads-drawn", "chains"),
     Bug("rings of one depth where there are two", "passes/overlap/stages.py",
         "sum(b.bytes * sum(stages.get(b.name, {1})) for b in shared)",

@@ -17,9 +17,8 @@ from tilewright.passes.canonicalize.rules import (
 )
 from tilewright.passes.canonicalize.thread_loads import inline_rows, map_copies
 from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
-from tilewright.passes.grid.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.passes.grid.order_blocks import order_blocks
-from tilewright.passes.grid.persist_blocks import persist_blocks
+from tilewright.passes.grid.persist_blocks import cluster_blocks, persist_blocks, spread_clusters
 from tilewright.passes.layout.choose_copies import choose_copies
 from tilewright.passes.layout.choose_gemms import choose_gemms, split_gemms
 from tilewright.passes.layout.infer_layouts import infer_layouts

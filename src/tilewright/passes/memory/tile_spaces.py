@@ -72,7 +72,7 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.roles import MOST as MOST_GIVEN
-from tilewright.passes.overlap.roles import WARPGROUP, is_placed
+from tilewright.passes.overlap.roles import WARPGROUP, placed
 from tilewright.passes.overlap.skew import registers, registers_of
 from tilewright.passes.reasons import because, costs
 
@@ -227,7 +227,7 @@ def move_large_fragments(kernel: Kernel, target: Target) -> Kernel:
 def keep_operands(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with tiles in registers that need not be in shared memory."""
     threads = prod(kernel.threads)
-    if Feature.WGMMA not in target.features or threads % WARPGROUP or is_placed(kernel):
+    if Feature.WGMMA not in target.features or threads % WARPGROUP or placed(kernel):
         return kernel
     results = {op.c.buffer for op in walk_ops(kernel, Gemm) if op.c.is_whole}
     held: list[Buffer] = []

@@ -56,7 +56,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import fresh_name, fresh_var, map_kernels, program_names, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
-from tilewright.passes.grid.cluster_blocks import blocks_of_cluster
+from tilewright.passes.grid.persist_blocks import blocks_of_cluster
 from tilewright.passes.overlap.loop_sections import Place, Section, Sections, always, copies_of
 from tilewright.passes.overlap.prefetchable import (
     WIDE,
@@ -85,7 +85,7 @@ from tilewright.passes.overlap.roles import (
     GROUP,
     NoProducer,
     consuming_warps,
-    is_placed,
+    placed,
     producer_of,
     releases,
     split_into_roles,
@@ -120,7 +120,7 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
         body = work.body(kernel.body, scope.entry(kernel, program.dims), looped=False)
         announced = any(isinstance(op, Fence) and op.kind == "barrier_init" for op in kernel.body)
         return rebuild(kernel, body=(*work.start(announced), *body))
-    if is_placed(kernel):
+    if placed(kernel):
         return kernel
     numbered = rebuild(kernel, body=number_gemms(kernel.body))
     found = Ahead(numbered, program, target)

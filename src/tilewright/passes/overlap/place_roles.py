@@ -133,7 +133,7 @@ def place_roles(kernel: Kernel, target: Target) -> Kernel:
     kernel = work.shared_fragments(kernel)
     body, _ = _Order(kernel, whole).body(kernel.body, frozenset())
     _say(kernel, body, work.crossing)
-    return rebuild(kernel, body=work.merged(body))
+    return rebuild(kernel, body=body)
 
 
 def _is_placement(op: Op) -> bool:
@@ -234,19 +234,6 @@ class _Placer:
             elif home is None and homes == ANYWHERE:
                 home = self.whole
             found.append(op if home is None else _role(home, (op,)))
-        return tuple(found)
-
-    def merged(self, body: Body) -> Body:
-        """`body` with roles of the same warps in a row as one."""
-        found: list[Op] = []
-        for op in body:
-            last = found[-1] if found else None
-            if isinstance(op, (For, If, While)):
-                op = map_bodies(op, self.merged)
-            if isinstance(op, Role) and isinstance(last, Role) and warps_of(op) == warps_of(last):
-                found[-1] = rebuild(last, body=(*last.body, *op.body))
-            else:
-                found.append(op)
         return tuple(found)
 
     # ── fragments of several ─────────────────────────────────────────────────────────────────

@@ -71,7 +71,7 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
-from tilewright.passes.grid.cluster_blocks import Common, blocks_of_cluster
+from tilewright.passes.grid.persist_blocks import Common, blocks_of_cluster
 from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes
 from tilewright.passes.overlap.rings import BULK, CP_ASYNC, Fill, Plan, ThreadFill, part_of
 from tilewright.passes.sync.matrix_groups import NumberedGemm

@@ -117,10 +117,10 @@ def why_placed(op: Op) -> str | None:
     return None
 
 
-def is_placed(kernel: Kernel) -> bool:
-    """The kernel has roles, barriers or asynchronous copies of its own: its time is its author's
-    business."""
-    return any(why_placed(op) for op in walk_ops(kernel))
+def placed(kernel: Kernel) -> str | None:
+    """What roles, barriers or asynchronous copies of its own the kernel has, in words: its time is
+    its author's business."""
+    return next(filter(None, map(why_placed, walk_ops(kernel))), None)
 
 
 def by_hand(kernel: Kernel) -> bool:
@@ -483,16 +483,22 @@ def _asked(kernel: Kernel, rings: Mapping[int, Groups]) -> set[str]:
     for groups in rings.values():
         for _, fills in groups:
             exprs += [e for f in fills for op in walk_ops(f.copy) for e in expressions(op)]
-    lets = {op.var: op.value for op in walk_ops(kernel.body) if isinstance(op, Let)}
-    stores = [op for op in walk_ops(kernel.body) if isinstance(op, Store) and not op.indices]
+    return scalars_of(exprs, kernel.body)
+
+
+def scalars_of(exprs: list[Expr], body: Body) -> set[str]:
+    """Scalars that `exprs` ask for, and those whose values are stored to them."""
+    lets = {op.var: op.value for op in walk_ops(body, Let)}
+    stores = [op for op in walk_ops(body, Store) if not op.indices]
     found: set[str] = set()
-    while exprs:
-        e = exprs.pop()
-        exprs += [lets.pop(v) for v in variables(e) if v in lets]
+    left = list(exprs)
+    while left:
+        e = left.pop()
+        left += [lets.pop(v) for v in variables(e) if v in lets]
         for load in loads(e):
             if load.buffer.space is Space.LOCAL and load.buffer.name not in found:
                 found.add(load.buffer.name)
-                exprs += [op.value for op in stores if op.buffer is load.buffer]
+                left += [op.value for op in stores if op.buffer is load.buffer]
     return found
 
 

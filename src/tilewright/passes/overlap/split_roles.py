@@ -169,7 +169,12 @@ class _Splitter:
                 continue
             flush()
             if isinstance(op, Role):
-                found.append(_role(warps_of(op), self.own_syncs(op.body, warps_of(op))))
+                warps, last = warps_of(op), found[-1] if found else None
+                before: Body = ()
+                if isinstance(last, Role) and warps_of(last) == warps:
+                    before = last.body
+                    found.pop()
+                found.append(_role(warps, (*before, *self.own_syncs(op.body, warps))))
             else:
                 found.append(map_bodies(op, self.split))
         flush()

@@ -58,7 +58,7 @@ from tilewright.ir.target import Target
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
 from tilewright.passes.overlap.prefetchable import MOST_SLOTS
-from tilewright.passes.overlap.roles import is_placed, warpgroups, why_not, why_not_worth
+from tilewright.passes.overlap.roles import placed, warpgroups, why_not, why_not_worth
 from tilewright.passes.overlap.unit_times import BYTES_PER_CYCLE, LATENCY, cycles
 from tilewright.passes.reasons import because
 
@@ -240,7 +240,7 @@ def split_stages(program: Program, target: Target) -> Program:
         return program
 
     def one(kernel: Kernel) -> Kernel:
-        if is_placed(kernel) or (told == "auto" and _alike(kernel, target)):
+        if placed(kernel) or (told == "auto" and _alike(kernel, target)):
             return kernel
         return map_ops(kernel, _Boxes(kernel, names, told is True).rule)
 

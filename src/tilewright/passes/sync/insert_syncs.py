@@ -16,13 +16,13 @@ visible to the engines.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import partial
 from itertools import takewhile
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.effects import written_in
-from tilewright.ir.analysis.flow import Path, body_at, chain, paths, same
+from tilewright.ir.analysis.flow import Path, body_at, chain, paths
 from tilewright.ir.analysis.hazards import Hazard, Hazards, distinct, multibuffer
 from tilewright.ir.analysis.uniform import PerThread, per_thread
 from tilewright.ir.atoms import Feature
@@ -46,7 +46,6 @@ from tilewright.ir.op import (
     Wait,
     WaitGroup,
     While,
-    bodies,
     op_loads,
     read_buffers,
     walk_ops,
@@ -60,6 +59,8 @@ from tilewright.passes.overlap.roles import GROUP, by_hand, releases, split_into
 from tilewright.passes.sync.matrix_groups import (
     NumberedGemm,
     Release,
+    close_groups,
+    followed,
     number_gemms,
     settle_matrix_groups,
     unnumber,
@@ -120,14 +121,18 @@ def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
 def settle_stores(kernel: Kernel, role: Role | None = None) -> Kernel:
     """`kernel` with its groups of bulk stores waited for before their staging is overwritten, and
     before the kernel ends."""
-    last = [op for op in walk_ops(role or kernel, Copy) if op.atom == "bulk_store"]
+    last, only = [*filter(_is_store, walk_ops(role or kernel))], ("bulk", "done")
     if not last:
         return kernel
-    kernel = mended(rebuild(kernel, body=_commit_stores(kernel.body)), ("bulk", "done"), role)
+    kernel = mended(rebuild(kernel, body=close_groups(kernel.body, "bulk", _is_store)), only, role)
     if Hazards(kernel, ("nothing",), role).run(kernel).bulk:
         done = WaitGroup("bulk", 0, read=True, loc=last[-1].loc)
         kernel = rebuild(kernel, body=(*kernel.body, *_by_role([done], role)))
     return kernel
+
+
+def _is_store(op: Op) -> bool:
+    return isinstance(op, Copy) and op.atom == "bulk_store"
 
 
 def _by_role(ops: list[Op], role: Role | None) -> list[Op]:
@@ -159,20 +164,6 @@ def mended(kernel: Kernel, only: tuple[str, ...] = (), role: Role | None = None)
         if hazards.first(less) is None:
             kernel = less
     return kernel
-
-
-def _commit_stores(body: Body) -> Body:
-    """A `commit bulk` behind each run of bulk stores that has none."""
-    found: list[Op] = []
-    for k, op in enumerate(body):
-        found.append(map_bodies(op, _commit_stores))
-        if isinstance(op, Copy) and op.atom == "bulk_store":
-            after = body[k + 1] if k + 1 < len(body) else None
-            joined = isinstance(after, Copy) and after.atom == "bulk_store"
-            closed = isinstance(after, Commit) and after.unit == "bulk"
-            if not joined and not closed:
-                found.append(Commit("bulk", loc=op.loc))
-    return same(found, body)
 
 
 # ── mending ──────────────────────────────────────────────────────────────────────────────────
@@ -289,7 +280,13 @@ class _Release:
         mine = {(role.first, role.warps)}
         self.own = {n for n, who in self.waiting.items() if who == mine}
         body = number_gemms(role.body)
-        self.numbers = tuple(_own_products(body))
+        # those of which their author has not said when they are waited for
+        self.numbers = tuple(
+            op.number
+            for op, after in followed(body)
+            if isinstance(op, NumberedGemm)
+            and not (isinstance(after, Commit) and after.unit == "wgmma")
+        )
         self.several = role.warps > GROUP and any(walk_ops(body, NumberedGemm))
         self.any_writes = any(map(self.writes, body))
         body = self.body(body, False)
@@ -329,17 +326,3 @@ class _Release:
             dirty = dirty or self.writes(op)
             result.append(op)
         return tuple(result)
-
-
-def _own_products(body: Body) -> Iterator[int]:
-    """Gemms whose author has not said when they are waited for."""
-    for k, op in enumerate(body):
-        if isinstance(op, NumberedGemm):
-            after = body[k + 1] if k + 1 < len(body) else None
-            if not (isinstance(after, Commit) and after.unit == "wgmma"):
-                yield op.number
-        for inner in bodies(op):
-            yield from _own_products(inner)
-
-
-__all__ = ["insert_syncs", "mended", "settle_stores"]
