@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial, reduce
+
 import pytest
 
 from devtools.fuzz.python_meaning import Finding, hunt, make, render
@@ -29,7 +31,8 @@ def test_a_seed_is_a_program():
 
 # what a bug replaces, by what, and a word of the programs that show it
 BUGS = {
-    "and, or are truths": (Logic, "choice", Logic.boolean, " or "),
+    "and, or are truths": (logic, "_decided", lambda op, sides: reduce(
+        partial(logic._joined, op), map(logic.condition, sides)), " or "),
     "reads are late": (Builder, "writes", lambda self, buffer: 0, "A[i]"),
     "state may change": (Watch, "changed", lambda self, bound: None, ""),
     "keys are trees": (scalar, "by_theirs", lambda frame: False, ""),

@@ -11,7 +11,7 @@ from tilewright.ir.expr import Bin, Expr, Load, Var, const, loads
 from tilewright.ir.op import Atomic, Copy, Fill
 from tilewright.lang.alloc import REDUCERS
 from tilewright.lang.builder import current, current_block, current_kernel
-from tilewright.lang.handles import WORDS, Access, Done, Tile, Tiles, describe, fitting, region_of
+from tilewright.lang.handles import WORDS, Access, Done, Tile, describe, fitting, region_of
 from tilewright.lang.math import infinity, max_value, min_value
 from tilewright.lang.move import tiles
 from tilewright.lang.types import named, one_of
@@ -45,7 +45,7 @@ def _target(dst: Any) -> Region:
 def _atomic(op: str, dst: Any, value: Any, order: str | None, return_prev: bool) -> Var | None:
     builder = current_kernel()
     to = _target(dst)
-    if isinstance(value, (Tile, Tiles)):
+    if isinstance(value, Tile):
         builder.require_block()
         src, to = tiles(value, dst)
         if return_prev:

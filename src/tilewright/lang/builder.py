@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 from typing import Any, NoReturn, TypeGuard
 
 from tilewright.ir.analysis.bounds import Ranges
@@ -43,7 +42,7 @@ from tilewright.ir.op import (
     expressions,
     written_buffers,
 )
-from tilewright.ir.rewrite import map_exprs, map_ops
+from tilewright.ir.rewrite import Names, fresh_name, map_exprs, map_ops
 from tilewright.ir.scope import contracts, counted
 from tilewright.ir.symbols import Symbols, keep_symbols
 from tilewright.lang.scalar import Moment, OpenBody, Read, conditional_reads, guarded, reads
@@ -64,24 +63,6 @@ class Opened(AbstractContextManager[Any]):
     unpacked = False
 
 
-@dataclass
-class KernelState:
-    """The kernel being built."""
-
-    name: str
-    blocks: tuple[Var, ...]
-    grid: tuple[Expr, ...]
-    thread_vars: tuple[Var, ...]
-    threads: tuple[int, ...]
-    cluster: tuple[int, ...]
-    rank: Var | None
-    loc: Loc | None
-
-    @property
-    def num_threads(self) -> int:
-        return prod(self.threads)
-
-
 class Probed(Exception):
     """The declarations before a function's first kernel have been seen."""
 
@@ -99,7 +80,7 @@ class Builder:
         self.sources: list[str] = []
         self.symbols = Symbols()
         self.kernels: list[Kernel] = []
-        self.kernel: KernelState | None = None
+        self.kernel: Kernel | None = None
         self.consts: dict[str, int] = {}
         self.asked: list[str] = []
         self.stand_in: int | None = None  # the value of `T.const` sizes that nothing gives
@@ -110,8 +91,7 @@ class Builder:
         self.probe_error: CompileError | None = None
         self.hint: str | None = None
         self.macros = 0  # how deep
-        self._names: set[str] = set()
-        self._counts: dict[str, int] = {}
+        self._names = Names()
         self.bodies: list[OpenBody] = []
         self._steps = 0
         self._writes: dict[Buffer, int] = {}
@@ -128,14 +108,7 @@ class Builder:
     def fresh(self, name: str | None, default: str = "v") -> str:
         """`name`, or `name_1`, … when it is taken."""
         base = "".join(c if c.isalnum() or c == "_" else "_" for c in name or default)
-        if base == "_" or not base:
-            base = default
-        found = base
-        while found in self._names:
-            self._counts[base] = self._counts.get(base, 0) + 1
-            found = f"{base}_{self._counts[base]}"
-        self._names.add(found)
-        return found
+        return fresh_name(default if base in ("", "_") else base, self._names)
 
     def var(self, name: str | None, dtype: DType = INT32, default: str = "v") -> Var:
         return Var(self.fresh(name, default), dtype)
@@ -327,7 +300,7 @@ class Builder:
             return expr
         return self.let(expr, name)
 
-    def require_kernel(self, name: str = "") -> KernelState:
+    def require_kernel(self, name: str = "") -> Kernel:
         """The kernel; `name` is the word that needs it where none runs."""
         if self.kernel is None:
             raise CompileError(
@@ -337,7 +310,7 @@ class Builder:
             )
         return self.kernel
 
-    def require_block(self, name: str = "") -> KernelState:
+    def require_block(self, name: str = "") -> Kernel:
         """The kernel, for words that all threads run together."""
         kernel = self.require_kernel(name)
         if self.in_map:
@@ -349,8 +322,8 @@ class Builder:
             )
         return kernel
 
-    def require_cluster(self) -> KernelState:
-        kernel = self.require_block()
+    def require_cluster(self, block: bool = True) -> Kernel:
+        kernel = self.require_block() if block else self.require_kernel()
         if not kernel.cluster:
             raise CompileError(
                 "this kernel has no clusters", fix="give T.Kernel(..., cluster_dims=(2, 1, 1))"
@@ -358,39 +331,6 @@ class Builder:
         return kernel
 
     # ── kernels ──
-
-    @contextmanager
-    def in_kernel(
-        self,
-        state: KernelState,
-        place: Callable[[Body, KernelState], Body],
-        lift_loops: Callable[[Kernel], Kernel],
-    ) -> Iterator[None]:
-        if self.probing:
-            raise Probed
-        if self.kernel is not None:
-            raise CompileError(
-                "T.Kernel inside T.Kernel",
-                fix="close the first one; several kernels in one function run in order",
-                code="python",
-            )
-        if self.bodies:
-            raise CompileError(
-                "T.Kernel inside a run-time branch or loop",
-                expected="kernels that run one after the other, always",
-                fix="put the branch or the loop inside T.Kernel, or choose at compile time",
-            )
-        self.kernel = state
-        self.step(16)  # a kernel is compiled by itself
-        self.open()
-        yield
-        body = place(self.close(), state)
-        self.kernel = None
-        kernel = Kernel(
-            state.name, state.blocks, state.grid, state.thread_vars, state.threads, body,
-            state.cluster, state.rank, loc=state.loc,
-        )  # fmt: skip
-        self.kernels.append(lift_loops(kernel))
 
     def finish(self) -> Program:
         if not self.kernels:
@@ -404,7 +344,16 @@ class Builder:
             s for p in self.params if isinstance(p, Buffer) for s in (*p.shape, *(p.strides or ()))
         ]
         used = {v for s in told for v in variables(s)}
-        self._check_given(used - given_sizes(told) - set(self.params))
+        missing = used.difference(given_sizes(told), self.params)
+        if missing:
+            name = min(var.name for var in missing)
+            raise CompileError(
+                f"nothing determines the size {name}: no shape is linear in it alone",
+                loc=self.loc,
+                expected=f"a tensor parameter with {name}, or {name} * 4, among its sizes",
+                fix=f"declare one, or make {name} a scalar parameter: {name}: T.int32",
+                code="shape",
+            )
         program = Program(
             self.name,
             tuple(self.params),
@@ -416,18 +365,6 @@ class Builder:
         )
         keep_symbols(program, self.symbols)
         return program
-
-    def _check_given(self, missing: set[Any]) -> None:
-        """Every size follows from the shapes that come."""
-        if missing:
-            name = min(var.name for var in missing)
-            raise CompileError(
-                f"nothing determines the size {name}: no shape is linear in it alone",
-                loc=self.loc,
-                expected=f"a tensor parameter with {name}, or {name} * 4, among its sizes",
-                fix=f"declare one, or make {name} a scalar parameter: {name}: T.int32",
-                code="shape",
-            )
 
 
 def _written(op: Op) -> list[Buffer]:

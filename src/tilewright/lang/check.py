@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tilewright.ir.analysis.bounds import NOTHING
 from tilewright.ir.analysis.linear import TooLarge, build_sum
+from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.analysis.uniform import check_uniform, per_thread
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Const, Expr, Var, const, loads, variables
@@ -118,19 +119,15 @@ def is_const(e: Expr, value: int = 1) -> bool:
 
 def check_regions(*regions: Region) -> None:
     for region in regions:
-        check_data(region)
-        check_inside(region)
+        if region.buffer.space is Space.BARRIER:
+            raise CompileError(
+                f"T.{word()}: {region.buffer.name} is a barrier, not data",
+                fix="use T.barrier_arrive and T.barrier_wait",
+            )
+        _check_inside(region)
 
 
-def check_data(region: Region) -> None:
-    if region.buffer.space is Space.BARRIER:
-        raise CompileError(
-            f"T.{word()}: {region.buffer.name} is a barrier, not data",
-            fix="use T.barrier_arrive and T.barrier_wait",
-        )
-
-
-def check_inside(region: Region) -> None:
+def _check_inside(region: Region) -> None:
     """A constant region of a tile lies inside it."""
     if region.buffer.space is Space.GLOBAL:
         return
@@ -152,10 +149,11 @@ def check_inside(region: Region) -> None:
 
 def check_gemm(
     a: Region, b: Region, c: Region, transpose_a: bool, transpose_b: bool, sparse: bool = False
-) -> tuple[int, int, int]:
-    """Operands are matrices that multiply; the sizes M, N, K."""
+) -> None:
+    """Operands are matrices that multiply."""
     check_regions(a, b, c)
-    for region, name in ((a, "A"), (b, "B"), (c, "C")):
+    named = list(zip((a, b, c), "ABC", strict=True))
+    for region, name in named:
         if region.buffer.space in (Space.GLOBAL, Space.LOCAL):
             raise CompileError(
                 f"T.gemm: {name} is {region.buffer.name} in {region.buffer.space.value} memory",
@@ -165,7 +163,7 @@ def check_gemm(
                 else "T.copy it into a tile first: T.alloc_shared",
                 code="space",
             )
-    (ar, ac), (br, bc), (m, n) = (_matrix(r, n) for r, n in ((a, "A"), (b, "B"), (c, "C")))
+    (ar, ac), (br, bc), (m, n) = (_matrix(*each) for each in named)
 
     def product(ta: bool, tb: bool) -> tuple[int, int, int, int]:
         (am, ak), (bk, bn) = (ac, ar) if ta else (ar, ac), (bc, br) if tb else (br, bc)
@@ -204,7 +202,6 @@ def check_gemm(
     _check_gemm_types(a, b, c)
     for operand in (a, b):
         check_apart(operand, c)
-    return m, n, ak
 
 
 def _gemm_flags(old: tuple[bool, bool], new: tuple[bool, bool]) -> tuple[str, Repair | None]:
@@ -337,8 +334,8 @@ def _check_unrolled(body: Body) -> int:
     for op in body:
         count = 1 + sum(_check_unrolled(each) for each in bodies(op))
         if isinstance(op, For) and op.kind == "unroll":
-            ends = [e.value for e in (op.start, op.stop, op.step) if isinstance(e, Const)]
-            trips = len(range(*map(int, ends))) if len(ends) == 3 else 1
+            values = values_of(op)
+            trips = 1 if values is None else len(values)
             count *= max(1, trips)
             limits.UNROLLED.check(
                 count,
@@ -490,7 +487,7 @@ class _Check:
         for buffer, loc in found:
             if buffer.space is not Space.LOCAL:
                 continue
-            here = loc if loc is not None and op.loc and loc.line == op.loc.line else op.loc
+            here = occurrence(loc, op.loc)
             if buffer in others:
                 raise CompileError(
                     f"{buffer.name} is read before this iteration of T.Parallel has written it, "

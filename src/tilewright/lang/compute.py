@@ -24,7 +24,6 @@ from tilewright.ir.op import (
 )
 from tilewright.lang.builder import current, current_block, current_kernel
 from tilewright.lang.check import (
-    check_data,
     check_dim,
     check_gemm,
     check_reduce,
@@ -96,25 +95,8 @@ def _gemm(
     check_gemm(a, b, c, bool(transpose_A), bool(transpose_B), sparse=meta is not None)
     fix = 'write precision="tf32", or leave it out'
     one_of(precision, ("ieee", "tf32"), f"T.{word()}: unknown precision", fix)
-    builder.emit(
-        Gemm(
-            a, b, c,
-            clear=truth(wrap(clear_accum)),
-            transpose_a=bool(transpose_A),
-            transpose_b=bool(transpose_B),
-            policy=_policy(policy),
-            precision=precision,
-            atom=atom,
-            meta=None if meta is None else region_of(meta),
-        )
-    )  # fmt: skip
-
-
-def _policy(policy: GemmWarpPolicy | str) -> str:
-    if isinstance(policy, GemmWarpPolicy):
-        return policy.value
     try:
-        return GemmWarpPolicy(policy).value
+        kind = GemmWarpPolicy(policy)
     except ValueError:
         raise CompileError(
             "unknown GemmWarpPolicy",
@@ -123,6 +105,18 @@ def _policy(policy: GemmWarpPolicy | str) -> str:
             fix="write policy=T.GemmWarpPolicy.FullRow, or leave it out",
             code="arguments",
         ) from None
+    builder.emit(
+        Gemm(
+            a, b, c,
+            clear=truth(wrap(clear_accum)),
+            transpose_a=bool(transpose_A),
+            transpose_b=bool(transpose_B),
+            policy=kind.value,
+            precision=precision,
+            atom=atom,
+            meta=None if meta is None else region_of(meta),
+        )
+    )  # fmt: skip
 
 
 def wgmma_gemm(
@@ -248,7 +242,15 @@ def reduce(
             fix="copy it into an integer tile first",
         )
     if not nan_propagate and frm.dtype.is_float:
-        op = _skipping_nan(op, frm)
+        if op not in ("max", "min", "absmax"):
+            name = frm.buffer.name
+            raise CompileError(
+                f"T.{word()} cannot skip NaN",
+                expected="nan_propagate=False of reduce_max, reduce_min or reduce_absmax",
+                fix=f"replace NaN before: T.if_then_else(T.isnan({name}[i, j]), 0, {name}[i, j])",
+                code="arguments",
+            )
+        op = f"{op}_num"
     # the IR counts dimensions of the tile it sees, without the indexed ones
     seen = [i for i, e in enumerate(frm.extents) if not is_const(e) or i == at]
     axis = seen.index(at) if len(seen) == len(frm.tile) else at
@@ -259,18 +261,6 @@ def _axis(src: Any, region: Region, dim: int) -> int:
     """The dimension of the buffer that dimension `dim` of `src` is."""
     at = static_int(dim, f"dim of T.{word()}")
     return int(src.axes[check_dim(at, len(src.axes), region.buffer.name)])
-
-
-def _skipping_nan(op: str, src: Region) -> str:
-    if op not in ("max", "min", "absmax"):
-        raise CompileError(
-            f"T.{word()} cannot skip NaN",
-            expected="nan_propagate=False of reduce_max, reduce_min or reduce_absmax",
-            fix=f"replace NaN before: T.if_then_else(T.isnan({src.buffer.name}[i, j]), 0, "
-            f"{src.buffer.name}[i, j])",
-            code="arguments",
-        )
-    return f"{op}_num"
 
 
 def _kind(kind: str, shown: str) -> Callable[..., None]:
@@ -369,7 +359,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     name = f"{kind}_of"
     builder = current_kernel()
     frm = region_of(src)
-    check_data(frm)
+    check_regions(frm)
     extents = [int(e) for e in frm.extents]
     if frm.buffer.space is Space.LOCAL or builder.in_map:
         return _elementwise(kind, frm, extents)

@@ -8,10 +8,10 @@ from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region, Space, element, whole
 from tilewright.ir.expr import Const, Expr, cast, const, wrap
-from tilewright.ir.op import Store
-from tilewright.lang.builder import KernelState, current
+from tilewright.ir.op import Kernel, Store
+from tilewright.lang.builder import current
 from tilewright.lang.check import difference
-from tilewright.lang.scalar import Lost, Read, Scalar
+from tilewright.lang.scalar import Read, Scalar, not_lost
 from tilewright.lang.types import ScalarType, integer
 from tilewright.lang.where import locate
 from tilewright.support.errors import CompileError, swap, word
@@ -29,7 +29,9 @@ class Handle:
     """A buffer or a part of one."""
 
     buffer: Buffer
+    kernel: Kernel | None = None  # that it belongs to
     bounded = False  # whether bounds are written: `A[0:64, :]`, not `A[b, :, :]`
+    region: Any = property(lambda self: whole(self.buffer))
     axes: Any = property(lambda self: tuple(range(self.buffer.rank)))  # of its shape
     name = property(lambda self: self.buffer.name)
     dtype = property(lambda self: ScalarType(self.buffer.dtype))
@@ -40,11 +42,11 @@ class Tile(Handle):
 
     reducer: str | None = None
 
-    def __init__(self, buffer: Buffer, kernel: KernelState | None = None) -> None:
+    def __init__(self, buffer: Buffer, kernel: Kernel | None = None) -> None:
         self.buffer, self.kernel = buffer, kernel
 
-    shape = property(lambda self: tuple(plain(s) for s in self.buffer.shape))
-    ndim = property(lambda self: self.buffer.rank)
+    shape = property(lambda self: tuple(plain(self.region.extents[axis]) for axis in self.axes))
+    ndim = property(lambda self: len(self.axes))
 
     @property
     def strides(self) -> tuple[Any, ...]:
@@ -65,7 +67,7 @@ class Tile(Handle):
         return self.buffer.space.value
 
     def __len__(self) -> int:
-        return int(self.buffer.shape[0])
+        return int(self.shape[0])
 
     def __iter__(self) -> Any:
         raise CompileError(
@@ -92,7 +94,7 @@ class Tile(Handle):
         target = self[key]
         if isinstance(target, Access):
             store(target, value)
-        elif isinstance(value, (Tile, Tiles)):
+        elif isinstance(value, Tile):
             WORDS["copy"](value, target)
         else:
             WORDS["fill"](target, value)
@@ -141,8 +143,11 @@ for _operator in (
 class Access(Handle, Scalar):
     """`A[i, j]`: the element as a number, and the corner of a tile for `T.copy` and its kin."""
 
+    region = property(lambda self: element(self.buffer, *self.indices))
+
     def __init__(self, tile: Tile, indices: tuple[Expr, ...]) -> None:
         self.tile, self.buffer, self.indices = tile, tile.buffer, indices
+        self.kernel = tile.kernel
         self.loc = locate()
         self.moment = current("an element").moment(tile.buffer)
         self.live = False  # a macro's T.Ref: reading gives what is there now
@@ -157,7 +162,7 @@ class Access(Handle, Scalar):
             raise CompileError(
                 f"{self.name} is a barrier: it has no value", fix="use T.barrier_wait(bar, parity)"
             )
-        usable(self.tile)
+        usable(self)
         if self.kept and self.kept[1] != current("an element").writes(self.buffer):
             raise CompileError(
                 f"{self.kept[0]!r} stands for an element of {self.name}, which has been written "
@@ -191,14 +196,16 @@ class Done:
     """The value of an update that is already emitted: nothing is left to store."""
 
 
-class Tiles(Handle):
+class Tiles(Tile):
     """`A[b, i0:i1, :]`: a region."""
 
-    axes: tuple[int, ...] = ()
+    axes: Any = None
+    region: Any = None
 
     def __init__(self, tile: Tile, keys: list[Any]) -> None:
         self.tile = tile
-        buffer = self.buffer = tile.buffer
+        super().__init__(tile.buffer, tile.kernel)
+        buffer = tile.buffer
         starts, extents, axes = [], [], []
         for axis, key in enumerate(keys):
             if isinstance(key, slice):
@@ -213,8 +220,6 @@ class Tiles(Handle):
         self.bounded = any(
             isinstance(k, slice) and not (k.start is None and k.stop is None) for k in keys
         )
-
-    shape = property(lambda self: tuple(plain(self.region.extents[axis]) for axis in self.axes))
 
     def _within(self, key: Any) -> tuple[Any, ...]:
         """Indices within the region, as those of the buffer."""
@@ -247,16 +252,8 @@ class Tiles(Handle):
         return f"<region {list(self.shape)} of {self.tile!r}>"
 
 
-for _operator in (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod neg lt le gt ge"
-).split():
-    setattr(Tiles, f"__{_operator}__", _no_operator)
-
-
 class Variable(Handle, Scalar):
     """`T.alloc_var`: reading gives its value at that moment, `x = v` and `x += v` store."""
-
-    kernel: KernelState | None = None
 
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
@@ -344,7 +341,7 @@ def expand_key(buffer: Buffer, key: Any) -> list[Any]:
 
 def index_expr(buffer: Buffer, axis: int, key: Any) -> Expr:
     """An index as an expression; inside a tile a constant one must be in range."""
-    if isinstance(key, (Tile, Tiles)):
+    if isinstance(key, Tile):
         raise CompileError(
             f"{key.name} is a tile and cannot be an index of {buffer.name}",
             fix=f"index with one of its elements: {key.name}[i]",
@@ -423,7 +420,7 @@ def slice_bounds(buffer: Buffer, axis: int, key: slice) -> tuple[Expr, Expr]:
 # ── stores ───────────────────────────────────────────────────────────────────────────────────
 
 
-def usable(tile: Tile | Variable) -> None:
+def usable(tile: Handle) -> None:
     """A tile belongs to the kernel that allocated it."""
     if tile.kernel is not None and tile.kernel is not current(tile.name).kernel:
         raise CompileError(
@@ -435,7 +432,7 @@ def usable(tile: Tile | Variable) -> None:
 
 def fitting(value: Any, buffer: Buffer) -> Expr:
     """`value` as the buffer's type."""
-    if isinstance(value, (Tile, Tiles)):
+    if isinstance(value, Tile):
         raise CompileError(
             f"{value.name} is a whole tile and cannot be stored in one element of {buffer.name}",
             fix=f"store an element of it, or use T.copy({value.name}, …)",
@@ -447,7 +444,7 @@ def fitting(value: Any, buffer: Buffer) -> Expr:
 def store(target: Access, value: Any) -> None:
     """target = value."""
     builder = current("a store")
-    usable(target.tile)
+    usable(target)
     if target.buffer.space is Space.BARRIER:
         raise CompileError(
             f"{target.name} is a barrier: it cannot be stored to", fix="use T.barrier_arrive(bar)"
@@ -461,17 +458,10 @@ def store(target: Access, value: Any) -> None:
 
 def region_of(value: Any) -> Region:
     """A tile or region as a `Region`; an element is a region of one."""
-    if isinstance(value, (Tile, Variable)):
+    if isinstance(value, Handle):
         usable(value)
-        return whole(value.buffer)
-    if isinstance(value, Tiles):
-        usable(value.tile)
-        return value.region
-    if isinstance(value, Access):
-        usable(value.tile)
-        return element(value.buffer, *value.indices)
-    if isinstance(value, Lost):
-        value.fail()
+        return value.region  # type: ignore[no-any-return]
+    not_lost(value)
     raise CompileError(
         f"T.{word()} needs a tensor, a tile or a region of one",
         got=describe(value),

@@ -9,13 +9,13 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import AnyLayout, Space
-from tilewright.ir.expr import Const, truth, wrap
+from tilewright.ir.expr import FALSE, TRUE, Expr, truth, wrap
 from tilewright.ir.layout.banks import make_swizzled_layout as _make_swizzled_layout
 from tilewright.ir.layout.fragment import Fragment as _Fragment
 from tilewright.ir.layout.layout import Layout as _Layout
 from tilewright.ir.op import Hint, Intrinsic
 from tilewright.lang.builder import current, current_block, current_kernel
-from tilewright.lang.handles import Tile, Tiles, describe, region_of, usable
+from tilewright.lang.handles import Tile, describe, region_of, usable
 from tilewright.lang.types import shape_tuple, static_int
 from tilewright.support.errors import CompileError, word
 
@@ -46,23 +46,19 @@ def Layout(shape: Any, stride: Any = None) -> AnyLayout | None:
 def _strides(sizes: tuple[int, ...], function: Callable[..., Any]) -> tuple[int, ...] | None:
     """The strides of a linear function of the coordinates that gives one index."""
 
-    def at(*coord: int) -> int | None:
+    def at(*coord: int) -> Any:
         value = function(*coord)
-        parts = list(value) if isinstance(value, (tuple, list)) else [value]
-        return int(parts[0]) if len(parts) == 1 else None
+        return value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
 
-    if at(*(0 for _ in sizes)) != 0:
+    axes = range(len(sizes))
+    units = [at(*(int(i == axis and sizes[i] > 1) for i in axes)) for axis in axes]
+    if any(isinstance(unit, (tuple, list)) for unit in units):
         return None
-    units = []
-    for axis in range(len(sizes)):
-        step = at(*(int(i == axis and sizes[i] > 1) for i in range(len(sizes))))
-        if step is None:
-            return None
-        units.append(step)
-    for coord in itertools.product(*(range(min(s, 64)) for s in sizes)):
-        if at(*coord) != sum(c * u for c, u in zip(coord, units, strict=True)):
-            return None
-    return tuple(units)
+    linear = all(
+        at(*coord) == sum(c * u for c, u in zip(coord, units, strict=True))
+        for coord in itertools.product(*(range(min(s, 64)) for s in sizes))
+    )
+    return tuple(int(unit) for unit in units) if linear else None
 
 
 def make_swizzled_layout(buffer: Any, **_: Any) -> AnyLayout:
@@ -75,7 +71,7 @@ def make_swizzled_layout(buffer: Any, **_: Any) -> AnyLayout:
         T.copy(tile, Y)
         # Y[0]: 0 1 2 3
     """
-    if not isinstance(buffer, Tile):
+    if type(buffer) is not Tile:
         raise CompileError(
             "T.layout.make_swizzled_layout needs a tile",
             got=describe(buffer),
@@ -110,7 +106,7 @@ def _each(given: Any) -> list[tuple[Tile, Any]]:
             fix=f"write T.{word()}({{tile: …}})",
         )
     for tile in given:
-        if not isinstance(tile, Tile):
+        if type(tile) is not Tile:
             raise CompileError(
                 f"T.{word()}: a key is no buffer",
                 got=describe(tile),
@@ -251,17 +247,18 @@ def assume(cond: Any) -> None:
             M[i] = N[i] // 4
         # M: 0 0 0 0 1
     """
-    builder = current()
+    fix = "assume what is true of the sizes, or leave it out"
+    test = _open(cond, "this assumption never holds", fix)
+    if test is not None:
+        current_kernel().emit(Hint("assume", value=test))
+
+
+def _open(cond: Any, never: str, fix: str) -> Expr | None:
+    """A condition that is not known to hold."""
     test = truth(wrap(cond))
-    if isinstance(test, Const):
-        if not test.value:
-            raise CompileError(
-                "this assumption never holds",
-                fix="assume what is true of the sizes, or leave it out",
-            )
-        return
-    builder.require_kernel()
-    builder.emit(Hint("assume", value=test))
+    if test is FALSE:
+        raise CompileError(never, fix=fix)
+    return None if test is TRUE else test
 
 
 # ── looking into a running kernel ────────────────────────────────────────────────────────────────
@@ -280,7 +277,7 @@ def print(value: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int
         value, msg = None, value
     if value is None:
         builder.emit(Intrinsic("print", (), text=msg))
-    elif isinstance(value, (Tile, Tiles)):
+    elif isinstance(value, Tile):
         builder.emit(Intrinsic("print", (region_of(value),), text=msg))
     else:
         builder.emit(Intrinsic("print", (wrap(value),), text=msg))
@@ -299,12 +296,7 @@ def device_assert(cond: Any, msg: str = "") -> None:
         # M: 0 1 2
     """
     builder = current_kernel("device_assert")
-    test = truth(wrap(cond))
-    if isinstance(test, Const):
-        if not test.value:
-            raise CompileError(
-                "this assertion never holds" + (f": {msg}" if msg else ""),
-                fix="check the sizes that it is about",
-            )
-        return
-    builder.emit(Intrinsic("device_assert", (test,), text=msg))
+    never = "this assertion never holds" + (f": {msg}" if msg else "")
+    test = _open(cond, never, "check the sizes that it is about")
+    if test is not None:
+        builder.emit(Intrinsic("device_assert", (test,), text=msg))

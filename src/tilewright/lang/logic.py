@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.ir.expr import Const, Expr, binary, compare, logical_not, select, truth, wrap
-from tilewright.ir.op import Body, If
+from tilewright.ir.op import Body, If, Kernel
 from tilewright.lang import math
-from tilewright.lang.builder import Builder, KernelState, word_of
-from tilewright.lang.handles import Tile, Tiles, Variable
+from tilewright.lang.builder import Builder, word_of
+from tilewright.lang.handles import Tile, Variable
 from tilewright.lang.loops import Loop
 from tilewright.lang.scalar import concrete, is_number, is_runtime
 from tilewright.lang.state import Watch, refuse_change
@@ -40,7 +40,7 @@ class Binding:
     frame: Frame | None
     loc: Loc | None
     loop: bool = False  # by the loop itself
-    kernel: KernelState | None = None
+    kernel: Kernel | None = None
 
 
 @dataclass
@@ -122,8 +122,8 @@ class Branch:
 def condition(cond: Any) -> Any:
     """A bool expression, or the plain value when it is known."""
     cond = concrete(cond)
-    if isinstance(cond, (Tile, Tiles)):
-        return bool(Tile.__bool__(cond))  # type: ignore[arg-type]
+    if isinstance(cond, Tile):
+        return bool(cond)
     if is_runtime(cond):
         expr = truth(wrap(cond))
         return expr.value if isinstance(expr, Const) else expr
@@ -171,46 +171,26 @@ class Logic(Scopes):
         return select(value, self.lazily(a, what), self.lazily(b, what))
 
     def boolean(self, op: str, *thunks: Callable[[], Any]) -> Any:
-        """`and` / `or` as a condition, short-circuiting where a side is known."""
-        result: Any = None
-        for at, thunk in enumerate(thunks):
-            value = self._later(op, thunk) if isinstance(result, Expr) else thunk()
-            test = condition(value)
-            if isinstance(result, Expr):
-                result = binary(op, result, test if isinstance(test, Expr) else bool(test))
-            elif isinstance(test, Expr):
-                result = test
-            elif at == len(thunks) - 1 or bool(test) == (op == "or"):
-                return value
-        return result
+        """`and` / `or` as a condition: only the truth of a side counts."""
+
+        def tested(thunk: Callable[[], Any]) -> Callable[[], Any]:
+            return lambda: test if isinstance(test := condition(thunk()), Expr) else bool(test)
+
+        return self.choice(op, *map(tested, thunks))
 
     def choice(self, op: str, *thunks: Callable[[], Any]) -> Any:
-        """`a and b`, `a or b` as a value: the side that decides."""
+        """`a and b`, `a or b` as a value: the side that decides, short-circuiting where one is
+        known."""
         known: Any = None
         for at, thunk in enumerate(thunks):
             known = thunk()
             test = condition(known)
             if isinstance(test, Expr):
-                sides = [known, *(self._later(op, t) for t in thunks[at + 1 :])]
-                return self._decided(op, sides)
+                what = f"a later side of a run-time `{op}`"
+                return _decided(op, [known, *(self.lazily(t, what) for t in thunks[at + 1 :])])
             if bool(test) == (op == "or"):
                 break
         return known
-
-    def _later(self, op: str, thunk: Callable[[], Any]) -> Any:
-        return self.lazily(thunk, f"a later side of a run-time `{op}`")
-
-    def _decided(self, op: str, sides: list[Any]) -> Any:
-        first, *rest = sides
-        if not rest:
-            return first
-        test = condition(first)
-        other = self._decided(op, rest)
-        if not isinstance(test, Expr):
-            return first if bool(test) == (op == "or") else other
-        if all(isinstance(x, bool) or (is_runtime(x) and wrap(x).dtype.is_bool) for x in sides):
-            return binary(op, test, wrap(other))
-        return select(test, first, other) if op == "or" else select(test, other, first)
 
     def now(self, value: Any) -> Any:
         """The value of a variable before the other side of an operator is evaluated."""
@@ -231,13 +211,9 @@ class Logic(Scopes):
             link = self._compare(op, left, right)
             if len(ops) == 1 and not isinstance(link, Expr):
                 return link
-            link = condition(link)
-            if not isinstance(result, Expr):
-                if not isinstance(link, Expr) and not link:
-                    return link
-                result = link
-            elif isinstance(link, Expr) or not link:
-                result = binary("and", result, link if isinstance(link, Expr) else False)
+            result = _joined("and", result, condition(link))
+            if not isinstance(result, Expr) and not result:
+                break
             left = right
         return result
 
@@ -256,9 +232,7 @@ class Logic(Scopes):
             return self._contains(op, a, b)
         runtime = is_runtime(a) or is_runtime(b)
         for tile, other in ((a, b), (b, a)):
-            if isinstance(tile, (Tile, Tiles)) and (
-                isinstance(other, (Tile, Tiles)) or is_number(other)
-            ):
+            if isinstance(tile, Tile) and (isinstance(other, Tile) or is_number(other)):
                 raise CompileError(
                     f"{tile.name} is a whole tile: comparisons work on its elements",
                     fix=f"compare {tile.name}[i] in a T.Parallel loop; whether two names stand for "
@@ -279,20 +253,15 @@ class Logic(Scopes):
         if op in ("==", "!="):
             found: Any = len(a) == len(b)
             for x, y in zip(a, b, strict=False):
-                found = _both(found, condition(self._compare("==", x, y)))
-            return found if op == "==" else self.negate(found)
+                found = _joined("and", found, condition(self._compare("==", x, y)))
+            return found if op == "==" else negated(found)
         result: Any = COMPARISONS[op](len(a), len(b))
         for x, y in reversed(list(zip(a, b, strict=False))):
             same = condition(self._compare("==", x, y))
             if not isinstance(same, Expr) and same:
                 continue
             less = condition(self._compare(op[0], x, y))
-            tie = _both(same, result)
-            result = (
-                binary("or", wrap(less), wrap(tie))
-                if isinstance(less, Expr) or isinstance(tie, Expr)
-                else less or tie
-            )
+            result = _joined("or", less, _joined("and", same, result))
         return result
 
     def _contains(self, op: str, a: Any, b: Any) -> Any:
@@ -304,14 +273,11 @@ class Logic(Scopes):
             return COMPARISONS[op](a, b)
         found: Any = False
         for item in items:
-            same = condition(True if a is item else self._compare("==", a, item))
-            if not isinstance(same, Expr):
-                if not same:
-                    continue
-                found = True
+            same = condition(a is item or self._compare("==", a, item))
+            found = _joined("or", found, same) if isinstance(same, Expr) or not same else True
+            if found is True:
                 break
-            found = binary("or", wrap(found), same)
-        return found if op == "in" else self.negate(found)
+        return found if op == "in" else negated(found)
 
     def _in_range(self, op: str, a: Any, span: range) -> Any:
         if not span:
@@ -321,13 +287,29 @@ class Logic(Scopes):
         found = binary("and", compare(">=", x, low), compare("<=", x, high))
         if abs(span.step) != 1 or not x.dtype.is_int:
             found = binary("and", found, compare("==", (x - low) % abs(span.step), 0))
-        return found if op == "in" else self.negate(found)
+        return found if op == "in" else negated(found)
 
 
-def _both(a: Any, b: Any) -> Any:
-    if isinstance(a, Expr) or isinstance(b, Expr):
-        return binary("and", wrap(a), wrap(b))
-    return a and b
+def _decided(op: str, sides: list[Any]) -> Any:
+    """`and` or `or` of values, the first of which is not known."""
+    if all(isinstance(x, bool) or (is_runtime(x) and wrap(x).dtype.is_bool) for x in sides):
+        return functools.reduce(functools.partial(_joined, op), map(condition, sides))
+    first, *rest = sides
+    test = condition(first)
+    if not rest or (not isinstance(test, Expr) and bool(test) == (op == "or")):
+        return first
+    other = _decided(op, rest)
+    if not isinstance(test, Expr):
+        return other
+    return select(test, first, other) if op == "or" else select(test, other, first)
+
+
+def _joined(op: str, a: Any, b: Any) -> Any:
+    """`a and b` or `a or b` of tests, each known or not."""
+    for known, other in ((a, b), (b, a)):
+        if not isinstance(known, Expr) and bool(known) == (op == "and"):
+            return other
+    return binary(op, a, b) if isinstance(a, Expr) else a
 
 
 def _has_runtime(value: Any, depth: int = 8) -> bool:

@@ -27,8 +27,8 @@ from tilewright.ir.expr import (
 from tilewright.ir.expr import cast as cast_expr
 from tilewright.ir.expr import ceildiv as ceildiv
 from tilewright.ir.intrinsics import FUNCTIONS
-from tilewright.lang.handles import Access, Tile, Tiles, store
-from tilewright.lang.scalar import is_runtime
+from tilewright.lang.handles import Access, Tile, store
+from tilewright.lang.scalar import concrete, is_runtime
 from tilewright.lang.types import named
 from tilewright.support.errors import CompileError, word
 
@@ -36,7 +36,7 @@ _max, _min = builtins.max, builtins.min
 
 
 def _value(x: Any, like: DType | None = None) -> Expr:
-    if isinstance(x, (Tile, Tiles)):
+    if isinstance(x, Tile):
         raise CompileError(
             f"T.{word()} works on elements, not on the whole of {x.name}",
             fix=f"loop over it with T.Parallel and use {x.name}[i]",
@@ -74,13 +74,14 @@ def _doc(name: str, doc: str, sample: str, shown: str, whole: bool) -> str:
     return f"{doc}\n\nExample:\n{loop}\n"
 
 
+_ROUNDING = ("floor", "ceil", "round", "trunc")  # which leave integers as they are
 _NAMES = {1: ("x",), 2: ("a", "b"), 3: ("a", "b", "c")}
 
 
 def _function(name: str, doc: str, sample: str, shown: str) -> Callable[..., Expr]:
-    arity, whole = FUNCTIONS[name].arity, FUNCTIONS[name].domain == "int"
+    arity, domain = FUNCTIONS[name].arity, FUNCTIONS[name].domain
 
-    @named(name, _doc(name, doc, sample, shown, whole))
+    @named(name, _doc(name, doc, sample, shown, domain == "int"))
     def word(*args: Any) -> Expr:
         if len(args) != arity:
             raise CompileError(
@@ -88,7 +89,8 @@ def _function(name: str, doc: str, sample: str, shown: str) -> Callable[..., Exp
                 got=str(len(args)),
                 fix="pass that many values",
             )
-        return _call(name, *args)
+        whole = name in _ROUNDING and _value(args[0]).dtype.is_int
+        return _value(args[0]) if whole else _call(name, *args)
 
     word.__signature__ = Signature(  # type: ignore[attr-defined]
         [Parameter(n, Parameter.POSITIONAL_ONLY) for n in _NAMES[arity]]
@@ -150,19 +152,10 @@ fast_tanh = _function(
 fast_sigmoid = _function("__sigmoid", _FAST.format("1 / (1 + e⁻ˣ)"), "x", "0.5 0.7311 0.8808")
 
 
-def _rounding(name: str, doc: str, sample: str, shown: str) -> Callable[[Any], Expr]:
-    @named(name, _doc(name, doc, sample, shown, False))
-    def word(x: Any) -> Expr:
-        expr = _value(x)
-        return expr if expr.dtype.is_int else _call(name, expr)
-
-    return word
-
-
-floor = _rounding("floor", "The largest integer not above x.", "x / 2 - 0.5", "-1 0 0 1")
-ceil = _rounding("ceil", "The smallest integer not below x.", "x / 2 - 0.5", "0 0 1 1")
-round = _rounding("round", "The nearest integer, halves to even.", "x / 2 - 0.5", "0 0 0 1 2")
-trunc = _rounding("trunc", "x without its fraction.", "x / 2 - 0.5", "0 0 0 1")
+floor = _function("floor", "The largest integer not above x.", "x / 2 - 0.5", "-1 0 0 1")
+ceil = _function("ceil", "The smallest integer not below x.", "x / 2 - 0.5", "0 0 1 1")
+round = _function("round", "The nearest integer, halves to even.", "x / 2 - 0.5", "0 0 0 1 2")
+trunc = _function("trunc", "x without its fraction.", "x / 2 - 0.5", "0 0 0 1")
 nearbyint = round
 
 
@@ -174,7 +167,7 @@ def abs(x: Any) -> Any:
             Y[0, j] = T.abs(X[2, j])
         # Y[0]: 2 1 0 1
     """
-    return builtins.abs(x) if _plain(x) else builtins.abs(_value(x))
+    return builtins.abs(_operand(x))
 
 
 def pow(x: Any, y: Any) -> Any:
@@ -312,7 +305,7 @@ def bitwise_not(a: Any) -> Any:
             M[j] = T.bitwise_not(N[j])
         # M: -1 -2 -3
     """
-    return ~a if _plain(a) else ~_value(a)
+    return ~_operand(a)
 
 
 def truncmod(a: Any, b: Any) -> Expr:
@@ -335,13 +328,10 @@ def if_then_else(cond: Any, a: Any, b: Any) -> Any:
             Y[0, j] = T.if_then_else(X[2, j] > 0, X[2, j], 0.0)
         # Y[0]: 0 0 0 1 2
     """
-    cond = cond.value if isinstance(cond, Const) else cond
+    cond = concrete(cond)
     if not is_runtime(cond):
         return a if cond else b
-    for side in (a, b):
-        if not isinstance(side, (bool, int, float)):
-            _value(side)
-    return select(cond, a, b)
+    return select(cond, _operand(a), _operand(b))
 
 
 Select = if_then_else
@@ -383,10 +373,7 @@ def Not(value: Any) -> Any:
 def _logical(op: str, values: tuple[Any, ...]) -> Any:
     if _plain(*values):
         return all(values) if op == "and" else any(values)
-    result: Any = values[0]
-    for value in values[1:]:
-        result = binary(op, _operand(result), _operand(value))
-    return result
+    return reduce(lambda a, b: binary(op, _operand(a), _operand(b)), values)
 
 
 # ── types and their limits ───────────────────────────────────────────────────────────────────
@@ -403,9 +390,7 @@ def infinity(dtype: Any = "float32") -> Expr:
         raise CompileError(
             f"{kind} has no infinity", fix=f"use T.max_value({str(kind)!r})", got=str(kind)
         )
-    if kind.bits <= 8:
-        return const(kind.max_value, kind)
-    return const(float("inf"), kind)
+    return const(kind.max_value if kind.bits <= 8 else float("inf"), kind)
 
 
 def max_value(dtype: Any) -> Expr:
@@ -484,7 +469,7 @@ def dp4a(a: Any, b: Any, c: Any = 0) -> Any:
             M[j] = T.dp4a(N[j], 0x01010101, 100)
         # M: 100 101 102
     """
-    if all(isinstance(x, (Tile, Access)) for x in (a, b, c)):
+    if all(type(x) in (Tile, Access) for x in (a, b, c)):
         elements: Any = (t[(0,) * t.buffer.rank] if isinstance(t, Tile) else t for t in (a, b, c))
         x, y, z = elements
         if x.buffer.dtype.bits == 8:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tilewright.ir.dtype import _ALIASES, DTYPES
 from tilewright.lang import math
-from tilewright.lang.handles import Tile, Tiles
+from tilewright.lang.handles import Tile
 from tilewright.lang.scalar import is_runtime
 from tilewright.lang.types import ScalarType
 from tilewright.lang.where import locate_traceback
@@ -370,7 +370,7 @@ _NAMES = {"Tile": "a tensor or tile", "Tiles": "a region", "Access": "an element
 def _bad_attribute(error: AttributeError, name: str) -> CompileError:
     owner = getattr(error, "obj", None)
     kind = (owner if isinstance(owner, type) else type(owner)).__name__
-    runtime = isinstance(owner, (Tile, Tiles)) or is_runtime(owner)
+    runtime = isinstance(owner, Tile) or is_runtime(owner)
     fix, repair = _ELSEWHERE.get(name, "") if runtime else "", None
     if not fix:
         have = [a for a in dir(owner) if not a.startswith("_")]

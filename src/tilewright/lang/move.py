@@ -25,7 +25,6 @@ from tilewright.lang.handles import (
     Access,
     Handle,
     Tile,
-    Tiles,
     Variable,
     describe,
     region_of,
@@ -82,7 +81,7 @@ def _corner_of(side: Handle, mine: Region, other: Handle, theirs: Region) -> Reg
 def _from_corner(corner: Access, other: Region) -> Region:
     """The region that starts at `corner` with the shape of `other`, aligned at the last
     dimensions."""
-    usable(corner.tile)
+    usable(corner)
     shape = list(other.extents)
     while len(shape) > corner.buffer.rank:
         unit = next((i for i, e in enumerate(shape) if is_const(e)), None)
@@ -300,7 +299,7 @@ def _fill(buffer: Any, value: Any) -> None:
     if isinstance(buffer, Variable):
         buffer.assign(value)
         return
-    if isinstance(value, (Tile, Tiles)) and isinstance(buffer, (int, float)):
+    if isinstance(value, Tile) and isinstance(buffer, (int, float)):
         raise CompileError(
             f"T.{word()}: the tile comes first, then the value",
             expected=f"T.{word()}(tile, value)",
@@ -311,7 +310,7 @@ def _fill(buffer: Any, value: Any) -> None:
         )
     to = region_of(buffer)
     check_regions(to)
-    if isinstance(value, (Tile, Tiles)):
+    if isinstance(value, Tile):
         raise CompileError(
             "T.fill needs one value", got=describe(value), fix="use T.copy for a whole tile"
         )
@@ -396,7 +395,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None) -> Tile:
         # M: 0 1065353216 1073741824
     """
     builder = current()
-    if not isinstance(src, Tile):
+    if type(src) is not Tile:
         raise CompileError(
             f"T.{word()} needs a whole buffer",
             got=describe(src),

@@ -3,7 +3,6 @@ loops out of branches on the thread index."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -12,7 +11,6 @@ from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     TRUE,
     Bin,
-    Const,
     Expr,
     Var,
     const,
@@ -60,9 +58,8 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import map_body
+from tilewright.ir.rewrite import map_bodies, map_body
 from tilewright.ir.simplify import simplify
-from tilewright.lang.builder import KernelState
 from tilewright.support.errors import CompileError
 
 WARP = 32
@@ -98,62 +95,55 @@ def _is_by_thread(ops: Body) -> bool:
     )
 
 
-def place(ops: Body, kernel: KernelState) -> Body:
+def place(kernel: Kernel) -> Kernel:
     """Placements as roles when the kernel's own barriers order them, as hints otherwise.
 
     A branch on the thread index that takes whole warps, with tile ops inside or named barriers that
     others come to as well, is a placement too where barriers are used.
     """
+    ops = kernel.body
     if any(_orders(op) for op in walk_ops(ops)):
         branches = _place_branches(ops, kernel)
         placements = [op for op in walk_ops(branches) if isinstance(op, Placed)]
         if any(_orders(o) for p in placements for o in walk_ops(p.body)):
-            return _as_roles(branches, kernel)
+            return replace(kernel, body=_as_roles(branches, kernel))
         if not any(_is_by_thread(p.body) for p in placements):
             ops = branches
-    return map_body(ops, _as_hints)
+    return replace(kernel, body=map_body(ops, _as_hints))
 
 
-def _inside(op: Op, change: Callable[[Body], Body]) -> Op:
-    if isinstance(op, If):
-        return replace(op, then=change(op.then), orelse=change(op.orelse))
-    if isinstance(op, (For, While, Placed)):
-        return replace(op, body=change(op.body))
-    return op
-
-
-def _place_branches(ops: Body, kernel: KernelState) -> Body:
+def _place_branches(ops: Body, kernel: Kernel) -> Body:
     found: list[Op] = []
     for op in ops:
         placed: list[Op] | None = [op] if isinstance(op, Placed) else None
         if isinstance(op, If) and (
             any(isinstance(o, _TILE_OPS) for o in walk_ops(op)) or _meets_others(op, kernel)
         ):
-            placed = _place_branch(op, kernel, range(kernel.num_threads))
+            placed = _place_branch(op, kernel, range(prod(kernel.threads)))
         if placed is None:
-            placed = [_inside(op, lambda inner: _place_branches(inner, kernel))]
+            placed = [map_bodies(op, lambda inner: _place_branches(inner, kernel))]
         found += placed
     return tuple(found)
 
 
-def _meets_others(op: If, kernel: KernelState) -> bool:
+def _meets_others(op: If, kernel: Kernel) -> bool:
     """Whether a branch has a named barrier of other threads than those that take it."""
     named = [[o for o in walk_ops(side) if _is_named(o)] for side in (op.then, op.orelse)]
-    if not any(named) or not on_threads([op.cond], kernel):
+    if not any(named) or not on_threads(op.cond, kernel):
         return False
-    taken = len(threads_where([op.cond], kernel))
+    taken = len(threads_where(op.cond, kernel))
     return any(
         isinstance(o, Sync) and (o.arrive or (o.threads or 0) > count)
-        for side, count in zip(named, (taken, kernel.num_threads - taken), strict=True)
+        for side, count in zip(named, (taken, prod(kernel.threads) - taken), strict=True)
         for o in side
     )
 
 
-def _place_branch(op: If, kernel: KernelState, threads: range) -> list[Op] | None:
+def _place_branch(op: If, kernel: Kernel, threads: range) -> list[Op] | None:
     """`op` as one placement per side, when each side is run by whole, neighbouring warps."""
-    if not on_threads([op.cond], kernel):
+    if not on_threads(op.cond, kernel):
         return None
-    chosen = set(threads_where([op.cond], kernel))
+    chosen = set(threads_where(op.cond, kernel))
     found: list[Op] = []
     for side, side_ops in (
         ([t for t in threads if t in chosen], op.then),
@@ -165,7 +155,7 @@ def _place_branch(op: If, kernel: KernelState, threads: range) -> list[Op] | Non
         if len(span) != len(side) or span.start % WARP or len(span) % WARP:
             return None
         only = side_ops[0]
-        if len(side_ops) == 1 and isinstance(only, If) and on_threads([only.cond], kernel):
+        if len(side_ops) == 1 and isinstance(only, If) and on_threads(only.cond, kernel):
             inner = _place_branch(only, kernel, span)
             if inner is None:
                 return None
@@ -182,16 +172,16 @@ def _as_hints(op: Op) -> Body | None:
     return (Hint("ws", detail=groups, loc=op.loc), *op.body, Hint("ws", loc=op.loc))
 
 
-def _as_roles(ops: Body, kernel: KernelState) -> Body:
+def _as_roles(ops: Body, kernel: Kernel) -> Body:
     found: list[Op] = []
     for op in ops:
         if isinstance(op, Placed):
             found.append(_role(op))
         elif any(isinstance(o, Placed) for o in walk_ops(op)):
-            found.append(_inside(op, lambda inner: _as_roles(inner, kernel)))
+            found.append(map_bodies(op, lambda inner: _as_roles(inner, kernel)))
         elif any(_is_collective(o) for o in walk_ops(op)):
             # all warps together
-            warps = -(-kernel.num_threads // WARP)
+            warps = -(-prod(kernel.threads) // WARP)
             last = found[-1] if found else None
             if isinstance(last, Role) and last.name == "all":
                 found[-1] = replace(last, body=(*last.body, op))
@@ -216,22 +206,20 @@ def _role(op: Placed) -> Role:
     return Role(f"warps{op.first}", op.first, op.warps, kept, registers=registers, loc=op.loc)
 
 
-def on_threads(conds: list[Expr], kernel: Kernel | KernelState) -> bool:
-    """Whether conditions depend on the thread's index and on nothing else."""
-    names = set(kernel.thread_vars)
-    return all(is_pure(c) and variables(c) and variables(c) <= names for c in conds)
+def on_threads(cond: Expr, kernel: Kernel) -> bool:
+    """Whether a condition depends on the thread's index and on nothing else."""
+    return is_pure(cond) and bool(variables(cond)) and variables(cond) <= {*kernel.thread_vars}
 
 
-def threads_where(conds: list[Expr], kernel: Kernel | KernelState) -> list[int]:
-    """The threads, in linear order, for which all conditions hold."""
+def threads_where(cond: Expr, kernel: Kernel) -> list[int]:
+    """The threads, in linear order, for which a condition holds."""
     found = []
     for linear in range(prod(kernel.threads)):
         rest, values = linear, {}
         for var, extent in zip(kernel.thread_vars, kernel.threads, strict=True):
             values[var] = const(rest % extent)
             rest //= extent
-        tests = (simplify(substitute(c, dict(values)), index=False) for c in conds)
-        if all(isinstance(test, Const) and bool(test.value) for test in tests):
+        if simplify(substitute(cond, dict(values)), index=False) is TRUE:
             found.append(linear)
     return found
 
@@ -310,7 +298,7 @@ class _Lift:
         mine: Expr = TRUE
         rest: Expr = TRUE
         for test in _conjuncts(op.cond):
-            if on_threads([test], self.kernel):
+            if on_threads(test, self.kernel):
                 mine = logical_and(mine, test)
             else:
                 rest = logical_and(rest, test)
@@ -343,7 +331,7 @@ class _Lift:
 
     def reaching(self, guard: Expr) -> list[int]:
         """The threads that `guard` lets through, of those that the role around has."""
-        found = threads_where([guard], self.kernel)
+        found = threads_where(guard, self.kernel)
         if self.role is None:
             return found
         first, count = self.role.first, self.role.warps

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
+from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import Region, Space
@@ -10,6 +12,7 @@ from tilewright.ir.dtype import INT32
 from tilewright.ir.expr import (
     cast,
     const,
+    logical_and,
     variables,
     wrap,
 )
@@ -41,7 +44,7 @@ class Placement(Opened):
     def __enter__(self) -> None:
         builder = current("T.ws")
         kernel = builder.require_block("ws")
-        groups = kernel.num_threads // GROUP
+        groups = prod(kernel.threads) // GROUP
         for at in self.ids:
             if not 0 <= at < max(1, groups):
                 raise CompileError(
@@ -117,7 +120,7 @@ def _arrivals(builder: Builder) -> tuple[int, bool]:
     """How many threads run this place, for barriers count threads; and whether a condition chooses
     them."""
     kernel = builder.require_block()
-    threads = range(kernel.num_threads)
+    threads = range(prod(kernel.threads))
     for body in builder.bodies:
         if body.warps:
             first, count = body.warps
@@ -126,12 +129,13 @@ def _arrivals(builder: Builder) -> tuple[int, bool]:
     guards = [b.guard for b in builder.bodies if b.guard is not None and variables(b.guard) & names]
     if not guards:
         return len(threads), False
-    if not on_threads(guards, kernel):
+    guard = reduce(logical_and, guards)
+    if not on_threads(guard, kernel):
         raise CompileError(
             "arriving under a condition that mixes threads with other values",
             fix="test the thread index in an `if` of its own",
         )
-    return sum(t in threads for t in threads_where(guards, kernel)), True
+    return sum(t in threads for t in threads_where(guard, kernel)), True
 
 
 def _expect(mbarrier: Any, tx: Any, arrive: bool) -> None:

@@ -18,7 +18,7 @@ from tilewright.ir.op import Op
 from tilewright.lang.where import ORIGINS, by_theirs
 from tilewright.support.errors import CompileError
 
-_OPERATORS = (
+OPERATORS = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift "
     "rlshift rshift rrshift and rand or ror xor rxor neg pos abs invert lt le gt ge bool index "
     "float"
@@ -56,7 +56,7 @@ def _delegate(name: str) -> Callable[..., Any]:
     return operator
 
 
-for _name in _OPERATORS:
+for _name in OPERATORS:
     setattr(Scalar, f"__{_name}__", _delegate(f"__{_name}__"))
 
 
@@ -101,8 +101,15 @@ class Lost:
         self.fail()
 
 
-for _name in [*_OPERATORS, *"eq ne iter len getitem setitem call contains str format".split()]:
+for _name in [*OPERATORS, *"eq ne iter len getitem setitem call contains str format".split()]:
     setattr(Lost, f"__{_name}__", Lost.fail)
+
+
+def not_lost(value: Any) -> Any:
+    """`value`, which must not be lost."""
+    if isinstance(value, Lost):
+        value.fail()
+    return value
 
 
 def is_runtime(value: Any) -> bool:

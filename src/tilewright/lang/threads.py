@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from tilewright.ir.buffer import Buffer, Region, Space, element
@@ -12,7 +13,7 @@ from tilewright.ir.expr import Expr, Load, Var, cast, const, truth, wrap
 from tilewright.ir.op import Alloc, Intrinsic, Sync
 from tilewright.ir.ptx_text import OPERAND, named_operands, written_operands
 from tilewright.lang.builder import Builder, current, current_block, current_kernel
-from tilewright.lang.handles import Access, Tile, Tiles, Variable, describe, region_of
+from tilewright.lang.handles import Access, Tile, Variable, describe, region_of
 from tilewright.lang.types import static_int
 from tilewright.support.errors import CompileError, word
 
@@ -174,7 +175,7 @@ def sync_threads(barrier_id: Any = None, arrive_count: int | None = None) -> Non
         builder.emit(Sync("block"))
         return
     kernel = builder.require_kernel()
-    count = kernel.num_threads if arrive_count is None else arrive_count
+    count = prod(kernel.threads) if arrive_count is None else arrive_count
     builder.emit(
         Sync("named", wrap(barrier_id), static_int(count, "arrive_count of T.sync_threads", 1))
     )
@@ -265,7 +266,7 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, **_: Any) -> Ad
 def _operand(value: Any) -> Expr | Region:
     if isinstance(value, Address):
         return value.region
-    if isinstance(value, (Tile, Tiles)):
+    if isinstance(value, Tile):
         return address_of(value).region
     return wrap(value)
 

@@ -13,7 +13,7 @@ from tilewright.ir.dtype import DTYPES, DType, dtype
 from tilewright.ir.expr import Const, Expr, Var, cast, wrap
 from tilewright.ir.op import Dim
 from tilewright.lang.builder import in_kernel
-from tilewright.lang.scalar import Scalar, is_runtime
+from tilewright.lang.scalar import Scalar, concrete, is_runtime
 from tilewright.support.errors import CompileError, entry, swap
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,15 +32,11 @@ def named(name: str, doc: str) -> Callable[[F], F]:
 
 def static_int(value: Any, what: str, least: int | None = None) -> int:
     """`value` as a compile-time integer."""
-    expr = value if isinstance(value, Expr) else None
-    if isinstance(expr, Const):
-        value = expr.value
-    if isinstance(value, bool) or not hasattr(value, "__index__") or (
-        expr is not None and not isinstance(expr, Const)
-    ):  # fmt: skip
+    value = concrete(value)
+    if isinstance(value, (bool, Expr)) or not hasattr(value, "__index__"):
         raise CompileError(
             f"{what} must be a compile-time integer",
-            got="a run-time value" if expr is not None else repr(value)[:60],
+            got="a run-time value" if isinstance(value, Expr) else repr(value)[:60],
             fix="use a number, or an argument of the factory",
             code="not-constant",
         )

@@ -10,7 +10,7 @@ import weakref
 from functools import lru_cache
 from types import CodeType, FrameType, TracebackType
 
-from tilewright.support.definitions import ByCode
+from tilewright.support.definitions import ByCode, nested
 from tilewright.support.errors import Loc, is_own, locate_calls
 
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
@@ -22,10 +22,8 @@ _REWRITTEN_IDS = _REWRITTEN.by_id  # every frame of a stack is asked for every o
 
 def register(code: CodeType, columns: dict[int, int]) -> None:
     """`code` and everything nested in it is a user's code."""
-    _REWRITTEN[code] = columns
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            register(inner, columns)
+    for each in nested(code):
+        _REWRITTEN[each] = columns
 
 
 def users_frame() -> FrameType:

@@ -227,6 +227,11 @@ class Diagnostic:
             ],
         }
 
+    def json(self, error: type) -> str:
+        """One line; `error` is the class, or one of a user's made of it."""
+        name = next(c.__name__ for c in error.__mro__ if c.__module__ == __name__)
+        return json.dumps(self.as_dict(name), ensure_ascii=False)
+
     def render(self) -> str:
         lines = [f"{self.loc}: {self.message}" if self.loc else self.message]
         if self.loc:
@@ -280,8 +285,7 @@ class TilewrightError(Exception):
 
     def json(self) -> str:
         """The diagnostic as one line of JSON."""
-        name = next(c.__name__ for c in type(self).__mro__ if c.__module__ == __name__)
-        return json.dumps(self.diagnostic.as_dict(name), ensure_ascii=False)
+        return self.diagnostic.json(type(self))
 
     @property
     def message(self) -> str:
@@ -458,9 +462,7 @@ class SanitizerWarning(UserWarning):
         super().__init__(message)
 
     def __str__(self) -> str:
-        if in_json():
-            return json.dumps(self.diagnostic.as_dict("SanitizerWarning"), ensure_ascii=False)
-        return self.diagnostic.render()
+        return self.diagnostic.json(type(self)) if in_json() else self.diagnostic.render()
 
     def give(self) -> None:
         """Warn, at the place that it is about."""
