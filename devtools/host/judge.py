@@ -29,7 +29,6 @@ from tilewright.ir.dtype import FLOAT32, DType
 from tilewright.ir.op import Program
 from tilewright.ir.target import Target
 from tilewright.runtime.arrays import unpack
-from tilewright.targets.cuda.arguments import ProgramCheck
 from tilewright.targets.cuda.backend import alignments, launch_spec, lower
 from tilewright.targets.cuda.emit import Source, emit_program
 from tilewright.targets.cuda.launch import (
@@ -41,9 +40,8 @@ from tilewright.targets.cuda.launch import (
     TensorPointer,
     encode_scalar,
 )
-from tilewright.targets.cuda.tensormap import Encoding, resolve
-from tilewright.targets.cuda.values import SM_COUNT, Sizes, evaluate
-from tilewright.targets.cuda.views import ArrayView
+from tilewright.targets.cuda.tensormap import SM_COUNT, Encoding, Sizes, evaluate, resolve
+from tilewright.targets.cuda.views import ArrayView, ProgramCheck
 
 __all__ = ["Excluded", "Fault", "NoCompiler", "NotForHost", "Ready", "ready", "run"]
 

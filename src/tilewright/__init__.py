@@ -24,7 +24,7 @@ _PUBLIC = {
     "TensorSupplyType": "tilewright.runtime.bench",
     "Profiler": "tilewright.runtime.bench",
     "measure": "tilewright.runtime.timing",
-    "Race": "tilewright.runtime.race",
+    "Race": "tilewright.runtime.timing",
     "debug": "tilewright.tools.step",
     "trace_run": "tilewright.tools.step",
     "Numerics": "tilewright.ir.schedule",
@@ -91,8 +91,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.configs import PassConfigKey
     from tilewright.runtime.jit import compile, jit, par_compile
     from tilewright.runtime.kernel import CompiledKernel, JITKernel
-    from tilewright.runtime.race import Race
-    from tilewright.runtime.timing import measure
+    from tilewright.runtime.timing import Race, measure
     from tilewright.runtime.tune import AutoTuner, autotune, set_autotune_inputs
     from tilewright.support.errors import (
         CompileError,

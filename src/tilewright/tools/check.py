@@ -51,7 +51,7 @@ class Finding:
 
     what: str
     case: str
-    times: int = 1
+    times: int = 0
 
     def __str__(self) -> str:
         often = f", and {self.times - 1} more" if self.times > 1 else ""
@@ -70,22 +70,13 @@ class Report:
     passed: int = 0
     compared: list[str] = field(default_factory=list)
 
-    def add(self, key: Any, what: str, case: str) -> None:
-        _add(self.findings, key, what, case)
-
-    def warn(self, key: Any, what: str, case: str) -> None:
-        _add(self.warnings, key, what, case)
+    def add(self, key: Any, what: str, case: str, *, warning: bool = False) -> None:
+        table = self.warnings if warning else self.findings
+        table.setdefault(key, Finding(what, case)).times += 1
 
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-def _add(table: dict[Any, Finding], key: Any, what: str, case: str) -> None:
-    if key in table:
-        table[key].times += 1
-    else:
-        table[key] = Finding(what, case)
 
 
 class _Deadline(Stepper):
@@ -191,7 +182,9 @@ class _Check:
                 self.report.add((error.message.split(":")[0], error.loc), str(error), said)
             return None
         for warning in result.warnings:
-            self.report.warn((warning.kind, warning.diagnostic.loc), str(warning), said)
+            self.report.add(
+                (warning.kind, warning.diagnostic.loc), str(warning), said, warning=True
+            )
         return {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
 
     def other_order(self, case: dict[str, Any], want: dict[str, Array]) -> None:
