@@ -19,7 +19,7 @@ from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
 from tilewright.targets.cuda.remedies import SHARED
 from tilewright.tools import compare
-from tilewright.tools.compare import THREADS, Run, Verdict, thread_code
+from tilewright.tools.compare import THREADS, Run, thread_code
 
 UNITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23, "float64": 2.0**-52}
 
@@ -81,6 +81,4 @@ def _schedule(program: Program, seed: int, given: dict[str, Any]) -> Mapping[str
     return given
 
 
-def against(*told: Any) -> Verdict | None:
-    """`tools.compare.against`, of drawn targets too."""
-    return compare.against(*told, runs=runs)
+against = partial(compare.against, runs=runs)

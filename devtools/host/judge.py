@@ -191,9 +191,8 @@ class _Call:
 
     def param(self, param: Param) -> bytes:
         match param:
-            case TensorPointer(name, offset):
-                step = self.views[name].dtype.storage_bytes(evaluate(offset, self.sizes))
-                tensor, data = self.numbers[name], struct.pack("<Q", step)
+            case TensorPointer(name):
+                tensor, data = self.numbers[name], bytes(8)
             case Scalar(name):
                 tensor, data = _NOBODY, self.scalars[name]
             case Size(value, dtype):
@@ -246,7 +245,7 @@ def _bytes_of(array: Array) -> bytes:
 
 def _map(e: Encoding, size: int) -> bytes:
     """A tensor map as `copies.cpp` reads it; its address is told there."""
-    if e.empty or e.interleave or any(step != 1 for step in e.element_strides):
+    if e.empty:
         return bytes(128)
     rank = len(e.sizes)
     box = (*e.box, 0, 0, 0, 0, 0)[:5]

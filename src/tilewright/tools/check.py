@@ -21,11 +21,8 @@ from tilewright import machine
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call
 from tilewright.ir.expr import walk as walk_expr
-from tilewright.ir.op import Alloc, Gemm, Kernel, Program, Reduce, expressions, walk_ops
-from tilewright.ir.symbols import Symbols
-from tilewright.machine import State, Stepper, Stopped
-from tilewright.machine.state import Options
-from tilewright.machine.tile_machine import CompiledKernel as InterpKernel
+from tilewright.ir.op import Alloc, Gemm, Program, Reduce, expressions, walk_ops
+from tilewright.machine import Stopped
 from tilewright.runtime.backends import resolve
 from tilewright.support.errors import RunError, SanitizerError, TilewrightError
 from tilewright.tools.collect import Found
@@ -79,23 +76,6 @@ class Report:
             self.notes.append(text)
 
 
-class _Deadline(Stepper):
-    """Ends a run when its time is over."""
-
-    def __init__(self, end: float) -> None:
-        super().__init__(Symbols())
-        self.end = end
-
-    def before(self, state: State) -> None:
-        if time.monotonic() > self.end:
-            raise Stopped
-
-    def compiled(self, kernel: Kernel, options: Options) -> InterpKernel:
-        made = super().compiled(kernel, options)
-        made.in_order = InterpKernel(kernel, options).in_order
-        return made
-
-
 class Progress:
     """What is being done, on stderr, once it takes longer than a moment."""
 
@@ -141,6 +121,7 @@ class _Check:
         for number, case in enumerate(cases):
             progress.say(f"{name}: {_describe(case)} ({number + 1} of {len(cases)})")
             try:
+                self.check_time()
                 found = self.interpret(case)
             except Stopped:
                 report.note(f"the time was over after {number} of {len(cases)} inputs")
@@ -155,11 +136,14 @@ class _Check:
         for target in self.plan.targets if passed else ():
             progress.say(f"{name} on {target}")
             try:
-                if time.monotonic() > self.end:
-                    raise Stopped
+                self.check_time()
                 self.compare(passed, wanted, target)
             except Stopped:
                 report.note(f"{target} was not compared: the time was over")
+
+    def check_time(self) -> None:
+        if time.monotonic() > self.end:
+            raise Stopped
 
     def make(self, *, data: str, seed: int, **case: int) -> dict[str, Any]:
         return arguments(self.program, case, data, seed, self.chosen)
@@ -170,7 +154,7 @@ class _Check:
         try:
             result = machine.run(
                 self.program, given, sanitize=True, nan=self.plan.nan, seed=case["seed"],
-                stepper=_Deadline(self.end), made=self.made,
+                made=self.made,
             )  # fmt: skip
         except SanitizerError as error:
             self.report.add((error.kind, error.loc), str(error), said)
@@ -191,7 +175,7 @@ class _Check:
         """Blocks in another order must not change anything."""
         given = self.make(**case)
         try:
-            machine.run(self.program, given, seed=12345, stepper=_Deadline(self.end))
+            machine.run(self.program, given, seed=12345)
         except (Stopped, RunError):
             return
         for name, array in want.items():
