@@ -15,8 +15,7 @@ _HOMES = {
     "runtime.configs": "PassConfigKey",
     "runtime.backends": "resolve current_target parse_ir",
     "runtime.bench": "TensorSupplyType Profiler",
-    "runtime.timing": "measure",
-    "runtime.race": "Race",
+    "runtime.timing": "measure Race",
     "tools.step": "debug trace_run",
     "ir.schedule": "Numerics Schedule",
     "ir.target": "Target",
@@ -76,8 +75,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.configs import PassConfigKey
     from tilewright.runtime.jit import compile, jit, par_compile
     from tilewright.runtime.kernel import CompiledKernel, JITKernel
-    from tilewright.runtime.race import Race
-    from tilewright.runtime.timing import measure
+    from tilewright.runtime.timing import Race, measure
     from tilewright.runtime.tune import AutoTuner, autotune, set_autotune_inputs
     from tilewright.support.errors import (
         CompileError,

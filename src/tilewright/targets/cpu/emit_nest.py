@@ -38,7 +38,6 @@ from tilewright.ir.op import (
     Let,
     Map,
     Store,
-    View,
     expressions,
     walk_ops,
     written_buffers,
@@ -112,10 +111,7 @@ class NestEmitter(ExprEmitter):
                 return nest(level + 1)
 
         with self.scope(ranges):
-            if op.vars:
-                return nest(0)
-            self._body(op, 1, private)
-            return False
+            return nest(0)
 
     # ── choosing ─────────────────────────────────────────────────────────────────────────────
 
@@ -192,8 +188,6 @@ class NestEmitter(ExprEmitter):
         for op in walk_ops(body):
             if not isinstance(op, _VECTOR_OPS):
                 return False
-            if isinstance(op, Alloc) and op.buffer.space is not Space.LOCAL:
-                return False
             if isinstance(op, For) and any(taints(e) for e in (op.start, op.stop, op.step)):
                 return False
             if isinstance(op, Let) and taints(op.value):
@@ -204,13 +198,12 @@ class NestEmitter(ExprEmitter):
 
     def _private(self, body: Body) -> list[Buffer]:
         """Local buffers the body writes: each iteration has its own."""
-        found: dict[str, Buffer] = {}
-        for op in walk_ops(body):
-            for buffer in (*written_buffers(op), *([op.buffer] if isinstance(op, Alloc) else [])):
-                if buffer.space is Space.LOCAL:
-                    found[buffer.name] = buffer
-            if isinstance(op, View) and op.source.space is Space.LOCAL:
-                found[op.source.name] = op.source
+        found = {
+            buffer.name: buffer
+            for op in walk_ops(body)
+            for buffer in (*written_buffers(op), *([op.buffer] if isinstance(op, Alloc) else []))
+            if buffer.space is Space.LOCAL
+        }
         return list(found.values())
 
     # ── ranges of the innermost variable ─────────────────────────────────────────────────────
@@ -236,12 +229,9 @@ class NestEmitter(ExprEmitter):
                 if (low and high) or at is None or not self._hoistable(size):
                     continue
                 assured.add((idx, size))
-                if step == 1:
-                    new = [_Bound(True, at, -1, 0)] * (not low)
-                    new += [_Bound(False, at, -1, 0, size)] * (not high)
-                else:
-                    new = [_Bound(False, at, 1, 1)] * (not low)
-                    new += [_Bound(True, at, 1, 1, size)] * (not high)
+                up, add = step == 1, int(step == -1)
+                new = [_Bound(up, at, -step, add)] * (not low)
+                new += [_Bound(not up, at, -step, add, size)] * (not high)
                 bounds.update(dict.fromkeys(new))
         ranges = self.ranges
         for inner in op.body:
@@ -268,9 +258,8 @@ class NestEmitter(ExprEmitter):
         return first if self._hoistable(first) else None
 
     def _condition_bound(self, cond: Expr, var: Var, ranges: Ranges) -> _Bound | None:
-        if not isinstance(cond, Cmp) or cond.op not in ("<", "<=", ">", ">="):
-            return None
-        if cond.a.dtype.kind != "int":
+        ends = {"<": (False, 0), "<=": (False, 1), ">": (True, 1), ">=": (True, 0)}
+        if not isinstance(cond, Cmp) or cond.op not in ends or cond.a.dtype.kind != "int":
             return None
         diff = cond.a - cond.b
         step = stride_of(diff, var, ranges)
@@ -279,12 +268,8 @@ class NestEmitter(ExprEmitter):
         at = self._hoisted(diff, var, ranges)
         if at is None or not self._is_settled(cond, var, ranges):
             return None
-        # step·v + at  op  0
-        if step == 1:
-            low, add = {"<": (False, 0), "<=": (False, 1), ">": (True, 1), ">=": (True, 0)}[cond.op]
-            return _Bound(low, at, -1, add)
-        low, add = {"<": (True, 1), "<=": (True, 0), ">": (False, 0), ">=": (False, 1)}[cond.op]
-        return _Bound(low, at, 1, add)
+        low, add = ends[cond.op]  # of v + at  op  0
+        return _Bound(low, at, -1, add) if step == 1 else _Bound(not low, at, 1, 1 - add)
 
     def _is_settled(self, cond: Cmp, var: Var, ranges: Ranges) -> bool:
         """Neither side wraps, nor their difference in 64 bits."""

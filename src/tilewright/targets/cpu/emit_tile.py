@@ -297,72 +297,60 @@ class TileEmitter(GemmEmitter):
     def _atomic_element(
         self, op: Atomic, mem: Mem, pointer: str, value: Val | None, slot: str
     ) -> None:
+        """What the element was goes to `slot`."""
         order = _ORDERS.get(op.order, "seq_cst")
-        dtype, align = mem.dtype, max(8, mem.dtype.bits) // 8
-        bits = f"i{max(8, dtype.bits)}"
+        dtype, bits = mem.dtype, f"i{max(8, mem.dtype.bits)}"
+        place = f"ptr {pointer}"
+        align = f"align {max(8, dtype.bits) // 8}"
         if not mem.is_global:
             # a block's threads take turns, so its own memory needs no bus lock
             old = self.read(dtype, pointer)
-            if op.op != "load":
-                self.write(self._meet(op.op, old, value), pointer)
+            if value is not None:
+                self.write(_meet(op.op, old, value), pointer)
             self.write(old, slot)
-            return
-        if op.op == "load":
+        elif value is None:
             order = order if order != "release" else "seq_cst"
-            ref = self.fn.value(f"load atomic {bits}, ptr {pointer} {order}, align {align}")
-            self.fn.line(f"store {bits} {ref}, ptr {slot}")
-            return
-        assert value is not None
-        if op.op == "store":
+            self._keep(slot, bits, self.fn.value(f"load atomic {bits}, {place} {order}, {align}"))
+        elif op.op == "store":
             order = order if order not in ("acquire", "acq_rel") else "seq_cst"
             word = self._word(value, bits)
-            self.fn.line(f"store atomic {bits} {word}, ptr {pointer} {order}, align {align}")
-            return
-        name = self._native_atomic(op.op, dtype)
-        if name is not None:
-            new = value.next(f"atomicrmw {name} ptr {pointer}, {value} {order}")
-            self.fn.line(f"store {new}, ptr {slot}")
-            return
-        self._compare_and_swap(op.op, dtype, pointer, value, slot, order, bits)
+            self.fn.line(f"store atomic {bits} {word}, {place} {order}, {align}")
+        elif name := _native_atomic(op.op, dtype):
+            new = value.next(f"atomicrmw {name} {place}, {value} {order}")
+            self._keep(slot, new.type, new.ref)
+        else:
+            again, done = self.fn.label("again"), self.fn.label("swapped")
+            first = self.fn.value(f"load atomic {bits}, {place} monotonic, {align}")
+            self._keep(slot, bits, first)
+            self.fn.start(again)
+            expected = self.fn.value(f"load {bits}, ptr {slot}")
+            new_word = self._word(_meet(op.op, self.read(dtype, slot), value), bits)
+            failure = {"seq_cst": "seq_cst", "acquire": "acquire", "acq_rel": "acquire"}
+            orders = f"{order} {failure.get(order, 'monotonic')}"
+            pair = self.fn.value(f"cmpxchg {place}, {bits} {expected}, {bits} {new_word} {orders}")
+            self._keep(slot, bits, self.fn.value(f"extractvalue {{ {bits}, i1 }} {pair}, 0"))
+            self.fn.branch(self.fn.value(f"extractvalue {{ {bits}, i1 }} {pair}, 1"), done, again)
+            self.fn.start(done)
 
-    def _native_atomic(self, op: str, dtype: DType) -> str | None:
-        if dtype.is_int and dtype.bits >= 8:
-            signed = "" if dtype.kind == "int" else "u"
-            names = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exch": "xchg",
-                     "max": f"{signed}max", "min": f"{signed}min"}  # fmt: skip
-            return names.get(op)
-        if dtype.name in ("float32", "float64"):
-            return {"add": "fadd", "exch": "xchg"}.get(op)
-        return None
+    def _keep(self, slot: str, type_: str, ref: str) -> None:
+        self.fn.line(f"store {type_} {ref}, ptr {slot}")
 
     def _word(self, value: Val, bits: str) -> str:
         name = "zext" if value.dtype.is_bool else "bitcast"
         return value.ref if value.type == bits else self.fn.value(f"{name} {value} to {bits}")
 
-    def _meet(self, op: str, old: Val, value: Val | None) -> Val:
-        assert value is not None
-        if op in ("exch", "store"):
-            return value
-        names = {"add": "+", "and": "&", "or": "|", "xor": "^"}
-        return binary(names.get(op, op), old, value)
 
-    def _compare_and_swap(
-        self, op: str, dtype: DType, pointer: str, value: Val, slot: str, order: str, bits: str
-    ) -> None:
-        again, done = self.fn.label("again"), self.fn.label("swapped")
-        first = self.fn.value(
-            f"load atomic {bits}, ptr {pointer} monotonic, align {max(8, dtype.bits) // 8}"
-        )
-        self.fn.line(f"store {bits} {first}, ptr {slot}")
-        self.fn.start(again)
-        expected = self.fn.value(f"load {bits}, ptr {slot}")
-        new = self._word(self._meet(op, self.read(dtype, slot), value), bits)
-        failure = "acquire" if order in ("acquire", "acq_rel") else "monotonic"
-        failure = "seq_cst" if order == "seq_cst" else failure
-        pair = self.fn.value(
-            f"cmpxchg ptr {pointer}, {bits} {expected}, {bits} {new} {order} {failure}"
-        )
-        seen = self.fn.value(f"extractvalue {{ {bits}, i1 }} {pair}, 0")
-        self.fn.line(f"store {bits} {seen}, ptr {slot}")
-        self.fn.branch(self.fn.value(f"extractvalue {{ {bits}, i1 }} {pair}, 1"), done, again)
-        self.fn.start(done)
+def _native_atomic(op: str, dtype: DType) -> str | None:
+    if dtype.is_int and dtype.bits >= 8:
+        signed = "" if dtype.kind == "int" else "u"
+        names = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exch": "xchg",
+                 "max": f"{signed}max", "min": f"{signed}min"}  # fmt: skip
+        return names.get(op)
+    plain = dtype.name in ("float32", "float64")
+    return {"add": "fadd", "exch": "xchg"}.get(op) if plain else None
+
+
+def _meet(op: str, old: Val, value: Val) -> Val:
+    if op in ("exch", "store"):
+        return value
+    return binary({"add": "+", "and": "&", "or": "|", "xor": "^"}.get(op, op), old, value)
