@@ -54,7 +54,7 @@ struct Meeting {
   uint32_t mask = 0, arrived = 0;
   uint64_t generation = 0;
   const char* kind = "";
-  alignas(16) uint8_t data[32][32] = {};
+  alignas(16) uint8_t data[32][48] = {};
   Exchange seen;
 };
 struct Warp {

@@ -343,6 +343,21 @@ void mma(int k, Type d_type, Type a_type, Type b_type, uint32_t* d, const uint32
     }
 }
 
+void mma(double* d, const double* a, const double* b) {
+  const double mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const Exchange& all = meet_warp(~0u, mine, sizeof mine, "mma");
+  const int at = lane();
+  auto element = [&](int lane, int i) {
+    double x;
+    memcpy(&x, all.data[lane] + sizeof x * size_t(i), sizeof x);
+    return x;
+  };
+  for (int i = 0; i < 4; ++i)
+    for (int j = 0; j < 8; ++j)
+      d[i] = fma(element(at / 4 * 4 + j % 4, i / 2 + j / 4 * 2),
+                 element((2 * (at % 4) + i % 2) * 4 + j % 4, 4 + j / 4), d[i]);
+}
+
 // Where element (i, j) of the matrix lies that a descriptor names.
 static uint32_t operand(uint64_t code, int i, int j, int size, bool turned) {
   const uint32_t start = uint32_t(code & 0x3fff) << 4, leading = uint32_t(code >> 16 & 0x3fff) << 4;

@@ -11,6 +11,7 @@ using host::e4m3;
 using host::e5m2;
 using host::f16;
 using host::f32;
+using host::f64;
 using host::s32;
 using host::s8;
 using host::tf32;
@@ -346,6 +347,14 @@ void mma(uint32_t& d0, uint32_t& d1, uint32_t a0, uint32_t a1, uint32_t a2, uint
   uint32_t d[] = {d0, d1};
   host::mma(K, D, A, B, d, a, b);
   d0 = d[0], d1 = d[1];
+}
+template <int K, host::Type D, host::Type A, host::Type B>
+void mma(double& d0, double& d1, double& d2, double& d3, double a0, double a1, double a2,
+         double a3, double b0, double b1, double, double, double, double) {
+  const double a[] = {a0, a1, a2, a3}, b[] = {b0, b1};
+  double d[] = {d0, d1, d2, d3};
+  host::mma(d, a, b);
+  d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
 }
 using Registers = std::initializer_list<const void*>;
 template <int N, int K, host::Type D, host::Type A, host::Type B>

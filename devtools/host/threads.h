@@ -30,9 +30,9 @@ void meet_block(int id, int count, bool wait);
 
 struct Exchange {
   uint32_t lanes;  // that came
-  alignas(16) uint8_t data[32][32];
+  alignas(16) uint8_t data[32][48];
 };
-// All lanes of `mask` that are alive come, each with up to 32 bytes, and see all of them.
+// All lanes of `mask` that are alive come, each with up to 48 bytes, and see all of them.
 const Exchange& meet_warp(uint32_t mask, const void* data, int bytes, const char* kind);
 uint32_t active_lanes(int site);
 
@@ -61,7 +61,7 @@ void store_remote(uint32_t to, const uint32_t* words, int count, uint32_t barrie
 
 // ── matrices ────────────────────────────────────────────────────────────────────────────────
 
-enum Type { f32, f16, bf16, tf32, e4m3, e5m2, s8, u8, s32 };
+enum Type { f32, f16, bf16, tf32, e4m3, e5m2, s8, u8, s32, f64 };
 float half_value(uint16_t bits);
 uint16_t half_bits(double x);
 uint16_t bfloat_bits(double x);
@@ -71,6 +71,7 @@ uint8_t small_bits(double x, bool e4m3);
 // A warp's product of 16×8; d is 4 float or int, or 2 words of float16.
 void mma(int k, Type d_type, Type a_type, Type b_type, uint32_t* d, const uint32_t* a,
          const uint32_t* b);
+void mma(double* d, const double* a, const double* b);  // 16×8×8
 // A warpgroup's product of 64×n, done when it is waited for. `a` is of registers, or null.
 void wgmma(int n, int k, Type d_type, Type a_type, Type b_type, void* d, const uint32_t* a,
            uint64_t a_code, uint64_t b_code, bool add, bool a_turned, bool b_turned);

@@ -89,6 +89,7 @@ def swizzled(rows: int, columns: int, kind: str, span: int = 128) -> str:
 _PTX = {
     "bfloat16": "bf16", "float16": "f16", "tfloat32": "tf32", "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2", "int8": "s8", "uint8": "u8", "float32": "f32", "int32": "s32",
+    "float64": "f64",
 }  # fmt: skip
 _WGMMA_SASS = {"int32": "IGMMA", "float8": "QGMMA"}
 
@@ -347,6 +348,7 @@ WGMMA = [
 MMA = [
     *(mma(a, b) for a, b in _PAIRS),
     mma("float16", d="float16"),
+    mma("float64"),
     *(mma(a, through="ldmatrix") for a in ("bfloat16", "float16", "int8", "tfloat32")),
     fma(),
     fma("int8", "int32"),

@@ -124,6 +124,7 @@ def test_right_sources(name, arch):
     [
         "wgmma_bf16_bf16_f32_m64n24_rs_kk128",
         "mma_s8_s8_s32_ldmatrix",
+        "mma_f64_f64_f64_threads",
         "matrices_trans_bfloat16_bfloat16",
     ],
 )

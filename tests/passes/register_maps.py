@@ -12,7 +12,7 @@ Map = Callable[[int, int], Coord]
 
 # k of one instruction, by the type of its first operand
 K = {
-    "bfloat16": 16, "float16": 16, "tfloat32": 8,
+    "bfloat16": 16, "float16": 16, "tfloat32": 8, "float64": 8,
     "float8_e4m3fn": 32, "float8_e5m2": 32, "int8": 32, "uint8": 32,
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ def same(fragment, where):
 def test_every_type_is_documented():
     assert {name: t.k for name, t in MATRIX_TYPES.items()} == documented.K
     for t in MATRIX_TYPES.values():
-        assert t.bits * t.k == 256  # an instruction's k spans 32 bytes
+        assert t.bits * t.k == (256 if t.wgmma else 512)  # k spans 32 bytes, of `mma` alone 64
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -35,7 +35,7 @@ def test_mma(kind):
     same(found["c"], documented.mma_c)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if MATRIX_TYPES[kind].wgmma])
 def test_wgmma_a(kind):
     k = documented.K[kind]
     found = matrix_fragments("wgmma", MATRIX_TYPES[kind])["a"]
@@ -60,11 +60,12 @@ def test_what_multiplies_what():
         (a.name, b.name, d)
         for a in MATRIX_TYPES.values()
         for b in MATRIX_TYPES.values()
-        for d in ("float32", "float16", "int32", "bfloat16")
+        for d in ("float64", "float32", "float16", "int32", "bfloat16")
         if a.multiplies(b, d)
     }
     eights = ("float8_e4m3fn", "float8_e5m2")
     want = {("bfloat16", "bfloat16", "float32"), ("tfloat32", "tfloat32", "float32")}
+    want |= {("float64", "float64", "float64")}
     want |= {("float16", "float16", d) for d in ("float32", "float16")}
     want |= {(a, b, d) for a in eights for b in eights for d in ("float32", "float16")}
     want |= {(a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uint8")}

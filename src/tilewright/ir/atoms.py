@@ -34,6 +34,7 @@ class Feature(str, Enum):
 
     MMA = "mma"
     FP8_MMA = "fp8_mma"
+    FP64_MMA = "fp64_mma"
     LDMATRIX = "ldmatrix"
     STMATRIX = "stmatrix"
     CP_ASYNC = "cp_async"
@@ -115,7 +116,8 @@ GROUP_UNITS = ("wgmma", "bulk", "cp_async")
 class MatrixType:
     """An operand type of matrix instructions: k of one instruction (`mma` and `wgmma` alike),
     whether shared memory may hold it with M or N (not K) contiguous, what it accumulates in.
-    Types of one `family` may be multiplied with each other."""
+    Types of one `family` may be multiplied with each other. `needs`: what `mma` of it needs of the
+    chip besides; `wgmma`: whether there is one."""
 
     name: str
     bits: int
@@ -123,6 +125,8 @@ class MatrixType:
     family: str
     mn_major: bool = False
     accumulators: tuple[str, ...] = ("float32",)
+    needs: Feature = Feature.MMA
+    wgmma: bool = True
 
     def has_n(self, n: int) -> bool:
         """Whether a warpgroup instruction of `n` columns exists."""
@@ -141,8 +145,9 @@ MATRIX_TYPES: dict[str, MatrixType] = {
         MatrixType("bfloat16", 16, 16, "bfloat16", mn_major=True),
         MatrixType("float16", 16, 16, "float16", mn_major=True, accumulators=_HALF),
         MatrixType("tfloat32", 32, 8, "tfloat32"),
-        MatrixType("float8_e4m3fn", 8, 32, "float8", accumulators=_HALF),
-        MatrixType("float8_e5m2", 8, 32, "float8", accumulators=_HALF),
+        MatrixType("float8_e4m3fn", 8, 32, "float8", False, _HALF, Feature.FP8_MMA),
+        MatrixType("float8_e5m2", 8, 32, "float8", False, _HALF, Feature.FP8_MMA),
+        MatrixType("float64", 64, 8, "float64", False, ("float64",), Feature.FP64_MMA, wgmma=False),
         MatrixType("int8", 8, 32, "int8", accumulators=("int32",)),
         MatrixType("uint8", 8, 32, "int8", accumulators=("int32",)),
     )

@@ -64,7 +64,7 @@ def _chip(kilobytes: int, multiprocessors: int, **figures: int) -> Chip:
 
 _SM80 = frozenset({Feature.MMA, Feature.LDMATRIX, Feature.CP_ASYNC})
 _SM89 = _SM80 | {Feature.FP8_MMA}
-_SM90 = _SM89 | {Feature.STMATRIX, Feature.BULK_COPY, Feature.CLUSTER}
+_SM90 = _SM89 | {Feature.FP64_MMA, Feature.STMATRIX, Feature.BULK_COPY, Feature.CLUSTER}
 _MOVES = frozenset({Feature.REGISTER_MOVE})
 _SHARES = _MOVES | {Feature.MULTICAST}
 

@@ -479,9 +479,10 @@ def _check(name: str, extent: int, unit: int, most: int | None = None) -> None:
 
 
 def _pack(elem_bits: int) -> int:
-    if elem_bits not in (8, 16, 32):
-        raise LayoutError(f"matrix operands have 8, 16 or 32 bits, not {elem_bits}")
-    return 32 // elem_bits
+    """Elements of a register, of which one of 64 bits takes two."""
+    if elem_bits not in (8, 16, 32, 64):
+        raise LayoutError(f"matrix operands have 8, 16, 32 or 64 bits, not {elem_bits}")
+    return max(32 // elem_bits, 1)
 
 
 def mma_accumulator(m: int = 16, n: int = 8) -> Fragment:

@@ -104,8 +104,10 @@ def _wrong(op: Gemm, threads: int, target: Target, needs: Feature, group: int) -
     x, y = operand_kind(op, op.a), operand_kind(op, op.b)
     assert x is not None and y is not None
     if not x.multiplies(y, op.c.dtype.name):
-        wanted = "int32" if op.a.dtype.is_int else "float32"
-        return f": {x.name} by {y.name} into {op.c.dtype}: allocate {op.c.buffer.name} as {wanted}"
+        return (
+            f": {x.name} by {y.name} into {op.c.dtype}: allocate {op.c.buffer.name} as "
+            f"{x.accumulators[0]}"
+        )
     return ""
 
 
@@ -115,6 +117,8 @@ def _wgmma(op: Gemm, threads: int, target: Target) -> Split | str:
     if wrong := _wrong(op, threads, target, Feature.WGMMA, WARPGROUP):
         return wrong
     assert kind is not None and other is not None
+    if not kind.wgmma:
+        return f" of {kind.name}"
     m, n, k = shape_of(op)
     if m % 64:
         return f": C has {m} rows: make them a multiple of 64"
@@ -156,7 +160,7 @@ def _mma(op: Gemm, threads: int, target: Target) -> Split | str:
     if wrong := _wrong(op, threads, target, Feature.MMA, WARP):
         return wrong
     assert kind is not None
-    if kind.family == "float8" and Feature.FP8_MMA not in target.features:
+    if kind.needs not in target.features:
         return f" of {kind.name} on this target"
     m, n, k = shape_of(op)
     if m % 16 or n % 8:

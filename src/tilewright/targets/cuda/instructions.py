@@ -105,6 +105,7 @@ class _Accumulator:
 
 _ACCUMULATORS = {
     "float32": _Accumulator("f32", "float", "f"),
+    "float64": _Accumulator("f64", "double", "d"),
     "int32": _Accumulator("s32", "int32_t", "r"),
     "float16": _Accumulator("f16", "tw::float16", "r", 2),
 }
@@ -112,6 +113,7 @@ _PTX = {
     "bfloat16": "bf16",
     "float16": "f16",
     "tfloat32": "tf32",
+    "float64": "f64",
     "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2",
     "int8": "s8",
@@ -188,12 +190,13 @@ def _mma(fields: Fields) -> tuple[str, str]:
     count = len(regs)
     holes = ["{" + ", ".join(f"%{first + i}" for i in range(size)) + "}"
              for first, size in ((0, count), (count, 4), (count + 4, 2))]  # fmt: skip
-    inputs = [f'"r"(a[{i}])' for i in range(4)] + [f'"r"(b[{i}])' for i in range(2)]
+    word, mark = ("double", "d") if kind.bits == 64 else ("uint32_t", "r")
+    inputs = [f'"{mark}"({x}[{i}])' for x, size in (("a", 4), ("b", 2)) for i in range(size)]
     lines = [
         f"TW_DEVICE void {name}({d.cpp}* d_, const void* a_, const void* b_) {{",
         words,
-        "  const uint32_t* a = static_cast<const uint32_t*>(a_);",
-        "  const uint32_t* b = static_cast<const uint32_t*>(b_);",
+        f"  const {word}* a = static_cast<const {word}*>(a_);",
+        f"  const {word}* b = static_cast<const {word}*>(b_);",
         f'  asm volatile("mma.sync.aligned.{shape}.row.col.{d.ptx}.{a}.{b}.{d.ptx} "',
         f'               "{", ".join(holes)}, {holes[0]};"',
         f"               : {', '.join(regs)}",
