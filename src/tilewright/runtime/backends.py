@@ -69,10 +69,6 @@ class InterpExecutable:
             warning.give()
 
 
-def _interp(program: Program, target: Target) -> Executable:
-    return InterpExecutable(program, target)
-
-
 def _cpu(program: Program, target: Target) -> Executable:
     from tilewright.targets.cpu.kernel import compile_program
 
@@ -86,7 +82,7 @@ def _cuda(program: Program, target: Target) -> Executable:
 
 
 BACKENDS: dict[str, Callable[[Program, Target], Executable]] = {
-    "interp": _interp,
+    "interp": InterpExecutable,
     "cpu": _cpu,
     "cuda": _cuda,
 }
@@ -183,8 +179,8 @@ def build(program: Program, target: Target) -> Executable:
 
 def _check_multicast(program: Program) -> None:
     """A tile that comes from another block comes when it comes: its receivers wait on a barrier."""
-    for op in (op for kernel in program.kernels for op in walk_ops(kernel)):
-        if isinstance(op, Copy) and op.multicast is not None and op.barrier is None:
+    for op in walk_ops(program.kernels, Copy):
+        if op.multicast is not None and op.barrier is None:
             raise CompileError(
                 "a copy to several blocks needs a barrier on which they wait for it",
                 loc=op.loc,

@@ -181,8 +181,8 @@ class CompiledKernel:
         found = {"shared_bytes": 0, "fragment_bytes": 0, "threads": 0}
         for kernel in self.program.kernels:
             sums = {Space.SHARED: 0, Space.FRAGMENT: 0}
-            for op in walk_ops(kernel):
-                if isinstance(op, Alloc) and op.buffer.space in sums:
+            for op in walk_ops(kernel, Alloc):
+                if op.buffer.space in sums:
                     sums[op.buffer.space] += op.buffer.bytes
             found["shared_bytes"] = max(found["shared_bytes"], sums[Space.SHARED])
             found["fragment_bytes"] = max(found["fragment_bytes"], sums[Space.FRAGMENT])

@@ -64,7 +64,7 @@ class Kept:
 
 def _lines(program: Program) -> list[Json]:
     """Where each op stands, in the order of the text."""
-    return [to_json(op.loc) for kernel in program.kernels for op in walk_ops(kernel)]
+    return [to_json(op.loc) for op in walk_ops(program.kernels)]
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────

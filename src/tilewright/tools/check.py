@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from tilewright import machine
-from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call
 from tilewright.ir.expr import walk as walk_expr
 from tilewright.ir.op import Alloc, Gemm, Program, Reduce, expressions, walk_ops
@@ -241,31 +240,23 @@ _SMALL = {
 }  # fmt: skip
 
 
-def _kinds(program: Program) -> set[DType]:
-    found = {t.dtype for t in (*program.tensors, *program.scratch)}
-    for kernel in program.kernels:
-        found |= {op.buffer.dtype for op in walk_ops(kernel) if isinstance(op, Alloc)}
-    return found
-
-
 def _unit(program: Program) -> float:
     """The rounding of the program's coarsest float type."""
-    floats = [_SMALL.get(k.name, 2.0**-2) for k in _kinds(program) if k.is_float]
-    return max(floats, default=0.0)
+    kinds = {t.dtype for t in (*program.tensors, *program.scratch)}
+    kinds |= {op.buffer.dtype for op in walk_ops(program.kernels, Alloc)}
+    return max((_SMALL.get(k.name, 2.0**-2) for k in kinds if k.is_float), default=0.0)
 
 
 def _is_exact(program: Program) -> bool:
     """Small integers stay integers, whatever the order of sums: no functions, no division, and no
     sums in narrow types."""
-    for kernel in program.kernels:
-        for op in walk_ops(kernel):
-            into = op.c if isinstance(op, Gemm) else op.dst if isinstance(op, Reduce) else None
-            if into is not None and into.dtype.is_float and into.dtype.bits <= 16:
+    for op in walk_ops(program.kernels):
+        into = op.c if isinstance(op, Gemm) else op.dst if isinstance(op, Reduce) else None
+        if into is not None and into.dtype.is_float and into.dtype.bits <= 16:
+            return False
+        for node in (node for expr in expressions(op) for node in walk_expr(expr)):
+            if isinstance(node, Call) or (isinstance(node, Bin) and node.op == "/"):
                 return False
-            for expr in expressions(op):
-                for node in walk_expr(expr):
-                    if isinstance(node, Call) or (isinstance(node, Bin) and node.op == "/"):
-                        return False
     return True
 
 

@@ -14,8 +14,8 @@ from tilewright.targets.cpu.llvm_text import symbol
 
 def lower(program: Program, target: Target) -> Trace:
     """The program after every pass."""
-    for op in (op for kernel in program.kernels for op in walk_ops(kernel)):
-        if isinstance(op, Intrinsic) and is_foreign(op):
+    for op in walk_ops(program.kernels, Intrinsic):
+        if is_foreign(op):
             raise CompileError(
                 f"the CPU target cannot run {op.name}: it is foreign code, for a GPU",
                 loc=op.loc,

@@ -189,10 +189,8 @@ def more_blocks(kernel: KernelSource, resources: Resources | None, arch: str) ->
     """Blocks of a multiprocessor that registers should have room for; 0: as many as they have.
     Matrix instructions need what they hold: nothing is asked of a kernel with them."""
     sm = CHIPS.get(arch)
-    ops = walk_ops(kernel.kernel)
-    if resources is None or sm is None:
-        return 0
-    if any(isinstance(op, Intrinsic) and op.name in PRODUCTS for op in ops):
+    products = (op.name in PRODUCTS for op in walk_ops(kernel.kernel, Intrinsic))
+    if resources is None or sm is None or any(products):
         return 0
     threads, shared = prod(kernel.kernel.threads), kernel.shared_bytes + resources.static_shared
     return blocks_to_ask(sm, threads=threads, registers=resources.registers, shared=shared)
@@ -259,8 +257,7 @@ def _param(param: Buffer | Var | MapParam, dims: set[Var]) -> Param:
 def alignments(program: Program) -> dict[str, int]:
     """Bytes on which tensors must begin for their vector accesses, by name (`hint align`)."""
     found: dict[str, int] = {}
-    for kernel in program.kernels:
-        for op in walk_ops(kernel):
-            if isinstance(op, Hint) and op.name == "align" and op.buffer is not None:
-                found[op.buffer.name] = max(found.get(op.buffer.name, 1), int(op.detail[0]))
+    for op in walk_ops(program.kernels, Hint):
+        if op.name == "align" and op.buffer is not None:
+            found[op.buffer.name] = max(found.get(op.buffer.name, 1), int(op.detail[0]))
     return found

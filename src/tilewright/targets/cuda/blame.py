@@ -17,7 +17,7 @@ _QUOTED = re.compile(r"['\"]([^'\"]+)['\"]")
 
 def blamed(error: CompileError, program: Program) -> CompileError:
     """`error` of the toolchain with the op or the import that it is about, where that shows."""
-    ops = [op for kernel in program.kernels for op in walk_ops(kernel)]
+    ops = list(walk_ops(program.kernels))
     foreign = [op for op in ops if isinstance(op, Intrinsic) and op.text]
     words = _QUOTED.findall(error.message)
     found = error.diagnostic
@@ -55,8 +55,7 @@ def with_tiles(error: TooMuchShared, program: Program) -> TooMuchShared:
     its line."""
     allocs = {
         op.buffer.name: op
-        for kernel in program.kernels
-        for op in walk_ops(kernel, Alloc)
+        for op in walk_ops(program.kernels, Alloc)
         if op.buffer.space is Space.SHARED
     }
     found, words, deep, first = error.diagnostic, [], False, None

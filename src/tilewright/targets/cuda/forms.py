@@ -63,12 +63,11 @@ def _moved(program: Program) -> Iterator[Buffer]:
     """Tensors whose rows are moved in pieces. Tables that say where something lies, and flags, are
     not among them: they are read one by one, or are short, and must not keep the data from it."""
     touched = set()
-    for kernel in program.kernels:
-        for op in walk_ops(kernel):
-            if isinstance(op, Copy):
-                touched |= {r.buffer.name for r in (op.src, op.dst) if _has_rows(r)}
-            elif isinstance(op, Map):
-                touched |= set(_along(op))
+    for op in walk_ops(program.kernels, Copy, Map):
+        if isinstance(op, Map):
+            touched |= set(_along(op))
+        else:
+            touched |= {r.buffer.name for r in (op.src, op.dst) if _has_rows(r)}
     for tensor in program.tensors:
         kind = tensor.dtype
         if tensor.name in touched and (kind.is_float or (kind.is_int and kind.bits <= 8)):

@@ -560,11 +560,12 @@ class Prepared:
         found.free(self.device, address, self.stream)
 
     def kept(self, address: int) -> tuple[Step, ...]:
-        if address not in self._steps:
+        steps = self._steps.get(address)
+        if steps is None:
             if len(self._steps) >= KEPT:
                 self._steps.clear()
-            self._steps[address] = self.steps(address)
-        return self._steps[address]
+            steps = self._steps[address] = self.steps(address)
+        return steps
 
 
 _SCRATCH_ALIGN = 1024

@@ -90,7 +90,7 @@ def explain(trace: Trace, program: Program, level: Level, remedy: Remedy, error:
         fields = (f"{name}={word(value)}" for name, value in remedy.change.items())
         why = f"{', '.join(fields)}, for shared memory"
     for kernel in program.kernels:
-        gemms = [key_of(op) for op in walk_ops(kernel) if isinstance(op, Gemm)]
+        gemms = [key_of(op) for op in walk_ops(kernel, Gemm)]
         for about in [level.about] if level.about else gemms:
             trace.reasons[kernel.name, about] = why
 
