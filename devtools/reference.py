@@ -113,7 +113,7 @@ PAGES = (
          "Functions of single elements, inside `T.Parallel` or thread by thread. There are also "
          "`+ - * / // % << >> & | ^ ~`, comparisons, `and`, `or`, `not` and `a if c else b`.", {
         "Choice": "if_then_else And Or Not max min clamp",
-        "Powers and logarithms": "exp exp2 exp10 log log2 log10 log1p sqrt rsqrt pow",
+        "Powers and logarithms": "exp exp2 exp10 expm1 log log2 log10 log1p sqrt rsqrt pow",
         "Angles and kin": "sin cos tan asin acos atan atan2 sinh cosh tanh sigmoid erf",
         "Rounding and division": "abs floor ceil round trunc floordiv floormod truncdiv truncmod "
                                  "fmod fma copysign",

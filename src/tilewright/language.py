@@ -134,6 +134,7 @@ from tilewright.lang.math import (
     exp,
     exp2,
     exp10,
+    expm1,
     floor,
     floordiv,
     floormod,

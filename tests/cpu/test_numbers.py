@@ -176,7 +176,8 @@ RANGES = {
     "erf": (-5, 5), "sigmoid": (-80, 80), "sqrt": (0, 100), "rsqrt": (1e-3, 100),
     "tan": (-1.5, 1.5), "asin": (-1, 1), "acos": (-1, 1), "atan": (-9, 9), "sinh": (-9, 9),
     "cosh": (-9, 9),
-    "log1p": (-0.9, 9), "floor": (-9, 9), "ceil": (-9, 9), "round": (-9, 9), "trunc": (-9, 9),
+    "log1p": (-0.9, 9), "expm1": (-20, 89),
+    "floor": (-9, 9), "ceil": (-9, 9), "round": (-9, 9), "trunc": (-9, 9),
 }  # fmt: skip
 EXACT = {
     "exp10": lambda x: 10.0**x, "erf": np.vectorize(math.erf), "round": np.rint,

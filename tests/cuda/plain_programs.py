@@ -508,8 +508,8 @@ for name, body in THREADS.items():
 
 FOREIGN: dict[str, str] = {}
 _UNARY = (
-    "exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh "
-    "sigmoid erf floor ceil round trunc __exp __exp2 __exp10 __log __log2 __log10 __sin __cos "
+    "exp exp2 exp10 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh "
+    "tanh sigmoid erf floor ceil round trunc __exp __exp2 __exp10 __log __log2 __log10 __sin __cos "
     "__tan __sigmoid neg abs"
 ).split()
 for kind in ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn"):

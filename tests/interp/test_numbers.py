@@ -114,7 +114,8 @@ def test_minimum_prefers_numbers_to_nan():
     ("name", "fn"),
     [("exp", np.exp), ("__log2", np.log2), ("rsqrt", lambda x: 1 / np.sqrt(x)), ("erf", None),
      ("sigmoid", lambda x: 1 / (1 + np.exp(-x))), ("exp10", lambda x: 10**x), ("round", np.rint),
-     ("tanh", np.tanh), ("log1p", np.log1p), ("trunc", np.trunc)],
+     ("tanh", np.tanh), ("log1p", np.log1p), ("expm1", np.expm1),
+     ("trunc", np.trunc)],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [F16, BF16, F32, F64])
 def test_functions(name, fn, kind):

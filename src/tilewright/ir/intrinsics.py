@@ -30,8 +30,8 @@ class Effect:
 
 
 _UNARY = (
-    "exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh "
-    "sigmoid erf floor ceil round trunc"
+    "exp exp2 exp10 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh "
+    "tanh sigmoid erf floor ceil round trunc"
 ).split()
 # the fast forms may be off by a few ulp; the interpreter computes the accurate ones
 _FAST = "exp exp2 exp10 log log2 log10 sin cos tan tanh sigmoid".split()

@@ -101,6 +101,7 @@ def _function(name: str, doc: str, sample: str, shown: str) -> Callable[..., Exp
 exp = _function("exp", "eˣ.", "x", "1 2.718 7.389")
 exp2 = _function("exp2", "2ˣ; on a GPU 0 where that is below 2⁻¹²⁶.", "x", "1 2 4 8")
 exp10 = _function("exp10", "10ˣ.", "-x", "1 0.1 0.01")
+expm1 = _function("expm1", "eˣ - 1, exact for small x.", "x", "0 1.718 6.389")
 log = _function("log", "The natural logarithm.", "x + 1", "0 0.6931 1.0986")
 log2 = _function("log2", "The logarithm to base 2.", "x + 1", "0 1 1.585 2")
 log10 = _function("log10", "The logarithm to base 10.", "x + 1", "0 0.301 0.4771")

@@ -85,8 +85,7 @@ hardtanh: T.clamp(x, -1, 1)
 gelu: 0.5 * x * (1 + T.erf(x * 0.7071067811865476))
 silu swish: x * T.sigmoid(x)
 softplus: T.log1p(T.exp(x))
-elu: T.if_then_else(x > 0, x, T.exp(x) - 1)
-expm1: T.exp(x) - 1
+elu: T.if_then_else(x > 0, x, T.expm1(x))
 square: x * x
 reciprocal rcp: 1 / x
 div: x / y, or T.floordiv for integers

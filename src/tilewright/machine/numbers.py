@@ -265,13 +265,13 @@ def _count_bits(name: str, x: Value, dtype: DType) -> Value:
 
 
 _FLOAT_CALLS: dict[str, Fn] = {
-    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "log10": np.log10,
-    "log1p": np.log1p, "sqrt": np.sqrt, "sin": np.sin, "cos": np.cos, "tan": np.tan,
-    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
-    "tanh": np.tanh, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc,
-    "sigmoid": _sigmoid, "pow": np.power, "fmod": np.fmod, "atan2": np.arctan2,
-    "copysign": np.copysign, "fma": fma, "neg": np.negative, "abs": np.abs,
-    "min_nan": np.minimum, "max_nan": np.maximum, "divide": np.divide,
+    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2,
+    "log10": np.log10, "log1p": np.log1p, "sqrt": np.sqrt, "sin": np.sin, "cos": np.cos,
+    "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh,
+    "cosh": np.cosh, "tanh": np.tanh, "floor": np.floor, "ceil": np.ceil, "round": np.rint,
+    "trunc": np.trunc, "sigmoid": _sigmoid, "pow": np.power, "fmod": np.fmod, "atan2": np.arctan2,
+    "copysign": np.copysign, "fma": fma, "neg": np.negative, "abs": np.abs, "min_nan": np.minimum,
+    "max_nan": np.maximum, "divide": np.divide,
     "exp10": lambda x: np.power(np.asarray(10, np.asarray(x).dtype), x),
     "rsqrt": lambda x: (1 / np.sqrt(x)).astype(np.asarray(x).dtype),
     "erf": lambda x: np.asarray(_erf(np.asarray(x, np.float64))).astype(np.asarray(x).dtype),

@@ -383,6 +383,6 @@ _POLYNOMIAL: dict[str, Callable[..., Val]] = {
 }  # fmt: skip
 _FAST = ("__exp", "__exp2", "__sigmoid")
 _LIBM = frozenset(
-    "exp exp2 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf pow fmod "
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf pow fmod "
     "atan2".split()
 )

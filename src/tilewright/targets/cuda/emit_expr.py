@@ -12,7 +12,7 @@ from tilewright.ir.analysis.linear import is_ring
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Bin, Call, Cast, Cmp, Const, Expr, Load, Select, Var, const
 from tilewright.support.errors import CompileError
-from tilewright.targets.cuda.names import Names
+from tilewright.targets.cuda.names import LIBRARY, Names
 from tilewright.targets.cuda.spans import Spans, below
 
 
@@ -43,11 +43,6 @@ _BITS = ("&", "^", "|", "<<", ">>")  # few remember how these bind: parentheses
 _SMALL_FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _HALVES = {"+": "add", "-": "sub", "*": "mul"}  # instructions of float16
 
-# functions of float32 and float64 that have the C library's names; float32's end in f
-_LIBRARY = frozenset(
-    "exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh erf "
-    "floor ceil trunc pow fmod atan2 copysign fma".split()
-)
 # of float32, in fewer instructions than the library's
 _SINGLE = {"exp2": "tw::exp2", "sigmoid": "tw::sigmoid"}
 _RENAMED = {"round": "rint", "abs": "fabs"}
@@ -355,7 +350,7 @@ def _function(name: str, kind: DType) -> str | None:
         return name
     if name in _SINGLE and kind.name != "float64":
         return _SINGLE[name]
-    if name in _LIBRARY or name in _RENAMED:
+    if name in LIBRARY or name in _RENAMED:
         return _RENAMED.get(name, name) + _suffix(kind)
     return None
 

@@ -22,17 +22,18 @@ blockDim blockIdx gridDim threadIdx warpSize dim3 std
 NULL NAN INFINITY HUGE_VAL HUGE_VALF EOF CHAR_BIT RAND_MAX M_PI M_E FLT_MAX FLT_MIN FLT_EPSILON
 DBL_MAX DBL_MIN DBL_EPSILON offsetof assert errno linux unix i386 va_start va_arg va_end
 """
+# functions of float32 and float64 that have the C library's names; float32's end in f
+LIBRARY = frozenset(
+    "exp exp2 exp10 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh "
+    "tanh erf floor ceil trunc pow fmod atan2 copysign fma".split()
+)
 # functions that the emitter calls: a variable of that name would hide one
 _CALLED = "min max abs printf isnan isinf isfinite"
-_LIBRARY = """
-exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh erf floor
-ceil trunc pow fmod atan2 copysign fma rint fabs fmin fmax
-"""
+_MATH = LIBRARY | {"rint", "fabs", "fmin", "fmax"}
 _SHARED = "shared tw"  # what the emitter itself writes
 RESERVED = frozenset(
-    [*f"{_KEYWORDS} {_CUDA} {_CALLED} {_LIBRARY} {_SHARED}".split(),
-     *(f"{name}f" for name in _LIBRARY.split())]
-)  # fmt: skip
+    [*f"{_KEYWORDS} {_CUDA} {_CALLED} {_SHARED}".split(), *_MATH, *(f"{name}f" for name in _MATH)]
+)
 # what compilers, limits and types are called
 _PATTERNS = re.compile(
     r"_[A-Z_]\w*|TW_\w*|CUDART_\w*|CUDA_\w*|S?U?(?:CHAR|SHRT|INT|LONG|LLONG|SIZE|WCHAR)\d*_M\w+|"
