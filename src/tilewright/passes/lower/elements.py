@@ -337,12 +337,13 @@ def _size(extent: Expr) -> int:
 
 
 def _is_large(tile: Region) -> bool:
-    sizes = [_size(e) for e in tile.tile]
-    return 0 in sizes or bool(left_out(sizes))
+    return bool(_note(tile))
 
 
 def _note(tile: Region) -> str:
+    """What is said of a tile of which not all is printed."""
     sizes = [_size(e) for e in tile.tile]
     if 0 in sizes:
         return f" (the first and last {EDGE} of each dimension)"
-    return f" {left_out(sizes)}" if _is_large(tile) else ""
+    hidden = left_out(sizes)
+    return f" {hidden}" if hidden else ""

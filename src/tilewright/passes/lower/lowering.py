@@ -216,9 +216,6 @@ class Lowering:
     def simplify(self, expr: Expr, *, index: bool = True) -> Expr:
         return simplify(expr, self.ranges, index=index)
 
-    def proves(self, cond: Expr) -> bool | None:
-        return prove(cond, self.ranges)
-
     def registers(
         self,
         what: str,

@@ -379,7 +379,8 @@ class _Splitter:
             for op in walk_ops(group.body):
                 made = (op.buffer,) if isinstance(op, Alloc) else ()
                 self.home.update(dict.fromkeys((*made, *bound(op)), number))
-                for each in (*_buffers(op), *read_variables((op,))):
+                touched: list[Buffer | Var] = [*_buffers(op), *read_variables((op,))]
+                for each in touched:
                     uses.setdefault(each, set()).add(number)
         self.expanded: dict[str, Buffer] = {}
         for each, where in uses.items():

@@ -31,7 +31,7 @@ from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.expr import TRUE, Const, Expr, Load, compare, const, loads
+from tilewright.ir.expr import TRUE, Const, Expr, Load, compare, const
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -295,10 +295,7 @@ def _is_relied_on(kernel: Kernel, role: Role) -> bool:
 
 
 def _alloc(low: Lowering, op: Alloc) -> Iterable[Op]:
-    init = None if op.init is None else low.value(op.init)
-    if op.init is not None:
-        low.touched = low.touched or any(x.buffer.space in MEMORY for x in loads(op.init))
-    yield rebuild(op, buffer=low.flat(op.buffer), init=init)
+    yield rebuild(low.plain(op), buffer=low.flat(op.buffer))
 
 
 def _hint(low: Lowering, op: Hint) -> Iterable[Op]:
