@@ -142,18 +142,17 @@ def _body(loop: MapLoop, body: Body) -> Body:
 
 
 def _op(loop: MapLoop, op: Op) -> Iterable[Op]:
-    low = loop.low
     match op:
         case Store():
             yield from _store(loop, op)
         case Atomic():
-            yield from atomic_element(low, op, loop.expr, loop.index, loop.first_copy())
+            yield from atomic_element(loop, op)
         case Intrinsic():
             if INTRINSICS[op.name].convergent:
                 raise CompileError(
                     f"{op.name} in a map: its iterations are no threads", fix="use it outside maps"
                 )
-            yield from intrinsic(low, op, loop.expr, loop.index, loop.first_copy())
+            yield from intrinsic(loop, op)
         case Hint() if op.name != "assume":
             return
         case Let() | Alloc() | If() | For() | While() | Break() | Continue() | Hint():
