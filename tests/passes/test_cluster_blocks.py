@@ -15,7 +15,7 @@ from tilewright.ir import target as targets
 from tilewright.ir.op import Arrive, Copy, For, Role, Wait, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_op
-from tilewright.passes.grid.cluster_blocks import cluster_blocks, spread_clusters
+from tilewright.passes.grid.persist_blocks import cluster_blocks, spread_clusters
 from tilewright.support.errors import TilewrightError
 from tilewright.targets.cuda.backend import lower
 from tilewright.targets.cuda.kernel import CudaKernel

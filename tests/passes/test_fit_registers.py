@@ -9,7 +9,7 @@ import pytest
 import tilewright.language as T
 from tilewright.ir.op import Gemm, Program, Role, walk_ops
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.register_shares import KEPT, handed_over
+from tilewright.passes.overlap.roles import KEPT, handed_over
 from tilewright.support.errors import CompileError
 from tilewright.targets.cuda.backend import lower
 from zoo.attention.flash import flash_attention

@@ -17,21 +17,21 @@ from tilewright.passes.canonicalize.rules import (
 )
 from tilewright.passes.canonicalize.thread_loads import inline_rows, map_copies
 from tilewright.passes.canonicalize.unswitch_guards import unswitch_guards
-from tilewright.passes.grid.cluster_blocks import cluster_blocks, spread_clusters
 from tilewright.passes.grid.order_blocks import order_blocks
-from tilewright.passes.grid.persist_blocks import persist_blocks
+from tilewright.passes.grid.persist_blocks import cluster_blocks, persist_blocks, spread_clusters
 from tilewright.passes.layout.choose_copies import choose_copies
 from tilewright.passes.layout.choose_gemms import choose_gemms, split_gemms
 from tilewright.passes.layout.infer_layouts import infer_layouts
 from tilewright.passes.layout.shared_tiles import pin_shared
 from tilewright.passes.lower.threads import lower_threads
 from tilewright.passes.memory.fit_registers import fit_registers
-from tilewright.passes.memory.place_shared import place_shared
-from tilewright.passes.memory.reuse_shared import reuse_shared
-from tilewright.passes.memory.spill_fragments import move_large_fragments, spill_fragments
-from tilewright.passes.overlap.choose_stages import choose_stages
+from tilewright.passes.memory.place_shared import place_shared, reuse_shared
+from tilewright.passes.memory.tile_spaces import (
+    keep_operands,
+    move_large_fragments,
+    spill_fragments,
+)
 from tilewright.passes.overlap.count_stores import count_stores
-from tilewright.passes.overlap.keep_operands import keep_operands
 from tilewright.passes.overlap.order_warpgroups import order_warpgroups
 from tilewright.passes.overlap.ping_pong import apply_ping_pong, choose_ping_pong
 from tilewright.passes.overlap.pipeline_loops import pipeline_loops
@@ -39,8 +39,8 @@ from tilewright.passes.overlap.place_roles import place_roles
 from tilewright.passes.overlap.prefetch_loads import prefetch_loads
 from tilewright.passes.overlap.roles import part_roles
 from tilewright.passes.overlap.split_roles import split_roles
-from tilewright.passes.overlap.split_stages import split_stages
 from tilewright.passes.overlap.stage_stores import stage_stores
+from tilewright.passes.overlap.stages import choose_stages, split_stages
 from tilewright.passes.run import Pass
 from tilewright.passes.sync.insert_syncs import insert_syncs
 
@@ -72,6 +72,7 @@ SCHEDULE = (
     Pass(spread_clusters, "after blocks are ordered and counted: what follows sees blocks"),
     Pass(fold_accumulator_init, "before choose_gemms clears tiles for what cannot begin anew"),
     Pass(split_stages, "before choose_gemms: gemms of boxes are gemms like any other"),
+    Pass(split_roles, "before choose_gemms: the threads of a role share a gemm"),
     Pass(choose_gemms, "gemms prescribe layouts, and say which copies are asynchronous"),
     Pass(stage_stores, "before copies become asynchronous: staged stores are among them"),
     Pass(inline_rows, "before prefetch_loads, which makes its loads early"),
@@ -80,7 +81,6 @@ SCHEDULE = (
     Pass(prefetch_loads, "before pipeline_loops, which asks what loops compute"),
     Pass(pipeline_loops, "before layouts: rings have a dimension more"),
     Pass(count_stores, "after pipeline_loops, which leaves kernels with barriers alone"),
-    Pass(split_roles, "the last that sees placed statements: the rest leaves roles alone"),
     Pass(infer_layouts, "everything below asks for layouts"),
     Pass(choose_copies, "layouts decide whether whole matrices move"),
     Pass(insert_syncs, "threads with the same layout need no barrier", Stage.LAID_OUT),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from operator import is_
 from typing import Generic, TypeAlias, TypeVar
 
-from tilewright.ir.op import Body, Break, Continue, For, If, Kernel, Op, While, marked
+from tilewright.ir.op import Body, Break, Continue, For, If, Kernel, Op, Role, While, marked
 from tilewright.ir.rewrite import rebuild
 
 S = TypeVar("S")
@@ -22,6 +22,8 @@ Path: TypeAlias = tuple[
 ]  # from the kernel's body: which op, which of its bodies
 
 
+# ops of which a walk looks at the ops inside one by one: a map is one op, and barriers order the
+# warps of a role
 ENTERED = (For, If, While)
 
 
@@ -59,10 +61,17 @@ class Flow(Generic[S]):
         state = self.visit(op, state, out)
         if isinstance(op, (Break, Continue)) and self.jumps:
             self.jumps[-1].append(state)
+        elif isinstance(op, Role) and self.runs(op):
+            body, state = self.body(op.body, state)
+            op = rebuild(op, body=body)
         elif isinstance(op, ENTERED):
             op, state = self.inside(op, state, out)
         out.append(op)
         return state
+
+    def runs(self, role: Role) -> bool:
+        """Whether the walk is that of a role's warps."""
+        return False
 
     def inside(self, op: Loop | If, state: S, out: list[Op]) -> tuple[Op, S]:
         """`op` and what holds after its bodies; `out` is in front of it."""
@@ -96,12 +105,6 @@ def same(ops: Sequence[Op], body: Body) -> Body:
     return body if len(ops) == len(body) and all(map(is_, ops, body)) else tuple(ops)
 
 
-def goes_into(op: Op) -> bool:
-    """Whether a walk looks at the ops inside one by one: a map is one op, and barriers order the
-    warps of a role."""
-    return isinstance(op, ENTERED)
-
-
 # ── places ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -112,7 +115,7 @@ def paths(kernel: Kernel) -> dict[int, Path]:
     def go(body: Body, at: Path) -> None:
         for k, op in enumerate(body):
             found[id(op)] = (*at, (k, ""))
-            if isinstance(op, ENTERED):
+            if isinstance(op, (*ENTERED, Role)):
                 for f in marked(op, "body"):
                     go(getattr(op, f.name), (*at, (k, f.name)))
 

@@ -24,9 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
 from math import prod
-from operator import is_, or_
+from operator import or_
 from typing import NamedTuple
 
 from tilewright.ir.analysis.accesses import ASYNC, Access, Accesses, asks, meet
@@ -35,25 +34,25 @@ from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.exchanges import meets_inside
 from tilewright.ir.expr import Var
+from tilewright.ir.marks import with_loc
 from tilewright.ir.op import (
     Alloc,
-    Body,
     Commit,
     Fence,
     For,
     Kernel,
     Op,
+    Role,
     Sync,
     WaitGroup,
     While,
     bound_within,
     walk_ops,
-    with_loc,
     written_buffers,
 )
 from tilewright.ir.rewrite import map_body, rebuild
 
-WARPGROUP = 128
+WARP, WARPGROUP = 32, 128
 OLDEST = 3  # groups of bulk stores are told apart up to this age
 AGAIN = Var(" again")  # what a `while` counts, as far as accesses go
 
@@ -96,35 +95,24 @@ class State(NamedTuple):
     puts: int = 0
 
 
-class Trail(NamedTuple):
-    """The ops of a kernel that a walk came past, and the states before, between and after them.
-    The next walk, of a kernel with an op more or less, begins where the two part."""
-
-    body: Body
-    states: list[State]
-
-    def begins_like(self, body: Body) -> int:
-        """The ops at the front that both have."""
-        return len([*takewhile(bool, map(is_, self.body, body))])
-
-    def ends_like(self, body: Body) -> int:
-        """The ops at the end that both have."""
-        return len([*takewhile(bool, map(is_, self.body[::-1], body[::-1]))])
-
-
 class Hazards(Flow[State]):
     """Of a kernel, each of whose ops is an object of its own (`distinct`), and of those that it
     becomes with other barriers, fences and waits: what is known of an op, and of what a state is
-    after it, is found once. `only`: hazards that miss this, all when empty."""
+    after it, is found once. `only`: hazards that miss this, all when empty; `role`: those between
+    the threads of its warps, which run it and others like it."""
 
-    def __init__(self, kernel: Kernel, only: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, kernel: Kernel, only: tuple[str, ...] = (), role: Role | None = None
+    ) -> None:
         super().__init__()
         self.kernel = kernel
         self.only = only
         self.differs = per_thread(kernel)
         self.accesses = Accesses(kernel)
         self.turning = multibuffer(kernel)
-        self.threads = prod(kernel.threads)
+        self.role = role
+        self.block = prod(kernel.threads)
+        self.threads = self.block if role is None else role.warps * WARP
         self.known: list[tuple[Access, int]] = []  # accesses, and the ids of the ops that make them
         self.bits: dict[tuple[Access, int], int] = {}
         self.tensors = 0  # bits of accesses outside shared memory
@@ -132,7 +120,6 @@ class Hazards(Flow[State]):
         self.after: dict[tuple[int, State], tuple[Op, State, list[State]]] = {}
         self.met: dict[int, tuple[int, int]] = {}  # by access: those asked about, those in conflict
         self.conflicts: dict[tuple[Access, Access, bool], bool] = {}
-        self.trail = Trail((), [State()])
 
     @cached_property
     def defined(self) -> dict[Var, frozenset[Var]]:
@@ -165,21 +152,7 @@ class Hazards(Flow[State]):
         if self.differs.controls:
             self.differs = per_thread(kernel)  # it names ops by identity
         self.loops, self.jumps = [], []
-        body, trail = kernel.body, self.trail
-        first = trail.begins_like(body)
-        states, rest = trail.states[: first + 1], len(body) - trail.ends_like(body)
-        for k in range(first, len(body)):
-            # the same ops from the same state on: what follows is known
-            if k >= rest and states[-1] == trail.states[k - len(body) - 1]:
-                states += trail.states[k - len(body) :]
-                break
-            try:
-                states.append(self.op(body[k], states[-1], []))
-            except _Found:
-                self.trail = Trail(body[:k], states)
-                raise
-        self.trail = Trail(body, states)
-        return states[-1]
+        return self.body(kernel.body, State())[1]
 
     # ── control ──────────────────────────────────────────────────────────────────────────────
 
@@ -201,6 +174,10 @@ class Hazards(Flow[State]):
 
     def again(self, loop: Loop, state: State, out: list[Op]) -> State:
         return super().again(loop, self.turn(state, _counter(loop)), out)
+
+    def runs(self, role: Role) -> bool:
+        mine = self.role
+        return mine is not None and (role.first, role.warps) == (mine.first, mine.warps)
 
     def carried(self, loop: Loop, state: State) -> State:
         # tiles might as well be other blocks': none waits for what another does to tensors
@@ -253,6 +230,10 @@ class Hazards(Flow[State]):
             case Sync():
                 meets = not op.arrive and self.is_block_wide(op)
                 return state._replace(pending=0, fenced=0) if meets else state
+            case Role() if self.role is not None and not self.runs(op):
+                mine, end = self.role, op.first + op.warps
+                joint = op.first <= mine.first and mine.first + mine.warps <= end
+                return state._replace(pending=0, fenced=0) if joint else state
             case Fence(kind="proxy_async"):
                 return state._replace(fenced=state.fenced | state.raw, raw=0)
             case WaitGroup():
@@ -281,7 +262,7 @@ class Hazards(Flow[State]):
 
     def is_block_wide(self, op: Sync) -> bool:
         if op.scope == "named":
-            return op.threads == self.threads
+            return op.threads in (self.threads, self.block)
         return op.scope in ("block", "cluster")
 
     def wait(self, op: WaitGroup, state: State) -> State:

@@ -32,17 +32,19 @@ worth 0.4 to 0.9 iterations, and even shares 1 % less than they seem.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from math import prod
+from operator import add, mul
 from typing import Any
 
 import numpy as np
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.bounds import Ranges, bounds, linear
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.analysis.linear import factors
+from tilewright.ir.buffer import Space
 from tilewright.ir.expr import (
     Bin,
     Call,
@@ -59,8 +61,6 @@ from tilewright.ir.expr import (
     select,
     variables,
 )
-from tilewright.ir.gather import as_gather, gather_of
-from tilewright.ir.layout.linear import factors
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -72,14 +72,12 @@ from tilewright.ir.op import (
     If,
     Kernel,
     Let,
-    Map,
     Op,
     walk_ops,
 )
 from tilewright.ir.rewrite import fresh_var, map_ops
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
-from tilewright.passes.grid.cluster_blocks import cluster_loop, shared_loads
 from tilewright.passes.layout.addresses import evaluate
 from tilewright.passes.reasons import at_line, because
 from tilewright.support.errors import CompileError, Loc
@@ -89,6 +87,7 @@ PANEL = 8  # rows of a panel that nobody asked for
 SIDE = 16  # of the largest square that a Hilbert curve fills
 EVEN = "all blocks run their loops equally long"
 SHARING = 4  # blocks that load the same tiles at the same time
+CLUSTER = "cluster"  # the kind of the loop over a cluster's places
 MOST = 2**31  # tiles that numbers can count
 MOST_KNOWN = 1 << 14  # tiles whose lengths are looked at
 ENDS = 0.5  # iterations that a tile's beginning and end take
@@ -266,34 +265,34 @@ class _Orders:
         """As `longest`, for `size` at a time of the tiles that differ on other axes."""
         others = [at for at in range(len(self.counts)) if at != axis]
         length = self.counts[axis]
-        width = reduce(lambda a, b: a * b, [self.counts[other] for other in others])
+        width = reduce(mul, (self.counts[other] for other in others))
         number = self.number(range(len(self.counts)))
         section, inside, narrow = self.panels("section", number, size, length, width)
         step = self.let("step", inside // narrow)
-        rest: Expr = self.let("rest", section * size + inside - step * narrow)
-        places: dict[int, Expr] = {axis: length - 1 - step if direction > 0 else step}
-        for other in others[:-1]:
-            places[other] = rest % self.counts[other]
-            rest = self.let("rest", rest // self.counts[other])
-        places[others[-1]] = rest
-        return self.placed(places)
+        rest = self.let("rest", section * size + inside - step * narrow)
+        places = self.dealt(rest, others[:-1], others[-1])
+        return self.placed({**places, axis: length - 1 - step if direction > 0 else step})
 
     def longest(self, axis: int, direction: int) -> list[Op]:
-        others = [at for at in range(len(self.counts)) if at != axis]
-        last = self.counts[axis] - 1
-        # an axis that is the slowest already: the others keep the indices they are launched with
-        others = [] if axis == len(self.counts) - 1 else others
-        rest: Expr = self.number([axis] if not others else range(len(self.counts)))
-        places: dict[int, Expr] = {}
-        for other in others:
-            count = self.counts[other]
-            if isinstance(count, Const) and count.value == 1:
-                places[other] = const(0, rest.dtype)
-            else:
-                places[other] = rest % count
-                rest = self.let("rest", rest // count)
-        places[axis] = last - rest if direction > 0 else rest
+        # where the axis is the slowest already, the others keep the indices they are launched with
+        rank = len(self.counts)
+        axes = [axis] if axis == rank - 1 else range(rank)
+        places = self.dealt(self.number(axes), [a for a in axes if a != axis], axis)
+        if direction > 0:
+            places[axis] = self.counts[axis] - 1 - places[axis]
         return self.placed(places)
+
+    def dealt(self, number: Expr, axes: Iterable[int], last: int) -> dict[int, Expr]:
+        """The places of `number` on `axes`, the first of them fastest, and on the last one."""
+        places: dict[int, Expr] = {}
+        for axis in axes:
+            count = self.counts[axis]
+            if isinstance(count, Const) and count.value == 1:
+                places[axis] = const(0, number.dtype)
+            else:
+                places[axis] = number % count
+                number = self.let("rest", number // count)
+        return {**places, last: number}
 
 
 def hilbert_side(counts: Sequence[Expr]) -> int:
@@ -332,7 +331,7 @@ def most_work(kernel: Kernel, dims: Iterable[Dim] = ()) -> tuple[int, int, For] 
     found = _together(trend(trip, var, ranges) for trip, _, ranges in trips)
     if found is None and len({op.step for _, op, _ in trips}) == 1:
         # one loop may go on where another ends
-        found = trend(reduce(lambda a, b: a + b, [t for t, *_ in trips]), var, trips[-1][2])
+        found = trend(reduce(add, (t for t, *_ in trips)), var, trips[-1][2])
     if not found:
         return f"the loop{_line(trips[0][1])} runs neither longer nor shorter as {var.name} grows"
     return kernel.blocks.index(var), found, trips[0][1]
@@ -366,22 +365,35 @@ def section_size(
     return min(range(most, most // 2, -1), key=shares)
 
 
+def tensor_loads(kernel: Kernel, dims: Iterable[Dim]) -> Iterator[tuple[Copy, For, Ranges]]:
+    """Copies of tensors in pipelined loops, and what is known in front of the loop."""
+    for loop, ranges in scope.walk_ranges(kernel, dims):
+        if isinstance(loop, For) and loop.kind == "pipelined":
+            for op in loop.body:
+                if isinstance(op, Copy) and op.src.buffer.space is Space.GLOBAL:
+                    yield op, loop, ranges
+
+
+def shared_loads(kernel: Kernel, dims: Iterable[Dim], var: Var) -> Iterator[Copy]:
+    """Copies of tensors in pipelined loops that are the same whatever `var` is."""
+    for copy, _, ranges in tensor_loads(kernel, dims):
+        starts = [ranges.resolve(s, var) for s in copy.src.starts]
+        if all(s is not None and var not in variables(s) for s in starts):
+            yield copy
+
+
 def reloaded(kernel: Kernel, dims: Iterable[Dim] = ()) -> str | None:
     """What pipelined loops load again and again, in rows of the grid and in columns; in words."""
     if len(kernel.grid) < 2:
         return None
     found: dict[int, str] = {}  # by the axis that does not matter
-    named = {op.var: op.value for op in walk_ops(kernel) if isinstance(op, Let)}
-    for op, ranges in scope.walk_ranges(kernel, dims):
-        if not isinstance(op, For) or op.kind != "pipelined":
-            continue
-        for each in op.body:
-            tensor, places = _loaded(each)
-            starts = [ranges.resolve(s, op.var) for s in places]
-            asked = _asked((s for s in starts if s is not None), named)
-            same = [axis for axis in (0, 1) if kernel.blocks[axis] not in asked]
-            if tensor is not None and len(same) == 1 and None not in starts:
-                found.setdefault(same[0], tensor.name)
+    named = {op.var: op.value for op in walk_ops(kernel, Let)}
+    for copy, loop, ranges in tensor_loads(kernel, dims):
+        starts = [s for s in copy.src.starts if ranges.resolve(s, loop.var) is not None]
+        asked = _asked(starts, named)
+        same = [axis for axis in (0, 1) if kernel.blocks[axis] not in asked]
+        if len(same) == 1 and len(starts) == len(copy.src.starts):
+            found.setdefault(same[0], copy.src.buffer.name)
     if len(found) < 2:
         return None
     return f"rows of blocks share tiles of {found[0]}, columns of {found[1]}"
@@ -403,18 +415,6 @@ def _asked(exprs: Iterable[Expr], named: Mapping[Var, Expr]) -> set[Var]:
     return found
 
 
-def _loaded(op: Op) -> tuple[Buffer | None, list[Expr]]:
-    """The tensor that a copy, or a nest that gathers, loads a tile of; what says which tile."""
-    if isinstance(op, Copy) and op.src.buffer.space is Space.GLOBAL:
-        return op.src.buffer, list(op.src.starts)
-    nest = as_gather(op, {}) if isinstance(op, Map) else None
-    found = gather_of(nest) if nest is not None else None
-    if nest is None or found is None:
-        return None, []
-    asked = variables(found.store.value) - set(nest.vars)
-    return found.load.buffer, [*sorted(asked, key=lambda v: v.name)]
-
-
 def trend(expr: Expr, var: Var, ranges: Ranges) -> int | None:
     """1 where `expr` never falls as `var` grows, -1 where it never rises, 0 where it does not
     depend on it; None where nobody knows."""
@@ -427,7 +427,7 @@ def trend(expr: Expr, var: Var, ranges: Ranges) -> int | None:
             return trend(a, var, ranges)
         case Bin("//" | ">>" as op, a, b) if var not in variables(b):
             low = bounds(b, ranges).lo  # nothing divides by 0
-            return trend(a, var, ranges) if op == ">>" or (low or 0) >= 0 else None
+            return trend(a, var, ranges) if op == ">>" or low >= 0 else None
         case Bin("min" | "max", a, b):
             return _together(trend(e, var, ranges) for e in (a, b))
         case Select(cond, a, b) if var not in variables(cond):
@@ -435,28 +435,28 @@ def trend(expr: Expr, var: Var, ranges: Ranges) -> int | None:
         case Bin("+" | "-" | "*" | "<<") | Call("neg"):
             form = linear(expr, ranges)
             if form is not None and (form.terms.keys() != {expr} or len(factors(expr)) > 1):
-                return _together(
-                    _signed(_product(atom, var, ranges), c) for atom, c in form.terms.items()
-                )
+                found = [(_product(atom, var, ranges), c) for atom, c in form.terms.items()]
+                return _together(t and (t if c > 0 else -t) for t, c in found)
     return None
 
 
 def _product(atom: Expr, var: Var, ranges: Ranges) -> int | None:
     """The trend of a product, one factor of which depends on `var`."""
     parts = factors(atom)
-    if len(parts) == 1:
+    if len(parts) == 1 or var not in variables(atom):
         return trend(atom, var, ranges)
-    mine = [p for p in parts if var in variables(p)]
-    sign = 1
-    for span in (bounds(p, ranges) for p in parts if p not in mine):
-        if (span.lo is None or span.lo < 0) and (span.hi is None or span.hi > 0):
-            return None if mine else 0
-        sign *= 1 if span.lo is not None and span.lo >= 0 else -1
-    return 0 if not mine else _signed(trend(mine[0], var, ranges), sign) if len(mine) == 1 else None
-
-
-def _signed(found: int | None, sign: int) -> int | None:
-    return None if found is None else found * (1 if sign > 0 else -1)
+    if sum(var in variables(p) for p in parts) > 1:
+        return None
+    found = 1
+    for part in parts:
+        span = bounds(part, ranges)
+        sign = 1 if span.lo >= 0 else -1 if span.hi <= 0 else None
+        if var in variables(part):
+            sign = trend(part, var, ranges)
+        if sign is None:
+            return None
+        found *= sign
+    return found
 
 
 def _together(trends: Iterable[int | None]) -> int | None:
@@ -468,6 +468,10 @@ def _together(trends: Iterable[int | None]) -> int | None:
 
 
 # ── how long it takes ────────────────────────────────────────────────────────────────────────
+
+
+def cluster_loop(kernel: Kernel) -> For | None:
+    return next((op for op in walk_ops(kernel, For) if op.kind == CLUSTER), None)
 
 
 def cluster_size(kernel: Kernel) -> int:

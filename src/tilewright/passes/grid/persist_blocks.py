@@ -13,57 +13,91 @@ not written in a tile must not be read in it, and initial values are given anew.
 
 A kernel keeps a block per tile where more than its tiles' numbers could tell blocks apart, or its
 threads: see `why_not`. `worth_it` decides about the others.
+
+Neighbouring blocks may form clusters, so that each loads a part of what all of them need.
+Blocks along the axis on which most of what pipelined loops load does not depend are taken together.
+In between, a cluster is one block whose body runs for each place in it:
+
+    for place in 0 .. 2 kind=cluster { let by = by_pair * 2 + place … body }
+
+which means what it meant, and lets orders and persistent blocks deal with whole clusters.
+`spread_clusters` then makes the iterations blocks. Who loads what is decided where rings are filled
+(`pipeline_loops`): a tile that is the same in all blocks (`Common`) comes in as many parts, each
+loaded by one block and sent to all.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import reduce
 from math import prod
+from operator import mul
 
+from tilewright.ir import scope
 from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Space, whole
+from tilewright.ir.buffer import Region, Space
 from tilewright.ir.dtype import promote
-from tilewright.ir.expr import Const, Expr, Var, binary, cast, compare, const, select, variables
+from tilewright.ir.expr import (
+    Bin,
+    Const,
+    Expr,
+    Var,
+    binary,
+    cast,
+    compare,
+    const,
+    loads,
+    select,
+    substitute,
+    transform,
+    variables,
+)
 from tilewright.ir.intrinsics import INTRINSICS
+from tilewright.ir.marks import read_variables
 from tilewright.ir.op import (
     Alloc,
     Atomic,
+    Body,
+    Dim,
     Fence,
-    Fill,
     For,
     Hint,
+    If,
     Intrinsic,
     Kernel,
     Let,
     Op,
-    Store,
     Sync,
     While,
     expressions,
     op_loads,
     walk_ops,
 )
-from tilewright.ir.rewrite import fresh_var
+from tilewright.ir.rewrite import fresh_var, map_body
 from tilewright.ir.target import Target
 from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.grid.order_blocks import (
+    CLUSTER,
     EVEN,
     MOST,
     blocks_of,
+    cluster_loop,
     cluster_size,
     handed_out,
     in_range,
     in_waves,
     most_work,
     number_of,
+    shared_loads,
     tile_lengths,
 )
-from tilewright.passes.overlap.placed import why_placed
-from tilewright.passes.overlap.roles import LAUNCHES, why_not_worth
+from tilewright.passes.overlap.roles import LAUNCHES, placed, why_not_worth, why_placed
 from tilewright.passes.overlap.roles import why_not as no_roles
 from tilewright.passes.reasons import at_line, because
 
-ABOUT = "persistent blocks"
+ABOUT, CLUSTERS = "persistent blocks", "clusters"
 
 
 @kernel_pass
@@ -130,10 +164,7 @@ def _shared_out(kernel: Kernel, target: Target) -> tuple[str | None, str]:
 
 def tile_count(kernel: Kernel) -> Expr:
     """How many tiles the grid has."""
-    total: Expr = const(1)
-    for extent in kernel.grid:
-        total = total * extent
-    return total
+    return reduce(mul, kernel.grid, const(1))
 
 
 def why_not(kernel: Kernel) -> str | None:
@@ -183,38 +214,27 @@ def _against(op: Op, threads: set[Var]) -> str | None:
 
 
 def _persistent(kernel: Kernel, blocks: int, names: set[str], uneven: bool) -> Kernel:
-    loc = kernel.loc
     total = tile_count(kernel)
     kind = kernel.blocks[0].dtype
     kind = promote(kind, total.dtype) if not isinstance(total, Const) else kind
     block = fresh_var("block", names, kind)
     alone = len(kernel.blocks) == 1 and kernel.blocks[0].dtype == kind
     tile = kernel.blocks[0] if alone else fresh_var("tile", names, kind)
-    held: list[Op] = []
-    body: list[Op] = []
-    for op in kernel.body:
-        if isinstance(op, Hint) and op.buffer is None and op.value is None:
-            held.append(op)  # said of the kernel
-        elif isinstance(op, Alloc) and op.buffer.space is Space.SHARED:
-            held.append(replace(op, init=None))
-            if op.init is not None:
-                body.append(_given(op, op.init))
-        else:
-            body.append(op)
+    held, body = of_kernel(kernel)
     if not alone:
         body = _placed(kernel, tile, body)
+    end = cast(total, kind)
     if uneven:
-        loop = _there_and_back(tile, block, cast(total, kind), body, blocks, names)
+        loop = _there_and_back(tile, block, end, body, blocks, names)
     else:
-        end, step = cast(total, kind), const(blocks, kind)
-        loop = For(tile, block, end, tuple(body), step, "persistent", loc=loc)
+        loop = For(tile, block, end, body, const(blocks, kind), "persistent", loc=kernel.loc)
     # no block without a tile; where there are fewer, nobody takes the second step
     count = binary("min", const(blocks, total.dtype), total)
     return replace(kernel, blocks=(block,), grid=(count,), body=(*held, loop))
 
 
 def _there_and_back(
-    tile: Var, block: Var, total: Expr, body: list[Op], blocks: int, names: set[str]
+    tile: Var, block: Var, total: Expr, body: Body, blocks: int, names: set[str]
 ) -> For:
     """Waves of tiles, every other one dealt from the last block to the first: where tiles have less
     and less work, the block that had the most of one wave has the least of the next."""
@@ -230,14 +250,7 @@ def _there_and_back(
     return For(wave, zero, whole_waves + last, (*indices, *body), kind="persistent")
 
 
-def _given(op: Alloc, value: Expr) -> Op:
-    buffer = op.buffer
-    if buffer.rank == 0:
-        return Store(buffer, (), value, loc=op.loc)
-    return Fill(whole(buffer), value, loc=op.loc)
-
-
-def _placed(kernel: Kernel, tile: Var, body: list[Op]) -> list[Op]:
+def _placed(kernel: Kernel, tile: Var, body: Body) -> Body:
     """`body` behind the indices of `tile` that it needs."""
     rank = len(kernel.grid)
     strides: list[Expr] = [const(1)]
@@ -253,7 +266,7 @@ def _placed(kernel: Kernel, tile: Var, body: list[Op]) -> list[Op]:
         if isinstance(op, Let) and op.value in numbers:
             op = replace(op, value=cast(numbers[op.value], op.var.dtype))
         kept.append(op)
-    used = {v for op in walk_ops(tuple(kept)) for e in expressions(op) for v in variables(e)}
+    used = read_variables(tuple(kept))
     lets: list[Op] = []
     for axis, (var, extent) in enumerate(zip(kernel.blocks, kernel.grid, strict=True)):
         if var not in used:
@@ -263,4 +276,158 @@ def _placed(kernel: Kernel, tile: Var, body: list[Op]) -> list[Op]:
         lets.append(Let(var, cast(place, var.dtype), loc=kernel.loc))
         if not isinstance(extent, Const):
             lets.append(in_range(var, extent, kernel.loc))
-    return [*lets, *kept]
+    return (*lets, *kept)
+
+
+# ── clusters ─────────────────────────────────────────────────────────────────────────────────
+
+
+@kernel_pass
+def cluster_blocks(at: Facts) -> Kernel:
+    """The clusters that the target asks for."""
+    kernel, told = at.kernel, at.target.schedule.cluster
+    if told == "auto" or told == 1:
+        return kernel
+    found = _axis(kernel, told, at.target, at.dims)
+    if isinstance(found, str):
+        because(kernel.name, CLUSTERS, f"none: {found}")
+        return kernel
+    axis, shared = found
+    along = f"{told} blocks along {kernel.blocks[axis].name}"
+    because(kernel.name, CLUSTERS, f"{along} share what they load of {shared}")
+    return _clustered(kernel, axis, told, at.names)
+
+
+def _axis(kernel: Kernel, count: int, target: Target, dims: Iterable[Dim]) -> tuple[int, str] | str:
+    """The axis along which blocks share most, and what they share; or why there is none."""
+    if not {Feature.CLUSTER, Feature.BULK_COPY, Feature.MULTICAST} <= target.features:
+        return "the target has none"
+    if kernel.cluster:
+        return "the kernel has its own"
+    if why := placed(kernel):
+        return why
+    against = no_roles(kernel)
+    if against is None and target.schedule.roles == "auto":
+        against = why_not_worth(kernel)
+    if target.schedule.roles is False or against is not None:
+        return f"no producer loads: {against or 'switched off'}"
+    bytes_of = {
+        axis: {
+            copy.src.buffer.name: copy.dst.buffer.bytes
+            for copy in shared_loads(kernel, dims, var)
+            if copy.dst.buffer.is_static
+        }
+        for axis, var in enumerate(kernel.blocks)
+    }
+    axes = sorted((a for a in bytes_of if bytes_of[a]), key=lambda a: -sum(bytes_of[a].values()))
+    objections = [_objection(kernel, axis, count, dims) for axis in axes]
+    for axis, against in zip(axes, objections, strict=True):
+        if against is None:
+            return axis, " and ".join(bytes_of[axis])
+    return next((o for o in objections if o), "blocks load nothing in common")
+
+
+def _objection(kernel: Kernel, axis: int, count: int, dims: Iterable[Dim]) -> str | None:
+    """What speaks against clusters along an axis."""
+    var, extent = kernel.blocks[axis], kernel.grid[axis]
+    if not isinstance(extent, Const) or int(extent) % count:
+        number = int(extent) if isinstance(extent, Const) else "an unknown number of"
+        return f"{number} blocks along {var.name} are not whole clusters"
+    for op, ranges in scope.walk_ranges(kernel, dims):
+        if isinstance(op, (For, If, While)):
+            asked = [ranges.resolve(e, var) for e in expressions(op)]
+            if any(e is None or var in variables(e) for e in asked):
+                return f"blocks along {var.name} do not run the same"
+    return None
+
+
+def _clustered(kernel: Kernel, axis: int, count: int, names: set[str]) -> Kernel:
+    old = kernel.blocks[axis]
+    whole = fresh_var(f"{old.name}_cluster", names, old.dtype)
+    place = fresh_var("place", names, old.dtype)
+    held, body = of_kernel(kernel)
+    index = Let(old, whole * count + place, loc=kernel.loc)
+    zero, end = const(0, old.dtype), const(count, old.dtype)
+    loop = For(place, zero, end, (index, *body), kind=CLUSTER, loc=kernel.loc)
+    grid = tuple(n // count if k == axis else n for k, n in enumerate(kernel.grid))
+    blocks = tuple(whole if k == axis else v for k, v in enumerate(kernel.blocks))
+    return replace(kernel, grid=grid, blocks=blocks, body=(*held, loop))
+
+
+def of_kernel(kernel: Kernel) -> tuple[Body, Body]:
+    """Shared memory without a value, and what is said of the whole kernel; and the rest."""
+
+    def is_one(op: Op) -> bool:
+        if isinstance(op, Alloc):
+            return op.buffer.space is Space.SHARED and op.init is None
+        return isinstance(op, Hint) and op.value is None and op.buffer is None
+
+    body = kernel.body
+    return tuple(filter(is_one, body)), tuple(itertools.filterfalse(is_one, body))
+
+
+@kernel_pass
+def spread_clusters(at: Facts) -> Kernel:
+    """The places of clusters become blocks."""
+    kernel, loop = at.kernel, cluster_loop(at.kernel)
+    if loop is None:
+        return kernel
+    count = int(loop.stop)
+    first = kernel.blocks[0]
+    raw = fresh_var(f"{first.name}_raw", at.names, first.dtype)
+    inlined = map_body(kernel.body, lambda op: loop.body if op is loop else None)
+    body = (Let(first, raw // count, loc=kernel.loc), *inlined)
+    grid = (kernel.grid[0] * count, *kernel.grid[1:])
+    cluster = (count, *(1 for _ in kernel.grid[1:]))
+    return replace(
+        kernel, blocks=(raw, *kernel.blocks[1:]), grid=grid, body=body, cluster=cluster,
+        rank=loop.var,
+    )  # fmt: skip
+
+
+def blocks_of_cluster(kernel: Kernel) -> int:
+    return prod(kernel.cluster) if kernel.cluster else 1
+
+
+class Common:
+    """Which values are the same in all blocks of a kernel's clusters."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.lets: Mapping[Var, Expr] = {
+            op.var: op.value for op in walk_ops(kernel) if isinstance(op, Let)
+        }
+        self.own: set[Var] = {kernel.rank} if kernel.rank is not None else set()
+        # what an effect gives a block is its own
+        for op in walk_ops(kernel):
+            if isinstance(op, (Atomic, Intrinsic)) and op.result is not None:
+                self.own.add(op.result)
+        self.sizes: dict[Var, int] = {}
+        for var, size in zip(kernel.blocks, kernel.cluster, strict=False):
+            if size > 1:
+                self.sizes[var] = size
+        self.control = True  # blocks run the same loops and branches
+        for op in walk_ops(kernel):
+            if isinstance(op, (For, If, While)) and not all(map(self.has, expressions(op))):
+                self.control = False
+                self.own |= {op.var} if isinstance(op, For) else set()
+
+    def has(self, e: Expr) -> bool:
+        """Whether `e` is; loads of tensors are, where their indices are."""
+        for _ in range(len(self.lets) + 1):
+            known = {v: self.lets[v] for v in variables(e) if v in self.lets}
+            if not known:
+                break
+            e = substitute(e, known)
+        if any(load.buffer.space is not Space.GLOBAL for load in loads(e)):
+            return False
+
+        def cluster(node: Expr) -> Expr | None:
+            match node:
+                case Bin("//", Var() as v, Const() as n) if self.sizes.get(v) == int(n):
+                    return Var(f" cluster of {v.name}", v.dtype)
+            return None
+
+        return not variables(transform(e, cluster)) & (self.own | self.sizes.keys())
+
+    def region(self, r: Region) -> bool:
+        return all(self.has(e) for e in (*r.starts, *r.extents))

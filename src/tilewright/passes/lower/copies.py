@@ -36,7 +36,7 @@ from tilewright.ir.layout.query import fit_layout
 from tilewright.ir.op import Body, Copy, Intrinsic, Map, Op, Store
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.expand_copies import expand_op
+from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.addresses import (
     TileAddress,
     evaluate,
@@ -66,7 +66,7 @@ from tilewright.passes.lower.maps import (
     named_loads,
     unrolled,
 )
-from tilewright.passes.overlap.gathers import SIZES
+from tilewright.passes.overlap.prefetchable import SIZES
 from tilewright.passes.reasons import because
 from tilewright.support.distinct import distinct
 from tilewright.support.errors import CompileError

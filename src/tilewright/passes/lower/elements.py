@@ -46,7 +46,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.expand_copies import expand_op
+from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import Candidate, Groups, find_access
 from tilewright.passes.lower.lowering import MEMORY, WARP, Lowering, guarded

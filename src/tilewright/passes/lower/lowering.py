@@ -34,6 +34,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.layout.layout import ComposedLayout, Layout, row_major
+from tilewright.ir.marks import with_loc
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -62,13 +63,12 @@ from tilewright.ir.op import (
     read_buffers,
     regions,
     walk_ops,
-    with_loc,
     written_buffers,
 )
 from tilewright.ir.rewrite import OpT, fresh_var, map_exprs, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor_map import MapHint, seen_sizes
-from tilewright.passes.canonicalize.packed_values import widened
+from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.layout.addresses import (
     fit_index,
     fit_registers,

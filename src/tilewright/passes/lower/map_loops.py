@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.ir.analysis.bounds import bounds, limits, linear
+from tilewright.ir.analysis.bounds import bounds, linear
+from tilewright.ir.analysis.intervals import limits
+from tilewright.ir.analysis.linear import Linear, build_sum
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.dtype import INT64, DType
 from tilewright.ir.expr import (
@@ -39,9 +41,8 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.layout.fragment import IDLE, Fragment
 from tilewright.ir.layout.layout import Indices, Layout, LayoutError
-from tilewright.ir.layout.linear import Linear, build_sum
 from tilewright.ir.op import Body, Let, Op
-from tilewright.passes.canonicalize.packed_values import widened
+from tilewright.passes.canonicalize.rules import widened
 from tilewright.passes.layout.addresses import evaluate, fit_registers, layout_expr
 from tilewright.passes.lower.lowering import Lowering, guarded, read_variables, unroll
 from tilewright.support.distinct import distinct
@@ -279,7 +280,7 @@ class MapLoop:
         moving, fixed = (self.low.simplify(build_sum(p, given), index=False) for p in parts)
         for part in (value, moving, fixed):
             span = bounds(part, self.low.ranges, index=False)
-            if span.lo is None or span.hi is None or max(-span.lo, span.hi) > exact:
+            if max(-span.lo, span.hi) > exact:
                 return None
         base = cast(fixed, kind)
         if not isinstance(base, Const):

@@ -51,7 +51,7 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_exprs, rebuild, substitute_vars
 from tilewright.ir.simplify import simplify
-from tilewright.passes.canonicalize.expand_copies import expand_op
+from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.thread_layouts import coalesced
 from tilewright.passes.lower.access import (
     WIDEST,

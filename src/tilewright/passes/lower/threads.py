@@ -23,7 +23,7 @@ from math import gcd, prod
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.aliases import aliases, places
-from tilewright.ir.analysis.bounds import bounds, multiple_of
+from tilewright.ir.analysis.bounds import multiple_of
 from tilewright.ir.analysis.effects import written_by
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.analysis.uniform import per_thread
@@ -83,7 +83,6 @@ from tilewright.passes.lower.lowering import (
     BULK_ATOMS,
     GROUP_WARPS,
     MEMORY,
-    NAMED_BARRIERS,
     WARP,
     Instance,
     Lowering,
@@ -96,6 +95,7 @@ from tilewright.passes.lower.lowering import (
 from tilewright.passes.lower.maps import lower_fill
 from tilewright.passes.lower.reduce import lower_reduce, lower_scan
 from tilewright.passes.lower.relayout import lower_relayout
+from tilewright.passes.overlap.roles import free_barriers
 from tilewright.passes.sync.scratch import settle_scratch
 from tilewright.support.errors import CompileError
 
@@ -532,17 +532,6 @@ def _lower_kernel(kernel: Kernel, program: Program, names: set[str], target: Tar
 
 def _has_roles(kernel: Kernel) -> bool:
     return any(walk_ops(kernel, Role))
-
-
-def free_barriers(kernel: Kernel) -> list[int]:
-    """Named barriers that `kernel` does not use; 0 is the whole block's."""
-    used = {0}
-    named = any(op.id is not None for op in walk_ops(kernel, Sync))
-    for op, ranges in scope.walk_ranges(kernel) if named else ():
-        if isinstance(op, Sync) and op.id is not None:
-            low, high = bounds(op.id, ranges)[:2]
-            used |= set(range(max(low or 0, 0), (NAMED_BARRIERS - 1 if high is None else high) + 1))
-    return [i for i in range(NAMED_BARRIERS) if i not in used]
 
 
 RULES: dict[type[Op], Rule] = {

@@ -1,7 +1,7 @@
 """Registers of a thread: what fragments take where most live at once, against what there is.
 
 Of a block's registers every thread is born with as many; a producer hands most of its own over to
-the consumers (`register_shares`). What does not fit goes to local memory, with a warning. Fragments
+the consumers (`roles`). What does not fit goes to local memory, with a warning. Fragments
 that need more than eight times what a thread has, however they are spread, are refused: they are a
 mistake, and take minutes to compile. Accumulators of products by warpgroups cannot go there at all:
 where they do not fit, single warps make the products.
@@ -16,7 +16,7 @@ from tilewright.ir.analysis.lifetimes import fragment_words, lifetimes
 from tilewright.ir.buffer import Space
 from tilewright.ir.op import Alloc, Body, Gemm, Kernel, Role, walk_ops
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.register_shares import UNIT, WARP
+from tilewright.passes.overlap.roles import UNIT, WARP
 from tilewright.passes.reasons import because, costs
 from tilewright.support.errors import CompileError
 

@@ -33,14 +33,12 @@ differ between threads there are no turns.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from tilewright.ir.analysis.uniform import PerThread, per_thread
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.buffer import Space
 from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.expr import Const, Expr
 from tilewright.ir.intrinsics import INTRINSICS
 from tilewright.ir.op import (
     Alloc,
@@ -71,10 +69,8 @@ from tilewright.ir.op import (
     Wait,
     While,
     expressions,
-    read_buffers,
     touched_within,
     walk_ops,
-    written_buffers,
 )
 from tilewright.ir.rewrite import rebuild
 from tilewright.ir.schedule import Switch
@@ -86,31 +82,28 @@ from tilewright.passes.reasons import because
 
 def order_warpgroups(kernel: Kernel, target: Target) -> Kernel:
     """Derived consumers of several warpgroups: sections around their products."""
-    body = tuple(
-        _consumer(op, kernel, target.schedule.order_warpgroups) if _is_derived(op, kernel) else op
-        for op in kernel.body
-    )
-    return rebuild(kernel, body=body)
+    choice = target.schedule.order_warpgroups
+    found: list[Op] = []
+    for op in kernel.body:
+        if isinstance(op, Role) and _is_derived(op, kernel):
+            work = _Sections(per_thread(kernel), op.warps * WARP, choice is True)
+            against = _against(op, choice)
+            body = op.body if against else work.body(op.body)
+            said = against or "; ".join(work.said) or "no products"
+            because(kernel.name, f"turns of {op.name}", said)
+            op = rebuild(op, body=body)
+        found.append(op)
+    return rebuild(kernel, body=tuple(found))
 
 
-def _is_derived(op: Op, kernel: Kernel) -> bool:
+def _is_derived(op: Role, kernel: Kernel) -> bool:
     """Whether `part_roles` has made this role: its warps hand slots back each for itself."""
     return (
-        isinstance(op, Role)
-        and (op.name, op.first, op.instances) == (CONSUMER, 0, 1)
+        (op.name, op.first, op.instances) == (CONSUMER, 0, 1)
         and any(isinstance(i, Arrive) and i.by == "warps" for i in walk_ops(op.body))
         and any(isinstance(r, Role) and (r.name, r.first) == (PRODUCER, op.warps)
                 for r in kernel.body)
     )  # fmt: skip
-
-
-def _consumer(role: Op, kernel: Kernel, choice: Switch) -> Op:
-    assert isinstance(role, Role)
-    work = _Sections(per_thread(kernel), role.warps * WARP, choice is True)
-    against = _against(role, choice)
-    body = role.body if against else work.body(role.body)
-    because(kernel.name, f"turns of {role.name}", against or "; ".join(work.said) or "no products")
-    return rebuild(role, body=body)
 
 
 def _against(role: Role, choice: Switch) -> str:
@@ -127,8 +120,7 @@ def _against(role: Role, choice: Switch) -> str:
     return ""
 
 
-@dataclass
-class _Run:
+class _Run(NamedTuple):
     """Products in a row: `first` is the place of the fence before them, `last` that of the last
     commit."""
 
@@ -194,7 +186,7 @@ class _Sections:
             differs = isinstance(op, (For, If)) and self.differs.source(expressions(op)) is not None
             if differs or id(op) in self.differs.controls:
                 return "threads may differ in what they run of it"
-        least = min(_elements(op.c.extents) for op in loop.body if _is_product(op))
+        least = min(prod(op.c.static_tile) for op in loop.body if _is_product(op))
         if not any(2 * _work(op) >= least for op in walk_ops(loop.body)):
             return "threads have little to do between its products"
         if not self.asked:
@@ -256,24 +248,22 @@ def _runs(body: list[Op]) -> list[_Run]:
     found: list[_Run] = []
     going = False
     for k, op in enumerate(body):
-        if _is_product(op):
-            if not going:
-                found.append(_Run(_fence_before(body, k), k))
-            going, found[-1].last = True, k
-        elif going and isinstance(op, Commit) and op.unit == "wgmma":
-            found[-1].last = k
         going = going and _is_quiet(op)
+        if _is_product(op) and not going:
+            found.append(_Run(_fence_before(body, k), k))
+            going = True
+        if going and isinstance(op, (Gemm, Commit)):
+            found[-1] = found[-1]._replace(last=k)
     return found
 
 
 def _fence_before(body: list[Op], k: int) -> int:
     """The place of the fence of the product at `k`; the product's own where there is none."""
     first = k
-    while k > 0:
-        k -= 1
-        op = body[k]
+    for at in reversed(range(k)):
+        op = body[at]
         if _is_fence(op) or (isinstance(op, If) and _is_quiet(op)):
-            first = k
+            first = at
         elif not isinstance(op, (Let, Hint)):
             break
     return first
@@ -293,19 +283,8 @@ def _with_turns(body: list[Op], begins: list[_Run], ends: list[_Run]) -> Body:
 def _work(op: Op) -> int:
     """Elements of fragments that threads compute in an op."""
     if isinstance(op, Map):
-        inner = [b for i in walk_ops(op) for b in (*read_buffers(i), *written_buffers(i))]
-        return _elements(op.extents) if any(map(_is_fragment, inner)) else 0
-    if isinstance(op, (Reduce, Scan)) and _is_fragment(op.src.buffer):
-        return _elements(op.src.extents)
+        spaces = {buffer.space for buffer, _ in touched_within(op)}
+        return prod(map(int, op.extents)) if Space.FRAGMENT in spaces else 0
+    if isinstance(op, (Reduce, Scan)) and op.src.buffer.space is Space.FRAGMENT:
+        return prod(op.src.static_tile)
     return 0
-
-
-def _is_fragment(buffer: Buffer) -> bool:
-    return buffer.space is Space.FRAGMENT
-
-
-def _elements(extents: tuple[Expr, ...]) -> int:
-    """How many elements there are; 0 where that is known only at run time."""
-    if not all(isinstance(e, Const) for e in extents):
-        return 0
-    return prod(int(e) for e in extents)

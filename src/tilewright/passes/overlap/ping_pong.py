@@ -39,7 +39,6 @@ from tilewright.ir.expr import (
     compare,
     const,
     loads,
-    variables,
 )
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
@@ -74,14 +73,21 @@ from tilewright.ir.op import (
     touched_within,
     walk_ops,
 )
-from tilewright.ir.rewrite import fresh_name, map_kernels, map_ops, program_names, rebuild
+from tilewright.ir.rewrite import (
+    fresh_name,
+    map_bodies,
+    map_body,
+    map_kernels,
+    map_ops,
+    program_names,
+    rebuild,
+    rename_unique,
+)
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import split_of
 from tilewright.passes.memory.place_shared import stacked
-from tilewright.passes.overlap.placed import why_placed
-from tilewright.passes.overlap.register_shares import handed_over
 from tilewright.passes.overlap.rings import slots_of, slotted
 from tilewright.passes.overlap.roles import (
     CONSUMER,
@@ -91,10 +97,14 @@ from tilewright.passes.overlap.roles import (
     WARP,
     NoProducer,
     Slice,
+    check_known,
+    handed_over,
+    placed,
     registers_of,
+    scalars_of,
     why_not,
 )
-from tilewright.passes.overlap.stage_stores import planned_bytes
+from tilewright.passes.overlap.stages import planned_bytes
 from tilewright.passes.reasons import because
 
 ABOUT = "tiles of warpgroups"
@@ -112,8 +122,7 @@ def choose_ping_pong(kernel: Kernel, target: Target) -> Kernel:
         return kernel
     count = max(2, prod(kernel.threads) // (WARP * GROUP))
     dealt = replace(kernel, threads=(WARP * GROUP,), ping_pong=count)
-    placed = next((why for op in walk_ops(kernel) if (why := why_placed(op))), None)
-    against = placed or why_not(kernel) or _spread(kernel) or _handed_on(kernel)
+    against = placed(kernel) or why_not(kernel) or _spread(kernel) or _handed_on(kernel)
     if against is None and told == "auto":
         against = _not_worth(kernel, dealt, count, target)
     if against is not None:
@@ -192,19 +201,9 @@ def _kept(body: Body, fresh: set[str]) -> Iterator[str]:
         for buffer in {buffer for buffer, _ in touched_within(op)}:
             own = buffer.space is not Space.GLOBAL and buffer.shape
             if own and buffer.name not in fresh:
-                if not (overwrites(op, buffer.name) or _fills(op, buffer)):
+                if not overwrites(op, buffer.name):
                     yield buffer.name
                 fresh.add(buffer.name)
-
-
-def _fills(op: Op, buffer: Buffer) -> bool:
-    """Whether a nest stores to as many elements as `buffer` has, and reads none of them."""
-    if not isinstance(op, Map) or buffer in {b for i in walk_ops(op) for b in read_buffers(i)}:
-        return False
-    if not any(isinstance(i, Store) and i.buffer == buffer for i in op.body):
-        return False
-    sizes = [int(e) for e in op.extents if isinstance(e, Const)]
-    return len(sizes) == len(op.extents) and prod(sizes) == prod(buffer.static_shape)
 
 
 def apply_ping_pong(program: Program, target: Target) -> Program:
@@ -231,7 +230,6 @@ def _dealt(kernel: Kernel, count: int, names: set[str], target: Target) -> Kerne
         raise NotDealt("shared tiles lie over one another")
     consumer, producer = roles[CONSUMER], roles[PRODUCER]
     before, loop, behind = _parts(consumer.body)
-    _check(before, behind)
     group = Var(fresh_name("group", names))
     turn = Buffer(fresh_name(f"{loop.var.name}_turn", names), (), INT32, Space.LOCAL)
     mine = compare("==", Load(turn, ()) % count, group)
@@ -275,33 +273,28 @@ def _passed_on(body: Body, rings: set[str], passed: Op) -> Body:
     waits = [
         k
         for k, op in enumerate(body)
-        if any(isinstance(i, Wait) and i.barrier.buffer.name in rings for i in walk_ops(op))
+        if any(wait.barrier.buffer.name in rings for wait in walk_ops(op, Wait))
     ]
-    last = waits[-1] if waits else -1
-    op = body[last] if waits else None
-    if isinstance(op, If):
-        sides = (_passed_on(side, rings, passed) for side in (op.then, op.orelse))
-        then, orelse = sides
-        return (*body[:last], rebuild(op, then=then, orelse=orelse), *body[last + 1 :])
-    return (*body[: last + 1], passed, *body[last + 1 :])
+    end = waits[-1] + 1 if waits else 0
+    if waits and isinstance(op := body[end - 1], If):
+        both = map_bodies(op, lambda side: _passed_on(side, rings, passed))
+        return (*body[: end - 1], both, *body[end:])
+    return (*body[:end], passed, *body[end:])
 
 
 def _parts(body: Body) -> tuple[Body, For, Body]:
-    """What stands before the loop over tiles, the loop, what stands behind it."""
-    loops = [k for k, op in enumerate(body) if isinstance(op, For) and op.kind == "persistent"]
+    """What stands before the loop over tiles, the loop, what stands behind it. All work must be a
+    tile's."""
+    loops = [op for op in body if isinstance(op, For) and op.kind == "persistent"]
     if len(loops) != 1:
         raise NotDealt("every block has one tile" if not loops else "several loops walk over tiles")
-    loop = body[loops[0]]
-    assert isinstance(loop, For)
-    return body[: loops[0]], loop, body[loops[0] + 1 :]
-
-
-def _check(before: Body, behind: Body) -> None:
-    """All work must be a tile's."""
+    at = body.index(loops[0])
+    before, behind = body[:at], body[at + 1 :]
     if not all(isinstance(op, (Alloc, Let, Hint)) for op in before):
         raise NotDealt("something is computed before the first tile")
     if not all(isinstance(op, WaitGroup) for op in behind):
         raise NotDealt("something is computed behind the last tile")
+    return before, loops[0], behind
 
 
 def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str], names: set[str]) -> Body:
@@ -311,54 +304,39 @@ def _skipped(kernel: Kernel, before: Body, loop: For, met: set[str], names: set[
     for op in walk_ops(loop.body):
         if isinstance(op, Wait) and op.barrier.buffer.name not in met:
             lasting -= {load.buffer.name for load in loads(op.phase)}
+    scalars = _deciding(loop, lasting)
+    part = Slice(scalars).body(loop.body)
     try:
-        part = Slice(names, written_by(kernel), lambda *_: {}, None, _deciding(loop, lasting))
-        return _folded(tuple(part.body(loop.body, {})))
+        check_known(part, written_by(kernel), scalars)
     except NoProducer as error:
         raise NotDealt(str(error)) from None
+    return map_body(rename_unique(part, names), _fold)
 
 
 def _deciding(loop: For, lasting: set[str]) -> set[str]:
     """`lasting` scalars, and those that decide what is stored to them."""
-    found = set(lasting)
-    lets = {op.var: op.value for op in walk_ops(loop.body) if isinstance(op, Let)}
-    while True:
-        asked: list[Expr] = []
+    found: set[str] = set()
+    while found != lasting:
+        found, asked = lasting, list[Expr]()
         for op in walk_ops(loop.body):
-            inner = (each for each in walk_ops(op) if isinstance(each, Store))
-            if any(each.buffer.name in found for each in inner):
+            if any(store.buffer.name in found for store in walk_ops(op, Store)):
                 asked += [op.value] if isinstance(op, Store) else expressions(op)
-        known: set[Var] = set()
-        while asked:
-            e = asked.pop()
-            found_here = {x.buffer.name for x in loads(e) if x.buffer.space is Space.LOCAL}
-            more = (variables(e) & lets.keys()) - known
-            known |= more
-            asked += [lets[v] for v in more]
-            found |= found_here
-        if found == lasting:
-            return found
-        lasting = set(found)
+        lasting = found | scalars_of(asked, loop.body)
+    return found
 
 
-def _folded(body: Body) -> Body:
-    """Loops that only count, as one step each."""
-    return tuple(_fold(op) for op in body)
-
-
-def _fold(op: Op) -> Op:
-    if isinstance(op, If):
-        return rebuild(op, then=_folded(op.then), orelse=_folded(op.orelse))
-    if not isinstance(op, For):
-        return op
-    inner = _folded(op.body)
-    if len(inner) == 1 and isinstance(each := inner[0], Store) and not each.indices:
+def _fold(op: Op) -> Op | None:
+    """A loop that only counts, as one step."""
+    if not isinstance(op, For) or len(op.body) != 1:
+        return None
+    (each,) = op.body
+    if isinstance(each, Store) and not each.indices:
         here = Load(each.buffer, ())
         more = simplify(each.value - here)
         if isinstance(more, Const):
             runs = binary("max", (op.stop - op.start + op.step - 1) // op.step, 0)
             return rebuild(each, value=here + cast(runs * more, here.dtype))
-    return rebuild(op, body=inner)
+    return None
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────

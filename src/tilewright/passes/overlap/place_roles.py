@@ -21,10 +21,10 @@ from math import prod
 from typing import TypeAlias
 
 from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.flow import Flow, Loop, goes_into
+from tilewright.ir.analysis.flow import ENTERED, Flow, Loop
 from tilewright.ir.analysis.uniform import TILE_OPS
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.expr import const
+from tilewright.ir.expr import Expr, const
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -48,29 +48,92 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.rewrite import map_bodies, map_body, rebuild, replace_buffers
 from tilewright.ir.target import Target
-from tilewright.passes.lower.threads import free_barriers
-from tilewright.passes.overlap.warp_partitions import GROUP, WARP, Warps, warps_of
+from tilewright.passes.overlap.roles import GROUP, WARP, free_barriers
 from tilewright.passes.reasons import because
 from tilewright.support.errors import CompileError
 
-Owners: TypeAlias = dict[str, set[Warps]]  # by name of a fragment: the warps that touch it
+
+@dataclass(frozen=True, order=True)
+class Warps:
+    """A range of the block's warps."""
+
+    first: int
+    count: int
+
+    @property
+    def threads(self) -> int:
+        return self.count * WARP
+
+    @property
+    def name(self) -> str:
+        return f"warps{self.first}"
+
+    def within(self, other: Warps) -> bool:
+        return other.first <= self.first and self.first + self.count <= other.first + other.count
+
+    def meets(self, other: Warps) -> bool:
+        return self.first < other.first + other.count and other.first < self.first + self.count
+
+    def words(self) -> str:
+        groups = range(self.first // GROUP, -(-(self.first + self.count) // GROUP))
+        if self.first % GROUP or self.count % GROUP:
+            return f"warps {self.first} to {self.first + self.count - 1}"
+        several = len(groups) > 1
+        return f"warpgroup{'s' * several} {', '.join(map(str, groups))}"
+
+
+def warps_of(role: Role) -> Warps:
+    return Warps(role.first, role.warps)
+
+
+def block_warps(kernel: Kernel) -> Warps:
+    return Warps(0, -(-prod(kernel.threads) // WARP))
+
+
+def meet_in_roles(kernel: Kernel) -> Kernel:
+    """`kernel` with barriers of a role's own threads for those of the block: others do not come."""
+    whole, ids, own = block_warps(kernel), iter(free_barriers(kernel)), dict[Warps, Expr]()
+
+    def rule(op: Op) -> Op | None:
+        if not isinstance(op, Role) or warps_of(op) == whole:
+            return None
+        warps = warps_of(op)
+
+        def met(inner: Op) -> Op | None:
+            if not isinstance(inner, Sync) or inner.scope != "block":
+                return None
+            if warps.threads == WARP:
+                return Sync("warp", loc=inner.loc)
+            if warps not in own and (found := next(ids, None)) is not None:
+                own[warps] = const(found)
+            if warps not in own:
+                raise CompileError(
+                    "the threads of a role must meet here, but no named barrier is left",
+                    loc=inner.loc,
+                    fix="use fewer named barriers, or fewer groups of warps",
+                )
+            return Sync("named", own[warps], warps.threads, loc=inner.loc)
+
+        return rebuild(op, body=map_body(op.body, met))
+
+    return rebuild(kernel, body=map_body(kernel.body, rule))
 
 
 def place_roles(kernel: Kernel, target: Target) -> Kernel:
     """`kernel` with roles for `ws` hints."""
     if not any(_is_placement(op) for op in walk_ops(kernel)):
         return kernel
-    whole = Warps(0, -(-prod(kernel.threads) // WARP))
+    whole = block_warps(kernel)
     body = _placed(kernel.body, whole)
     if not any(walk_ops(body, Role)):
         return rebuild(kernel, body=body)  # everything on all warps
     _check_scalars(body)
     work = _Placer(kernel, whole)
-    body = work.own_syncs(work.settle(body))
-    kernel = work.shared_fragments(rebuild(kernel, body=body))
+    kernel = meet_in_roles(rebuild(kernel, body=work.settle(body)))
+    kernel = work.shared_fragments(kernel)
     body, _ = _Order(kernel, whole).body(kernel.body, frozenset())
     _say(kernel, body, work.crossing)
-    return rebuild(kernel, body=work.merged(body))
+    return rebuild(kernel, body=body)
 
 
 def _is_placement(op: Op) -> bool:
@@ -112,13 +175,7 @@ def _touched(op: Op) -> list[Buffer]:
     return [*read_buffers(op), *written_buffers(op)]
 
 
-@dataclass(frozen=True)
-class _Homes:
-    """Whether statements without fragments of anybody's have a place, among placed ones and at the
-    top of the kernel."""
-
-    inside: bool = False
-    top: bool = False
+WITH_FRAGMENTS, AMONG_PLACED, ANYWHERE = range(3)  # which statements get a place
 
 
 class _Placer:
@@ -126,7 +183,7 @@ class _Placer:
         self.kernel = kernel
         self.whole = whole
         self.roots = aliases(kernel)
-        self.owners: Owners = {}
+        self.owners: dict[str, set[Warps]] = {}  # of fragments: the warps that touch them
         self.crossing: list[str] = []  # fragments that have become shared
 
     # ── where what is not placed runs ────────────────────────────────────────────────────────
@@ -134,7 +191,7 @@ class _Placer:
     def settle(self, body: Body) -> Body:
         """Every statement that needs all its threads together in a role: first those whose
         fragments are somewhere, then those among placed ones, then the rest."""
-        for homes in (_Homes(), _Homes(inside=True), _Homes(inside=True, top=True)):
+        for homes in (WITH_FRAGMENTS, AMONG_PLACED, ANYWHERE):
             count = -1
             while count != (count := sum(isinstance(op, Role) for op in walk_ops(body))):
                 self.note(body)
@@ -157,7 +214,7 @@ class _Placer:
             if b.space is Space.FRAGMENT
         }
 
-    def near(self, body: Body, homes: _Homes, inside: Warps | None) -> Body:
+    def near(self, body: Body, homes: int, inside: Warps | None) -> Body:
         """Statements with their fragments, or as `homes` says; `inside`: the warps that the loop
         or branch around places first."""
         found: list[Op] = []
@@ -173,45 +230,11 @@ class _Placer:
             held = {w for name in self.fragments((op,)) for w in self.owners.get(name, ())}
             home = min(held, default=None)
             if home is None and inside is not None:
-                home = inside if homes.inside else None
-            elif home is None and homes.top:
+                home = inside if homes >= AMONG_PLACED else None
+            elif home is None and homes == ANYWHERE:
                 home = self.whole
             found.append(op if home is None else _role(home, (op,)))
         return tuple(found)
-
-    def merged(self, body: Body) -> Body:
-        """`body` with roles of the same warps in a row as one."""
-        found: list[Op] = []
-        for op in body:
-            last = found[-1] if found else None
-            if isinstance(op, (For, If, While)):
-                op = map_bodies(op, self.merged)
-            if isinstance(op, Role) and isinstance(last, Role) and warps_of(op) == warps_of(last):
-                found[-1] = rebuild(last, body=(*last.body, *op.body))
-            else:
-                found.append(op)
-        return tuple(found)
-
-    def own_syncs(self, body: Body) -> Body:
-        """`body` with barriers of a role's own threads for its author's: others do not come."""
-        ids = iter(free_barriers(self.kernel))
-        own: dict[Warps, int] = {}
-
-        def rule(op: Op) -> Op | None:
-            if not isinstance(op, Role) or warps_of(op) == self.whole:
-                return None
-            warps = warps_of(op)
-
-            def met(inner: Op) -> Op | None:
-                if not isinstance(inner, Sync) or inner.scope != "block":
-                    return None
-                if warps not in own:
-                    own[warps] = next(ids)
-                return Sync("named", const(own[warps]), warps.threads, loc=inner.loc)
-
-            return rebuild(op, body=map_body(op.body, met))
-
-        return map_body(body, rule)
 
     # ── fragments of several ─────────────────────────────────────────────────────────────────
 
@@ -320,7 +343,9 @@ class _Order(Flow[Pending]):
             return self.touch(op, walk_ops(op.body), warps_of(op), pending, out)
         if isinstance(op, Continue) and self.loops and isinstance(self.loops[-1], While):
             op = self.loops[-1]  # its condition is next
-        return self.touch(op, (op,) if goes_into(op) else walk_ops(op), None, pending, out)
+        return self.touch(
+            op, (op,) if isinstance(op, ENTERED) else walk_ops(op), None, pending, out
+        )
 
     def touch(
         self, op: Op, inner: Iterable[Op], who: Warps | None, pending: Pending, out: list[Op]

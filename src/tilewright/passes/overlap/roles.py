@@ -13,25 +13,26 @@ for single threads. `why_not` says what stands against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from math import prod
+from types import MappingProxyType
 from typing import TypeAlias
 
-from tilewright.ir.atoms import Feature
-from tilewright.ir.buffer import Buffer, Space, element
+from tilewright.ir import scope
+from tilewright.ir.analysis.bounds import bounds
+from tilewright.ir.atoms import ATOMS, Feature
+from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     TRUE,
     Expr,
-    Load,
     Var,
     compare,
     const,
     loads,
-    substitute,
     variables,
 )
 from tilewright.ir.layout.fragment import Fragment
+from tilewright.ir.marks import read_variables
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -41,6 +42,7 @@ from tilewright.ir.op import (
     Break,
     Commit,
     Continue,
+    Copy,
     Fence,
     For,
     Gemm,
@@ -64,43 +66,84 @@ from tilewright.ir.op import (
     expressions,
     op_loads,
     read_buffers,
-    regions,
     walk_ops,
 )
 from tilewright.ir.rewrite import (
+    defined_names,
     fresh_name,
+    map_bodies,
     map_body,
     map_kernels,
     rebuild,
-    replace_buffers,
-    substitute_vars,
+    rename_unique,
 )
 from tilewright.ir.target import Target
-from tilewright.passes.overlap.fetched_scalars import Fetches, known_scalars
-from tilewright.passes.overlap.gathers import rows_before
-from tilewright.passes.overlap.register_shares import gathering, handed_over
+from tilewright.ir.verify.ops import NAMED_BARRIERS
 from tilewright.passes.overlap.rings import (
     BULK,
     CP_ASYNC,
+    Fetches,
     Groups,
     Ring,
-    copy_at,
-    nest_at,
-    part_of,
-    slot_region,
-    slotted,
+    known_scalars,
+    rows_before,
 )
 
 PRODUCER, CONSUMER = "producer", "consumer"
 WARP, GROUP = 32, 4  # threads of a warp, warps of a warpgroup
+WARPGROUP = WARP * GROUP
 MOST_CONSUMERS = 3  # warpgroups
 LAUNCHES = ("pdl_wait", "pdl_launch")
 NAMED = 1  # the barrier on which consumers meet
+UNIT = 8  # registers change hands by as many
+MOST = 240  # that a thread is given; it can use 255
+KEPT = (24, 32, 40)  # by a producer's thread
+# where a producer finds the places of single rows: more for it, as far as the consumers' fragments,
+# of so many registers at the most, leave some
+GATHERING = {
+    2: {144: (88, 208), 192: (56, 224), 255: (40, 232)},
+    3: {80: (80, 144), 255: (56, 152)},
+}
+
+
+def why_placed(op: Op) -> str | None:
+    """What of an op is its author's own time, in words."""
+    if isinstance(op, (Role, BarrierInit, Arrive, Wait, Commit, WaitGroup)):
+        return "the kernel has roles, barriers or waits of its own"
+    if isinstance(op, Hint) and op.name == "ws":
+        return "the kernel places statements on warps"
+    if isinstance(op, (Copy, Map)) and op.atom is not None and ATOMS[op.atom].is_async:
+        return "the kernel has asynchronous copies of its own"
+    return None
+
+
+def placed(kernel: Kernel) -> str | None:
+    """What roles, barriers or asynchronous copies of its own the kernel has, in words: its time is
+    its author's business."""
+    return next(filter(None, map(why_placed, walk_ops(kernel))), None)
 
 
 def by_hand(kernel: Kernel) -> bool:
     """The kernel's author has written its roles."""
     return any(isinstance(op, Role) and not op.derived for op in walk_ops(kernel))
+
+
+def split_into_roles(kernel: Kernel) -> bool:
+    """Whether `split_roles` has given the block's warps roles, which other passes settle."""
+    total = prod(kernel.threads) // WARP
+    return any(op.derived and op.first < total for op in walk_ops(kernel, Role))
+
+
+def role_of(kernel: Kernel) -> dict[int, Role]:
+    """By id of an op: the role that it stands in."""
+    return {id(op): role for role in walk_ops(kernel, Role) for op in walk_ops(role.body)}
+
+
+def releases(op: Op) -> bool:
+    """Whether others may learn from `op` that what stands before it is over."""
+    if isinstance(op, Arrive):
+        return op.count is not const(0)
+    return isinstance(op, Sync) and op.scope in ("named", "cluster")
 
 
 def consuming_warps(kernel: Kernel) -> int:
@@ -155,135 +198,86 @@ def why_not_worth(kernel: Kernel) -> str | None:
 
 
 class Slice:
-    """The part of a kernel's body that its fills need. `fill(loop, var)`: what fills rings in a
-    loop whose variable is called `var`; `scalars`: those that are computed here too."""
+    """The part of a kernel's body that its fills need. `scalars`: those that are computed here too;
+    `fill(loop)`: what fills rings in a loop; `fetch(atomic)`: what hands its result on."""
 
     def __init__(
         self,
-        names: set[str],
-        written: set[str],
-        fill: Callable[[For, Var], Fills],
-        fetches: Fetches | None,
         scalars: set[str],
+        fill: Callable[[For], Fills] = lambda loop: {},
+        fetch: Callable[[Atomic], list[Op]] = lambda op: [],
     ) -> None:
-        self.names = names
-        self.written = written
-        self.fill = fill
-        self.fetches = fetches
         self.scalars = scalars
-        self.slots: set[Var] = set()  # names that fills bring along
+        self.fill = fill
+        self.fetch = fetch
 
-    def body(self, body: Body, values: dict[Var, Expr], fills: Fills | None = None) -> list[Op]:
-        """`values`: what the body's variables are called here."""
+    def body(self, body: Body, fills: Mapping[int, list[Op]] = MappingProxyType({})) -> Body:
         found: list[Op] = []
-        fills = fills or {}
-        values = dict(values)
-
-        def filled(at: int) -> Body:
-            known = {name: value for name, value in values.items() if name is not value}
-            found = substitute_vars(tuple(fills.get(at, ())), known)
-            self.slots |= {op.var for op in found if isinstance(op, Let)}
-            return found
-
         for k, op in enumerate(body):
-            found += filled(k)
-            if isinstance(op, Let):
-                # taken along; whoever needs it finds its loads checked
-                var = Var(fresh_name(op.var.name, self.names), op.var.dtype)
-                found.append(rebuild(op, var=var, value=substitute(op.value, values)))
-                values[op.var] = var
-            elif isinstance(op, View) and op.source.space is Space.GLOBAL:
-                found.append(rebuild(op, offset=substitute(op.offset, values)))
-            elif isinstance(op, Hint) and op.name == "assume" and op.value is not None:
-                found.append(rebuild(op, value=substitute(op.value, values)))
-            elif isinstance(op, For):
-                found += self.loop(op, values)
-            elif isinstance(op, If):
-                sides = [self.body(side, values) for side in (op.then, op.orelse)]
-                if any(self.works(side) for side in sides):
-                    cond = self.checked(substitute(op.cond, values))
-                    then, orelse = (tuple(side) for side in sides)
-                    found.append(If(cond, then, orelse, loc=op.loc))
-            elif isinstance(op, While):
-                inner = self.body(op.body, values)
-                if self.works(inner):
-                    cond = self.checked(substitute(op.cond, values))
-                    found.append(While(cond, tuple(inner), loc=op.loc))
-            elif isinstance(op, Alloc) and op.buffer.name in self.scalars:
-                init = None if op.init is None else substitute(op.init, values)
-                found.append(rebuild(op, init=init))
-            elif isinstance(op, Store) and op.buffer.name in self.scalars:
-                found.append(rebuild(op, value=self.checked(substitute(op.value, values))))
-            elif isinstance(op, Atomic) and self.fetches is not None and self.fetches.has(op):
-                assert op.result is not None
-                result = Var(fresh_name(op.result.name, self.names), op.result.dtype)
-                slot = Var(fresh_name("fetch_slot", self.names))
-                self.slots.add(slot)
-                (own,) = substitute_vars((rebuild(op, result=result),), values)
-                assert isinstance(own, Atomic)
-                for e in (*own.dst.starts, *([] if own.value is None else [own.value])):
-                    self.checked(e)
-                found += self.fetches.sent(own, result, slot)
-                values[op.result] = result
-            elif any(self.works(self.body(inner, values)) for inner in bodies(op)):
-                raise NoProducer(f"a {type(op).__name__.lower()} stands around a pipelined loop")
-        return self.pruned([*found, *filled(END)])
+            found += [*fills.get(k, ()), *self.op(op)]
+        return _pruned([*found, *fills.get(END, ())])
 
-    def loop(self, op: For, values: dict[Var, Expr]) -> list[Op]:
-        var = Var(fresh_name(op.var.name, self.names), op.var.dtype)
-        inner = {**values, op.var: var}
-        fills = self.fill(op, var)
-        body = self.body(op.body, inner, fills)
-        if not self.works(body):
-            return []
-        start, stop, step = (
-            self.checked(substitute(e, values)) for e in (op.start, op.stop, op.step)
-        )
-        kind = "persistent" if op.kind == "persistent" else "serial"
-        before, behind = (
-            substitute_vars(tuple(fills.get(at, ())), values) for at in (BEFORE, BEHIND)
-        )
-        new = For(var, start, stop, tuple(body), step=step, kind=kind, loc=op.loc)
-        self.slots |= {each.var for each in before if isinstance(each, Let)}
-        return [*before, new, *behind]
+    def op(self, op: Op) -> list[Op]:
+        match op:
+            case For():
+                fills = self.fill(op)
+                body = self.body(op.body, fills)
+                kind = "persistent" if op.kind == "persistent" else "serial"
+                new = For(op.var, op.start, op.stop, body, op.step, kind, loc=op.loc)
+                around = [*fills.get(BEFORE, ()), new, *fills.get(BEHIND, ())]
+                return around if _works(new) else []
+            case If() | While():
+                new_op = map_bodies(op, self.body)
+                return [new_op] if _works(new_op) else []
+            case Let():  # taken along; whoever needs it finds its loads checked
+                return [op]
+            case View() if op.source.space is Space.GLOBAL:
+                return [op]
+            case Hint(name="assume") if op.value is not None:
+                return [op]
+            case Alloc() | Store() if op.buffer.name in self.scalars:
+                return [op]
+            case Atomic():
+                return self.fetch(op)
+        if _works(map_bodies(op, self.body)):
+            raise NoProducer(f"a {type(op).__name__.lower()} stands around a pipelined loop")
+        return []
 
-    def works(self, body: Iterable[Op]) -> bool:
-        return any(not isinstance(op, (Let, Hint, Alloc, View)) for op in body)
 
-    def checked(self, e: Expr) -> Expr:
-        for load in loads(e):
-            known = load.buffer.space is Space.GLOBAL and load.buffer.name not in self.written
-            if not known and load.buffer.name not in self.scalars:
-                raise NoProducer(f"{load.buffer.name} decides what is copied")
-        return e
+def _works(op: Op) -> bool:
+    """Whether a loop or branch has more than names in it."""
+    inside = (each for body in bodies(op) for each in body)
+    return any(not isinstance(each, (Let, Hint, Alloc, View)) for each in inside)
 
-    def pruned(self, body: list[Op]) -> list[Op]:
-        """Without names and views that nobody asks for, and what is assumed of them; those that
-        stay must be known here."""
-        kept: list[Op] = []
-        needed: set[Var] = set()
-        read: set[str] = set()
-        named = {op.var for op in body if isinstance(op, Let)}
-        for op in reversed(body):
-            asked = {v for e in expressions(op) for v in variables(e)}
-            if isinstance(op, Hint) and (asked & named - needed or op_loads(op)):
-                continue
-            if isinstance(op, Let) and op.var not in self.slots:
-                if op.var not in needed:
-                    continue
-                self.checked(op.value)
-            if isinstance(op, View) and op.buffer.name not in read:
-                continue
-            read |= {op.source.name} if isinstance(op, View) else set()
-            for inner in walk_ops(op):
-                read |= {b.name for b in read_buffers(inner)}
-                for e in expressions(inner):
-                    needed |= variables(e)
-                for r in regions(inner, reads=True, writes=True):
-                    for e in (*r.starts, *r.extents):
-                        needed |= variables(e)
-            kept.insert(0, op)
-        return kept
+
+def _pruned(body: list[Op]) -> Body:
+    """Without names and views that nobody asks for, and what is assumed of them."""
+    kept: list[Op] = []
+    needed: set[Var] = set()
+    read: set[str] = set()
+    named = {op.var for op in body if isinstance(op, Let)}
+    for op in reversed(body):
+        if isinstance(op, Hint) and (read_variables(op) & named - needed or op_loads(op)):
+            continue
+        if isinstance(op, Let) and op.var not in needed:
+            continue
+        if isinstance(op, View) and op.buffer.name not in read:
+            continue
+        read |= {op.source.name} if isinstance(op, View) else set()
+        read |= {b.name for inner in walk_ops(op) for b in read_buffers(inner)}
+        needed |= read_variables(op)
+        kept.insert(0, op)
+    return tuple(kept)
+
+
+def check_known(body: Body, written: set[str], known: set[str]) -> None:
+    """Raise where `body` reads more than tensors that nobody writes, and scalars known to it."""
+    known = known | defined_names(body)
+    for op in walk_ops(body):
+        for buffer in (load.buffer for load in op_loads(op)):
+            fixed = buffer.space is Space.GLOBAL and buffer.name not in written
+            if not fixed and buffer.name not in known:
+                raise NoProducer(f"{buffer.name} decides what is copied")
 
 
 def producer_of(
@@ -295,15 +289,15 @@ def producer_of(
 ) -> Role:
     """Who fills the rings: the loops around them, waits for free slots, the copies. `rings`: those
     of each pipelined loop, by its id; `fetches`: numbers that it hands on."""
-    counters: dict[Buffer, Buffer] = {}
+    counters: dict[Buffer, None] = {}
     atomics = fetches.atomics if fetches is not None else []
     scalars = _asked(kernel, rings) & known_scalars(kernel, atomics, written)
+    taken = set(names)  # whatever is made from here on is the producer's alone
 
-    def fill(loop: For, var: Var) -> Fills:
+    def fill(loop: For) -> Fills:
         places: Fills = {}
-        turned: dict[Buffer, None] = {}
+        turned: dict[Buffer, Ring] = {}
         for ring, fills in rings.get(id(loop), ()):
-            assert ring.full is not None and ring.free is not None
             loc = fills[0].copy.loc
             # what takes many instructions comes behind what takes one
             at = min(each.at for each in fills) if ring.how == BULK else END
@@ -312,77 +306,56 @@ def producer_of(
             if ring.stages > 1:
                 slot = Var(fresh_name(f"{loop.var.name}_slot", names))
                 found.append(Let(slot, ring.slot(), loc=loc))
-            fresh = (ring.phase() + 1) % 2  # a barrier that nobody has arrived at lets it pass
-            found.append(Wait(element(ring.free, slot), fresh, loc=loc))
-            full = element(ring.full, slot)
+            found.append(ring.acquire(slot, loc))
             if ring.how == BULK:
-                found.append(Arrive(full, const(ring.bytes), loc=loc))
+                found.append(ring.expect(slot, loc))
             for each in fills:
-                if not _known(each.copy, written, scalars):
+                copy = each.copy
+                if not _known(copy, written, scalars):
                     raise NoProducer("what is copied depends on what the kernel writes")
-                if isinstance(each.copy, Map):
-                    rows, nest = rows_before(each.copy, loop, names)
-                    places.setdefault(BEFORE, []).extend(rows)
-                    nest = rebuild(nest_at(nest, loop, var, names), atom=ring.how)
-                    found.append(slotted(nest, ring.slots, slot))
-                    continue
-                copy = copy_at(each.copy, loop, var)
-                sent = None
-                if each.peers > 1:
-                    assert kernel.rank is not None
-                    part = part_of(copy, each.peers, kernel.rank)
-                    assert part is not None  # as `ahead` has seen
-                    copy, sent = part, const((1 << each.peers) - 1)
-                dst = slot_region(copy.dst, ring.slots[copy.dst.buffer.name], slot)
-                counted = full if ring.how == BULK else None
-                new = rebuild(copy, dst=dst, barrier=counted, atom=ring.how, multicast=sent)
-                found.append(new)
+                held = rows_before(each, loop, names, places.setdefault(BEFORE, []))
+                found.append(held.into(ring, slot, loop, loop.var, names, kernel.rank))
             if ring.how == CP_ASYNC:
-                for at, more in announced(ring, loop, var).items():
+                for at, more in announced(ring, loop).items():
                     places.setdefault(at, []).extend(more)
-            turned[ring.counter] = None
-        for counter in turned:
-            own = replace(counter, name=fresh_name(counter.name, names))
-            counters.setdefault(counter, own)
-            turn = Store(counter, (), Load(counter, ()) + 1, loc=loop.loc)
-            places.setdefault(END, []).append(turn)
+            turned[ring.counter] = ring
+        counters.update(dict.fromkeys(turned))
+        for ring in turned.values():
+            places.setdefault(END, []).append(ring.advance(loop.loc))
         return places
 
-    part = Slice(names, written, fill, fetches, scalars).body(kernel.body, {})
-    body = [*part, *_drained(kernel, rings, names)]
-    missing = _asked_for(body) & {v for op in kernel.body for v in bound_within(op)}
+    def fetch(op: Atomic) -> list[Op]:
+        if fetches is None or not fetches.has(op):
+            return []
+        return fetches.sent(op, Var(fresh_name("fetch_slot", names)))
+
+    part = Slice(scalars, fill, fetch).body(kernel.body)
+    body = (*part, *_drained(kernel, rings, names))
+    missing = read_variables(body) & {v for op in kernel.body for v in bound_within(op)}
     missing -= {v for op in body for v in bound_within(op)}
     if missing:
         raise NoProducer(f"{min(v.name for v in missing)} decides what is copied")
     if fetches is not None:
-        counter = fetches.ring.counter
-        counters[counter] = replace(counter, name=fresh_name(counter.name, names))
-    starts = [Alloc(c, const(0), loc=kernel.loc) for c in counters.values()]
-    own = {
-        op.buffer: replace(op.buffer, name=fresh_name(op.buffer.name, names))
-        for each in body
-        for op in walk_ops(each)
-        if isinstance(op, (Alloc, View))
-    }
-    copies = [replace_buffers(op, counters | own) for op in body]
-    first = consuming_warps(kernel)
-    return Role(PRODUCER, first, GROUP, (*starts, *copies), derived=True, loc=kernel.loc)
+        counters[fetches.ring.counter] = None
+    body = (*(Alloc(c, const(0), loc=kernel.loc) for c in counters), *body)
+    check_known(body, written, scalars)
+    body = rename_unique(body, taken)
+    names |= taken
+    return Role(PRODUCER, consuming_warps(kernel), GROUP, body, derived=True, loc=kernel.loc)
 
 
-def announced(ring: Ring, loop: For, var: Var) -> Fills:
+def announced(ring: Ring, loop: For) -> Fills:
     """What tells the consumers of a slot that `cp.async` has filled it: its threads wait, as many
     iterations later as a slot is used before it is needed again, and each warp says so."""
-    assert ring.full is not None
     late, loc = max(ring.stages - 2, 0), loop.loc
 
     def said(behind: int) -> list[Op]:
-        assert ring.full is not None
-        full = element(ring.full, ring.slot(ring.stages - behind) if behind else ring.slot())
+        full = ring.full_at(ring.slot(ring.stages - behind) if behind else ring.slot())
         arrived = Arrive(full, count=const(GROUP), by="warps", loc=loc)
         return [Fence("proxy_async", loc=loc), arrived]
 
     found: Fills = {END: [Commit(CP_ASYNC, loc=loc), WaitGroup(CP_ASYNC, late, loc=loc)]}
-    begun = compare(">=", var, loop.start + late * loop.step)
+    begun = compare(">=", loop.var, loop.start + late * loop.step)
     found[END] += [If(begun, (*said(late),), loc=loc)] if late else said(0)
     for left in reversed(range(late)):
         ran = compare("<", loop.start + left * loop.step, loop.stop)
@@ -398,15 +371,10 @@ def _drained(kernel: Kernel, rings: Mapping[int, Groups], names: set[str]) -> li
         known = shared.setdefault(ring.counter, [])
         known += [] if ring in known else [ring]
     found: list[Op] = []
-    for counter, several in shared.items():
+    for several in shared.values():
         var = Var(fresh_name("slot", names))
-        waits = [
-            Wait(element(r.free, r.slot()), (r.phase() + 1) % 2, loc=kernel.loc)
-            for r in several
-            if r.free is not None
-        ]
-        turn = Store(counter, (), Load(counter, ()) + 1, loc=kernel.loc)
-        end = const(several[0].stages)
+        waits = [ring.acquire(ring.slot(), kernel.loc) for ring in several]
+        end, turn = const(several[0].stages), several[0].advance(kernel.loc)
         found.append(For(var, const(0), end, (*waits, turn), loc=kernel.loc))
     return found
 
@@ -472,15 +440,36 @@ def registers_of(
     return gathering(groups, words)
 
 
-def _asked_for(body: Iterable[Op]) -> set[Var]:
-    """Variables that `body` uses."""
-    found: set[Var] = set()
-    for op in (inner for each in body for inner in walk_ops(each)):
-        used = [*expressions(op)]
-        for r in regions(op, reads=True, writes=True):
-            used += [*r.starts, *r.extents]
-        found |= {v for e in used for v in variables(e)}
-    return found
+def handed_over(consumers: int, registers: int = 65536) -> tuple[int | None, int | None]:
+    """Registers of a thread of the producer and of `consumers` warpgroups, of a block's
+    `registers`: the consumers get what they can, the producer keeps what they cannot use. With one
+    consumer both are born with all that a thread can have.
+
+    >>> handed_over(1, 65536), handed_over(2, 65536), handed_over(3, 65536)
+    ((None, None), (24, 240), (32, 160))
+    """
+    groups = consumers + 1
+    born = registers // (groups * WARPGROUP) // UNIT * UNIT
+    if born >= MOST:
+        return None, None
+
+    def left(kept: int) -> int:
+        return min((born * groups - kept) // consumers // UNIT * UNIT, MOST)
+
+    most = max(left(kept) for kept in KEPT)
+    return max(kept for kept in KEPT if left(kept) == most), most
+
+
+def gathering(consumers: int, held: int) -> tuple[int | None, int | None]:
+    """The same where the producer gathers, and fragments of a consumer hold `held` registers.
+
+    >>> gathering(1, 64), gathering(2, 64), gathering(2, 160)
+    ((None, None), (88, 208), (56, 224))
+    """
+    if consumers not in GATHERING:
+        return None, None
+    choices = GATHERING[consumers]
+    return next((choices[most] for most in sorted(choices) if held <= most), choices[255])
 
 
 def _asked(kernel: Kernel, rings: Mapping[int, Groups]) -> set[str]:
@@ -494,16 +483,22 @@ def _asked(kernel: Kernel, rings: Mapping[int, Groups]) -> set[str]:
     for groups in rings.values():
         for _, fills in groups:
             exprs += [e for f in fills for op in walk_ops(f.copy) for e in expressions(op)]
-    lets = {op.var: op.value for op in walk_ops(kernel.body) if isinstance(op, Let)}
-    stores = [op for op in walk_ops(kernel.body) if isinstance(op, Store) and not op.indices]
+    return scalars_of(exprs, kernel.body)
+
+
+def scalars_of(exprs: list[Expr], body: Body) -> set[str]:
+    """Scalars that `exprs` ask for, and those whose values are stored to them."""
+    lets = {op.var: op.value for op in walk_ops(body, Let)}
+    stores = [op for op in walk_ops(body, Store) if not op.indices]
     found: set[str] = set()
-    while exprs:
-        e = exprs.pop()
-        exprs += [lets.pop(v) for v in variables(e) if v in lets]
+    left = list(exprs)
+    while left:
+        e = left.pop()
+        left += [lets.pop(v) for v in variables(e) if v in lets]
         for load in loads(e):
             if load.buffer.space is Space.LOCAL and load.buffer.name not in found:
                 found.add(load.buffer.name)
-                exprs += [op.value for op in stores if op.buffer is load.buffer]
+                left += [op.value for op in stores if op.buffer is load.buffer]
     return found
 
 
@@ -513,3 +508,14 @@ def _known(op: Op, written: set[str], scalars: set[str]) -> bool:
     return all(
         b.name in scalars or (b.space is Space.GLOBAL and b.name not in written) for b in found
     )
+
+
+def free_barriers(kernel: Kernel) -> list[int]:
+    """Named barriers that `kernel` does not use; 0 is the whole block's."""
+    used = {0}
+    named = any(op.id is not None for op in walk_ops(kernel, Sync))
+    for op, ranges in scope.walk_ranges(kernel) if named else ():
+        if isinstance(op, Sync) and op.id is not None:
+            low, high = bounds(op.id, ranges)[:2]
+            used |= set(range(max(low, 0), min(high, NAMED_BARRIERS - 1) + 1))
+    return [i for i in range(NAMED_BARRIERS) if i not in used]

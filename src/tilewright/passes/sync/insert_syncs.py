@@ -1,4 +1,4 @@
-"""Barriers, fences and waits between the threads of a block, in kernels without roles.
+"""Barriers, fences and waits between the threads of a block, or of a role.
 
 Every hazard that a walk (`Hazards`) finds gets what is missing: `sync block` before the later
 op, `fence proxy_async` before that sync where ordinary writes meet the asynchronous proxy, a wait
@@ -8,18 +8,26 @@ turns out to be superfluous, because another one serves, is taken out again.
 
 Commits, waits and fences of matrix instructions are completed too (`matrix_groups`): passes since
 `pipeline_loops` may have put ordinary code beside them.
+
+The threads of roles that `split_roles` has made are ordered among themselves, those of one range of
+warps at a time. Before they signal others, their gemms and copies are over, and ordinary writes are
+visible to the engines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from itertools import takewhile
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.effects import written_in
-from tilewright.ir.analysis.flow import Path, body_at, chain, paths, same
+from tilewright.ir.analysis.flow import Path, body_at, chain, paths
 from tilewright.ir.analysis.hazards import Hazard, Hazards, distinct, multibuffer
-from tilewright.ir.analysis.uniform import PerThread
+from tilewright.ir.analysis.uniform import PerThread, per_thread
+from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Space
+from tilewright.ir.expr import const
 from tilewright.ir.op import (
     Arrive,
     Body,
@@ -27,61 +35,115 @@ from tilewright.ir.op import (
     Copy,
     Fence,
     For,
+    Gemm,
     Hint,
+    If,
     Kernel,
     Let,
     Op,
+    Role,
     Sync,
+    Wait,
     WaitGroup,
     While,
     op_loads,
+    read_buffers,
     walk_ops,
+    written_buffers,
 )
-from tilewright.ir.rewrite import map_bodies, rebuild
+from tilewright.ir.rewrite import map_bodies, map_body, map_ops, rebuild
 from tilewright.ir.target import Target
+from tilewright.passes.overlap.place_roles import meet_in_roles, warps_of
 from tilewright.passes.overlap.rings import is_async_fill
-from tilewright.passes.overlap.roles import by_hand
-from tilewright.passes.sync.matrix_groups import number_gemms, settle_matrix_groups, unnumber
+from tilewright.passes.overlap.roles import GROUP, by_hand, releases, split_into_roles
+from tilewright.passes.sync.matrix_groups import (
+    NumberedGemm,
+    Release,
+    close_groups,
+    followed,
+    number_gemms,
+    settle_matrix_groups,
+    unnumber,
+)
 from tilewright.support.errors import CompileError, Loc
 
 MOST_INSERTED = 500  # and some for each op
+_BULK = ("bulk_load", "bulk_store")
 
 
-def insert_syncs(kernel: Kernel, target: Target, single: Collection[str] = ()) -> Kernel:
-    """`kernel` with its threads in order; kernels with roles are left as they are. `single`: the
-    barriers of copies that products may still be under way for; others know that slots are free."""
+def insert_syncs(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel` with its threads in order; roles of their author's are left as they are."""
     if by_hand(kernel) or any(isinstance(op, Hint) and op.name == "ws" for op in walk_ops(kernel)):
         return kernel
-    turning = multibuffer(kernel)
+    turning, roots = multibuffer(kernel), aliases(kernel)
 
-    def fills_slots(op: Op) -> bool:
-        if isinstance(op, Copy) and op.barrier is not None and op.barrier.buffer.name in single:
-            return False
-        return is_async_fill(op) or not turning.isdisjoint(written_in((op,)))
+    def settled(body: Body, single: Collection[str] = ()) -> Body:
+        """`single`: barriers of copies that gemms may still be under way for; of others it is known
+        that slots are free."""
 
-    body = number_gemms(kernel.body)
-    body = settle_matrix_groups(body, fills_slots, target.schedule.waits)
-    kernel = settle_stores(rebuild(kernel, body=unnumber(body)))
-    return mended(kernel)
+        def fills_slots(op: Op) -> bool:
+            if isinstance(op, Copy) and op.barrier is not None and op.barrier.buffer.name in single:
+                return False
+            return is_async_fill(op) or not turning.isdisjoint(written_in((op,)))
+
+        return unnumber(settle_matrix_groups(body, fills_slots, target.schedule.waits, roots))
+
+    if not split_into_roles(kernel):
+        body = settled(number_gemms(kernel.body))
+        return mended(settle_stores(rebuild(kernel, body=body)))
+    roles = {warps_of(role): role for role in walk_ops(kernel, Role)}
+    joint = {w for w in roles for o in roles if w.meets(o) and not w.within(o)}
+    release = _Release(kernel, target)
+
+    def ordered(op: Op, last: bool) -> Op | None:
+        if not isinstance(op, Role):
+            return None
+        body = settled(release.role(op, last), release.own)
+        met = [Sync("block", loc=op.loc)] if warps_of(op) in joint else []
+        return rebuild(op, body=(*met, *body, *met))
+
+    end = len(kernel.body)
+    while end and not any(warps_of(r) in joint for r in walk_ops(kernel.body[end - 1], Role)):
+        end -= 1
+    first, rest = kernel.body[:end], kernel.body[end:]
+    body = map_body(first, partial(ordered, last=False)) + map_body(
+        rest, partial(ordered, last=True)
+    )
+    kernel = rebuild(kernel, body=body)
+    for role in roles.values():
+        kernel = mended(settle_stores(kernel, role), role=role)
+    return map_ops(
+        meet_in_roles(kernel),
+        lambda op: rebuild(op, derived=False) if isinstance(op, Role) else None,
+    )
 
 
-def settle_stores(kernel: Kernel) -> Kernel:
-    """`kernel` with its bulk stores in groups that are waited for before their staging is
-    overwritten, and before the kernel ends."""
-    last = [op for op in walk_ops(kernel) if isinstance(op, Copy) and op.atom == "bulk_store"]
+def settle_stores(kernel: Kernel, role: Role | None = None) -> Kernel:
+    """`kernel` with its groups of bulk stores waited for before their staging is overwritten, and
+    before the kernel ends."""
+    last, only = [*filter(_is_store, walk_ops(role or kernel))], ("bulk", "done")
     if not last:
         return kernel
-    kernel = mended(rebuild(kernel, body=_commit_stores(kernel.body)), ("bulk", "done"))
-    if Hazards(kernel, ("nothing",)).run(kernel).bulk:
+    kernel = mended(rebuild(kernel, body=close_groups(kernel.body, "bulk", _is_store)), only, role)
+    if Hazards(kernel, ("nothing",), role).run(kernel).bulk:
         done = WaitGroup("bulk", 0, read=True, loc=last[-1].loc)
-        kernel = rebuild(kernel, body=(*kernel.body, done))
+        kernel = rebuild(kernel, body=(*kernel.body, *_by_role([done], role)))
     return kernel
 
 
-def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
+def _is_store(op: Op) -> bool:
+    return isinstance(op, Copy) and op.atom == "bulk_store"
+
+
+def _by_role(ops: list[Op], role: Role | None) -> list[Op]:
+    """`ops`, outside roles, for the warps of `role`."""
+    return ops if role is None else [rebuild(role, body=tuple(ops), registers=None)]
+
+
+def mended(kernel: Kernel, only: tuple[str, ...] = (), role: Role | None = None) -> Kernel:
     """`kernel` with what is missing, and nothing that another insertion makes superfluous."""
     kernel = distinct(kernel)
-    hazards = Hazards(kernel, only)
+    hazards = Hazards(kernel, only, role)
     most = MOST_INSERTED + 4 * sum(1 for _ in walk_ops(kernel))
     inserted: list[Op] = []
     seen: set[tuple[str, int, int]] = set()
@@ -93,29 +155,15 @@ def mended(kernel: Kernel, only: tuple[str, ...] = ()) -> Kernel:
         close = (hazard.missing, new, old) in seen
         seen.add((hazard.missing, new, old))
         where, missing = _mend(kernel, hazard, hazards.differs, close=close)
+        if not any(isinstance(op, Role) for op in chain(kernel, where[:-1])):
+            missing = _by_role(missing, role)
         kernel = _insert(kernel, where, missing)
         inserted += missing
     for op in inserted:
-        trail, less = hazards.trail, _insert(kernel, paths(kernel)[id(op)], [], drop=1)
+        less = _insert(kernel, paths(kernel)[id(op)], [], drop=1)
         if hazards.first(less) is None:
             kernel = less
-        else:
-            hazards.trail = trail
     return kernel
-
-
-def _commit_stores(body: Body) -> Body:
-    """A `commit bulk` behind each run of bulk stores that has none."""
-    found: list[Op] = []
-    for k, op in enumerate(body):
-        found.append(map_bodies(op, _commit_stores))
-        if isinstance(op, Copy) and op.atom == "bulk_store":
-            after = body[k + 1] if k + 1 < len(body) else None
-            joined = isinstance(after, Copy) and after.atom == "bulk_store"
-            closed = isinstance(after, Commit) and after.unit == "bulk"
-            if not joined and not closed:
-                found.append(Commit("bulk", loc=op.loc))
-    return same(found, body)
 
 
 # ── mending ──────────────────────────────────────────────────────────────────────────────────
@@ -200,4 +248,81 @@ def _insert(kernel: Kernel, path: Path, new: list[Op], drop: int = 0) -> Kernel:
     return rebuild(kernel, body=go(kernel.body, path))
 
 
-__all__ = ["insert_syncs", "mended", "settle_stores"]
+# ── before a role signals others ─────────────────────────────────────────────────────────────
+
+
+class _Release:
+    """What has to be over before the threads of a role signal others: gemms, and ordinary writes of
+    what engines touch. Each warpgroup waits for its own gemms, so several have to meet then; and
+    all threads where only some of them signal."""
+
+    def __init__(self, kernel: Kernel, target: Target) -> None:
+        self.differs = per_thread(kernel)
+        self.roots = aliases(kernel)
+        self.engines = {
+            self.roots[b.name]
+            for op in walk_ops(kernel)
+            if isinstance(op, (Gemm, Copy)) and op.atom in ("wgmma", *_BULK)
+            for b in (*read_buffers(op), *written_buffers(op))
+        }
+        if not {Feature.WGMMA, Feature.BULK_COPY} & target.features:
+            self.engines = set()
+        # single barriers, and the ranges of warps that wait at them
+        self.waiting: dict[str, set[tuple[int, int]]] = {}
+        for role in walk_ops(kernel, Role):
+            for barrier in (op.barrier.buffer for op in walk_ops(role.body, Wait)):
+                if barrier.shape == (const(1),):
+                    self.waiting.setdefault(barrier.name, set()).add((role.first, role.warps))
+
+    def role(self, role: Role, last: bool) -> Body:
+        """The body of `role`, its gemms numbered; unless it is the `last` of its threads, others
+        may go on after its end."""
+        mine = {(role.first, role.warps)}
+        self.own = {n for n, who in self.waiting.items() if who == mine}
+        body = number_gemms(role.body)
+        # those of which their author has not said when they are waited for
+        self.numbers = tuple(
+            op.number
+            for op, after in followed(body)
+            if isinstance(op, NumberedGemm)
+            and not (isinstance(after, Commit) and after.unit == "wgmma")
+        )
+        self.several = role.warps > GROUP and any(walk_ops(body, NumberedGemm))
+        self.any_writes = any(map(self.writes, body))
+        body = self.body(body, False)
+        end = [Fence("proxy_async", loc=role.loc)] if self.any_writes and not last else []
+        return (*body, *end)
+
+    def writes(self, op: Op) -> bool:
+        """Whether ordinary code writes what engines touch."""
+        return any(
+            b.space is Space.SHARED and self.roots[b.name] in self.engines
+            for o in walk_ops(op)
+            if not (isinstance(o, Copy) and o.atom in _BULK)
+            for b in written_buffers(o)
+        )
+
+    def signals(self, op: Op) -> bool:
+        return releases(op) and not (isinstance(op, Arrive) and op.barrier.buffer.name in self.own)
+
+    def body(self, body: Body, dirty: bool, apart: bool = False) -> Body:
+        """`dirty`: there may be writes before it that no fence follows; `apart`: some threads run
+        it, and all have met before."""
+        result: list[Op] = []
+        for op in body:
+            some = isinstance(op, If) and not apart and self.differs.source(op.cond) is not None
+            tells = some and any(map(self.signals, walk_ops(op)))
+            if tells or self.signals(op):
+                if self.numbers and not apart:
+                    result.append(Release(self.numbers, loc=op.loc))
+                if dirty:
+                    result.append(Fence("proxy_async", loc=op.loc))
+                    dirty = False
+                if tells or (self.several and not apart and isinstance(op, Arrive)):
+                    result.append(Sync("block", loc=op.loc))
+            if isinstance(op, (For, If, While)):
+                start = dirty if isinstance(op, If) else self.any_writes
+                op = map_bodies(op, partial(self.body, dirty=start, apart=apart or some))
+            dirty = dirty or self.writes(op)
+            result.append(op)
+        return tuple(result)

@@ -26,14 +26,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from typing import Any, NamedTuple
 
-from tilewright.ir.analysis.aliases import aliases
+from tilewright.ir.analysis.aliases import Aliases, aliases
 from tilewright.ir.analysis.flow import Flow, Loop, same
 from tilewright.ir.buffer import Space
 from tilewright.ir.expr import Const, compare
+from tilewright.ir.marks import attr
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -49,7 +49,6 @@ from tilewright.ir.op import (
     Op,
     Wait,
     WaitGroup,
-    attr,
     bodies,
     read_buffers,
     walk_ops,
@@ -63,14 +62,12 @@ OPEN = -1  # issued, its group not closed yet
 MOST_OPEN = 7  # groups beyond this many are waited for a little early
 
 
-@dataclass(frozen=True)
 class NumberedGemm(Gemm):
     """A product that other ops of this pass refer to."""
 
     number: int = attr(default=-1)
 
 
-@dataclass(frozen=True)
 class Release(Op):
     """The products `numbers` must be over here: their latest run, or with `lag` the one before."""
 
@@ -109,46 +106,62 @@ def is_matrix(op: Op) -> bool:
 
 
 def settle_matrix_groups(
-    body: Body, is_ring_fill: Callable[[Op], bool], waits: str = "auto"
+    body: Body,
+    is_ring_fill: Callable[[Op], bool],
+    waits: str = "auto",
+    roots: Aliases | None = None,
 ) -> Body:
     """`body`, its products numbered, with every commit, wait and fence that they need.
 
     `is_ring_fill`: copies whose slots are known to be free where they stand. `waits`: what the
-    target was told.
+    target was told. `roots`: those of the kernel whose part `body` is.
     """
-    return _Scan(_close_groups(body), is_ring_fill, waits).run()
+    closed = close_groups(body, UNIT, is_matrix, _into_one_tile, (Let, Wait))
+    return _Scan(closed, is_ring_fill, waits, roots or aliases(body)).run()
 
 
-def _close_groups(body: Body) -> Body:
-    """A `commit` behind each run of products into one tile: results are waited for one by one."""
+def close_groups(
+    body: Body,
+    unit: str,
+    is_one: Callable[[Op], bool],
+    joined: Callable[[Any, Any], bool] = lambda last, op: True,
+    through: tuple[type[Op], ...] = (),
+) -> Body:
+    """A `commit` behind each run of asynchronous ops of a unit that has none. `joined`: whether two
+    of them are of one run; `through`: what may stand in one."""
     found: list[Op] = []
-    last: Gemm | None = None  # of a run that is not closed
+    last: Op | None = None  # of a run that is not closed
 
     def close(commit: Commit) -> None:
-        """Behind the last product, not behind the waits that follow it."""
+        """Behind the last op of the run, not behind the waits that follow it."""
         at = len(found)
-        while at and isinstance(found[at - 1], (Let, Wait)):
+        while at and isinstance(found[at - 1], through):
             at -= 1
         found.insert(at, commit)
 
     for op in body:
-        own = op if isinstance(op, Commit) and op.unit == UNIT else None
-        product = op if isinstance(op, Gemm) and is_matrix(op) else None
-        if last is not None and own is None and not isinstance(op, (Let, Wait)):
-            result = last.c.buffer
-            operands = () if product is None else (product.a.buffer, product.b.buffer)
-            if product is None or product.c.buffer != result or result in operands:
-                close(Commit(UNIT, loc=last.loc))
-                last = None
-        if own is not None:
-            close(own)
+        if isinstance(op, Commit) and op.unit == unit:
+            close(op)
             last = None
             continue
-        last = product or last
-        found.append(op if isinstance(op, Map) else map_bodies(op, _close_groups))
+        if (
+            last is not None
+            and not isinstance(op, through)
+            and not (is_one(op) and joined(last, op))
+        ):
+            close(Commit(unit, loc=last.loc))
+            last = None
+        last = op if is_one(op) else last
+        inner = partial(close_groups, unit=unit, is_one=is_one, joined=joined, through=through)
+        found.append(op if isinstance(op, Map) else map_bodies(op, inner))
     if last is not None:
-        close(Commit(UNIT, loc=last.loc))
+        close(Commit(unit, loc=last.loc))
     return same(found, body)
+
+
+def _into_one_tile(last: Gemm, op: Gemm) -> bool:
+    """Results are waited for one by one."""
+    return op.c.buffer == last.c.buffer and last.c.buffer not in (op.a.buffer, op.b.buffer)
 
 
 Key = tuple[int, int]  # a product's number; 0 its latest run, 1 the one before
@@ -172,15 +185,22 @@ class _Product(NamedTuple):
 
 
 class _Scan(Flow[_State]):
-    def __init__(self, body: Body, is_ring_fill: Callable[[Op], bool], waits: str) -> None:
+    def __init__(
+        self, body: Body, is_ring_fill: Callable[[Op], bool], waits: str, roots: Aliases
+    ) -> None:
         super().__init__()
         self.source = body
-        self.roots = aliases(body)
+        self.roots = roots
         self.is_ring_fill = is_ring_fill
         self.by_iteration = waits in ("iteration", "each")
         self.each = waits == "each"
         self.gemms = {op.number: self.product(op) for op in walk_ops(body, NumberedGemm)}
-        self.waited = {id(op) for op in _before_waits(body)}
+        # ops right behind which the program waits for everything
+        self.waited = {
+            id(op)
+            for op, after in followed(body)
+            if isinstance(after, WaitGroup) and after.unit == UNIT and not after.pending
+        }
 
     def product(self, op: Gemm) -> _Product:
         parts: dict[bool, set[str]] = {True: set(), False: set()}
@@ -189,7 +209,8 @@ class _Scan(Flow[_State]):
         return _Product(op, self.roots[op.c.buffer.name], parts[True], parts[False])
 
     def run(self) -> Body:
-        body, state = self.body(self.source, _State({}))
+        held = {name for gemm in self.gemms.values() for name in (gemm.result, *gemm.registers)}
+        body, state = self.body(self.source, _State({}, frozenset(held)))
         end: list[Op] = []
         if state.ages:
             self.wait(state, state.ages, end, self.gemms[max(state.ages)[0]].op.loc)
@@ -308,14 +329,7 @@ def _may_skip(op: For) -> bool:
     return not (known and int(op.start) < int(op.stop))
 
 
-def _before_waits(body: Body) -> Iterator[Op]:
-    """Ops right behind which the program waits for everything."""
+def followed(body: Body) -> Iterator[tuple[Op, Op | None]]:
+    """Ops, wherever they stand in `body`, and what stands right behind them."""
     for inner in (body, *(b for op in walk_ops(body) for b in bodies(op))):
-        for op, after in pairwise(inner):
-            if isinstance(after, WaitGroup) and after.unit == UNIT and not after.pending:
-                yield op
-
-
-__all__ = [
-    "NumberedGemm", "Release", "is_matrix", "number_gemms", "settle_matrix_groups", "unnumber",
-]  # fmt: skip
+        yield from zip(inner, (*inner[1:], None), strict=False)

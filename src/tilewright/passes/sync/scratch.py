@@ -20,7 +20,7 @@ from math import prod
 
 from tilewright.ir.analysis.aliases import places as places_of
 from tilewright.ir.analysis.flow import Flow
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.buffer import Space
 from tilewright.ir.op import (
     Alloc,
     Body,
@@ -40,7 +40,7 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import map_body
 from tilewright.ir.target import Target
 from tilewright.passes.lower.lowering import WARP, Exchange, meets
-from tilewright.passes.memory.place_shared import BULK_ALIGNMENT, TooMuchShared, too_much
+from tilewright.passes.memory.place_shared import BULK_ALIGNMENT, too_much
 
 MOST_PLACES = 3  # of a role
 SMALL = 2048  # bytes of an exchange that takes turns
@@ -76,7 +76,14 @@ def settle_scratch(
         for number, place in group.places.items():
             buffer = exchanges[number].buffer
             if starts[place] + buffer.bytes > chip.shared:
-                raise _too_much(kernel, target, end, buffer)
+                tiles = [op.buffer for op in walk_ops(kernel, Alloc)]
+                raise too_much(
+                    f"kernel {kernel.name} exchanges more between warps than a block has room for",
+                    {b.name: b.shared_bytes for b in (*tiles, buffer) if b.space is Space.SHARED},
+                    kernel.loc,
+                    expected=f"at most {chip.shared} bytes of shared memory on {target.arch}",
+                    got=f"{end} bytes and {buffer.bytes} of scratch",
+                )
             made.append(Alloc(buffer, place=starts[place], loc=kernel.loc))
     stay = set().union(*(group.needed for group in groups))
     dropped = {id(e.before) for n, e in enumerate(exchanges) if e.before and n not in stay}
@@ -85,18 +92,6 @@ def settle_scratch(
 
 def _aligned(size: int) -> int:
     return -(-size // BULK_ALIGNMENT) * BULK_ALIGNMENT
-
-
-def _too_much(kernel: Kernel, target: Target, end: int, buffer: Buffer) -> TooMuchShared:
-    tiles = [op.buffer for op in walk_ops(kernel) if isinstance(op, Alloc)]
-    error = too_much(
-        f"kernel {kernel.name} exchanges more between warps than a block has room for",
-        {b.name: b.shared_bytes for b in (*tiles, buffer) if b.space is Space.SHARED},
-        kernel.loc,
-        expected=f"at most {target.chip.shared} bytes of shared memory on {target.arch}",
-        got=f"{end} bytes and {buffer.bytes} of scratch",
-    )
-    return error
 
 
 @dataclass(frozen=True)
@@ -219,6 +214,3 @@ class _Walk(Flow[frozenset[int]]):
         if number is not None and places[number] in used:
             raise _Missing(number)
         return used
-
-
-__all__ = ["settle_scratch"]

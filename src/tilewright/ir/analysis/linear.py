@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from tilewright.ir.dtype import DType
@@ -122,6 +122,25 @@ def is_ring(expr: Expr) -> bool:
     ):
         return False
     return expr.dtype.is_int
+
+
+def combined(
+    expr: Expr, form: Callable[[Expr], Linear], times: Callable[[Linear, Linear], Linear]
+) -> Linear:
+    """The form of a ring expression, from those of its sides."""
+    a, *others = map(form, expr.children)
+    match expr:
+        case Bin("+"):
+            return a + others[0]
+        case Bin("-"):
+            return a - others[0]
+        case Bin("<<"):
+            return a.scaled(1 << others[0].const)
+        case Bin("*"):
+            return times(a, others[0])
+        case Call("invert"):
+            return a.scaled(-1).plus(-1)
+    return a.scaled(-1)
 
 
 class TooLarge(Exception):

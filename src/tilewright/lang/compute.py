@@ -1,4 +1,4 @@
-"""Reductions and scans over tiles."""
+"""Matrix products, reductions and scans over tiles."""
 
 from __future__ import annotations
 
@@ -10,20 +10,193 @@ from typing import Any
 from tilewright.ir.buffer import Buffer, Region, Space, whole
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.expr import FALSE, TRUE, Expr, Load, Var, binary, const, truth, wrap
-from tilewright.ir.op import Alloc, Copy, Intrinsic, Map, Reduce, Scan, Store
-from tilewright.lang.arguments import named, one_of, static_int
-from tilewright.lang.builder import current_block, current_kernel
+from tilewright.ir.op import (
+    Alloc,
+    Commit,
+    Copy,
+    Gemm,
+    Intrinsic,
+    Map,
+    Reduce,
+    Scan,
+    Store,
+    WaitGroup,
+)
+from tilewright.lang.builder import current, current_block, current_kernel
 from tilewright.lang.check import (
-    check_data,
     check_dim,
+    check_gemm,
     check_reduce,
     check_regions,
     fits,
     is_const,
     shape_text,
 )
-from tilewright.lang.handles import Tiles, region_of
-from tilewright.support.errors import CompileError
+from tilewright.lang.handles import region_of
+from tilewright.lang.types import GemmWarpPolicy, named, one_of, static_int
+from tilewright.support.errors import CompileError, word
+
+
+def gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    transpose_A: bool = False,
+    transpose_B: bool = False,
+    policy: GemmWarpPolicy | str = GemmWarpPolicy.Square,
+    clear_accum: Any = False,
+    k_pack: int = 1,
+    mbar: Any = None,
+    *,
+    precision: str = "ieee",
+    wg_wait: int = 0,
+) -> None:
+    """C += op(A) · op(B), accumulated in C's type (C = … with `clear_accum`).
+
+    A is M×K and B is K×N, or K×M and N×K with `transpose_A` and `transpose_B`. B is in shared
+    memory, A there or in a fragment, C a fragment. `policy` deals warps to rows and columns of
+    C. float32 operands multiply exactly as IEEE says unless `precision="tf32"`. The target's
+    matrix instruction is chosen by the compiler. `k_pack`, `mbar` and `wg_wait` are accepted for
+    porting.
+
+    Example:
+        a = T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.copy(X, a)
+        T.gemm(a, a, c, transpose_B=True, clear_accum=True)  # X · Xᵀ
+        T.copy(c, Y)
+        # Y[0]: 85344 83328
+    """
+    _gemm(A, B, C, transpose_A, transpose_B, policy, clear_accum, precision)
+
+
+def _gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    transpose_A: Any,
+    transpose_B: Any,
+    policy: GemmWarpPolicy | str,
+    clear_accum: Any,
+    precision: str,
+    atom: str | None = None,
+    meta: Any = None,
+) -> None:
+    builder = current_block()
+    a, b, c = (region_of(x) for x in (A, B, C))
+    for flag, name in ((transpose_A, "transpose_A"), (transpose_B, "transpose_B")):
+        if isinstance(flag, Expr):
+            raise CompileError(
+                f"T.{word()}: {name} must be known at compile time",
+                got="a run-time value",
+                fix="branch with an `if` around two calls, or take it as a factory's argument",
+                code="not-constant",
+            )
+    check_gemm(a, b, c, bool(transpose_A), bool(transpose_B), sparse=meta is not None)
+    fix = 'write precision="tf32", or leave it out'
+    one_of(precision, ("ieee", "tf32"), f"T.{word()}: unknown precision", fix)
+    try:
+        kind = GemmWarpPolicy(policy)
+    except ValueError:
+        raise CompileError(
+            "unknown GemmWarpPolicy",
+            expected="T.GemmWarpPolicy.Square, FullRow or FullCol",
+            got=repr(policy),
+            fix="write policy=T.GemmWarpPolicy.FullRow, or leave it out",
+            code="arguments",
+        ) from None
+    builder.emit(
+        Gemm(
+            a, b, c,
+            clear=truth(wrap(clear_accum)),
+            transpose_a=bool(transpose_A),
+            transpose_b=bool(transpose_B),
+            policy=kind.value,
+            precision=precision,
+            atom=atom,
+            meta=None if meta is None else region_of(meta),
+        )
+    )  # fmt: skip
+
+
+def wgmma_gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    transpose_A: bool = False,
+    transpose_B: bool = False,
+    policy: GemmWarpPolicy | str = GemmWarpPolicy.Square,
+    clear_accum: Any = False,
+    *,
+    precision: str = "ieee",
+) -> None:
+    """`gemm` as one asynchronous group: C is complete after `T.wait_wgmma`.
+
+    Example:
+        a = T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.copy(X, a)
+        T.clear(c)
+        T.wgmma_gemm(a, a, c, transpose_B=True)
+        T.wait_wgmma(0)
+        T.copy(c, Y)
+        # Y[0]: 85344 83328
+    """
+    _gemm(A, B, C, transpose_A, transpose_B, policy, clear_accum, precision, "wgmma")
+    current().emit(Commit("wgmma"))
+
+
+def wait_wgmma(pending: int = 0) -> None:
+    """Until at most `pending` groups of `wgmma_gemm` are open.
+
+    Example:
+        a = T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.copy(X, a)
+        T.clear(c)
+        T.wgmma_gemm(a, a, c, transpose_B=True)
+        T.wait_wgmma(0)
+        T.copy(c, Y)
+        # Y[0]: 85344 83328
+    """
+    builder = current_block()
+    builder.emit(WaitGroup("wgmma", static_int(pending, "the count of T.wait_wgmma", 0)))
+
+
+warpgroup_wait = wait_wgmma
+
+
+def gemm_sp(
+    A_sparse: Any,
+    E: Any,
+    B: Any,
+    C: Any,
+    transpose_A: bool = False,
+    transpose_E: bool = False,
+    transpose_B: bool = False,
+    policy: GemmWarpPolicy | str = GemmWarpPolicy.Square,
+    clear_accum: Any = False,
+    k_pack: int = 1,
+    wg_wait: int = 0,
+) -> None:
+    """`gemm` with a 2:4 sparse A: half its K values, and their places in `E`.
+
+    A word for programs that are ported: it is traced and checked, but no target multiplies with
+    it yet.
+
+    Example, traced only:
+        a = T.alloc_shared((64, 32), "float16")
+        e = T.alloc_shared((64, 32), "uint8")
+        b = T.alloc_shared((64, 64), "float16")
+        c = T.alloc_fragment((64, 64), "float32")
+        T.gemm_sp(a, e, b, c, clear_accum=True)
+    """
+    if transpose_E:
+        raise CompileError("T.gemm_sp: transpose_E is not supported", fix="transpose E first")
+    _gemm(A_sparse, B, C, transpose_A, transpose_B, policy, clear_accum, "ieee", meta=E)
+
+
+# ── reductions and scans ─────────────────────────────────────────────────────────────────────────
 
 # how the words and `T.reduce(…, kind)` name the IR's reductions
 KINDS = {
@@ -41,8 +214,6 @@ def reduce(
     clear: bool = True,
     batch: int = 1,
     nan_propagate: bool = True,
-    *,
-    word: str = "reduce",
 ) -> None:
     """dst = `kind` over dimension `dim` of src; folds into dst when not `clear`. Keeps NaN.
 
@@ -58,43 +229,38 @@ def reduce(
         T.copy(top, Y[0, 0:64])
         # Y[0]: 63 62 61
     """
-    builder = current_block(word)
+    builder = current_block()
     fix = "a mean is a sum that is divided afterwards" if kind in ("mean", "avg") else ""
-    op = one_of(kind, KINDS, f"T.{word}: unknown kind", fix)
-    frm, to = region_of(src, word), region_of(dst, word)
-    at = _axis(src, frm, dim, word)
-    check_reduce(frm, to, at, word)
+    op = one_of(kind, KINDS, f"T.{word()}: unknown kind", fix)
+    frm, to = region_of(src), region_of(dst)
+    at = _axis(src, frm, dim)
+    check_reduce(frm, to, at)
     if op in ("and", "or", "xor") and not (frm.dtype.is_int or frm.dtype.is_bool):
         raise CompileError(
-            f"T.{word} works on integers",
+            f"T.{word()} works on integers",
             got=f"{frm.buffer.name} of type {frm.dtype}",
             fix="copy it into an integer tile first",
         )
     if not nan_propagate and frm.dtype.is_float:
-        op = _skipping_nan(op, frm, word)
+        if op not in ("max", "min", "absmax"):
+            name = frm.buffer.name
+            raise CompileError(
+                f"T.{word()} cannot skip NaN",
+                expected="nan_propagate=False of reduce_max, reduce_min or reduce_absmax",
+                fix=f"replace NaN before: T.if_then_else(T.isnan({name}[i, j]), 0, {name}[i, j])",
+                code="arguments",
+            )
+        op = f"{op}_num"
     # the IR counts dimensions of the tile it sees, without the indexed ones
     seen = [i for i, e in enumerate(frm.extents) if not is_const(e) or i == at]
     axis = seen.index(at) if len(seen) == len(frm.tile) else at
     builder.emit(Reduce(op, frm, to, axis, bool(clear)))
 
 
-def _axis(src: Any, region: Region, dim: int, word: str) -> int:
+def _axis(src: Any, region: Region, dim: int) -> int:
     """The dimension of the buffer that dimension `dim` of `src` is."""
-    axes = src.kept if isinstance(src, Tiles) else tuple(range(region.buffer.rank))
-    at = static_int(dim, f"dim of T.{word}")
-    return axes[check_dim(at, len(axes), word, region.buffer.name)]
-
-
-def _skipping_nan(op: str, src: Region, word: str) -> str:
-    if op not in ("max", "min", "absmax"):
-        raise CompileError(
-            f"T.{word} cannot skip NaN",
-            expected="nan_propagate=False of reduce_max, reduce_min or reduce_absmax",
-            fix=f"replace NaN before: T.if_then_else(T.isnan({src.buffer.name}[i, j]), 0, "
-            f"{src.buffer.name}[i, j])",
-            code="arguments",
-        )
-    return f"{op}_num"
+    at = static_int(dim, f"dim of T.{word()}")
+    return int(src.axes[check_dim(at, len(src.axes), region.buffer.name)])
 
 
 def _kind(kind: str, shown: str) -> Callable[..., None]:
@@ -109,7 +275,7 @@ def _kind(kind: str, shown: str) -> Callable[..., None]:
         batch: int = 1,
         nan_propagate: bool = True,
     ) -> None:
-        reduce(src, dst, kind, dim, clear, batch, nan_propagate, word=name)
+        reduce(src, dst, kind, dim, clear, batch, nan_propagate)
 
     return word
 
@@ -141,19 +307,18 @@ reduce_bitxor = _kind("bitxor", "0 -64 0")
 
 
 def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
-    word = f"cum{kind}"
-    builder = current_block(word)
-    frm = region_of(src, word)
-    to = frm if dst is None else region_of(dst, word)
-    at = _axis(src, frm, dim, word)
+    builder = current_block()
+    frm = region_of(src)
+    to = frm if dst is None else region_of(dst)
+    at = _axis(src, frm, dim)
     if not fits(frm.tile, to.tile):
         raise CompileError(
-            f"T.{word}: {to.buffer.name} has another shape than {frm.buffer.name}",
+            f"T.{word()}: {to.buffer.name} has another shape than {frm.buffer.name}",
             expected=shape_text(frm.tile),
             got=shape_text(to.tile),
             fix=f"allocate {to.buffer.name} with that shape, or leave it out to scan in place",
         )
-    check_regions(word, frm, to)
+    check_regions(frm, to)
     if not is_const(frm.extents[at]):
         # the IR counts dimensions of the tile it sees, without those of one element
         axis = sum(not is_const(e) for e in frm.extents[:at])
@@ -191,19 +356,19 @@ def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> No
 
 def _whole_tile(kind: str, src: Any) -> Expr:
     """Whether any (all) elements are true, as one bool for the block."""
-    word = f"{kind}_of"
-    builder = current_kernel(word)
-    frm = region_of(src, word)
-    check_data(frm, word)
+    name = f"{kind}_of"
+    builder = current_kernel()
+    frm = region_of(src)
+    check_regions(frm)
     extents = [int(e) for e in frm.extents]
-    if frm.buffer.space is Space.LOCAL or builder.maps:
+    if frm.buffer.space is Space.LOCAL or builder.in_map:
         return _elementwise(kind, frm, extents)
-    builder.require_block(word)
+    builder.require_block()
     # one flag per element first, so that every type and rank reduces the same way
     flags = Buffer(
-        builder.fresh(None, f"{word}_flags"), (const(prod(extents)),), BOOL, Space.SHARED
+        builder.fresh(None, f"{name}_flags"), (const(prod(extents)),), BOOL, Space.SHARED
     )
-    found = Buffer(builder.fresh(None, word), (const(1),), BOOL, Space.SHARED)
+    found = Buffer(builder.fresh(None, name), (const(1),), BOOL, Space.SHARED)
     builder.emit(Alloc(flags))
     builder.emit(Alloc(found))
     vars = tuple(builder.var(None, default="i") for e in extents if e != 1)
@@ -217,7 +382,7 @@ def _whole_tile(kind: str, src: Any) -> Expr:
     else:
         builder.emit(Store(flags, (const(0),), truth(Load(frm.buffer, frm.starts))))
     builder.emit(Reduce(kind, whole(flags), whole(found), 0))
-    return builder.let(Load(found, (const(0),)), word)
+    return builder.let(Load(found, (const(0),)), name)
 
 
 def _elementwise(kind: str, region: Region, extents: list[int]) -> Expr:
@@ -268,7 +433,7 @@ def _warp(kind: str, does: str, sample: str, shown: int) -> Callable[[Any], Var]
         f"    if t < 64:\n        M[t] = s\n    # M: {shown} {shown}\n",
     )
     def word(value: Any) -> Var:
-        builder = current_kernel(name)
+        builder = current_kernel()
         expr = builder.snapshot(wrap(value))
         result = builder.var(None, expr.dtype, f"warp_{KINDS[kind]}")
         builder.emit(Intrinsic(op, (expr,), result))
