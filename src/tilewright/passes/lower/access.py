@@ -14,9 +14,10 @@ multiple of it. One group in the tensor at most is in it by a part:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -38,7 +39,7 @@ from tilewright.ir.expr import (
     wrap,
 )
 from tilewright.ir.layout.layout import Indices
-from tilewright.ir.op import Alloc, Body, Hint, If, Intrinsic, Let, Op, Store
+from tilewright.ir.op import Alloc, Body, Hint, If, Intrinsic, Let, Op, Store, is_rare
 from tilewright.ir.simplify import simplify
 from tilewright.passes.layout.addresses import (
     TileAddress,
@@ -57,6 +58,7 @@ ELEMENT = Var(" element")  # of a group
 WIDEST, WORD = 128, 32  # bits of one access, and of the least vector
 # pairs (in memory, in registers) whose vectors the header converts
 _CONVERTED = {("bfloat16", "float32"), ("float16", "float32")}
+Moved: TypeAlias = list[tuple["Access", Buffer]]
 
 
 @dataclass(frozen=True)
@@ -176,30 +178,6 @@ class Ragged:
         whole, inside, left = map(rule, (self.whole, self.inside, self.left))
         return replace(self, whole=whole, inside=inside, left=left)
 
-    def move(
-        self,
-        low: Lowering,
-        whole: Body,
-        memory: tuple[Buffer, Sequence[Expr]],
-        registers: tuple[Buffer, Expr],
-        store: bool,
-        wanted: Expr,
-    ) -> Op:
-        """`whole` in one piece, as it is where nothing parts it, or one by one what is in the
-        tensor and `wanted`; a load reads zeros for what is not."""
-        (tensor, start), (held, first) = memory, registers
-        e = low.var("e")
-        cond = logical_and(wanted, simplify(substitute(self.inside, {ELEMENT: e})))
-        place, slot = (*start[:-1], simplify(start[-1] + e)), (simplify(first + e),)
-        if store:
-            value = cast(Load(held, slot), tensor.dtype)
-            each: Op = If(cond, (Store(tensor, place, value),))
-        else:
-            value = cast(Load(tensor, place), held.dtype)
-            each = Store(held, slot, select(cond, value, const(0, held.dtype)))
-        one_by_one = unroll(e, self.count, (each,))
-        return If(self.whole, whole, (Hint("rare"), one_by_one))
-
     def amount(self, wanted: Expr, size: int) -> Expr:
         """The bytes of a `wanted` group that are in the tensor, `size` of an element: what an
         instruction is told that fills up with zeros."""
@@ -275,8 +253,6 @@ def find_access(
         if offset is None:
             offset = simplify(swizzle_expr(swizzle, start), ranges)
         return Access(buffer, (offset,), wanted, width, share, named, place.given)
-    if buffer.space is not Space.GLOBAL:
-        return Access(buffer, starts, wanted, width, named=named) if single else None
     parted = None
     # slots that the loop does not visit are left out by whoever emits the access
     with low.restored(ranges.given(logical_and(at(loop.guard(), zero), wanted))):
@@ -395,18 +371,16 @@ def split_offset(
         before.append(let)
         return at
 
-    names = (var,) if len(steps) > 1 else ()
     shared = int(np.bitwise_or.reduce(places)) & int(np.bitwise_or.reduce(steps))
     period = 1 << (swizzle.base + swizzle.shift + swizzle.bits)
     apart = not shared and multiple_of(address.base, low.ranges) % period == 0
     if not swizzle.bits or apart:
-        moved = swizzle(steps)
-        step = fit_index(moved if names else moved[0], names)
+        step = fit_index(swizzle(steps), (var,))
         if step is not None:
             at = name(low.simplify(swizzle_expr(swizzle, here)))
             inner = at ^ step if swizzle.bits else at + step
             return low.simplify(address.base + inner)
-    plain = fit_index(steps if names else steps[0], names)
+    plain = fit_index(steps, (var,))
     if plain is None:
         return None
     return swizzle_expr(swizzle, name(low.simplify(address.base + here)) + plain)
@@ -427,31 +401,28 @@ def move(
     instructions too."""
     rows, access = access.found(low)
     (held, first), memory, inside = registers, low.flat(access.buffer), access.inside
-    kind, cache = memory.dtype, access.cache
+    kind, cache, ragged = memory.dtype, access.cache, access.ragged
     told = f" cache={cache}" if cache and memory.space is Space.GLOBAL else ""
-    if count == 1 and not told:
+
+    def element(place: tuple[Expr, ...], slot: Expr, cond: Expr) -> Body:
         if store:
-            value = cast(Load(held, (first,)), kind)
-            return (*rows, *guarded(inside, (Store(memory, access.start, value),)))
-        value = cast(Load(memory, access.start), held.dtype)
-        if inside is not TRUE:
-            value = select(inside, value, const(0, held.dtype))
-        return (*rows, Store(held, (first,), value))
+            return guarded(cond, (Store(memory, place, cast(Load(held, (slot,)), kind)),))
+        value = cast(Load(memory, place), held.dtype)
+        return (Store(held, (slot,), select(cond, value, const(0, held.dtype))),)
 
-    def each(of: Callable[[Expr, tuple[Expr]], Op]) -> Op:
+    if count == 1 and not told:
+        return (*rows, *element(access.start, first, inside))
+
+    def each(of: Callable[[Expr, Expr], Op]) -> Op:
         if count == 1:
-            return of(const(0), (first,))
+            return of(const(0), first)
         var = low.var("v")
-        return unroll(var, count, (of(var, (low.simplify(first + var),)),))
+        return unroll(var, count, (of(var, low.simplify(first + var)),))
 
-    def clear(_: Expr, slot: tuple[Expr]) -> Op:
-        return Store(held, slot, const(0, held.dtype))
-
-    def narrow(var: Expr, slot: tuple[Expr]) -> Op:
-        return Store(piece, (var,), cast(Load(held, slot), kind))
-
-    def widen(var: Expr, slot: tuple[Expr]) -> Op:
-        return Store(held, slot, cast(Load(piece, (var,)), held.dtype))
+    def convert(var: Expr, slot: Expr) -> Op:
+        ours, theirs = (piece, var), (held, slot)
+        (source, at), (target, to) = (theirs, ours) if store else (ours, theirs)
+        return Store(target, (to,), cast(Load(source, (at,)), target.dtype))
 
     direct = kind == held.dtype or (count > 1 and (kind.name, held.dtype.name) in _CONVERTED)
     piece, begin = held, first
@@ -461,19 +432,104 @@ def move(
         begin = const(0)
         before = (Alloc(piece),)
     name = ("store_" if store else "load_") + memory.space.value
+    text = f"type={kind.name} count={access.width}{told}"
     body: list[Op] = []
     for step in range(0, count, access.width):
-        span = Region(piece, (begin + step,), (const(access.width),))
-        where = access.where(low, step)
-        args = (where, span) if store else (span, where)
-        text = f"type={kind.name} count={access.width}{told}"
-        body.append(Intrinsic(name, args, text=text))
+        sides = access.where(low, step), Region(piece, (begin + step,), (const(access.width),))
+        body.append(Intrinsic(name, sides if store else sides[::-1], text=text))
     if not direct:
-        body = [each(narrow), *body] if store else [*body, each(widen)]
+        body = [each(convert), *body] if store else [*body, each(convert)]
     if not store and inside is not TRUE:
-        body = [If(inside, tuple(body), (each(clear),))]
-    if access.ragged is not None:
-        wanted = TRUE if store else inside
-        places = (memory, access.start)
-        body = [access.ragged.move(low, tuple(body), places, registers, store, wanted)]
+        zero = const(0, held.dtype)
+        body = [If(inside, tuple(body), (each(lambda _, slot: Store(held, (slot,), zero)),))]
+    if ragged is not None:  # in one piece, or one by one what is in the tensor
+        e = low.var("e")
+        cond = simplify(substitute(ragged.inside, {ELEMENT: e}))
+        cond = cond if store else logical_and(inside, cond)
+        place = (*access.start[:-1], simplify(access.start[-1] + e))
+        one = element(place, simplify(first + e), cond)
+        body = [If(ragged.whole, tuple(body), (Hint("rare"), unroll(e, ragged.count, one)))]
     return (*rows, *guarded(inside if store else TRUE, (*before, *body)))
+
+
+# ── batches ──────────────────────────────────────────────────────────────────────────────────
+
+
+def fitting(groups: int, most: int) -> int:
+    """The largest batch, `most` at most, that divides `groups`."""
+    return max(b for b in range(1, groups + 1) if groups % b == 0 and b <= most)
+
+
+def batched(
+    groups: Groups,
+    batch: int,
+    loaded: Moved,
+    stored: Moved,
+    most: int,
+    work: tuple[Var, Callable[[Expr], Body]] | None = None,
+) -> Body:
+    """For a batch of groups all loads, then what is computed (`work`, of the first value of the
+    group that a variable numbers), then all stores: a load that stood behind the store of the group
+    before would wait for it. More than `most` batches are a loop."""
+    loop, group, count = groups.loop, groups.var, groups.count
+    low, rounds = loop.low, groups.number // batch
+    guard = simplify(substitute(loop.guard(), {loop.var: group * count}), low.ranges)
+
+    def number(b: Var) -> Expr:
+        """The group that is the b-th of a batch."""
+        if rounds == 1:
+            return b if batch > 1 else const(0)
+        return group * batch + b if batch > 1 else group
+
+    def each(b: Var, ops: list[Op], *conds: Expr) -> Body:
+        body = tuple(_joined(ops))
+        for cond in conds:
+            body = guarded(cond, body)
+        return (unroll(b, batch, body),) if batch > 1 and body else body
+
+    def at(e: Expr, b: Var, index: bool = True) -> Expr:
+        ranges = low.ranges.where(group, 0, rounds - 1).where(b, 0, batch - 1)
+        return simplify(substitute(e, {group: number(b)}), ranges, index=index)
+
+    def moves(pairs: Moved, store: bool) -> Body:
+        b, ops = low.var("b"), list[Op]()
+        visited = at(guard, b)
+        # a copy loads zeros where it visits nothing: a predicate, where a branch would part batches
+        folded = work is None and not store
+        for access, piece in pairs:
+            size = count // access.share
+            registers = piece, b * size if batch > 1 else const(0)
+            here = access.map(lambda e, index=True: at(e, b, index))
+            if folded:
+                here = replace(here, inside=logical_and(visited, here.inside))
+            ops += move(low, here, registers, size, store)
+        if folded:
+            return each(b, ops)
+        return each(b, ops, loop.first_copy() if store and ops else TRUE, visited)
+
+    pieces = dict.fromkeys(piece for _, piece in (*loaded, *stored))
+    body = (*(Alloc(piece) for piece in pieces), *moves(loaded, False))
+    if work is not None:
+        turn, compute = work
+        body += each(turn, [*compute(number(turn) * count)], at(guard, turn))
+    body += moves(stored, True)
+    if rounds > 1:
+        kind = "serial" if rounds > most else "unroll"
+        body = (unroll(group, rounds, body, kind=kind),)
+    hints = [hint for access, _ in (*loaded, *stored) for hint in access.align(low)]
+    return (*hints, *used(loop.before, body), *body)
+
+
+def _joined(ops: Iterable[Op]) -> list[Op]:
+    """`ops` with one question for neighbours that ask the same, as those of one place in several
+    tensors do: the compiler of the code leaves them apart."""
+    found: list[Op] = []
+    for op in ops:
+        last = found[-1] if found else None
+        match last, op:
+            case If(a, x, rare), If(b, y, (_, *rest) as other) if a is b:
+                if is_rare(rare) and is_rare(other):
+                    found[-1] = replace(last, then=x + y, orelse=(*rare, *rest))
+                    continue
+        found.append(op)
+    return found

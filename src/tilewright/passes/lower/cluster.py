@@ -11,8 +11,9 @@ long rows 7 % on an H200. Where all that peers can depend on lies in the block's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
+from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.bounds import stride_of
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Const, const, loads, variables
@@ -29,7 +30,6 @@ from tilewright.ir.op import (
     Role,
     Store,
     Sync,
-    View,
     Wait,
     op_loads,
     read_buffers,
@@ -48,13 +48,10 @@ def crossing_barriers(kernel: Kernel) -> frozenset[str]:
     stores = [op for op in copies if op.atom == "remote_store"]
     shared = {op.dst.buffer for op in copies if op in stores or op.multicast is not None}
     found = {op.barrier.buffer.name for op in stores if op.barrier is not None}
-    for role in walk_ops(kernel):
-        if isinstance(role, Role) and shared & _read_by_threads(role):
-            found |= {
-                op.barrier.buffer.name
-                for op in walk_ops(role, Arrive)
-                if op.barrier.cta is not None
-            }
+    for role in walk_ops(kernel, Role):
+        if shared & _read_by_threads(role):
+            arrivals = [op.barrier for op in walk_ops(role, Arrive)]
+            found |= {barrier.buffer.name for barrier in arrivals if barrier.cta is not None}
     return frozenset(found)
 
 
@@ -88,24 +85,26 @@ def passes_tensors(kernel: Kernel, ordered: Callable[[Op], bool] = lambda op: Fa
     Atomics have no order among themselves, except that those behind a meeting see the ones before
     it. What is written by ops that are `ordered` otherwise is left out.
     """
-    roots: dict[Buffer, Buffer] = {}
-    read, written, seen = set[Buffer](), set[Buffer](), set[Buffer]()
-    atomics: dict[Buffer, set[str]] = {}
+    roots = aliases(kernel)
+    read, written, seen = set[str](), set[str](), set[str]()
+    atomics: dict[str, set[str]] = {}
     # in the kernel's body, and in the order of its text: a loop may hold both sides
-    places: dict[Buffer, list[tuple[int, int]]] = {}
+    places: dict[str, list[tuple[int, int]]] = {}
     meetings: list[tuple[int, int, bool]] = []
-    own: dict[Buffer, frozenset[object]] = {}
+    own: dict[str, frozenset[object]] = {}
     line = 0
+
+    def tensors(buffers: Iterable[Buffer]) -> set[str]:
+        return {roots[b.name] for b in buffers if b.space is Space.GLOBAL}
+
     for at, top in enumerate(kernel.body):
         for op in walk_ops((top,)):
             line += 1
-            if isinstance(op, View):
-                roots[op.buffer] = roots.get(op.source, op.source)
-            elif isinstance(op, Sync) and op.scope == "cluster":
+            if isinstance(op, Sync) and op.scope == "cluster":
                 meetings.append((at, line, op is top))
             elif isinstance(op, Intrinsic) and INTRINSICS[op.name].opaque:
-                written |= _tensors(read_buffers(op), roots)
-            reads, writes = (_tensors(f(op), roots) for f in (read_buffers, written_buffers))
+                written |= tensors(read_buffers(op))
+            reads, writes = tensors(read_buffers(op)), tensors(written_buffers(op))
             if isinstance(op, Atomic):
                 reads -= writes
                 for b in writes:
@@ -132,12 +131,12 @@ def passes_tensors(kernel: Kernel, ordered: Callable[[Op], bool] = lambda op: Fa
     )
 
 
-def _own(kernel: Kernel, op: Op, tensor: Buffer) -> frozenset[object]:
+def _own(kernel: Kernel, op: Op, tensor: str) -> frozenset[object]:
     """The dimensions of what an op writes of a tensor, and the indices in them, that no other block
     of the cluster has, whenever it writes the same."""
     along = [v for v, n in zip(kernel.blocks, kernel.cluster or (), strict=False) if n != 1]
-    written = [(r.starts, r.extents) for r in regions(op, writes=True) if r.buffer == tensor]
-    if isinstance(op, Store) and op.buffer == tensor:
+    written = [(r.starts, r.extents) for r in regions(op, writes=True) if r.buffer.name == tensor]
+    if isinstance(op, Store) and op.buffer.name == tensor:
         written.append((op.indices, (const(1),) * len(op.indices)))
     if len(along) != 1 or len(written) != 1:
         return frozenset()
@@ -148,10 +147,6 @@ def _own(kernel: Kernel, op: Op, tensor: Buffer) -> frozenset[object]:
         and isinstance(extent, Const)
         and abs(stride_of(start, along[0]) or 0) >= int(extent)
     )  # fmt: skip
-
-
-def _tensors(buffers: Iterable[Buffer], roots: Mapping[Buffer, Buffer]) -> set[Buffer]:
-    return {roots.get(b, b) for b in buffers if b.space is Space.GLOBAL}
 
 
 def lower_wait(low: Lowering, op: Wait) -> Iterable[Op]:
@@ -169,12 +164,8 @@ def order_arrivals(low: Lowering, body: Body) -> Body:
     """In front of arrivals at peers: the fence that their order needs, once threads have met."""
     if low.ordered or any(accesses_memory(op) for op in body):
         return ()
-    for op in walk_ops(body):
-        if (
-            isinstance(op, Arrive)
-            and op.barrier.cta is not None
-            and op.barrier.buffer.name in low.crossing
-        ):
+    for barrier in (op.barrier for op in walk_ops(body, Arrive)):
+        if barrier.cta is not None and barrier.buffer.name in low.crossing:
             return (*low.meet(), *low.by_leader(Fence(low.peer_fence)))
     return ()
 

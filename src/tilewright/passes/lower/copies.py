@@ -8,7 +8,7 @@ several threads hold an element, one of them stores it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -51,14 +51,21 @@ from tilewright.passes.lower.access import (
     Access,
     Candidate,
     Groups,
+    batched,
     find_access,
+    fitting,
     move,
     split_offset,
 )
 from tilewright.passes.lower.lowering import WARP, Lowering, guarded, unroll
 from tilewright.passes.lower.map_loops import Held, MapLoop, map_loop, region_loop
-from tilewright.passes.lower.maps import check_single, lower_map, map_layout, unrolled
-from tilewright.passes.lower.vectors import batched, fitting, named_loads
+from tilewright.passes.lower.maps import (
+    check_single,
+    lower_map,
+    map_layout,
+    named_loads,
+    unrolled,
+)
 from tilewright.passes.overlap.prefetchable import SIZES
 from tilewright.passes.reasons import because
 from tilewright.support.distinct import distinct
@@ -112,7 +119,6 @@ def copy_memory(low: Lowering, op: Copy) -> Iterable[Op]:
 
 def _remote(low: Lowering, op: Copy, groups: Groups, access: Access, register: Expr) -> Op:
     """A group of registers into a peer's shared memory."""
-    counted = op.atom == "remote_store"
     if op.src.dtype != op.dst.dtype:
         raise CompileError(f"remote stores do not convert {op.src.dtype} to {op.dst.dtype}")
     words, rest = divmod(groups.count * op.src.dtype.bits, WORD)
@@ -120,9 +126,9 @@ def _remote(low: Lowering, op: Copy, groups: Groups, access: Access, register: E
         raise CompileError(f"remote stores move words of 32 bits, not one {op.src.dtype}")
     where = low.span(op.dst.buffer, access.start[0], groups.count, op.dst.cta)
     registers = low.span(op.src.buffer, register, groups.count)
-    barrier = (op.barrier,) if op.barrier is not None else ()
-    name = "store_remote" if counted else "store_cluster"
-    return Intrinsic(name, (where, registers, *barrier), text=f"words={words}")
+    if op.barrier is None:
+        return Intrinsic("store_cluster", (where, registers), text=f"words={words}")
+    return Intrinsic("store_remote", (where, registers, op.barrier), text=f"words={words}")
 
 
 def _in_row(register: Expr, groups: Groups, bits: int) -> bool:
@@ -266,21 +272,14 @@ def _cp_async(groups: Groups, source: Access, target: Access, most: int) -> Body
 # ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Boxes:
-    """A tile cut into boxes: `box` per dimension of the tensor, and for each copy the tensor
-    coordinates and the element offset in shared memory of its corner.
+def cut_boxes(
+    tensor: Region, address: TileAddress, ranges: Ranges
+) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], int]]]:
+    """The largest box whose elements lie densely in shared memory, fastest dimension last; for each
+    copy the tensor coordinates and the element offset in shared memory of its corner.
 
     A box with one dimension more sees the tensor's innermost one in pieces as long as its last: so
-    a row of any length travels at once.
-    """
-
-    box: tuple[int, ...]
-    corners: tuple[tuple[tuple[int, ...], int], ...]
-
-
-def cut_boxes(tensor: Region, address: TileAddress, ranges: Ranges) -> Boxes:
-    """The largest boxes whose elements lie densely in shared memory, fastest dimension last."""
+    a row of any length travels at once."""
     shape = tuple(int(e) for e in tensor.extents)
     bits = tensor.dtype.bits
     span = address.swizzle_bytes
@@ -331,7 +330,7 @@ def cut_boxes(tensor: Region, address: TileAddress, ranges: Ranges) -> Boxes:
             got=f"boxes of {'×'.join(map(str, box))} elements of {bits} bits",
             fix="copy by threads, or make rows shorter",
         )
-    return Boxes(tuple(box), tuple(corners))
+    return tuple(box), corners
 
 
 def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
@@ -347,12 +346,12 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
             fix="copy by threads, or say with `hint assume` what the start is a multiple of",
         )
     address = tile_address(tile, low.ranges, None)
-    boxes = cut_boxes(tensor, address, low.ranges)
-    found = low.tensor_map(tensor.buffer, boxes.box, address.swizzle_bytes)
-    words = {"map": found.name, "rank": str(len(boxes.box))}
+    box, corners = cut_boxes(tensor, address, low.ranges)
+    found = low.tensor_map(tensor.buffer, box, address.swizzle_bytes)
+    words = {"map": found.name, "rank": str(len(box))}
     starts = tensor.starts
-    if len(boxes.box) > len(starts):
-        starts = (*starts[:-1], starts[-1] // boxes.box[-1], const(0))
+    if len(box) > len(starts):
+        starts = (*starts[:-1], starts[-1] // box[-1], const(0))
     if op.cache in POLICIES:
         words["cache"] = op.cache
     if op.reduce:
@@ -362,18 +361,13 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
     elif load and not low.reaches_peers:
         words["to"] = "block"
     text = " ".join(f"{k}={v}" for k, v in words.items())
-    count = prod(boxes.box)
     copies: list[Op] = []
-    for at, offset in boxes.corners:
+    for at, offset in corners:
         coords = [low.index(s + c) for s, c in zip(starts, at, strict=True)]
-        where = low.span(address.buffer, low.simplify(address.base + offset), count)
-        args: list[Expr | Region] = [where]
-        if op.barrier is not None:
-            args.append(op.barrier)
-        args += reversed(coords)
-        if op.multicast is not None:
-            args.append(op.multicast)
-        copies.append(Intrinsic(op.atom or "", tuple(args), text=text))
+        where = low.span(address.buffer, low.simplify(address.base + offset), prod(box))
+        args = (where, op.barrier, *reversed(coords), op.multicast)
+        given = tuple(arg for arg in args if arg is not None)
+        copies.append(Intrinsic(op.atom or "", given, text=text))
     yield from low.meet()
     yield from low.by_leader(*copies)
 
@@ -384,17 +378,6 @@ def _bulk(low: Lowering, op: Copy) -> Iterable[Op]:
 # and the registers of a warp. Lane 8·q + r names row r of matrix q; lane 4·r + c holds the c-th
 # word of row r, or of column r when transposed. Which registers of a fragment are such matrices is
 # read off its table, element by element.
-
-
-@dataclass(frozen=True)
-class Matrices:
-    """Instructions of `count` matrices each: `places[thread]` + `steps[i]` is where the row lies
-    that a thread names in the i-th, before the swizzle."""
-
-    count: int
-    trans: bool
-    places: Indices
-    steps: Indices
 
 
 def copy_matrices(low: Lowering, op: Copy) -> Iterable[Op]:
@@ -414,15 +397,15 @@ def copy_matrices(low: Lowering, op: Copy) -> Iterable[Op]:
         check_single(region.buffer)
     elif len(distinct(held.table)) != held.table.size:
         raise CompileError(f"stmatrix: several threads hold elements of {region.buffer.name}")
-    found = _find(low, held, address, op, consecutive=pack is None)
-    size = found.count * (2 if pack is not None else WORD // region.dtype.bits)
-    var, lets, count = low.var("v"), list[Op](), len(found.steps)
-    place = low.simplify(layout_expr(fit_layout(found.places), low.instance.thread))
-    where = split_offset(low, address, (place, found.places), found.steps, var, lets)
+    matrices, trans, places, steps = _find(low, held, address, op, consecutive=pack is None)
+    size = matrices * (2 if pack is not None else WORD // region.dtype.bits)
+    var, lets, count = low.var("v"), list[Op](), len(steps)
+    place = low.simplify(layout_expr(fit_layout(places), low.instance.thread))
+    where = split_offset(low, address, (place, places), steps, var, lets)
     if where is None:
         raise CompileError("this address is not a simple function of the threads")
     row = low.span(address.buffer, where, ROW_BITS // address.buffer.dtype.bits)
-    text = f"count={found.count} trans={int(found.trans)}"
+    text = f"count={matrices} trans={int(trans)}"
     with low.restored():
         low.unrolled[var] = range(count)
         if pack is not None:
@@ -440,8 +423,12 @@ def copy_matrices(low: Lowering, op: Copy) -> Iterable[Op]:
     return (*lets, body if count == 1 else unroll(var, count, (body,)))
 
 
-def _find(low: Lowering, held: Held, address: TileAddress, op: Copy, consecutive: bool) -> Matrices:
-    """How the fragment's registers are matrices of shared memory; the most an instruction takes."""
+def _find(
+    low: Lowering, held: Held, address: TileAddress, op: Copy, consecutive: bool
+) -> tuple[int, bool, Indices, Indices]:
+    """How the fragment's registers are matrices of shared memory: the most an instruction takes,
+    whether it transposes them, and the places [thread] and steps [instruction] whose sum is where
+    the row lies that a thread names, before the swizzle."""
     bits = address.buffer.dtype.bits
     row, word = ROW_BITS // bits, WORD // bits
     offsets = address.offsets()
@@ -489,7 +476,7 @@ def _find(low: Lowering, held: Held, address: TileAddress, op: Copy, consecutive
             fit_layout(places)
         except LayoutError:
             continue
-        return Matrices(count, trans, places, steps)
+        return count, trans, places, steps
     raise CompileError(
         f"{op.atom}: where {address.buffer.name} keeps the rows is no simple function of the "
         "threads",

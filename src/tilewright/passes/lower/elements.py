@@ -59,7 +59,7 @@ _ARITHMETIC = ("add", "max", "min", "exch", "load", "store")
 COUNTS = (4, 2)  # elements that an instruction adds
 PRINTED = "_printed"  # how the names of shared copies end from which fragments are printed
 ROW = 16  # elements on a line; printf takes 32 operands
-Rewrite = Callable[[Expr], Expr]
+Site = Lowering | MapLoop  # where an op stands: outside maps, or in one
 At = tuple[Expr, ...]
 
 
@@ -74,16 +74,20 @@ def has_atomic(op: Atomic) -> bool:
     return op.op in _ARITHMETIC or (op.op in _BITS and kind.is_int)
 
 
-def atomic_element(
-    low: Lowering, op: Atomic, expr: Rewrite, index: Rewrite, once: Expr = TRUE
-) -> Iterable[Op]:
+def _once(at: Site) -> tuple[Lowering, Expr]:
+    """The lowering, and a condition that holds in one of the threads that run an iteration."""
+    return (at, TRUE) if isinstance(at, Lowering) else (at.low, at.first_copy())
+
+
+def atomic_element(at: Site, op: Atomic) -> Iterable[Op]:
     """An atomic of one element by the thread that comes here; nothing outside a tensor."""
+    low, once = _once(at)
     dst, kind = op.dst, op.dst.dtype
     if dst.buffer.space not in MEMORY or dst.cta is not None:
         raise CompileError("atomics work on global memory and the block's shared memory")
     if not has_atomic(op):
         raise CompileError(f"there is no atomic {op.op} of {kind}")
-    starts = tuple(index(s) for s in dst.starts)
+    starts = tuple(map(at.index, dst.starts))
     if dst.buffer.space is Space.GLOBAL:
         within = low.within(dst.buffer, starts)
         once = logical_and(once, within)
@@ -91,7 +95,7 @@ def atomic_element(
     else:
         where = low.span(dst.buffer, low.offset(dst.buffer, starts), 1)
     low.touched = True
-    args = (where,) if op.value is None else (where, expr(op.value))
+    args = (where,) if op.value is None else (where, at.expr(op.value))
     fence: Body = () if op.order == "relaxed" else (Fence("gpu"),)
 
     def atomic(result: Var | None) -> Body:
@@ -113,11 +117,11 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
         yield from low.op(_by_elements(low, op))
         return
     if low.differs.runs_apart(op) or low.instance.solo:
-        yield from atomic_element(low, op, low.value, low.index)
+        yield from atomic_element(low, op)
         return
     yield from low.meet()
     if op.result is None:
-        once = tuple(atomic_element(low, op, low.value, low.index))
+        once = tuple(atomic_element(low, op))
         yield from low.by_leader(*once)
         return
     leader, where = low.instance.leader, low.plain(op).dst
@@ -129,14 +133,14 @@ def lower_atomic(low: Lowering, op: Atomic) -> Iterable[Op]:
                 f"the element of {where.buffer.name} may be outside of it",
                 fix="bound its index, by `assume` or by the sizes' contract",
             )
-        args = (where, low.value(op.value))
+        args = (where, low.expr(op.value))
         yield Intrinsic("atomic_of_warp", args, op.result, text=f"op={op.op}")
         return
     scratch, met = low.exchange(op.dst.dtype, (1,))
     old = low.var("old", op.dst.dtype)
     yield from met
     place, spot = low.flat(scratch), (const(0),)
-    inner = atomic_element(low, rebuild(op, result=old), low.value, low.index)
+    inner = atomic_element(low, rebuild(op, result=old))
     yield from low.by_leader(*inner, Store(place, spot, old))
     yield from low.join()
     yield Let(op.result, Load(place, spot, op.loc))
@@ -207,30 +211,29 @@ def lower_intrinsic(low: Lowering, op: Intrinsic) -> Iterable[Op]:
                 fix="reduce in all threads, with the neutral value in those that have none",
             )
         op = rebuild(op, text="mask=active" if apart else "")
-    found = intrinsic(low, op, low.value, low.index)
+    found = intrinsic(low, op)
     if op.name == "print" and not low.differs.runs_apart(op):
         return low.by_leader(*found)
     return found
 
 
-def intrinsic(
-    low: Lowering, op: Intrinsic, expr: Rewrite, index: Rewrite, once: Expr = TRUE
-) -> Iterable[Op]:
+def intrinsic(at: Site, op: Intrinsic) -> Iterable[Op]:
     """`op` with its operands rewritten: values, and where regions lie."""
+    low, once = _once(at)
 
     def lines(ops: Iterable[Op]) -> Iterable[Op]:
         for line in ops:
             if isinstance(line, For):
                 with low.restored(scope.inside(line, "body", low.ranges)):
                     body = tuple(lines(line.body))
-                yield rebuild(line, stop=expr(line.stop), body=body)
+                yield rebuild(line, stop=at.expr(line.stop), body=body)
             elif isinstance(line, Intrinsic):
-                yield from intrinsic(low, line, expr, index)
+                yield operands(line)
 
     def operand(arg: Expr | Region) -> Expr | Region:
         if not isinstance(arg, Region):
-            return expr(arg)
-        buffer, starts = arg.buffer, tuple(index(s) for s in arg.starts)
+            return at.expr(arg)
+        buffer, starts = arg.buffer, tuple(map(at.index, arg.starts))
         if buffer.space is Space.FRAGMENT:
             raise CompileError(f"{buffer.name} is spread over threads and has no address")
         low.touched = low.touched or buffer.space in MEMORY
@@ -240,14 +243,16 @@ def intrinsic(
             return low.span(buffer, low.offset(buffer, starts), 1, arg.cta)
         return Region(low.flat(buffer), starts, arg.extents, arg.cta)
 
+    def operands(op: Intrinsic) -> Op:
+        return rebuild(op, args=tuple(map(operand, op.args)))
+
     if op.name == "print" and any(isinstance(a, Region) and a.tile for a in op.args):
         rows = PrintRows(op, lambda: low.var("i"))
         yield from guarded(once, tuple(lines(rows.lines())))
         return
     # each thread that holds the iteration needs what is left in its registers
     kept = op.result is not None or any(b.space is Space.LOCAL for b in written_buffers(op))
-    new = rebuild(op, args=tuple(map(operand, op.args)))
-    yield from guarded(TRUE if kept else once, (new,))
+    yield from guarded(TRUE if kept else once, (operands(op),))
 
 
 # ── tiles as lines ───────────────────────────────────────────────────────────────────────────
@@ -337,12 +342,13 @@ def _size(extent: Expr) -> int:
 
 
 def _is_large(tile: Region) -> bool:
-    sizes = [_size(e) for e in tile.tile]
-    return 0 in sizes or bool(left_out(sizes))
+    return bool(_note(tile))
 
 
 def _note(tile: Region) -> str:
+    """What is said of a tile of which not all is printed."""
     sizes = [_size(e) for e in tile.tile]
     if 0 in sizes:
         return f" (the first and last {EDGE} of each dimension)"
-    return f" {left_out(sizes)}" if _is_large(tile) else ""
+    hidden = left_out(sizes)
+    return f" {hidden}" if hidden else ""

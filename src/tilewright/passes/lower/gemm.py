@@ -20,7 +20,7 @@ from tilewright.ir.expr import FALSE, Expr, Load, Var, cast, const, select
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import Fence, For, Gemm, Intrinsic, Let, Map, Op, Store, regions, walk_ops
 from tilewright.passes.layout.addresses import TileAddress, tile_address
-from tilewright.passes.layout.matrix_tiles import FMA_TYPES
+from tilewright.passes.layout.matrix_tiles import FMA_TYPES, operand_kind
 from tilewright.passes.lower.lowering import WARP, Lowering, chosen, guarded, pin, unroll
 from tilewright.passes.lower.map_loops import Held
 from tilewright.support.errors import CompileError
@@ -32,28 +32,18 @@ UINT64 = dtype("uint64")
 _SWIZZLE_CODE = {0: 0, 128: 1, 64: 2, 32: 3}
 
 
-def operand_type(op: Gemm, region: Region) -> str:
-    """The name among MATRIX_TYPES of an operand."""
-    name = region.dtype.name
-    if name == "float32" and op.precision == "tf32":
-        name = "tfloat32"
-    if name not in MATRIX_TYPES:
-        raise CompileError(
-            f"no matrix instruction takes {name}",
-            expected="one of " + ", ".join(MATRIX_TYPES),
-            fix='precision="tf32" for float32' if name == "float32" else "",
-        )
-    return name
-
-
 def matrix_types(op: Gemm) -> tuple[MatrixType, MatrixType]:
     """What kinds of operands `op` multiplies; refused when no instruction does."""
-    a, b = (MATRIX_TYPES[operand_type(op, r)] for r in (op.a, op.b))
-    if not a.multiplies(b, op.c.dtype.name):
-        others = [t.name for t in MATRIX_TYPES.values() if t.family == a.family]
+    a, b = operand_kind(op, op.a), operand_kind(op, op.b)
+    if a is None or b is None or not a.multiplies(b, op.c.dtype.name):
+        names = [x.name if x else r.dtype.name for x, r in ((a, op.a), (b, op.b))]
+        family = [t.name for t in MATRIX_TYPES.values() if a is None or t.family == a.family]
         raise CompileError(
-            f"no matrix instruction multiplies {a.name} by {b.name} into {op.c.dtype}",
-            expected=f"{a.name} by {' or '.join(others)} into {' or '.join(a.accumulators)}",
+            f"no matrix instruction multiplies {names[0]} by {names[1]} into {op.c.dtype}",
+            expected="one of " + ", ".join(family)
+            if a is None
+            else f"{a.name} by {' or '.join(family)} into {' or '.join(a.accumulators)}",
+            fix='precision="tf32" for float32' if "float32" in names else "",
         )
     return a, b
 

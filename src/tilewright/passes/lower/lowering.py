@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir import scope
+from tilewright.ir.analysis.aliases import Aliases
 from tilewright.ir.analysis.bounds import Ranges, prove
 from tilewright.ir.analysis.uniform import PerThread
 from tilewright.ir.buffer import Buffer, Region, Space
@@ -168,7 +169,7 @@ class Lowering:
     shifts: dict[str, Expr] = field(default_factory=dict)
     # of views of tensors: the tensor, and what their first byte is a multiple of (0: anything)
     bases: dict[str, tuple[Buffer, int]] = field(default_factory=dict)
-    roots: dict[str, str] = field(default_factory=dict)  # of views: whose memory they show
+    roots: Aliases = field(default_factory=Aliases)
 
     # ── names and buffers ────────────────────────────────────────────────────────────────────
 
@@ -198,7 +199,7 @@ class Lowering:
 
     def root(self, buffer: Buffer) -> str:
         """The name of the buffer whose memory `buffer` shows."""
-        return self.roots.get(buffer.name, buffer.name)
+        return self.roots[buffer.name]
 
     def base(self, buffer: Buffer) -> tuple[Buffer, int]:
         """The tensor whose memory `buffer` shows, and what the place of its first byte there is a
@@ -215,9 +216,6 @@ class Lowering:
 
     def simplify(self, expr: Expr, *, index: bool = True) -> Expr:
         return simplify(expr, self.ranges, index=index)
-
-    def proves(self, cond: Expr) -> bool | None:
-        return prove(cond, self.ranges)
 
     def registers(
         self,
@@ -354,22 +352,22 @@ class Lowering:
     def plain(self, op: OpT) -> OpT:
         """`op`, outside tiles, with the elements that it reads found where they lie."""
         self.touched = self.touched or any(x.buffer.space in MEMORY for x in op_loads(op))
-        return map_exprs(op, self.value)
+        return map_exprs(op, self.expr)
 
-    def value(self, e: Expr) -> Expr:
+    def expr(self, e: Expr) -> Expr:
         """An expression outside tiles."""
         if not isinstance(e, Load):
-            return widened(map_children(e, self.value))
+            return widened(map_children(e, self.expr))
         if e.buffer.space is Space.FRAGMENT:
             raise CompileError(
                 f"{e.buffer.name} is a fragment and is read outside a tile op",
                 loc=occurrence(e.loc, current_loc()),
                 fix="read it in a T.Parallel loop, or copy it to shared memory first",
             )
-        return self.load(e, tuple(map(self.value, e.indices)))
+        return self.load(e, tuple(map(self.expr, e.indices)))
 
     def index(self, e: Expr) -> Expr:
-        return self.simplify(self.value(e))
+        return self.simplify(self.expr(e))
 
     def load(self, e: Load, indices: tuple[Expr, ...]) -> Expr:
         """An element of memory at `indices`; outside a tensor, zero."""

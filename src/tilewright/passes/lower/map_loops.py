@@ -482,10 +482,9 @@ def region_loop(low: Lowering, region: Region) -> tuple[MapLoop, tuple[Var, ...]
             known = known & (at >= 0) & (at < int(extent))
             loop.tables[name] = at
             index = index * int(extent) + at
-        place = low.simplify(loop.named[base] - start)
-        loop.named[name] = place
+        loop.named[name] = low.simplify(loop.named[base] - start)
         loop.lets[name] = base - start
-        loop.inside = logical_and(loop.inside, low.in_box([place], [extent]))
+    loop.inside = low.in_box([loop.named[name] for name in names], region.extents)
     if all(isinstance(s, Const) for s in region.starts):
         loop.part = np.where(known, index, IDLE)
     else:

@@ -1,19 +1,26 @@
-"""Elementwise maps and fills, and copies between fragments."""
+"""Elementwise maps and fills."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 from tilewright.ir import scope
 from tilewright.ir.analysis.trips import values_of
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import (
     TRUE,
+    Bin,
     Expr,
     Load,
+    Select,
     Var,
     cast,
     const,
+    loads,
+    logical_and,
+    logical_not,
+    map_children,
     substitute,
     variables,
 )
@@ -39,11 +46,23 @@ from tilewright.ir.op import (
     marked,
     op_loads,
     regions,
+    touched_within,
     walk_ops,
 )
-from tilewright.ir.rewrite import map_exprs, rebuild
+from tilewright.ir.rewrite import map_exprs, rebuild, substitute_vars
+from tilewright.ir.simplify import simplify
 from tilewright.passes.canonicalize.rules import expand_op
 from tilewright.passes.layout.thread_layouts import coalesced
+from tilewright.passes.lower.access import (
+    WIDEST,
+    WORD,
+    Access,
+    Candidate,
+    Groups,
+    batched,
+    find_access,
+    fitting,
+)
 from tilewright.passes.lower.elements import atomic_element, intrinsic, lower_sums
 from tilewright.passes.lower.lowering import (
     MEMORY,
@@ -54,8 +73,16 @@ from tilewright.passes.lower.lowering import (
     unroll,
 )
 from tilewright.passes.lower.map_loops import MapLoop, map_loop, region_loop
-from tilewright.passes.lower.vectors import lower_groups
 from tilewright.support.errors import CompileError, at
+
+COUNTS = (16, 8, 4, 2)
+MOST_HELD = 64  # words of registers between memory and what is computed
+MOST_UNROLLED = 32  # batches: 128 of them took NVRTC four seconds, and gained nothing
+
+
+Place: TypeAlias = tuple[Buffer, tuple[Expr, ...]]
+Statements: TypeAlias = list[tuple[Expr, "Store | Let"]]
+Root: TypeAlias = Callable[[Buffer], str]
 
 
 def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
@@ -75,7 +102,7 @@ def lower_map(low: Lowering, op: Map) -> Iterable[Op]:
         loop.bound = frozenset(v for inner in op.body for v in bound_within(inner))
         result = None
         if loop.values > 1:
-            result = lower_sums(loop, op) or lower_groups(loop, op, _body)
+            result = lower_sums(loop, op) or _groups(loop, op)
         if result is None:
             result = loop.emit(_body(loop, op.body))
     low.touched = low.touched or accesses_memory(op, low.fixed)
@@ -115,18 +142,17 @@ def _body(loop: MapLoop, body: Body) -> Body:
 
 
 def _op(loop: MapLoop, op: Op) -> Iterable[Op]:
-    low = loop.low
     match op:
         case Store():
             yield from _store(loop, op)
         case Atomic():
-            yield from atomic_element(low, op, loop.expr, loop.index, loop.first_copy())
+            yield from atomic_element(loop, op)
         case Intrinsic():
             if INTRINSICS[op.name].convergent:
                 raise CompileError(
                     f"{op.name} in a map: its iterations are no threads", fix="use it outside maps"
                 )
-            yield from intrinsic(low, op, loop.expr, loop.index, loop.first_copy())
+            yield from intrinsic(loop, op)
         case Hint() if op.name != "assume":
             return
         case Let() | Alloc() | If() | For() | While() | Break() | Continue() | Hint():
@@ -137,7 +163,7 @@ def _op(loop: MapLoop, op: Op) -> Iterable[Op]:
 
 def _structure(loop: MapLoop, op: Op) -> Op:
     """`op` with its expressions and bodies as a thread has them."""
-    low, changes = loop.low, {}
+    low, changes = loop.low, dict[str, Any]()
     if isinstance(op, Let):
         loop.lets[op.var] = op.value
     if isinstance(op, For):
@@ -291,3 +317,208 @@ def widest_layout(low: Lowering, region: Region, tile: tuple[int, ...]) -> Fragm
     while tile[-1] % vector:
         vector //= 2
     return coalesced(tile, low.instance.threads, vector)
+
+
+# ── vector accesses ──────────────────────────────────────────────────────────────────────────
+#
+# Where neighbouring values of a map touch neighbouring elements of memory, in every thread, they do
+# so together: loads into a piece of registers in front, stores out of one behind. Only bodies of
+# plain statements, and only buffers that no statement reads after one has written them.
+
+
+def _groups(loop: MapLoop, op: Map) -> Body | None:
+    """`op` in groups of values that access memory together; None where nothing would."""
+    low, values = loop.low, loop.values
+    statements = _statements(op.body, low.root)
+    candidates = {} if statements is None else _candidates(statements, low.root)
+    if statements is None or not candidates:
+        return None
+    group = low.var("g")
+    best: tuple[int, Groups, dict[Place, Access]] | None = None
+    widest = WIDEST // min(key[0].dtype.bits for key in candidates)
+    written = _stored(statements)
+    for count in COUNTS:
+        groups = Groups(loop, group, count)
+        if count > widest or not groups.are_whole():
+            continue
+        found = {}
+        for key, candidate in candidates.items():
+            for share in (1, 2, 4) if key not in written else (1,):
+                access = find_access(groups, key[0], candidate, share)
+                if access is not None:
+                    found[key] = access
+                    break
+        saved = sum(values - values // (a.width * a.share) for a in found.values())
+        if saved and (best is None or saved > best[0]):
+            best = saved, groups, found
+            if len(found) == len(candidates):
+                break
+    if best is None:
+        return None
+    _, groups, found = best
+    return _emit(groups, statements, found)
+
+
+def _place(at: Load | Store) -> Place:
+    return at.buffer, at.indices
+
+
+def _stored(statements: Statements) -> set[Place]:
+    return {_place(s) for _, s in statements if isinstance(s, Store)}
+
+
+def named_loads(e: Expr, names: dict[Load, Var]) -> Expr:
+    """`e` with a name for each load in it."""
+    if isinstance(e, Load):
+        return names.setdefault(e, Var(f" row {len(names)}", e.dtype))
+    return map_children(e, lambda c: named_loads(c, names))
+
+
+def _statements(body: Body, root: Root) -> Statements | None:
+    """The body's statements, each with the condition on which it runs; None where there are others
+    than plain ones."""
+    found: Statements = []
+    for op in body:
+        if isinstance(op, (Store, Let)):
+            found.append((TRUE, op))
+        elif isinstance(op, If) and not op.orelse and all(isinstance(o, Store) for o in op.then):
+            stores = [each for each in op.then if isinstance(each, Store)]
+            # asked again before each of them: none but the last may change the answer
+            asked = {root(load.buffer) for load in loads(op.cond)}
+            if any(root(each.buffer) in asked for each in stores[:-1]):
+                return None
+            found += [(op.cond, each) for each in stores]
+        else:
+            return None
+    return found
+
+
+def _candidates(statements: Statements, root: Root) -> dict[Place, Candidate]:
+    """Places in memory that statements touch. `root`: whose memory a buffer shows."""
+    lets: dict[Var, Expr] = {}
+    written: set[str] = set()
+    banned: set[str] = set()
+    found: dict[Place, Candidate] = {}
+    names: dict[Load, Var] = {}
+
+    def note(buffer: Buffer, indices: tuple[Expr, ...], cond: Expr, stores: bool = False) -> None:
+        if buffer.space not in MEMORY:
+            return
+        before = found.get((buffer, indices))
+        if before is not None:
+            if cond is not before.given and (stores or buffer.space is not Space.GLOBAL):
+                # several conditions: what is loaded too often is not stored so
+                banned.add(root(buffer))
+                return
+            cond = cond if cond is before.given else TRUE
+        plain = tuple(named_loads(substitute(i, lets), names) for i in indices)
+        given, cond = cond, named_loads(substitute(cond, lets), names)
+        used = {v for e in (*plain, cond) for v in variables(e)}
+        rows = tuple((var, load) for load, var in names.items() if var in used)
+        # outside a tensor there are zeros, wherever the load stands; other memory has no guard
+        if all(x.buffer.space is Space.GLOBAL for _, load in rows for x in loads(load)):
+            found[buffer, indices] = Candidate(plain, cond, rows, given)
+        else:
+            found.pop((buffer, indices), None)
+
+    for given, op in statements:
+        banned |= {root(load.buffer) for load in (*op_loads(op), *loads(given))} & written
+        for load, cond in (*_reached(given), *_reached(op.value, given)):
+            note(load.buffer, load.indices, cond)
+        if isinstance(op, Store):
+            if root(op.buffer) in written:
+                banned.add(root(op.buffer))
+            written.add(root(op.buffer))
+            note(op.buffer, op.indices, given, stores=True)
+        elif isinstance(op, Let):
+            lets[op.var] = substitute(op.value, lets)
+
+    def is_steady(candidate: Candidate) -> bool:
+        """Nothing writes what the place was found by."""
+        return not any(root(x.buffer) in written for _, e in candidate.named for x in loads(e))
+
+    return {k: each for k, each in found.items() if root(k[0]) not in banned and is_steady(each)}
+
+
+def _reached(e: Expr, cond: Expr = TRUE) -> Iterable[tuple[Load, Expr]]:
+    """Loads of `e`, those in their indices aside, and the condition on which they happen."""
+    if isinstance(e, Load):
+        yield e, cond
+    elif isinstance(e, Select):
+        yield from _reached(e.cond, cond)
+        yield from _reached(e.a, logical_and(cond, e.cond))
+        yield from _reached(e.b, logical_and(cond, logical_not(e.cond)))
+    elif isinstance(e, Bin) and e.op in ("and", "or"):
+        yield from _reached(e.a, cond)
+        yield from _reached(e.b, logical_and(cond, e.a if e.op == "and" else logical_not(e.a)))
+    else:
+        for child in e.children:
+            yield from _reached(child, cond)
+
+
+def _emit(groups: Groups, statements: Statements, found: dict[Place, Access]) -> Body:
+    loop, count = groups.loop, groups.count
+    low = loop.low
+    touched = [x for cond, s in statements for x in (*loads(cond), *op_loads(s))]
+    read = set(map(_place, touched)) & set(found)
+    written = _stored(statements) & set(found)
+    words = sum(count * key[0].dtype.bits // WORD for key in (*read, *written))
+    batch = fitting(groups.number, max(MOST_HELD // words, 1))
+
+    def piece(key: Place, name: str) -> Buffer:
+        size = (const(batch * count // found[key].share),)
+        return Buffer(low.var(f"{key[0].name}_{name}").name, size, key[0].dtype, Space.LOCAL)
+
+    loaded = {key: piece(key, "in") for key in found if key in read}
+    stored = {key: piece(key, "out") for key in found if key in written}
+    each = low.var("e")
+    turn = low.var("b")
+    slot: Expr = turn * count + each if batch > 1 else each
+
+    def swap(e: Expr) -> Expr:
+        if isinstance(e, Select) and isinstance(e.a, Load) and e.b is const(0, e.dtype):
+            access = found.get(_place(e.a))
+            if access is not None and access.given is e.cond:
+                e = e.a  # zeros are where it was not wanted
+        if isinstance(e, Load) and (key := _place(e)) in loaded:
+            return Load(loaded[key], (slot // found[key].share,), e.loc)
+        return map_children(e, swap)
+
+    body: list[Op] = []
+    for cond, statement in statements:
+        new: Op = map_exprs(statement, swap)
+        if isinstance(statement, Store) and (key := _place(statement)) in stored:
+            new = Store(stored[key], (slot,), swap(statement.value))
+            # what is not stored may be anything, unless computing it needs the guard
+            rest = [x for x in op_loads(statement) if _place(x) not in loaded]
+            if all(_inside_anyway(loop, x) for x in rest):
+                cond = TRUE
+        body += [located(part, statement.loc) for part in guarded(swap(cond), (new,))]
+    lowered = _body(loop, tuple(body))
+
+    def work(first: Expr) -> Body:
+        at = simplify(first + each, low.ranges)
+        return (unroll(each, count, substitute_vars(lowered, {loop.var: at})),)
+
+    memory = all(b.space in MEMORY for _, s in statements for b, _ in touched_within(s))
+    return batched(
+        groups,
+        batch,
+        [(found[key], to) for key, to in loaded.items()],
+        [(found[key], to) for key, to in stored.items()],
+        MOST_UNROLLED if memory else groups.number,
+        (turn, work),
+    )
+
+
+def _inside_anyway(loop: MapLoop, load: Load) -> bool:
+    """Whether a load needs no guard in the text: those of tensors have one of their own, registers
+    are at hand, and other places are inside for all values, or not."""
+    low, buffer = loop.low, load.buffer
+    if buffer.space in (Space.GLOBAL, Space.FRAGMENT):
+        return True
+    if any(loads(i) for i in load.indices):
+        return False
+    places = [loop.index(i) for i in load.indices]
+    with low.restored(low.ranges.where(loop.var, 0, loop.values - 1)):
+        return low.within(buffer, places) is TRUE

@@ -73,23 +73,16 @@ def _settled(values: Indices, free: Any) -> tuple[int, ...]:
 
 def _in_warp(src: Fragment, need: Indices, free: Any) -> tuple[Indices, Indices] | None:
     """For each thread a lane of its warp that holds what it needs, and the register there."""
-    table = src.table()
-    lanes = np.zeros(len(need), np.int64)
-    registers = np.zeros(len(need), np.int64)
-    for first in range(0, len(need), WARP):
-        warp = table[first : first + WARP]
-        order = np.argsort(warp.reshape(-1), kind="stable")
-        held = warp.reshape(-1)[order]
-        part = slice(first, first + WARP)
-        wanted = np.where(free[part], -2, need[part])
-        at = np.minimum(np.searchsorted(held, wanted), len(held) - 1)
-        if ((held[at] != wanted) & ~free[part]).any():
-            return None
-        slot = order[at]
-        lane = np.where(free[part], np.arange(len(wanted)), slot // src.values)
-        lanes[part] = lane
-        registers[part] = np.where(free[part], 0, slot % src.values)
-    return lanes, registers
+    number, table = np.arange(len(need)), src.table()
+    first = number // WARP * src.elements
+    keys = np.where(table == IDLE, -1, first[:, None] + table).reshape(-1)
+    order = np.argsort(keys, kind="stable")
+    at = np.searchsorted(keys[order], first + need)
+    slot = order[np.minimum(at, keys.size - 1)]
+    if ((keys[slot] != first + need) & ~free).any():
+        return None
+    lane = np.where(free, number % WARP, slot // src.values % WARP)
+    return lane, np.where(free, 0, slot % src.values)
 
 
 def relayout_cost(src: Fragment, dst: Fragment, dtype: DType) -> tuple[str, int]:
@@ -114,12 +107,10 @@ def relayout_cost(src: Fragment, dst: Fragment, dtype: DType) -> tuple[str, int]
 
 
 def _lane_expr(lane: tuple[int, ...]) -> Expr | None:
-    return fit_index(np.asarray(lane[:WARP]), (Var("lane"),)) if _same(lane) else None
-
-
-def _same(lane: tuple[int, ...]) -> bool:
-    """Whether all warps do the same."""
-    return all(lane[i : i + WARP] == lane[:WARP] for i in range(0, len(lane), WARP))
+    """The lane as a function of its own number, where all warps do the same."""
+    first = lane[:WARP]
+    same = all(lane[i : i + WARP] == first for i in range(0, len(lane), WARP))
+    return fit_index(np.asarray(first), (Var("lane"),)) if same else None
 
 
 def lower_relayout(low: Lowering, op: Relayout) -> Iterable[Op]:

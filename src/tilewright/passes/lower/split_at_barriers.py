@@ -32,6 +32,7 @@ from tilewright.ir.expr import (
     logical_and,
     logical_not,
     select,
+    substitute,
     transform,
     truth,
     walk,
@@ -343,8 +344,8 @@ class _Splitter:
             part = cast(part, word) << cast(lane, word)
         total, spot = self._tile("total", part.dtype, count=padded // width), (w,)
         folded = binary(_SYMBOLS[fold], Load(total, spot), part)
-        step = For(lane, const(0), const(width), (Store(total, spot, folded, loc=op.loc),))
-        start = Store(total, spot, identity(fold, part.dtype))
+        step = For(lane, const(1), const(width), (Store(total, spot, folded, loc=op.loc),))
+        start = Store(total, spot, substitute(part, {lane: const(0)}))
         folds = Map((w,), (const(padded // width),), (start, step))
         result = self._result(op, Load(total, (me // width,)))
         return fill, Store(tile, (me,), value, loc=op.loc), (folds,), result
@@ -379,7 +380,8 @@ class _Splitter:
             for op in walk_ops(group.body):
                 made = (op.buffer,) if isinstance(op, Alloc) else ()
                 self.home.update(dict.fromkeys((*made, *bound(op)), number))
-                for each in (*_buffers(op), *read_variables((op,))):
+                touched: list[Buffer | Var] = [*_buffers(op), *read_variables((op,))]
+                for each in touched:
                     uses.setdefault(each, set()).add(number)
         self.expanded: dict[str, Buffer] = {}
         for each, where in uses.items():

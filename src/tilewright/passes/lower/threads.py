@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from math import gcd, prod
 
 from tilewright.ir import scope
-from tilewright.ir.analysis.aliases import places
+from tilewright.ir.analysis.aliases import aliases, places
 from tilewright.ir.analysis.bounds import multiple_of
 from tilewright.ir.analysis.effects import written_by
 from tilewright.ir.analysis.trips import values_of
@@ -31,7 +31,7 @@ from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.dtype import BOOL
 from tilewright.ir.exchanges import meets_inside
-from tilewright.ir.expr import TRUE, Const, Expr, Load, compare, const, loads
+from tilewright.ir.expr import TRUE, Const, Expr, Load, compare, const
 from tilewright.ir.op import (
     Alloc,
     Arrive,
@@ -102,29 +102,21 @@ from tilewright.support.errors import CompileError
 # ── structure ────────────────────────────────────────────────────────────────────────────────
 
 
-def _for(low: Lowering, op: For) -> Iterable[Op]:
-    op = low.plain(op)
-    # how often it runs may be known only at run time: then it stays a loop
-    values = values_of(op) if op.kind in ("unroll", "vectorized") else None
-    if values is not None:
-        low.unrolled[op.var] = values
+def _loop(low: Lowering, op: For | While) -> Iterable[Op]:
+    op, ordered = low.plain(op), low.ordered
     low.note_loop(op.body)
-    ordered = low.ordered
-    if values is not None:
-        yield from before_unrolled(low, op.body)
+    if isinstance(op, For):
+        # how often it runs may be known only at run time: then it stays a loop
+        values = values_of(op) if op.kind in ("unroll", "vectorized") else None
+        kind = "serial" if values is None else "unroll"
+        op = rebuild(op, kind=kind, stages=0, order=None, stage=None)
+        if values is not None:
+            low.unrolled[op.var] = values
+            yield from before_unrolled(low, op.body)
     body = low.inside(op, "body", op.body)
-    low.ordered = ordered
-    low.fenced = False
-    low.unrolled.pop(op.var, None)
-    kind = "unroll" if values is not None else "serial"
-    yield rebuild(op, body=body, kind=kind, stages=0, order=None, stage=None)
-
-
-def _while(low: Lowering, op: While) -> Iterable[Op]:
-    op = low.plain(op)
-    low.note_loop(op.body)
-    body = low.inside(op, "body", op.body)
-    low.fenced = False
+    low.ordered, low.fenced = ordered, False
+    if isinstance(op, For):
+        low.unrolled.pop(op.var, None)
     yield rebuild(op, body=body)
 
 
@@ -295,10 +287,7 @@ def _is_relied_on(kernel: Kernel, role: Role) -> bool:
 
 
 def _alloc(low: Lowering, op: Alloc) -> Iterable[Op]:
-    init = None if op.init is None else low.value(op.init)
-    if op.init is not None:
-        low.touched = low.touched or any(x.buffer.space in MEMORY for x in loads(op.init))
-    yield rebuild(op, buffer=low.flat(op.buffer), init=init)
+    yield rebuild(low.plain(op), buffer=low.flat(op.buffer))
 
 
 def _hint(low: Lowering, op: Hint) -> Iterable[Op]:
@@ -310,7 +299,6 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
     """Another name of the same array. Registers are the same ones only where threads hold the
     same elements in them."""
     buffer, source = op.buffer, op.source
-    low.roots[buffer.name] = low.root(source)
     if buffer.space is Space.FRAGMENT:
         if op.offset is not const(0) or not same_registers(buffer, source):
             raise CompileError(
@@ -336,7 +324,7 @@ def _view(low: Lowering, op: View) -> Iterable[Op]:
         low.places[buffer.name] = place
         yield Alloc(low.flat(buffer), place=place)
         return
-    yield rebuild(op, buffer=low.flat(buffer), source=low.flat(source), offset=low.value(op.offset))
+    yield rebuild(op, buffer=low.flat(buffer), source=low.flat(source), offset=low.expr(op.offset))
 
 
 def _shifted_view(low: Lowering, op: View) -> Iterable[Op]:
@@ -349,7 +337,7 @@ def _shifted_view(low: Lowering, op: View) -> Iterable[Op]:
             f"{buffer.name} begins within an element of {buffer.dtype}",
             fix=f"view {source.name} as {buffer.dtype} before taking a part of it",
         )
-    first = before * (source.dtype.bits // buffer.dtype.bits or 1) + low.value(op.offset)
+    first = before * (source.dtype.bits // buffer.dtype.bits or 1) + low.expr(op.offset)
     shift, let = low.let(f"{buffer.name}_first", low.simplify(first))
     low.shifts[buffer.name] = shift
     low.places[buffer.name] = low.places[source.name]
@@ -505,6 +493,7 @@ def lowering_of(kernel: Kernel, program: Program, names: set[str], target: Targe
         per_thread(kernel),
         anywhere=target.internal.rows == "any",
         reaches_peers=Feature.MULTICAST in target.features,
+        roots=aliases(kernel),
         places={buffer.name: place for buffer, place in places(kernel).items()},
         free_ids=free_barriers(kernel),
         fixed=frozenset(tensors - written_by(kernel)),
@@ -546,8 +535,8 @@ def _has_roles(kernel: Kernel) -> bool:
 
 
 RULES: dict[type[Op], Rule] = {
-    For: _for,
-    While: _while,
+    For: _loop,
+    While: _loop,
     If: _if,
     Role: _role,
     Alloc: _alloc,
