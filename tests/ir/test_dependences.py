@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tilewright.ir.analysis.accesses import Graph, print_graphs
 from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.dependences import Graph, print_graphs
 from tilewright.ir.op import For, walk_ops
 from tilewright.ir.text import parse_program
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from tilewright.inspect.transactions import Access
 from tilewright.ir.analysis.bounds import Ranges
+from tilewright.ir.analysis.effects import is_unordered
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space
-from tilewright.ir.determinism import is_unordered
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
     Alloc,

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilewright.support.errors import CompileError, swap
+from tilewright.support.errors import CompileError, suggest
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,14 @@ def dtype(name: Any) -> DType:
         return name
     found = _lookup(_spelling(name))
     if found is None:
-        close = _closest(_spelling(name))
+        known, otherwise = [*DTYPES, *_ALIASES], 'write its name, such as "float16"'
+        fix, repair = suggest(_spelling(name), known, otherwise)
         raise CompileError(
             f"unknown dtype {name!r}",
             expected="one of " + ", ".join(d for d in sorted(DTYPES) if d != "barrier"),
-            fix=f"did you mean {close!r}?" if close else 'write its name, such as "float16"',
+            fix=fix,
             code="unknown-dtype",
-            repair=swap(str(name), close) if close else None,
+            repair=repair,
         )
     return found
 
@@ -155,13 +156,6 @@ def _spelling(name: Any) -> str:
 @cache
 def _lookup(text: str) -> DType | None:
     return DTYPES.get(_ALIASES.get(text, text))
-
-
-def _closest(text: str) -> str:
-    import difflib
-
-    found = difflib.get_close_matches(text, [*DTYPES, *_ALIASES], 1)
-    return found[0] if found else ""
 
 
 def promote(a: DType, b: DType) -> DType:

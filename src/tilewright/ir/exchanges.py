@@ -8,12 +8,15 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
 from tilewright.ir.buffer import Region
 from tilewright.ir.layout.fragment import IDLE, Fragment
+from tilewright.ir.layout.layout import Indices
 from tilewright.ir.op import Op, Reduce, Relayout, Scan
 from tilewright.support.distinct import distinct
 
@@ -51,33 +54,29 @@ def _dims(tile: tuple[int, ...], result: tuple[int, ...], dim: int) -> set[int]:
     return {d for d in meant if [tile[i] for i in long if i != d] == rest}
 
 
+def _by_warp(src: Fragment, dst: Fragment) -> Iterator[tuple[Indices, Indices]]:
+    """The elements that each warp holds of the one, and those that it keeps of the other."""
+    for first in range(0, src.threads, WARP):
+        held, kept = (f.table()[first : first + WARP].reshape(-1) for f in (src, dst))
+        yield held[held != IDLE], kept[kept != IDLE]
+
+
 @lru_cache(maxsize=256)
 def relayout_crosses(src: Fragment, dst: Fragment) -> bool:
     """Whether some thread needs an element that no thread of its warp holds."""
-    have, need = src.table(), dst.table()
-    for first in range(0, src.threads, WARP):
-        wanted = need[first : first + WARP]
-        held = have[first : first + WARP]
-        if not np.isin(wanted[wanted != IDLE], held[held != IDLE]).all():
-            return True
-    return False
+    return any(not np.isin(kept, held).all() for held, kept in _by_warp(src, dst))
 
 
 @lru_cache(maxsize=256)
 def reduction_crosses(src: Fragment, dst: Fragment, dim: int) -> bool:
     """Whether some thread keeps the result of a row of which its warp does not hold all."""
-    have, need = src.table(), dst.table()
-    inner = int(np.prod(src.tile[dim + 1 :], dtype=np.int64))
-    size = src.tile[dim]
-    for first in range(0, src.threads, WARP):
-        held = distinct(have[first : first + WARP])
-        held = held[held != IDLE]
+    inner, size = prod(src.tile[dim + 1 :]), src.tile[dim]
+
+    def crosses(held: Indices, kept: Indices) -> bool:
         rows = held // (inner * size) * inner + held % inner
-        count = np.bincount(rows, minlength=int(np.prod(dst.tile, dtype=np.int64)))
-        wanted = need[first : first + WARP]
-        if (count[wanted[wanted != IDLE]] != size).any():
-            return True
-    return False
+        return bool((np.bincount(rows, minlength=prod(dst.tile))[kept] != size).any())
+
+    return any(crosses(distinct(held), kept) for held, kept in _by_warp(src, dst))
 
 
 __all__ = ["meets_inside", "reduction_crosses", "relayout_crosses"]

@@ -23,10 +23,9 @@ from tilewright.ir.op import (
     Map,
     Op,
     expressions,
-    marked,
     walk_ops,
 )
-from tilewright.ir.rewrite import rebuild
+from tilewright.ir.rewrite import map_bodies, rebuild
 
 LABELLED = ("print", "device_assert")
 
@@ -61,8 +60,7 @@ class _Labels:
             assert isinstance(op, Intrinsic)
             return self.label(op, nest)
         inner = (*nest, *op.vars) if isinstance(op, Map) else nest
-        fields = [f.name for f in marked(op, "body")]
-        return rebuild(op, **{name: self.body(getattr(op, name), inner) for name in fields})
+        return map_bodies(op, lambda body: self.body(body, inner))
 
     def label(self, op: Intrinsic, nest: tuple[Var, ...]) -> Intrinsic:
         places: list[Expr] = list(self.kernel.blocks)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
+from tilewright.ir.analysis.effects import check_deterministic
 from tilewright.ir.buffer import Space
-from tilewright.ir.determinism import check_deterministic
 from tilewright.ir.op import Alloc, Program, walk_ops
 from tilewright.ir.target import Target
 from tilewright.ir.text import print_program, print_signature

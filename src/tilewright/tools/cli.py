@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tilewright.ir.analysis.dependences import print_graphs
+from tilewright.ir.analysis.accesses import print_graphs
 from tilewright.ir.text import parse_program, print_program
 from tilewright.ir.verify import Stage, verify
 from tilewright.runtime.timing import BACKENDS, Settings

@@ -1,32 +1,44 @@
-"""Accesses of memory by ops, as boxes of elements, and whether two of them meet."""
+"""Accesses of memory by ops, as boxes of elements; whether two of them meet; and the event graph of
+a body: what runs each of its statements, and which must wait for which."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from itertools import groupby, product
+from typing import Any, NamedTuple, TypeAlias
 
-from tilewright.ir.analysis.aliases import aliases, sharing
+from tilewright.ir.analysis.aliases import Aliases, aliases, sharing
 from tilewright.ir.analysis.bounds import Ranges, stride_of
 from tilewright.ir.analysis.uniform import PerThread
+from tilewright.ir.atoms import ATOMS
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Const, Expr, Var, const, loads, substitute, variables
 from tilewright.ir.layout.fragment import Fragment
 from tilewright.ir.op import (
+    Alloc,
     Atomic,
+    Body,
     Copy,
+    For,
+    Hint,
     Intrinsic,
     Kernel,
     Map,
     Op,
+    Program,
     Store,
+    While,
+    bodies,
     bound_within,
     op_loads,
     regions,
+    touched_within,
     walk_ops,
     written_buffers,
 )
 from tilewright.ir.simplify import simplify
+from tilewright.ir.text import print_op
 
 NOWHERE: frozenset[Var] = frozenset()
 # of a dimension, a first index and a number of them; None: anywhere
@@ -261,3 +273,118 @@ def _moves_apart(
     if stride is None or not isinstance(distance, Const):
         return False
     return abs(stride) >= max(size - int(distance.value), extent + int(distance.value))
+
+
+# ── the event graph of a body: which statements must wait for which ──────────────────────────
+#
+# Of two statements that touch the same memory, one of them writing it, the later waits for the
+# earlier (distance 0) and, in a loop, the earlier for the later of the iteration before
+# (distance 1). Boxes that constants keep apart are apart. What stands in loops and branches, and
+# memory that has several names, is taken as a whole.
+
+EFFECTS = " effects"  # atomics and intrinsics keep their order
+ORDER = {
+    (True, False): "read after write",
+    (False, True): "write after read",
+    (True, True): "write after write",
+}
+
+
+class Touch(NamedTuple):
+    """Some elements of a buffer; box None: any of them."""
+
+    buffer: str
+    writes: bool
+    box: Box | None = None
+
+    def meets(self, other: Touch) -> bool:
+        """Of the same root: whether the two have to keep their order."""
+        if not (self.writes or other.writes):
+            return False
+        if self.buffer != other.buffer or self.box is None or other.box is None:
+            return True
+        return not apart(self.box, other.box)
+
+
+class Edge(NamedTuple):
+    """Statement `after` waits for `before`, of the same iteration or the one `distance` before."""
+
+    before: int
+    after: int
+    kind: str
+    name: str
+    distance: int
+
+
+class Graph:
+    """Of the statements of `body`; `roots`: the views around."""
+
+    def __init__(self, body: Body, roots: Aliases, *, loops: bool) -> None:
+        self.body = body
+        touches = [_by_root(op, roots) for op in body]
+        # what each statement touches: by root, whether it writes it
+        self.touched = [
+            {root: any(t.writes for t in found) for root, found in each.items()} for each in touches
+        ]
+        found: set[Edge] = set()
+        for a, b in product(range(len(body)), repeat=2):
+            for root in touches[a].keys() & touches[b].keys() if loops or a < b else ():
+                for old, new in product(touches[a][root], touches[b][root]):
+                    if old.meets(new):
+                        kind = ORDER[old.writes, new.writes]
+                        found.add(Edge(a, b, kind, root, int(a >= b)))
+        self.edges = sorted(found, key=lambda e: (e.after, e.before, e.name, e.kind))
+        self.names: dict[tuple[int, int], set[str]] = {}  # what keeps two statements in order
+        for e in self.edges:
+            for pair in ((e.before, e.after), (e.after, e.before)):
+                self.names.setdefault(pair, set()).add(e.name)
+
+    def text(self) -> str:
+        lines = [
+            f"{k:>3}  {unit_of(op):<8}{print_op(op).strip().splitlines()[0]}"
+            for k, op in enumerate(self.body)
+        ]
+        for (a, b, name), edges in groupby(self.edges, lambda e: (e.before, e.after, e.name)):
+            kinds = ", ".join(e.kind for e in edges)
+            when = " (next iteration)" if a >= b else ""
+            lines.append(f"     {a} -> {b}{when} {name.strip()}: {kinds}")
+        return "\n".join(lines)
+
+
+def _by_root(op: Op, roots: Aliases) -> dict[str, set[Touch]]:
+    found: dict[str, set[Touch]] = {}
+    if isinstance(op, Map) or not bodies(op):
+        for buffer, _, writes, box, *_ in accesses_of(op):
+            found.setdefault(roots[buffer.name], set()).add(Touch(buffer.name, writes, box))
+    else:
+        for buffer, writes in touched_within(op):
+            found.setdefault(roots[buffer.name], set()).add(Touch(buffer.name, writes))
+    if isinstance(op, Alloc) and op.init is not None:
+        found[op.buffer.name] = {Touch(op.buffer.name, True)}
+    if any(map(_keeps_order, walk_ops(op))):
+        found[EFFECTS] = {Touch(EFFECTS, True)}
+    return found
+
+
+def _keeps_order(op: Op) -> bool:
+    says = isinstance(op, Hint) and op.name != "assume"
+    return says or isinstance(op, (Atomic, Intrinsic))
+
+
+def unit_of(op: Op) -> str:
+    """What runs a statement: the copy engine, the tensor core, or threads."""
+    atom = ATOMS.get(getattr(op, "atom", None) or "")
+    return atom.unit if atom is not None else "threads"
+
+
+def print_graphs(program: Program) -> str:
+    """The event graph of every kernel and of every loop in it."""
+    found = []
+    for kernel in program.kernels:
+        roots = aliases(kernel)
+        for op in walk_ops(kernel):
+            if isinstance(op, (Kernel, For, While)):
+                head = print_op(op).strip().splitlines()[0].rstrip(" {")
+                graph = Graph(op.body, roots, loops=not isinstance(op, Kernel))
+                found.append(f"{head}\n{graph.text()}\n")
+    return "\n".join(found)

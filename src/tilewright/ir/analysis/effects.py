@@ -1,4 +1,5 @@
-"""What code does: which buffers it touches and writes, and whether it leaves a loop early."""
+"""What code does: which buffers it touches and writes, whether it leaves a loop early, and whether
+it may give other bits from run to run."""
 
 from __future__ import annotations
 
@@ -10,12 +11,15 @@ from tilewright.ir.expr import Var
 from tilewright.ir.marks import kept
 from tilewright.ir.op import (
     Alloc,
+    Atomic,
     Body,
     Break,
     Continue,
+    Copy,
     For,
     Kernel,
     Op,
+    Program,
     View,
     While,
     bodies,
@@ -24,6 +28,7 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
+from tilewright.support.errors import CompileError
 
 
 @kept
@@ -71,3 +76,26 @@ def leaves_early(body: Body, *ways: type[Op]) -> bool:
         or (not isinstance(op, (For, While)) and any(leaves_early(b, *ways) for b in bodies(op)))
         for op in body
     )
+
+
+def is_unordered(op: Op) -> bool:
+    """Whether `op` adds floats in the order in which blocks and threads happen to come."""
+    if isinstance(op, Atomic):
+        return op.op == "add" and op.dst.dtype.is_float
+    return isinstance(op, Copy) and op.reduce == "add" and op.dst.dtype.is_float
+
+
+def check_deterministic(program: Program) -> None:
+    """Refuse what `deterministic=True` rules out."""
+    for kernel in program.kernels:
+        for op in walk_ops(kernel):
+            if is_unordered(op):
+                assert isinstance(op, (Atomic, Copy))
+                raise CompileError(
+                    f"atomic sums of {op.dst.dtype} may give other bits from run to run",
+                    loc=op.loc,
+                    expected="sums in a fixed order, as deterministic=True asks for",
+                    got=f"additions to {op.dst.buffer.name} in the order in which blocks come",
+                    fix="let each block store its part, and sum the parts in a second T.Kernel; "
+                    "integers may be added atomically",
+                )

@@ -53,6 +53,8 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import map_body, rebuild
 
 WARP, WARPGROUP = 32, 128
+# where accesses of groups under way are kept, by their kind
+GROUPS = {"cp_async": "cp_async", "matrix": "matrix", "bulk_read": "bulk", "bulk_put": "puts"}
 OLDEST = 3  # groups of bulk stores are told apart up to this age
 AGAIN = Var(" again")  # what a `while` counts, as far as accesses go
 
@@ -321,18 +323,12 @@ class Hazards(Flow[State]):
     def record(self, new: int, state: State) -> State:
         access, op = self.known[new]
         bit = 1 << new
-        match access.kind:
-            case "bulk_write":
-                return state  # its barrier orders it
-            case "cp_async":
-                written = 1 << self.bit(replace(access, kind="threads"), op)
-                return state._replace(cp_async=state.cp_async | written)
-            case "matrix":
-                return state._replace(matrix=state.matrix | bit)
-            case "bulk_read":
-                return state._replace(bulk=state.bulk | bit)
-            case "bulk_put":
-                return state._replace(puts=state.puts | bit)
+        if access.kind == "bulk_write":
+            return state  # its barrier orders it
+        if access.kind == "cp_async":
+            bit = 1 << self.bit(replace(access, kind="threads"), op)
+        if (part := GROUPS.get(access.kind)) is not None:
+            return state._replace(**{part: getattr(state, part) | bit})
         state = state._replace(pending=state.pending | bit)
         if access.shared and (access.writes or access.root in self.accesses.sharing.values()):
             state = state._replace(raw=state.raw | bit)

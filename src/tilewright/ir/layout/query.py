@@ -124,16 +124,13 @@ def recast(layout: AnyLayout, old_bits: int, new_bits: int) -> AnyLayout:
         found = fit_layout(pieces[:, 0] // times)
     if not isinstance(layout, ComposedLayout):
         return found
-    swizzle, offset = layout.swizzle, layout.offset
-    if finer:
-        return ComposedLayout(
-            Swizzle(swizzle.bits, swizzle.base + by, swizzle.shift), offset * times, found
-        )
-    if offset % times or swizzle.base < by:
-        raise LayoutError(f"{swizzle} parts elements of {new_bits} bits")
-    return ComposedLayout(
-        Swizzle(swizzle.bits, swizzle.base - by, swizzle.shift), offset // times, found
-    )
+    swizzle, offset = layout.swizzle, layout.offset * times
+    if not finer:
+        offset, by = layout.offset // times, -by
+        if layout.offset % times or swizzle.base + by < 0:
+            raise LayoutError(f"{swizzle} parts elements of {new_bits} bits")
+    moved = Swizzle(swizzle.bits, swizzle.base + by, swizzle.shift)
+    return ComposedLayout(moved, offset, found)
 
 
 def _times(stride: IntTuple, k: int) -> IntTuple:

@@ -35,11 +35,12 @@ _OPEN, _CLOSE = "([", ")]"
 END = "the end"  # no token reads like this
 
 
-class _Tokens:
-    """The text cut into (kind, text, offset), newlines inside brackets left out."""
+class Scanner:
+    """The text cut into tokens, newlines inside brackets left out; a position in them, and what the
+    names read so far mean."""
 
-    def __init__(self, text: str, file: str) -> None:
-        self.text, self.file = text, file
+    def __init__(self, text: str, file: str, scope: Scope | None = None) -> None:
+        self.file = file
         self.line_starts = [0, *(m.end() for m in re.finditer("\n", text))]
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         self.kinds: list[str] = []
@@ -50,7 +51,7 @@ class _Tokens:
             match = _TOKEN.match(text, at)
             if match is None:
                 what = "an unfinished string" if text[at] == '"' else f"a stray {text[at]!r}"
-                raise CompileError(f"{what} in the IR text", loc=self.loc(at, at + 1))
+                raise CompileError(f"{what} in the IR text", loc=self.span(at, at + 1))
             kind, word = str(match.lastgroup), match.group()
             if kind == "symbol":
                 depth += (word in _OPEN) - (word in _CLOSE)
@@ -64,20 +65,6 @@ class _Tokens:
         self.kinds += ["newline", "end"]
         self.texts += ["\n", END]
         self.offsets += [len(text)] * 2
-
-    def loc(self, start: int, end: int) -> Loc:
-        line = bisect_right(self.line_starts, start)
-        base = self.line_starts[line - 1]
-        end = min(end, self.line_starts[line] - 1) if line < len(self.line_starts) else end
-        return Loc(self.file, line, start - base + 1, max(end, start + 1) - base + 1)
-
-
-class Scanner:
-    """A position in the tokens, and what the names read so far mean."""
-
-    def __init__(self, text: str, file: str, scope: Scope | None = None) -> None:
-        self.tokens = _Tokens(text, file)
-        self.kinds, self.texts = self.tokens.kinds, self.tokens.texts
         self.at = 0
         self.scope: dict[str, Var | Buffer] = dict(scope or {})
         self.defined: dict[str, int] = {}  # name as written → token, for names in scope
@@ -87,10 +74,16 @@ class Scanner:
 
     # ── tokens ───────────────────────────────────────────────────────────────────────────────
 
+    def span(self, start: int, end: int) -> Loc:
+        """From one offset to another."""
+        line = bisect_right(self.line_starts, start)
+        base = self.line_starts[line - 1]
+        end = min(end, self.line_starts[line] - 1) if line < len(self.line_starts) else end
+        return Loc(self.file, line, start - base + 1, max(end, start + 1) - base + 1)
+
     def loc(self, first: int, last: int | None = None) -> Loc:
         last = first if last is None else last
-        offsets = self.tokens.offsets
-        return self.tokens.loc(offsets[first], offsets[last] + len(self.texts[last]))
+        return self.span(self.offsets[first], self.offsets[last] + len(self.texts[last]))
 
     def fail(
         self,

@@ -7,20 +7,14 @@ interpreter's to check.
 
 from __future__ import annotations
 
+from tilewright.ir.analysis.uniform import TILE_OPS as NAMES
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.op import (
     OPS,
     Alloc,
-    Copy,
-    Fill,
-    Gemm,
-    Map,
     Op,
     Program,
-    Reduce,
-    Relayout,
     Role,
-    Scan,
     Turn,
     View,
     bodies,
@@ -33,7 +27,7 @@ from tilewright.ir.verify.ops import CHECKS
 from tilewright.ir.verify.sync import check_sync, check_turns
 from tilewright.ir.verify.values import check_buffer, check_expr, check_region
 
-TILE_OPS = (Copy, Fill, Gemm, Reduce, Scan, Relayout, Map)
+TILE_OPS = tuple(NAMES)
 _STAGE_OPS: dict[Stage, frozenset[type[Op]]] = {
     Stage.TILE: frozenset(OPS.values()),
     Stage.LAID_OUT: frozenset(OPS.values()),
@@ -96,7 +90,12 @@ def _check_op(op: Op, context: Context) -> None:
                 use_buffer(operand, context)
         else:
             check_expr(operand, context)
-    for check in CHECKS[type(op)]:
+    if isinstance(op, TILE_OPS) and context.has_roles and context.inside(Role) is None:
+        context.fail(
+            f"{type(op).__name__.lower()} outside the roles of a kernel that has them",
+            fix="put it into a role",
+        )
+    for check in CHECKS[type(op).__name__]:
         check(op, context)
     nested = tuple(bodies(op))
     if not nested:

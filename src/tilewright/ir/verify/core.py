@@ -3,18 +3,18 @@ checks that many rules share. Every failure raises `VerifyError` at the op's pos
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Expr, Var
 from tilewright.ir.op import Kernel, Op, Program
 from tilewright.ir.text.printer import FORMS, print_op
+from tilewright.ir.text.scan import did_you_mean
 from tilewright.support.errors import Loc, VerifyError, occurrence
 
 WARP = 32
@@ -90,16 +90,20 @@ class Context:
             self.fail(
                 f"unknown {what} {value!r}",
                 expected="one of " + ", ".join(map(str, known)),
-                fix=_closest(str(value), map(str, known)),
+                fix=did_you_mean(str(value), map(str, known)),
             )
 
 
-def _closest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"did you mean {close[0]}?" if close else ""
-
-
 Check = Callable[[Any, Context], None]
+C = TypeVar("C", bound=Check)
+RULES: dict[str, list[Check]] = {}  # by the name of an op's class
+
+
+def rule(check: C) -> C:
+    """A check of the ops that its first parameter is annotated with."""
+    for name in check.__annotations__["op"].split(" | "):
+        RULES.setdefault(name, []).append(check)
+    return check
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────
@@ -136,7 +140,7 @@ def use_var(var: Var, context: Context, loc: Loc | None = None) -> None:
     where = "is not in scope here" if var.name in context.names else "is never defined"
     if var.name in context.buffers:
         where = "is a buffer, not a variable"
-    fix = _closest(var.name, context.vars) or (
+    fix = did_you_mean(var.name, context.vars) or (
         f"make {var.name} a parameter, or a size of one: sizes are known from the shapes of tensors"
     )
     context.fail(f"variable {var.name} {where}", loc=loc, fix=fix)
@@ -148,7 +152,7 @@ def use_buffer(buffer: Buffer, context: Context, loc: Loc | None = None) -> None
         return
     if found is None:
         where = "is not in scope here" if buffer.name in context.names else "is never allocated"
-        fix = _closest(buffer.name, context.buffers)
+        fix = did_you_mean(buffer.name, context.buffers)
         context.fail(f"buffer {buffer.name} {where}", loc=loc, fix=fix)
     different = [
         name

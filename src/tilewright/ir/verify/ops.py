@@ -25,7 +25,6 @@ from tilewright.ir.op import (
     Gemm,
     Hint,
     Intrinsic,
-    Op,
     Reduce,
     Relayout,
     Role,
@@ -39,12 +38,13 @@ from tilewright.ir.op import (
 )
 from tilewright.ir.ptx_text import written_operands
 from tilewright.ir.verify.core import (
+    RULES,
     WARP,
-    Check,
     Context,
     block_warps,
+    rule,
 )
-from tilewright.ir.verify.structure import STRUCTURE, WARPGROUP, tile_op
+from tilewright.ir.verify.structure import WARPGROUP
 from tilewright.ir.verify.values import (
     DATA,
     TILES,
@@ -65,6 +65,7 @@ NAMED_BARRIERS = 16
 # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
 
+@rule
 def _alloc(op: Alloc, context: Context) -> None:
     if op.buffer.space is Space.GLOBAL:
         context.fail(
@@ -80,6 +81,7 @@ def _alloc(op: Alloc, context: Context) -> None:
         context.dtype(op.init.dtype, op.buffer.dtype, "the initial value")
 
 
+@rule
 def _view(op: View, context: Context) -> None:
     for size in op.buffer.shape:
         check_expr(size, context)
@@ -113,6 +115,7 @@ _ROUTES: dict[str, tuple[tuple[Space, ...], tuple[Space, ...]]] = {
 }
 
 
+@rule
 def _atom(op: Copy | Gemm, context: Context) -> None:
     kind = type(op).__name__
     fit = [a.name for a in ATOMS.values() if a.op == kind]
@@ -132,6 +135,7 @@ def _moves(
     in_space(op.dst, "the destination", spaces, context)
 
 
+@rule
 def _copy(op: Copy, context: Context) -> None:
     _moves(op, DATA, context)
     same_tile(op.src, op.dst, context)
@@ -173,6 +177,7 @@ def _copy_atom(op: Copy, name: str, context: Context) -> None:
         )
 
 
+@rule
 def _store(op: Store, context: Context) -> None:
     if op.buffer.space is Space.BARRIER:
         context.fail(f"{op.buffer.name} is a barrier and cannot be stored to")
@@ -183,6 +188,7 @@ def _store(op: Store, context: Context) -> None:
 _ATOMICS = ("add", "max", "min", "and", "or", "xor", "exch", "load", "store")
 
 
+@rule
 def _atomic(op: Atomic, context: Context) -> None:
     context.one_of(op.op, _ATOMICS, "atomic")
     in_space(op.dst, "the destination", DATA, context)
@@ -204,6 +210,7 @@ def _atomic(op: Atomic, context: Context) -> None:
             context.fail("only an atomic on one element has a result", got=shape_text(op.dst.tile))
 
 
+@rule
 def _fill(op: Fill, context: Context) -> None:
     in_space(op.dst, "the destination", DATA, context)
     context.dtype(op.value.dtype, op.dst.dtype, "the value")
@@ -224,6 +231,7 @@ _GEMM_SPACES: dict[str | None, tuple[tuple[Space, ...], tuple[Space, ...], tuple
 }
 
 
+@rule
 def _gemm(op: Gemm, context: Context) -> None:
     spaces = _GEMM_SPACES.get(op.atom, _GEMM_SPACES["fma"])
     for region, what, allowed in zip((op.a, op.b, op.c), "abc", spaces, strict=True):
@@ -267,6 +275,7 @@ _REDUCTIONS = (
 )  # fmt: skip
 
 
+@rule
 def _reduce(op: Reduce, context: Context) -> None:
     context.one_of(op.op, _REDUCTIONS, "reduction")
     _moves(op, DATA, context)
@@ -294,6 +303,7 @@ def _without(extents: Extents, dim: int) -> Extents:
     return tuple(e for e in rest if not (isinstance(e, Const) and e.value == 1))
 
 
+@rule
 def _scan(op: Scan, context: Context) -> None:
     context.one_of(op.op, ("sum", "max"), "scan")
     _moves(op, DATA, context)
@@ -305,6 +315,7 @@ def _scan(op: Scan, context: Context) -> None:
         )
 
 
+@rule
 def _relayout(op: Relayout, context: Context) -> None:
     _moves(op, (Space.FRAGMENT,), context)
     same_tile(op.src, op.dst, context)
@@ -314,6 +325,7 @@ def _relayout(op: Relayout, context: Context) -> None:
 # ── synchronisation ──────────────────────────────────────────────────────────────────────────
 
 
+@rule
 def _barrier_init(op: BarrierInit, context: Context) -> None:
     in_space(op.barrier, "the barrier", (Space.BARRIER,), context)
     context.integer(op.count, "the count")
@@ -321,6 +333,7 @@ def _barrier_init(op: BarrierInit, context: Context) -> None:
         context.fail("a barrier needs at least one arrival", got=str(op.count.value))
 
 
+@rule
 def _arrive(op: Arrive, context: Context) -> None:
     one_barrier(op.barrier, context)
     context.integer(op.bytes, "bytes")
@@ -328,6 +341,7 @@ def _arrive(op: Arrive, context: Context) -> None:
     context.one_of(op.by, ("instance", "warps"), "by")
 
 
+@rule
 def _wait(op: Wait, context: Context) -> None:
     one_barrier(op.barrier, context)
     context.integer(op.phase, "the phase")
@@ -338,6 +352,7 @@ def _wait(op: Wait, context: Context) -> None:
         )
 
 
+@rule
 def _group(op: Commit | WaitGroup, context: Context) -> None:
     context.one_of(op.unit, GROUP_UNITS, "unit")
     if isinstance(op, WaitGroup):
@@ -350,10 +365,12 @@ def _group(op: Commit | WaitGroup, context: Context) -> None:
 _FENCES = ("proxy_async", "wgmma", "barrier_init", "cluster", "cluster_shared", "gpu")
 
 
+@rule
 def _fence(op: Fence, context: Context) -> None:
     context.one_of(op.kind, _FENCES, "fence")
 
 
+@rule
 def _sync(op: Sync, context: Context) -> None:
     context.one_of(op.scope, ("block", "warp", "cluster", "named"), "scope")
     context.one_of(op.order, ("all", "shared"), "order")
@@ -383,6 +400,7 @@ def _sync(op: Sync, context: Context) -> None:
         )
 
 
+@rule
 def _turn(op: Turn, context: Context) -> None:
     context.one_of(op.edge, ("begin", "end"), "edge of a turn")
     role = context.inside(Role)
@@ -408,6 +426,7 @@ def _turn(op: Turn, context: Context) -> None:
 # ── late ─────────────────────────────────────────────────────────────────────────────────────
 
 
+@rule
 def _intrinsic(op: Intrinsic, context: Context) -> None:
     context.one_of(op.name, INTRINSICS, "intrinsic")
     if op.result is not None and not INTRINSICS[op.name].yields:
@@ -430,32 +449,11 @@ def _ptx(op: Intrinsic, context: Context) -> None:
         )
 
 
+@rule
 def _hint(op: Hint, context: Context) -> None:
     if op.name == "assume" and op.value is not None:
         context.boolean(op.value, "what is assumed")
 
 
-CHECKS: dict[type[Op], tuple[Check, ...]] = {
-    **STRUCTURE,
-    Alloc: (_alloc,),
-    View: (_view,),
-    Copy: (tile_op, _atom, _copy),
-    Store: (_store,),
-    Atomic: (_atomic,),
-    Fill: (tile_op, _fill),
-    Gemm: (tile_op, _atom, _gemm),
-    Reduce: (tile_op, _reduce),
-    Scan: (tile_op, _scan),
-    Relayout: (tile_op, _relayout),
-    BarrierInit: (_barrier_init,),
-    Arrive: (_arrive,),
-    Wait: (_wait,),
-    Commit: (_group,),
-    WaitGroup: (_group,),
-    Fence: (_fence,),
-    Sync: (_sync,),
-    Turn: (_turn,),
-    Intrinsic: (_intrinsic,),
-    Hint: (_hint,),
-}
-assert set(CHECKS) == set(OPS.values())
+CHECKS = RULES
+assert CHECKS.keys() == OPS.keys()

@@ -19,17 +19,16 @@ from tilewright.ir.op import (
     Kernel,
     Let,
     Map,
-    Op,
     Role,
     Store,
     While,
     walk_ops,
 )
 from tilewright.ir.verify.core import (
-    Check,
     Context,
     block_threads,
     block_warps,
+    rule,
 )
 
 MAX_THREADS = 1024
@@ -37,6 +36,7 @@ REGISTERS_PER_BLOCK = 65536
 WARPGROUP = 4
 
 
+@rule
 def _kernel(op: Kernel, context: Context) -> None:
     if context.enclosing:
         context.fail("a kernel inside another op", fix="kernels stand side by side")
@@ -91,6 +91,7 @@ def _registers(op: Kernel, context: Context) -> None:
         )
 
 
+@rule
 def _for(op: For, context: Context) -> None:
     kinds = ("serial", "unroll", "vectorized", "pipelined", "persistent", "cluster")
     context.one_of(op.kind, kinds, "loop kind")
@@ -115,10 +116,12 @@ def _for(op: For, context: Context) -> None:
         )
 
 
+@rule
 def _condition(op: If | While, context: Context) -> None:
     context.boolean(op.cond, "the condition")
 
 
+@rule
 def _in_loop(op: Break | Continue, context: Context) -> None:
     word = type(op).__name__.lower()
     inner = context.inside(For, While, Map, Role)
@@ -127,10 +130,12 @@ def _in_loop(op: Break | Continue, context: Context) -> None:
         context.fail(f"{word} outside a loop{why}", expected="a for or while around it")
 
 
+@rule
 def _let(op: Let, context: Context) -> None:
     context.dtype(op.value.dtype, op.var.dtype, f"the value of {op.var.name}")
 
 
+@rule
 def _role(op: Role, context: Context) -> None:
     outer = context.inside(Role, Map)
     if outer is not None:
@@ -164,17 +169,10 @@ def _role(op: Role, context: Context) -> None:
         )
 
 
-def tile_op(op: Op, context: Context) -> None:
-    if context.has_roles and context.inside(Role) is None:
-        context.fail(
-            f"{type(op).__name__.lower()} outside the roles of a kernel that has them",
-            fix="put it into a role",
-        )
-
-
 _IN_MAP = (Let, Store, For, While, If, Break, Continue, Alloc, Atomic, Intrinsic, Hint)
 
 
+@rule
 def _map(op: Map, context: Context) -> None:
     if len(op.vars) != len(op.extents) or not op.vars:
         context.fail(
@@ -206,16 +204,3 @@ def _map(op: Map, context: Context) -> None:
                 expected="local: private to an iteration",
                 got=inner.buffer.space.value,
             )
-
-
-STRUCTURE: dict[type[Op], tuple[Check, ...]] = {
-    Kernel: (_kernel,),
-    For: (_for,),
-    While: (_condition,),
-    If: (_condition,),
-    Break: (_in_loop,),
-    Continue: (_in_loop,),
-    Let: (_let,),
-    Role: (_role,),
-    Map: (tile_op, _map),
-}

@@ -37,8 +37,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
+from tilewright.ir.analysis.accesses import Graph
 from tilewright.ir.analysis.aliases import Aliases, aliases
-from tilewright.ir.analysis.dependences import Graph
 from tilewright.ir.analysis.effects import leaves_early, touched, used_outside
 from tilewright.ir.analysis.lifetimes import overwrites
 from tilewright.ir.buffer import Buffer, Space
