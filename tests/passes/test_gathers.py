@@ -271,9 +271,9 @@ def test_trip_counts(name, trips):
 
 
 PRODUCER = """\
-      alloc row_1: int32[128] fragment layout="frag{tile=(128) tv=((8,16),8):((0,1),16)}"
+      alloc row: int32[128] fragment layout="frag{tile=(128) tv=((8,16),8):((0,1),16)}"
       map i_1 in 128 layout="frag{tile=(128) tv=((8,16),8):((0,1),16)}" {
-        row_1[i_1] = rows[bx * 128 + i_1]
+        row[i_1] = rows[bx * 128 + i_1]
       }
       for k_1 in 0 .. 4 {
         let k_slot_1 = k_turn_1 % 3
@@ -284,7 +284,7 @@ PRODUCER = """\
         wait a_free[k_slot] phase (k_turn_1 // 3 % 2 + 1) % 2
         map (i_2, j_1) in (128, 64) layout="frag{tile=(128,64) tv=(128,(8,8)):(8,(1,1024))}" \
 atom=cp_async {
-          a[k_slot, i_2, j_1] = X[row_1[i_2], k_1 * 64 + j_1]
+          a[k_slot, i_2, j_1] = X[row[i_2], k_1 * 64 + j_1]
         }
         commit cp_async
         wait_group cp_async pending 1

@@ -191,28 +191,21 @@ class Multiprocessor:
         self.meetings: dict[Any, Meeting] = {}
         self.turns: dict[tuple[int, str, int], list[int]] = {}
         self.spans: list[Span] = []
-        self.agents: list[Who] = []
+        self.crew: list[Who] = []
         self.open: set[int] = set()  # agents that have iterations to go
         self.known: Env = {}
         self.costs: dict[int, tuple[float, float]] = {}
-        self.quiet: dict[int, bool] = {}
-        self.partners: dict[int, bool] = {}
         self.roles = list(walk_ops(kernel.body, Role))
-        self.touches: dict[int, frozenset[str]] = {}
-        self.sharing: dict[int, float] = {}
+        self.sharing: dict[int, float] = {}  # by a copy's id, how many blocks read the same
         for dim in program.dims:
             many = max(ENOUGH // max(dim.multiple_of, 1), 1) * max(dim.multiple_of, 1)
             self.known[dim.var] = sizes.get(dim.var.name, min(max(many, dim.min), dim.max or many))
-        for op in walk_ops(kernel):
-            if isinstance(op, BarrierInit):
-                self.counts[op.barrier.buffer.name] = int(value(op.count, self.known))
+        for op in walk_ops(kernel, BarrierInit):
+            self.counts[op.barrier.buffer.name] = int(value(op.count, self.known))
 
     def partner(self, op: For) -> bool:
         """Whether a loop has to do with the one that is asked about: both name a barrier."""
-        if id(op) not in self.partners:
-            mine, asked = _barriers(op), _barriers(self.loop)
-            self.partners[id(op)] = bool(mine & asked) or holds(op, self.loop)
-        return self.partners[id(op)]
+        return bool(_barriers(op) & _barriers(self.loop)) or holds(op, self.loop)
 
     # what ops take
 

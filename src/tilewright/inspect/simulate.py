@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 from typing import Any
@@ -146,7 +145,7 @@ class Walk:
 
     def repeat(self, op: For) -> Steps:
         sim = self.sim
-        if sim.quiet.setdefault(id(op), is_quiet(op)):
+        if is_quiet(op):
             yield from self.compute(op)
             return
         turns = trips(op, self.env)
@@ -187,12 +186,7 @@ class Walk:
         """Until what threads have loaded for this op is there."""
         if not self.loaded:
             return
-        sim = self.sim
-        names = sim.touches.get(id(op))
-        if names is None:
-            names = sim.touches[id(op)] = frozenset(
-                b.name for i in walk_ops(op) for b in (*read_buffers(i), *written_buffers(i))
-            )
+        names = {b.name for i in walk_ops(op) for b in (*read_buffers(i), *written_buffers(i))}
         there = max((self.loaded.pop(n) for n in names if n in self.loaded), default=0.0)
         if there > self.now:
             since = self.now
@@ -287,7 +281,7 @@ class Walk:
         return self.groups.setdefault(unit, Groups(unit, NOBODY, 0, 0))
 
     def joins(self, op: Op, unit: str, ends: tuple[float, float]) -> None:
-        self.groups_in(unit).add(Transfer(op, [], tuple, list, value=ends))
+        self.groups_in(unit).add(Transfer(op, [], tuple, lambda _: None, value=ends))
 
     def copy(self, op: Copy) -> Steps:
         sim, who = self.sim, self.who
@@ -364,7 +358,7 @@ class Walk:
             self.loaded.clear()
             self.wait(op, since, MEMORY)
             since = self.now
-        everybody = sum(a.warps for a in sim.agents if a.block == who.block)
+        everybody = sum(w.warps for w in sim.crew if w.block == who.block)
         name, warps = "block", everybody
         if op.scope == "named":
             name = str(value(op.id, self.env)) if op.id is not None else "0"
@@ -439,25 +433,13 @@ _RULES: Mapping[type[Op], Callable[[Any, Any], Steps | None]] = {
 EVENTS = 20_000  # give up
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a walk has found: of the `crew`, `agents` are those who run the loop. By an op's id,
-    `sharing`: how many blocks read the same; `costs`: cycles of (tensor core, threads)."""
-
-    loop: For
-    crew: list[Who]
-    agents: list[Who]
-    spans: list[Span]
-    end: float
-    sharing: dict[int, float]
-    costs: dict[int, tuple[float, float]]
-    trip: int
-
-
 class Simulation(Multiprocessor):
-    """The agents of a kernel on the multiprocessor."""
+    """The agents of a kernel on the multiprocessor: of the `crew`, those who run the loop."""
 
-    def run(self) -> Run | None:
+    agents: list[Who]
+
+    def run(self) -> Simulation | None:
+        """None where there is no loop, or it waits for something that is not modelled."""
         found = steady_loop(self.kernel, self.known)
         if found is None:
             return None
@@ -466,28 +448,20 @@ class Simulation(Multiprocessor):
         running = self.chip.multiprocessors * self.blocks
         self.sharing = sharing(self.kernel, self.env, running, set(self.sizes))
         for block in range(self.blocks):
-            for who in self.crew(block):
-                self.agents.append(who)
-                role = self.role_of(who)
-                main = role is None or any(id(op) in self.loops for op in walk_ops(role))
-                self.open |= {who.number} if main else set()
+            for who in self.members(block):
+                self.crew.append(who)
+                roles = [role for role in self.roles if role.name == who.role]
+                if not roles or any(id(op) in self.loops for op in walk_ops(roles[0])):
+                    self.open.add(who.number)
                 self.clock.at(0.0, self.agent(who))
         with suppress(RunError):  # barriers that are not modelled
             while self.clock.queue and self.open and self.clock.count < EVENTS:
                 self.clock.step()
-        agents = [w for w in self.agents if len(w.starts) > 1]
+        self.agents = [w for w in self.crew if len(w.starts) > 1]
         # instances of a role that others have run to the end may have their turn later
-        over = {(w.block, w.role) for w in agents if w.number not in self.open}
-        stuck = [w for w in self.agents if w.number in self.open and (w.block, w.role) not in over]
-        if stuck or not agents:
-            return None  # it waits for something that is not modelled
-        return Run(
-            self.loop, self.agents, agents, self.spans, self.clock.now, self.sharing, self.costs,
-            self.trip,
-        )  # fmt: skip
-
-    def role_of(self, who: Who) -> Role | None:
-        return next((r for r in self.roles if r.name == who.role), None)
+        over = {(w.block, w.role) for w in self.agents if w.number not in self.open}
+        stuck = any(w.number in self.open and (w.block, w.role) not in over for w in self.crew)
+        return self if self.agents and not stuck else None
 
     def others(self) -> Iterator[int]:
         """Of roles that compute in step with the loop, but in one of their own, that loop."""
@@ -496,11 +470,11 @@ class Simulation(Multiprocessor):
             if own and not holds(role, self.loop):
                 yield id(own[0])
 
-    def crew(self, block: int) -> Iterator[Who]:
+    def members(self, block: int) -> Iterator[Who]:
         parts: list[tuple[str, int, int]] = [(r.name, r.warps, r.instances) for r in self.roles]
         if not parts:
             parts = [("", max(1, prod(self.kernel.threads) // WARP), 1)]
-        first = len(self.agents)
+        first = len(self.crew)
         for name, warps, instances in parts:
             each = max(1, warps // max(1, instances))
             peers = -(-each // GROUP)
@@ -525,7 +499,7 @@ def simulate(
     target: Target,
     blocks: int = 1,
     sizes: Mapping[str, int] | None = None,
-) -> Run | None:
+) -> Simulation | None:
     """`kernel` on one multiprocessor with `blocks` of its blocks; `sizes`: those known at launch.
     None where it has no loop to ask about, or waits for something that is not modelled."""
     return Simulation(program, kernel, target, blocks, sizes or {}).run()

@@ -13,6 +13,7 @@ runs; its indices are expressions too. `Select` evaluates only the chosen side's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import is_
 from typing import Any
 
 from tilewright.ir.arith import (
@@ -137,7 +138,7 @@ def _transformed(node: Expr, rule: Callable[[Expr], Expr | None], memo: dict[int
 
 
 def _same(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> bool:
-    return all(x is y for x, y in zip(a, b, strict=True))
+    return all(map(is_, a, b))
 
 
 def map_children(expr: Expr, fn: Callable[[Expr], Expr]) -> Expr:

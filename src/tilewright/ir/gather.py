@@ -108,11 +108,11 @@ def as_gather(op: Map, values: Mapping[Var, Expr]) -> Map | None:
     if not isinstance(last, Store):
         return None
     extents = dict(zip(op.vars, op.extents, strict=True))
-    place = tuple(i for i in last.indices if isinstance(i, Var))
-    if len(place) != len(last.indices) or set(place) != set(op.vars) or len(place) != len(op.vars):
+    place = tuple(i for i in last.indices if isinstance(i, Var) and i in extents)
+    if not len(set(place)) == len(last.indices) == len(op.vars):
         return None
     sizes = tuple(extents[v] for v in place)
-    if any(a is not b for a, b in zip(sizes, last.buffer.shape, strict=True)):
+    if sizes != last.buffer.shape:
         return None
     store = Store(last.buffer, place, substitute(last.value, names), loc=last.loc)
     found = Map(place, sizes, (store,), loc=op.loc)

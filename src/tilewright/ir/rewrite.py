@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from operator import is_
 from typing import Any, TypeVar
 
 from tilewright.ir.buffer import Buffer, Region
@@ -37,18 +38,14 @@ def map_region(
     buffer: Callable[[Buffer], Buffer] | None = None,
 ) -> Region:
     """`region` with every start, extent and rank put through `expr`."""
-    starts = _each(region.starts, expr)
-    extents = _each(region.extents, expr)
-    cta = None if region.cta is None else expr(region.cta)
-    at = region.buffer if buffer is None else buffer(region.buffer)
-    if (
-        starts is region.starts
-        and extents is region.extents
-        and cta is region.cta
-        and at is region.buffer
-    ):
-        return region
-    return Region(at, starts, extents, cta)
+    new = (
+        region.buffer if buffer is None else buffer(region.buffer),
+        _each(region.starts, expr),
+        _each(region.extents, expr),
+        None if region.cta is None else expr(region.cta),
+    )
+    old = (region.buffer, region.starts, region.extents, region.cta)
+    return region if all(map(is_, new, old)) else Region(*new)
 
 
 def map_operands(
@@ -81,7 +78,7 @@ def map_exprs(op: OpT, fn: Callable[[Expr], Expr]) -> OpT:
 
 def _each(values: tuple[Any, ...], fn: Callable[[Any], Any]) -> tuple[Any, ...]:
     new = tuple(fn(v) for v in values)
-    return values if all(a is b for a, b in zip(new, values, strict=True)) else new
+    return values if all(map(is_, new, values)) else new
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────
@@ -126,33 +123,31 @@ def map_kernels(program: Program, fn: Callable[[Kernel], Kernel]) -> Program:
     return dataclasses.replace(program, kernels=kernels)
 
 
-def _everywhere(code: Any, fn: Callable[[Op], Op]) -> Any:
-    """`fn` on every op of `code`, `code` itself included when it is an op."""
-    if isinstance(code, tuple):
-        return map_body(code, fn)
-    return fn(map_ops(code, fn))
-
-
 # ── names ────────────────────────────────────────────────────────────────────────────────────
 
 
 def substitute_vars(code: Code, values: Mapping[Var, Expr]) -> Code:
     """`code` with variables replaced by expressions wherever they are read."""
-    rule = _substitution(values, {})
-    new: Code = _everywhere(code, lambda op: map_operands(op, rule))
-    return new
+    return _replaced(code, values, {})
 
 
 def replace_buffers(code: Code, buffers: Mapping[Buffer, Buffer]) -> Code:
     """`code` with buffers replaced wherever they are allocated, viewed, read or written."""
-    names = {old.name: new for old, new in buffers.items()}
-    rule = _substitution({}, names)
-    new: Code = _everywhere(code, lambda op: map_operands(op, rule, _swap(names)))
-    return new
+    return _replaced(code, {}, {old.name: new for old, new in buffers.items()})
 
 
-def _swap(names: Mapping[str, Buffer]) -> Callable[[Buffer], Buffer]:
-    return lambda buffer: names.get(buffer.name, buffer)
+def _replaced(
+    code: Code, values: Mapping[Var, Expr], buffers: Mapping[str, Buffer], rebind: bool = False
+) -> Code:
+    """`code`, and what it binds too where it is to `rebind`."""
+    rule = _substitution(values, buffers)
+
+    def one(op: Op) -> Op:
+        new = map_operands(op, rule, lambda buffer: buffers.get(buffer.name, buffer))
+        return _rebind(new, values) if rebind else new
+
+    new: Any = map_body(code, one) if isinstance(code, tuple) else one(map_ops(code, one))
+    return new  # type: ignore[no-any-return]
 
 
 def _substitution(
@@ -243,24 +238,11 @@ def rename_unique(code: Code, taken: set[str]) -> Code:
         if isinstance(op, (Alloc, View)):
             new = fresh_name(op.buffer.name, taken)
             buffers[op.buffer.name] = dataclasses.replace(op.buffer, name=new)
-    rule = _substitution(values, buffers)
-
-    def one(op: Op) -> Op:
-        return _rebind(map_operands(op, rule, _swap(buffers)), values)
-
-    renamed: Code = _everywhere(code, one)
-    return renamed
+    return _replaced(code, values, buffers, rebind=True)
 
 
 def _rebind(op: Op, values: Mapping[Var, Expr]) -> Op:
-    changes: dict[str, Any] = {}
-    for f in marked(op, "binds"):
-        value = getattr(op, f.name)
-        if isinstance(value, tuple):
-            changes[f.name] = tuple(values.get(v, v) for v in value)
-        elif value is not None:
-            changes[f.name] = values.get(value, value)
-    return rebuild(op, **changes) if changes else op
+    def one(bound: Any) -> Any:
+        return _each(bound, one) if isinstance(bound, tuple) else values.get(bound, bound)
 
-
-# ── rules ────────────────────────────────────────────────────────────────────────────────────
+    return rebuild(op, **{f.name: one(getattr(op, f.name)) for f in marked(op, "binds")})

@@ -432,7 +432,7 @@ class Builder:
 
 def _written(op: Op) -> list[Buffer]:
     """The buffers that the op writes, or may write."""
-    found = written_buffers(op)
+    found = [*written_buffers(op)]
     if isinstance(op, Intrinsic):
         found += [a.buffer for a in op.args if isinstance(a, Region)]
     if _is_word(op):

@@ -54,7 +54,7 @@ def difference(a: Expr, b: Expr) -> Expr:
     """`a - b` with everything cancelled that cancels: `(bx + 1) * 128 - bx * 128` is 128. Index
     arithmetic is taken not to wrap, as everywhere in the language."""
     left = a - b
-    form = NOTHING.form(left, index=True)
+    form = NOTHING.form(left, True)
     try:
         return build_sum(form, left.dtype) if form.terms else const(form.const)
     except TooLarge:

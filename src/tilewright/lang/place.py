@@ -4,7 +4,7 @@ loops out of branches on the thread index."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from tilewright.ir.analysis.uniform import per_thread
@@ -68,7 +68,6 @@ from tilewright.support.errors import CompileError
 WARP = 32
 
 
-@dataclass(frozen=True)
 class Placed(Op):
     """Statements under `T.ws`, until the kernel's end shows who controls their order."""
 

@@ -2,8 +2,7 @@
 
 Shared subtrees are evaluated once. `Select`, `and` and `or` evaluate a side that may fault (it
 loads, or a check watches it) only under the lanes that chose it; other sides are computed in all
-lanes, where garbage does no harm. Inside a `Map`, a load whose indices are nest variables plus
-something uniform becomes a box of the buffer instead of a gather.
+lanes, where garbage does no harm.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from tilewright.machine.lanes import (
     NOTHING,
     TileRegion,
     gather,
-    gather_box,
     lazy_and,
     lazy_or,
     narrow,
@@ -113,15 +111,13 @@ class Evaluator:
     def __init__(self, *, sanitize: bool = False, nan: bool = False) -> None:
         self.sanitize = sanitize
         self.nan = nan
-        self.axes: dict[Var, int] = {}  # nest variables of the `Map` being compiled
-        self.varying: set[Var] = set()  # variables that may differ between its iterations
         self._cache: dict[Any, tuple[Expr, Eval]] = {}
         self._faults: dict[int, tuple[Expr, bool]] = {}
 
     def __call__(self, expr: Expr, *, index: bool = False) -> Eval:
         """The function that evaluates `expr`; `index`: watch it for int32 overflow."""
         index = index and self.sanitize
-        key = (id(expr), index, tuple(self.axes))
+        key = (id(expr), index)
         found = self._cache.get(key)
         if found is None:
             found = self._cache[key] = (expr, self._compile(expr, index))
@@ -158,29 +154,6 @@ class Evaluator:
             return node.op in ("//", "%", "+", "-", "*", "<<", ">>")
         return self.nan and node.dtype.is_float and isinstance(node, (Bin, Call, Cast))
 
-    def box(self, indices: tuple[Expr, ...]) -> tuple[tuple[int, Expr | None], ...] | None:
-        """Per index its nest axis (or -1) and offset, when each is a nest variable plus
-        something uniform and no variable appears twice."""
-        spec: list[tuple[int, Expr | None]] = []
-        for index in indices:
-            axis = -1
-            rest: Expr | None = index
-            if isinstance(index, Var) and index in self.axes:
-                axis, rest = self.axes[index], None
-            elif isinstance(index, Bin) and index.op == "+":
-                for var, other in ((index.a, index.b), (index.b, index.a)):
-                    if isinstance(var, Var) and var in self.axes:
-                        axis, rest = self.axes[var], other
-                        break
-            if rest is not None and any(
-                isinstance(n, Load) or n in self.varying for n in walk(rest)
-            ):
-                return None
-            if axis >= 0 and any(axis == a for a, _ in spec):
-                return None
-            spec.append((axis, rest))
-        return tuple(spec) if any(axis >= 0 for axis, _ in spec) else None
-
 
 def constant(expr: Const) -> Value:
     return (
@@ -214,7 +187,7 @@ class _Writer:
         self.owner = owner
         self.lines: list[str] = []
         self.names: dict[str, Any] = {
-            "gather": gather, "gather_box": gather_box, "narrow": narrow, "pick": pick,
+            "gather": gather, "narrow": narrow, "pick": pick,
             "narrow_not": narrow_not, "lazy_and": lazy_and, "lazy_or": lazy_or, "lookup": lookup,
             "NOTHING": NOTHING, "divides": divides, "fits": fits,
             "born_nan": born_nan, "shifts": shifts,
@@ -297,13 +270,6 @@ class _Writer:
     def load(self, node: Load, done: Done, pad: str) -> str:
         memory = self.assign(pad, f"fr.bufs[{node.buffer.name!r}]")
         where = self.keep(node)
-        box = self.owner.box(node.indices) if self.owner.axes else None
-        if box is not None and not self.owner.sanitize:
-            parts = []
-            for axis, rest in box:
-                text = self.keep(np.int64(0)) if rest is None else self.emit(rest, done, pad, False)
-                parts.append(f"({axis}, {text}), ")
-            return self.assign(pad, f"gather_box(fr, {memory}, ({''.join(parts)}), {where})")
         parts = [self.emit(i, done, pad, self.owner.sanitize) + ", " for i in node.indices]
         return self.assign(pad, f"gather(fr, {memory}, ({''.join(parts)}), {where})")
 

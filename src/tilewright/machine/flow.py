@@ -232,7 +232,7 @@ def run_hint(b: Builder, op: Hint) -> Run:
 @tile_meaning(Map)
 def run_map(b: Builder, op: Map) -> Run:
     evaluate = b.evaluate
-    if evaluate.axes:  # inside of another one: iterations are independent, so one after another
+    if b.in_map:  # inside of another one: iterations are independent, so one after another
         inner = op.body
         for var, extent in zip(op.vars[::-1], op.extents[::-1], strict=True):
             inner = (For(var, const(0), extent, inner, loc=op.loc),)
@@ -241,7 +241,7 @@ def run_map(b: Builder, op: Map) -> Run:
     inner_vars = {v for each in walk_ops(op) for v in bound(each)}
     used = {v for i in walk_ops(op.body) for e in expressions(i) for v in variables(e)}
     outer = sorted(v.name for v in used - inner_vars)
-    own = {each.buffer.name for each in walk_ops(op.body) if isinstance(each, (Alloc, View))}
+    own = {each.buffer.name for each in walk_ops(op.body, Alloc, View)}
     locals_ = {
         (buf.name, buf in written_buffers(each))
         for each in walk_ops(op.body)
@@ -250,9 +250,9 @@ def run_map(b: Builder, op: Map) -> Run:
     }
     private = sorted(name for name, written in locals_ if written)
     read_only = sorted({name for name, _ in locals_}.difference(private))
-    evaluate.axes, evaluate.varying = {v: k for k, v in enumerate(op.vars)}, inner_vars
+    b.in_map = True
     body = b.body(op.body) if op.atom is None else async_nest(b, op)
-    evaluate.axes, evaluate.varying = {}, set()
+    b.in_map = False
     numbers = [(v.name, v.dtype.numpy) for v in op.vars]
 
     def run(fr: Frame) -> None:

@@ -80,27 +80,28 @@ def find_crews(kernel: Kernel, explicit: bool, parts: Callable[[Role], int]) -> 
     """The block's warps, cut wherever an outermost role or one of its parts begins or ends."""
     total = -(-prod(kernel.threads) // WARP)
     roles = list(outer_roles(kernel.body))
-    cuts = {0, total}
+    pieces = []  # the first warp of each, their number, what to call it
     for role in roles:
-        share = max(role.warps // parts(role), 1)
-        cuts |= {role.first + k * share for k in range(parts(role) + 1)}
+        count = parts(role)
+        share = max(role.warps // count, 1)
+        for k in range(count):
+            label = role.name if count == 1 else f"{role.name}[{k}]"
+            pieces.append((role.first + k * share, share, label, role))
     crews = []
-    for first, last in pairwise(sorted(cuts)):
-        names = []
-        for role in roles:
-            if role.first <= first < role.first + role.warps:
-                share = role.warps // parts(role)
-                if last - first < share:
-                    if explicit:
-                        raise RunError(
-                            f"role {role.name} is cut in two by another role's warps",
-                            loc=role.loc,
-                            fix="let roles cover equal or disjoint ranges of warps",
-                        )
-                    continue  # its agents come together for it
-                number = (first - role.first) // share
-                label = role.name if parts(role) == 1 else f"{role.name}[{number}]"
-                names += [label] if label not in names else []
+    edges = {0, total, *(f for f, *_ in pieces), *(f + share for f, share, *_ in pieces)}
+    for first, last in pairwise(sorted(edges)):
+        names = {}
+        for start, share, label, role in pieces:
+            if not start <= first < start + share:
+                continue
+            if last - first == share:
+                names[label] = role
+            elif explicit:
+                raise RunError(
+                    f"role {role.name} is cut in two by another role's warps",
+                    loc=role.loc,
+                    fix="let roles cover equal or disjoint ranges of warps",
+                )  # else its agents come together for it
         idle = "warps outside roles" if roles else "all threads"
         crews.append(Crew(first, last - first, "/".join(names) or idle))
     return crews
@@ -122,20 +123,20 @@ def _schedules(op: Op) -> bool:
 
 def is_explicit(kernel: Kernel) -> bool:
     """Every instruction is chosen, so every synchronisation must be there too."""
-    tiles = [op for op in walk_ops(kernel) if isinstance(op, (Copy, Gemm))]
+    tiles = list(walk_ops(kernel, Copy, Gemm))
     return bool(tiles) and all(op.atom is not None for op in tiles)
 
 
 def needs_block_order(kernel: Kernel) -> bool:
     """Results may depend on the order of blocks."""
-    for op in walk_ops(kernel, Atomic, Copy, Intrinsic):
+    for op in walk_ops(kernel):
         if isinstance(op, Intrinsic):
             reduces = op.name == "bulk_store" and "reduce" in op.fields
             found = reduces or op.name.startswith("atomic")
         elif isinstance(op, Copy):
             found = op.reduce is not None and op.dst.dtype.is_float
         else:
-            found = op.result is not None or op.dst.dtype.is_float
+            found = isinstance(op, Atomic) and (op.result is not None or op.dst.dtype.is_float)
         if found:
             return True
     return False
@@ -195,21 +196,14 @@ _STORES = frozenset("store_global store_packed atomic atomic_of_warp".split())
 
 def is_thread_ir(program: Program) -> bool:
     """Whether tile ops of `program` have become thread code."""
-    return any(
-        isinstance(op, Intrinsic) and op.name in _LOWERED
-        for kernel in program.kernels
-        for op in walk_ops(kernel)
-    )
+    return any(op.name in _LOWERED for k in program.kernels for op in walk_ops(k, Intrinsic))
 
 
 def _parts(role: Role) -> int:
     """Agents that run a role: its instances; its warpgroups where they wait for each other, each at
     a barrier of its own."""
     groups, rest = divmod(role.warps, 4)
-    apart = any(
-        isinstance(op, Sync) and op.id is not None and not isinstance(op.id, Const)
-        for op in walk_ops(role.body)
-    )
+    apart = not all(op.id is None or isinstance(op.id, Const) for op in walk_ops(role.body, Sync))
     return groups if apart and role.instances == 1 and not rest else role.instances
 
 
@@ -224,9 +218,9 @@ class ThreadKernel(Compiled):
         self.knowers = -(-prod(kernel.threads) // WARP) * WARP
         evaluate = Evaluator()
         builder = Builder(kernel, evaluate, explicit=True, threads=True)
-        intrinsics = [op for op in walk_ops(kernel) if isinstance(op, Intrinsic)]
-        for op in walk_ops(kernel):
-            if isinstance(op, Hint) and op.name == "tensor_map" and op.buffer is not None:
+        intrinsics = list(walk_ops(kernel, Intrinsic))
+        for op in walk_ops(kernel, Hint):
+            if op.name == "tensor_map" and op.buffer is not None:
                 said = MapHint.of(op)
                 builder.maps[said.name] = TensorMap(op.buffer, said.swizzle, said.box, said.sizes)
         builder.registers = {

@@ -122,6 +122,18 @@ def outside(idx: Where, shape: tuple[int, ...]) -> Array | None:
     return None if bad is None else np.asarray(bad)
 
 
+def inside(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> tuple[Array | None, Any]:
+    """Where indices are outside of a tensor (an error where nothing lies around it), and the
+    active lanes where they are not."""
+    bad = outside(idx, mem.shape)
+    if bad is None:
+        return None, fr.mask
+    wrong = bad if fr.mask is None else bad & fr.mask
+    if not mem.pads and wrong.any():
+        raise not_inside(fr, mem, idx, wrong, node)
+    return bad, narrow_not(fr.mask, bad)
+
+
 def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
     """The elements at `idx`, in every active lane."""
     if all(i.ndim == 0 for i in idx) and (not mem.lead or mem.lead == fr.lanes):
@@ -137,21 +149,22 @@ def gather(fr: Frame, mem: Memory, idx: Where, node: Load | None) -> Value:
         if fr.watches and mem.storage.watched:
             watch_lanes(fr, mem, idx, fr.mask, node, READ)
         return mem.data[at]
-    bad = outside(idx, mem.shape)
-    live = fr.mask
+    box = as_box(fr, mem, idx)
+    if box is not None and (fr.mask is None or not fr.watches):
+        where, axes = box
+        if fr.watches:
+            fr.touch(READ, mem, where, None, node)
+            fr.pattern = None
+        return read_along(fr, mem.data[where], axes)
+    bad, live = inside(fr, mem, idx, node)
     if bad is not None:
-        if mem.pads:
-            fr.outside = True
-            live = ~bad if live is None else live & ~bad
-        else:
-            wrong = bad if fr.mask is None else bad & fr.mask
-            if wrong.any():
-                raise not_inside(fr, mem, idx, wrong, node)
+        fr.outside = fr.outside or mem.pads
         if 0 in mem.shape:
             return np.zeros(np.broadcast_shapes(*(i.shape for i in idx)), mem.dtype.numpy)
         idx = tuple(np.clip(i, 0, n - 1) for i, n in zip(idx, mem.shape, strict=True))
-    if fr.watches and mem.storage.watched:
+    if fr.watches and mem.storage.watched and live is not NOTHING:
         watch_lanes(fr, mem, idx, live, node, READ)
+        fr.pattern = None
     full = (*lane_axes(fr, mem), *idx) if mem.lead else idx
     value = mem.data[full]
     if bad is not None and mem.pads:
@@ -182,31 +195,35 @@ def watch_lanes(
 
 def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
     """Store `value` at `idx` in every active lane; the last lane wins where two agree."""
-    uniform = not value.ndim and all(i.ndim == 0 for i in idx)
+    one = all(i.ndim == 0 for i in idx)  # and the same element of each lane, or of all together
+    uniform = one and not value.ndim
     if mem.space is Space.LOCAL and not mem.lead and not (uniform and fr.mask is None):
         mem.spread(fr.lanes)
-    bad = outside(idx, mem.shape)
-    mask, watched = fr.mask, fr.watches and mem.storage.watched
-    if bad is None and _is_register(fr, mem, idx):
-        if watched:
-            watch_lanes(fr, mem, idx, mask, None, WRITE)
-        registers = mem.data[(..., *map(int, idx))]
-        np.copyto(registers, value, where=True if mask is None else mask)
-        return
-    if bad is not None:
-        if not mem.pads:
-            wrong = bad if mask is None else bad & mask
-            if wrong.any():
-                raise not_inside(fr, mem, idx, wrong, None)
-        mask = ~bad if mask is None else mask & ~bad
-        if not mask.any():
+    box = as_box(fr, mem, idx)
+    if box is not None and fr.mask is None:
+        where, axes = box
+        if not value.ndim or all(n == 1 or k in axes for k, n in enumerate(fr.lanes)):
+            if fr.watches:
+                fr.touch(WRITE, mem, where)
+                fr.pattern = None
+            data = mem.data
+            data[where] = write_along(fr, value, axes) if value.ndim else value
+            mem.flush(data)
             return
-    if watched:
+    _, mask = inside(fr, mem, idx, None)
+    if mask is NOTHING:
+        fr.pattern = None
+        return
+    if fr.watches and mem.storage.watched:
         seen = mask
-        one_place = all(i.ndim == 0 for i in idx) and not fr.in_map and not mem.lead
-        if one_place and (mask is not None or value.ndim):
+        if one and not fr.in_map and not mem.lead and (mask is not None or value.ndim):
             seen = _storing(fr, value, mask)
         watch_lanes(fr, mem, idx, seen, None, WRITE, value)
+        fr.pattern = None
+    if one and mem.space is Space.LOCAL and type(mem) is Memory and mem.lead in ((), fr.lanes):
+        at: Any = (..., *map(int, idx))
+        np.copyto(mem.data[at], value, where=True if mask is None else mask)
+        return
     data = mem.data
     if not mem.lead and uniform:
         data[tuple(map(int, idx))] = value
@@ -225,13 +242,6 @@ def scatter(fr: Frame, mem: Memory, idx: Where, value: Value) -> None:
     mem.flush(data)
 
 
-def _is_register(fr: Frame, mem: Memory, idx: Where) -> bool:
-    """One and the same element of each lane, or of all together."""
-    if mem.space is not Space.LOCAL or type(mem) is not Memory or mem.lead not in ((), fr.lanes):
-        return False
-    return all(i.ndim == 0 for i in idx)
-
-
 def _storing(fr: Frame, value: Value, mask: Any) -> Any:
     """The threads that store in one place: all of them, or the first one when they agree on the
     value, since then they do not disturb each other."""
@@ -245,88 +255,46 @@ def _storing(fr: Frame, value: Value, mask: Any) -> Any:
     return first
 
 
-# ── boxes: a nest's variables plus offsets, without index arrays ─────────────────────────────
-
-BoxSpec = tuple[tuple[int, Value], ...]  # per dimension: nest axis (or -1) and start
+# ── boxes: what a nest touches, without index arrays ─────────────────────────────
 
 
-def _box_where(fr: Frame, mem: Memory, spec: BoxSpec) -> tuple[Where, list[int]] | None:
-    """The box and its axes, or None where it takes index arrays; told to the watcher's pattern."""
-    if mem.lead or fr.exact:
+def as_box(fr: Frame, mem: Memory, idx: Where) -> tuple[Where, tuple[int, ...]] | None:
+    """The box that a nest touches, and the axes of the nest along which its dimensions run (-1:
+    none), where each index is a number, or counts along an axis of its own."""
+    if mem.lead or not fr.in_map or fr.exact:
         return None
     where: list[Any] = []
     axes: list[int] = []
-    for (axis, start), size in zip(spec, mem.shape, strict=True):
-        if start.ndim:
+    for i, size in zip(idx, mem.shape, strict=True):
+        low, count, axis = int(i.flat[0]), i.size, -1
+        if low < 0 or low + count > size:
             return None
-        low = int(start)
-        if low < 0:
-            return None
-        if axis < 0:
-            if low >= size:
+        if count > 1:
+            axis = i.shape.index(max(i.shape))
+            if i.shape[axis] != count or i.ndim != len(fr.lanes) or axis in axes:
                 return None
-            where.append(low)
-        else:
-            high = low + fr.lanes[axis]
-            if high > size:
+            if not np.array_equal(i.reshape(-1), np.arange(low, low + count)):
                 return None
-            where.append(slice(low, high))
-            axes.append(axis)
+        where.append(low if axis < 0 else slice(low, low + count))
+        axes.append(axis)
     if fr.watches:
-        fr.pattern = tuple(axis for axis, _ in spec), tuple(where)
-    return tuple(where), axes
+        fr.pattern = tuple(axes), tuple(where)
+    return tuple(where), tuple(axes)
 
 
-def _generic(fr: Frame, spec: BoxSpec) -> Where:
-    return tuple(s if axis < 0 else s + fr.grid[axis].astype(s.dtype) for axis, s in spec)
+def read_along(fr: Frame, value: Array, axes: tuple[int, ...]) -> Value:
+    """Elements of a box, for each lane."""
+    used = [axis for axis in axes if axis >= 0]
+    shape = [n if k in used else 1 for k, n in enumerate(fr.lanes)]
+    return value.transpose(np.argsort(used)).reshape(shape) if used else value
 
 
-def gather_box(fr: Frame, mem: Memory, spec: BoxSpec, node: Load) -> Value:
-    """`gather` where each index is a nest variable plus something uniform."""
-    found = _box_where(fr, mem, spec)
-    if found is None or (fr.mask is not None and fr.watches):
-        value = gather(fr, mem, _generic(fr, spec), node)
-        fr.pattern = None
-        return value
-    where, axes = found
-    if fr.watches:
-        fr.touch(READ, mem, where, None, node)
-        fr.pattern = None
-    value = mem.data[where]
-    if not axes:
-        return value
-    order = sorted(range(len(axes)), key=axes.__getitem__)
-    shape = [1] * len(fr.lanes)
-    for axis in axes:
-        shape[axis] = fr.lanes[axis]
-    return value.transpose(order).reshape(shape)
-
-
-def scatter_box(fr: Frame, mem: Memory, spec: BoxSpec, value: Value) -> None:
-    """`scatter` where each index is a nest variable plus something uniform."""
-    found = _box_where(fr, mem, spec)
-    covered = {axis for axis, _ in spec}
-    if found is None or fr.mask is not None or any(
-        n > 1 and k not in covered and value.ndim for k, n in enumerate(fr.lanes)
-    ):  # fmt: skip
-        scatter(fr, mem, _generic(fr, spec), value)
-        fr.pattern = None
-        return
-    where, axes = found
-    if fr.watches:
-        fr.touch(WRITE, mem, where)
-        fr.pattern = None
-    data = mem.data
-    if value.ndim and axes:
-        value = np.broadcast_to(value, fr.lanes)
-        drop = tuple(0 if k not in axes else slice(None) for k in range(len(fr.lanes)))
-        value = value[drop]
-        order = sorted(axes)
-        value = value.transpose([order.index(a) for a in axes])
-    elif value.ndim:
-        value = value.reshape(-1)[-1]
-    data[where] = value
-    mem.flush(data)
+def write_along(fr: Frame, value: Value, axes: tuple[int, ...]) -> Value:
+    """The inverse of `read_along`."""
+    used = [axis for axis in axes if axis >= 0]
+    full = np.broadcast_to(value, fr.lanes)
+    part = full[tuple(slice(None) if k in used else 0 for k in range(full.ndim))]
+    return part.transpose([sorted(used).index(axis) for axis in used])
 
 
 # ── tiles ────────────────────────────────────────────────────────────────────────────────────

@@ -117,6 +117,7 @@ class Builder:
     families: dict[str, Family] = field(default_factory=dict)
     index_vars: set[Var] = field(default_factory=set)
     role_depth: int = 0
+    in_map: bool = False
     threads: bool = False  # the kernel is at stage THREAD
     registers: set[str] = field(default_factory=set)  # there, those of matrix instructions
     maps: dict[str, TensorMap] = field(default_factory=dict)

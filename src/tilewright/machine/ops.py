@@ -15,14 +15,14 @@ from tilewright.ir.op import Atomic, Copy, Fill, Gemm, Op, Reduce, Relayout, Sca
 from tilewright.machine import padding
 from tilewright.machine.conflicts import ATOMIC, READ, UPDATE, WRITE
 from tilewright.machine.lanes import (
+    NOTHING,
     Box,
     TileRegion,
+    inside,
     locate,
-    out_of_range,
     read_box,
     region_memory,
     scatter,
-    scatter_box,
     uniform_int,
     write_box,
 )
@@ -38,7 +38,7 @@ from tilewright.machine.numbers import (
     reduced,
     scanned,
 )
-from tilewright.machine.state import Frame, Where, in_lane
+from tilewright.machine.state import Frame, Where
 from tilewright.support.errors import RunError, SanitizerError
 
 
@@ -233,16 +233,6 @@ def run_fill(b: Builder, op: Fill) -> Run:
 def run_store(b: Builder, op: Store) -> Run:
     value, name = b.evaluate(op.value), op.buffer.name
     to = cast_fn(op.value.dtype, op.buffer.dtype)
-    box = b.evaluate.box(op.indices) if b.evaluate.axes and not b.evaluate.sanitize else None
-    if box is not None:
-        zero = np.int64(0)
-        parts = [(axis, None if rest is None else b.evaluate(rest)) for axis, rest in box]
-
-        def run_box(fr: Frame) -> None:
-            spec = tuple((axis, zero if rest is None else rest(fr)) for axis, rest in parts)
-            scatter_box(fr, fr.bufs[name], spec, to(value(fr)))
-
-        return run_box
     indices = [b.evaluate(i, index=True) for i in op.indices]
     marks = padding.Tracer(b.evaluate, op.value, op) if b.evaluate.sanitize else None
 
@@ -454,19 +444,13 @@ def atomic_elements(
     per_lane = fr.in_map or fr.mask is not None or value.ndim or any(i.ndim for i in idx)
     shape = fr.lanes if per_lane else ()
     at = tuple(np.broadcast_to(i, shape) for i in idx)
-    ok: Array = np.array(fr.active(shape))
-    for i, n in zip(at, mem.shape, strict=True):
-        inside = (i >= 0) & (i < n)
-        if not mem.is_global and not inside[ok].all():
-            first = int(np.argmax(ok & ~inside))
-            where = tuple(int(k.reshape(-1)[first]) for k in at)
-            raise in_lane(out_of_range(fr, mem, where), fr, ok & ~inside)
-        ok &= inside
+    _, live = inside(fr, mem, at, None)
     out = np.zeros(shape, mem.dtype.numpy)
+    if live is NOTHING:
+        return out[()]
+    ok = np.broadcast_to(True if live is None else live, shape)
     places = tuple(i[ok].astype(np.int64) for i in at)
     given = np.broadcast_to(value, shape)[ok]
-    if not ok.any():
-        return out[()]
     if fr.watches:
         owners = fr.agent.lane_ids(fr)[ok] if per_lane else None
         if fr.agent.sanitize:

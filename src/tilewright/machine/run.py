@@ -16,7 +16,7 @@ from tilewright.ir.buffer import Buffer
 from tilewright.ir.dtype import DTYPES, DType
 from tilewright.ir.expr import Bin, Var
 from tilewright.ir.op import Program
-from tilewright.machine.conflicts import BlockRaces
+from tilewright.machine.conflicts import Conflicts
 from tilewright.machine.evaluate import Evaluator
 from tilewright.machine.kernels import CompiledKernel, ThreadKernel, is_thread_ir
 from tilewright.machine.meaning import Family
@@ -55,7 +55,7 @@ def run_kernel(launch: Launch, compiled: Compiled, rng: random.Random) -> None:
     order = list(range(prod(counts)))
     if not compiled.in_order:
         rng.shuffle(order)
-    launch.races = BlockRaces(prod(grid))
+    launch.races = Conflicts("block", prod(grid))
     for number in order:
         run_cluster(_cluster(launch, compiled, _unravel(number, counts), shape, grid), rng)
     for memory in launch.memories.values():
@@ -70,7 +70,9 @@ def _cluster(
     for rank in range(prod(shape)):
         inner = _unravel(rank, shape)
         index = tuple(c * s + i for c, s, i in zip(corner, shape, inner, strict=True))
-        block = compiled.make_block(cluster, index, rank, _ravel(index, grid))
+        block = compiled.make_block(
+            cluster, index, rank, int(np.ravel_multi_index(index, grid, order="F"))
+        )
         cluster.blocks.append(block)
         block.agents = [compiled.make_agent(block, crew) for crew in compiled.crews]
         for agent in block.agents:
@@ -81,18 +83,7 @@ def _cluster(
 
 def _unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The coordinates of a linear number, axis 0 fastest."""
-    out = []
-    for n in shape:
-        out.append(number % n)
-        number //= n
-    return tuple(out)
-
-
-def _ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    number = 0
-    for i, n in zip(reversed(index), reversed(shape), strict=True):
-        number = number * n + i
-    return number
+    return tuple(map(int, np.unravel_index(number, shape, order="F")))
 
 
 # ── clusters ─────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ import numpy as np
 from tilewright.ir.buffer import Buffer
 from tilewright.ir.expr import Load, variables
 from tilewright.ir.op import Intrinsic, Kernel, Op, Sync, expressions
-from tilewright.machine.conflicts import BlockRaces, Touch
+from tilewright.machine.conflicts import Conflicts, Touch
 from tilewright.machine.memory import Memory
 from tilewright.machine.numbers import Array, Value
 from tilewright.machine.sync import Blocked, Cell, Clocks, Groups, Meeting, Party, Transfer
@@ -133,6 +133,7 @@ class Agent:
 
     sanitize = False
     joint = False  # stands for several agents that came together
+    witnesses: Array  # of whom one has to know what happens to the block's memory
 
     def __init__(self, block: Block, crew: Crew) -> None:
         self.block, self.crew = block, crew
@@ -238,25 +239,34 @@ class Block:
         self.incoming: list[Any] = []  # asynchronous writes of its memory
         self.exited = False
         self.agents: list[Agent] = []
-
-    def knowers(self) -> Array:
-        """Those of whom one has to know what happens to the block's memory."""
-        raise NotImplementedError
+        self.memories: dict[str, Memory] = {}
 
     def own_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
         """A shared buffer, or a fragment over all threads of the block; made once."""
-        raise NotImplementedError
+        if buffer.name not in self.memories:
+            self.memories[buffer.name] = make()
+            self.memories[buffer.name].storage.owner = self
+        return self.memories[buffer.name]
 
     def existing(self, name: str, fr: Frame) -> Memory:
         """Shared memory that another block may use."""
-        raise NotImplementedError
+        if name not in self.memories:
+            raise RunError(
+                f"{name} does not exist yet in block {self.index}", loc=fr.loc(),
+                fix="synchronise the cluster before using another block's memory",
+            )  # fmt: skip
+        return self.memories[name]
+
+    def knows(self, entity: int, time: int) -> bool:
+        """Whether someone of the block knows of that."""
+        rows = np.concatenate([a.witnesses for a in self.agents])
+        return self.cluster.clocks.has(rows, entity, time)
 
     def end(self) -> None:
         """Nothing may come after a block that uses its memory or its barriers."""
-        rows, clocks = self.knowers(), self.cluster.clocks
         for cell in self.cells.values():
             for party, time, op in cell.remote:
-                if not clocks.has(rows, int(party.ids[0]), time):
+                if not self.knows(int(party.ids[0]), time):
                     raise RunError(
                         f"block {self.index} ends without knowing of an arrival on {cell.name}",
                         loc=op.loc,
@@ -327,7 +337,7 @@ class Launch:
     values: dict[str, Any]
     options: Options
     say: Callable[[str], None]
-    races: BlockRaces = field(default_factory=lambda: BlockRaces(0))
+    races: Conflicts = field(default_factory=lambda: Conflicts("block"))
     warnings: dict[Any, SanitizerWarning] = field(default_factory=dict)  # once per op
 
 

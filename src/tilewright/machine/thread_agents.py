@@ -10,7 +10,7 @@ for every thread that runs it: what one thread does for an instance stands under
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -21,7 +21,7 @@ import numpy as np
 from tilewright.ir.analysis.aliases import places
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.op import Alloc, Kernel, Op, Sync, View, walk_ops
-from tilewright.machine.memory import Memory, Storage, describe_index
+from tilewright.machine.memory import Memory, allocate, describe_index
 from tilewright.machine.numbers import Array, Value
 from tilewright.machine.state import WARP, WARPGROUP, Agent, Block, Cluster, Crew, Frame
 from tilewright.machine.sync import Cell, Groups, Party
@@ -89,13 +89,18 @@ class SharedBytes:
             if buffer.space is Space.SHARED:
                 start = plan.places[name]
                 part = self.bytes[start : start + buffer.bytes].view(buffer.dtype.numpy)
-                array = part.reshape(buffer.static_shape)
-                storage = Storage(name, array, buffer.dtype.bits, array.size)
-                self.memories[name] = Memory(buffer, buffer.static_shape, array, storage)
+                shape = buffer.static_shape
+                self.memories[name] = allocate(buffer, shape, array=part.reshape(shape))
 
-    def view(self, dtype: np.dtype[Any]) -> Array:
-        """All bytes as elements of `dtype`."""
-        return self.bytes.view(dtype)
+    def read(self, addresses: Array, dtype: np.dtype[Any]) -> Array:
+        """The elements of `dtype` at these addresses."""
+        return self.bytes.view(dtype)[addresses // dtype.itemsize]
+
+    def write(self, addresses: Array, values: Array) -> None:
+        self.bytes.view(values.dtype)[addresses // values.itemsize] = values
+
+    def poison(self, addresses: Array, size: int) -> None:
+        self.bytes[addresses[..., None] + np.arange(size)] = POISON
 
     def address(self, name: str, element: Any) -> Any:
         """The byte address of an element (or of many) of a buffer."""
@@ -154,6 +159,7 @@ class ThreadAgent(Agent):
     def __init__(self, block: ThreadBlock, crew: Crew) -> None:
         super().__init__(block, crew)
         self.gids: Array = self.ids.astype(np.int64) + block.first
+        self.witnesses = self.gids
         self.in_flight: list[Registers] = []
         self.unfenced: list[Array] = []  # units of shared memory
 
@@ -230,6 +236,7 @@ class ThreadBlock(Block):
         super().__init__(cluster, index, rank, linear)
         self.first = rank * cluster.compiled.knowers  # of its threads
         self.shared = SharedBytes(plan)
+        self.memories.update(self.shared.memories)
         slots = 2 * len(cluster.compiled.crews)
         self.shadow = Shadow(cluster.clocks, plan.bytes // plan.unit, plan.unit, slots, plan.owner)
         self.written = written  # tensors of which two threads may disturb each other
@@ -247,20 +254,11 @@ class ThreadBlock(Block):
             tensors[mem.name] = Shadow(self.cluster.clocks, mem.data.size, 1, 0, name)
         return tensors[mem.name]
 
-    def knowers(self) -> Array:
-        return np.concatenate([cast("ThreadAgent", a).gids for a in self.agents])
-
-    def own_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
-        return self.shared.memories.get(buffer.name) or make()
-
-    def existing(self, name: str, fr: Frame) -> Memory:
-        return self.shared.memories[name]
-
     def end(self) -> None:
-        clocks, ids, shadow = self.cluster.clocks, self.knowers(), self.shadow
-        for cell, units, op in self.incoming if clocks.watching else ():
+        shadow = self.shadow
+        for cell, units, op in self.incoming if self.cluster.clocks.watching else ():
             mine = units[shadow.writer[units] == cell.entity]
-            if mine.size and not clocks.has(ids, cell.entity, int(shadow.wrote[mine].max())):
+            if mine.size and not self.knows(cell.entity, int(shadow.wrote[mine].max())):
                 raise RunError(
                     f"block {self.index} ends while an asynchronous write of its memory may be "
                     "under way",
@@ -283,19 +281,12 @@ def agent_block(fr: Frame) -> ThreadBlock:
 
 def active(fr: Frame) -> Array:
     """The positions of the threads that run this."""
-    if fr.mask is None:
-        return fr.agent.positions
-    mask = fr.mask if fr.mask.shape == fr.lanes else np.broadcast_to(fr.mask, fr.lanes)
-    found: Array = mask.nonzero()[0]
-    return found
+    return fr.agent.positions if fr.mask is None else fr.active(fr.lanes).nonzero()[0]
 
 
 def in_threads(fr: Frame, value: Value, lanes: Array) -> Array:
     """`value` in the threads at these positions."""
-    if not value.ndim:
-        return np.full(lanes.shape, value)
-    found: Array = (value if value.shape == fr.lanes else np.broadcast_to(value, fr.lanes))[lanes]
-    return found
+    return spread(fr, value)[lanes]
 
 
 def spread(fr: Frame, value: Value) -> Array:

@@ -4,7 +4,7 @@ products by warpgroups. What they touch is checked when they are issued; their d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, cast
 
@@ -22,7 +22,6 @@ from tilewright.machine.numbers import Array, bin_fn, multiplied
 from tilewright.machine.state import WARP, WARPGROUP, Frame
 from tilewright.machine.sync import Cell, Flow, Groups, Transfer
 from tilewright.machine.thread_agents import (
-    POISON,
     Registers,
     ThreadBlock,
     active,
@@ -64,29 +63,30 @@ def _launch(
     return t
 
 
-@dataclass
-class Landing:
-    """Where the bytes of an asynchronous write go, and the barrier that counts them."""
+def _send(
+    fr: Frame, op: Intrinsic, lane: int, cells: list[Cell], addresses: Array, size: int,
+    fetch: Callable[[], Array],
+) -> None:  # fmt: skip
+    """One thread begins a write of elements of `size` bytes at these addresses of the barriers'
+    blocks; barriers count the bytes that came."""
+    ids = agent_of(fr).gids[lane : lane + 1]
+    targets: list[tuple[ThreadBlock, Cell, Array]] = []
+    for cell in cells:
+        block = cast("ThreadBlock", cell.home)
+        cell.require_ready(ids, fr.loc(), fenced=True)
+        units = block.shadow.units(addresses, size)
+        block.shadow.async_write(units, np.repeat(ids, units.size), cell.entity, op)
+        block.incoming.append((cell, units, op))
+        block.shared.poison(addresses, size)
+        targets.append((block, cell, units))
 
-    block: ThreadBlock
-    cell: Cell
-    units: Array
+    def store(value: Array) -> None:
+        for block, cell, units in targets:
+            block.shared.write(addresses, value)
+            block.shadow.landed(units, cell.entity, cell.phase + 1)
+            cell.count_bytes(value.nbytes, op)
 
-    def landed(self, size: int, op: Intrinsic) -> None:
-        self.block.shadow.landed(self.units, self.cell.entity, self.cell.phase + 1)
-        self.cell.count_bytes(size, op)
-
-
-def _begin_write(
-    fr: Frame, op: Intrinsic, lane: int, cell: Cell, addresses: Array, size: int
-) -> Landing:
-    """One thread begins a write of `size` bytes at each address of the barrier's block."""
-    block, ids = cast("ThreadBlock", cell.home), agent_of(fr).gids[lane : lane + 1]
-    cell.require_ready(ids, fr.loc(), fenced=True)
-    units = block.shadow.units(addresses, size)
-    block.shadow.async_write(units, np.repeat(ids, units.size), cell.entity, op)
-    block.incoming.append((cell, units, op))
-    return Landing(block, cell, units)
+    _launch(fr, op, fetch, store)
 
 
 # ── bulk tensor copies ───────────────────────────────────────────────────────────────────────
@@ -143,10 +143,9 @@ def bulk_load(b: Builder, op: Intrinsic) -> Run:
         blocks = [home(fr, barrier, lane)]
         if mask:
             blocks = [cluster.block(r, fr) for r in ranks_of(fr, at(mask[0](fr), lane))]
-        targets: list[Landing] = []
+        cells: list[Cell] = []
         for block in blocks:
-            (cell,) = yield from find_cells(b, fr, barrier, lane, block)
-            targets.append(_begin_write(fr, op, lane, cell, addresses, kind.bytes))
+            cells += yield from find_cells(b, fr, barrier, lane, block)
         tensor = fr.bufs[found.tensor.name]
         _note_part(fr, tensor, found, box, lane, READ)
 
@@ -155,15 +154,7 @@ def bulk_load(b: Builder, op: Intrinsic) -> Run:
             value[box.inner] = found.seen(tensor.data)[box.where]
             return value
 
-        def store(value: Array) -> None:
-            for target in targets:
-                shared = target.block.shared
-                shared.view(kind.numpy)[addresses // kind.bytes] = value
-                target.landed(value.size * kind.bytes, op)
-
-        for target in targets:
-            _poison(target.block, addresses, kind.bytes)
-        _launch(fr, op, fetch, store)
+        _send(fr, op, lane, cells, addresses, kind.bytes, fetch)
 
     def run(fr: Frame) -> Flow:
         for lane in active(fr):
@@ -171,10 +162,6 @@ def bulk_load(b: Builder, op: Intrinsic) -> Run:
         yield None
 
     return run
-
-
-def _poison(block: ThreadBlock, addresses: Array, size: int) -> None:
-    block.shared.bytes[addresses[..., None] + np.arange(size)] = POISON
 
 
 @thread_meaning("bulk_store")
@@ -196,17 +183,13 @@ def bulk_store(b: Builder, op: Intrinsic) -> Run:
         tensor = fr.bufs[found.tensor.name]
         _note_part(fr, tensor, found, box, lane, WRITE if reduce is None else ATOMIC)
 
-        def fetch() -> Array:
-            value: Array = block.shared.view(kind.numpy)[addresses // kind.bytes]
-            return value
-
         def store(value: Array) -> None:
             new, data = value[box.inner], found.seen(tensor.data)
             if reduce is not None:
                 new = reduce(data[box.where], new)
             data[box.where] = new
 
-        _launch(fr, op, fetch, store, groups)
+        _launch(fr, op, lambda: block.shared.read(addresses, kind.numpy), store, groups)
 
     def run(fr: Frame) -> None:
         for lane in active(fr):
@@ -243,24 +226,15 @@ def store_peer(b: Builder, op: Intrinsic) -> Run:
     def issue(fr: Frame, lane: int, value: Array) -> Flow:
         block = cast("ThreadBlock", home(fr, to, lane))
         addresses = _peer_words(fr, to, lane, count, op, block)
-        places = addresses[:, None] + np.arange(kind.bytes)
-        raw = np.ascontiguousarray(value).view(np.uint8).reshape(places.shape)
         if not barriers:
             units = block.shadow.units(addresses, kind.bytes)
             block.shadow.write(units, np.full(units.size, agent_of(fr).gids[lane]), op)
-            block.shared.bytes[places] = raw
+            block.shared.write(addresses, value)
             return
         (cell,) = yield from find_cells(b, fr, barriers[0], lane)
         if cell.home is not block:
             raise RunError("the barrier of a remote store is in another block", loc=op.loc)
-        target = _begin_write(fr, op, lane, cell, addresses, kind.bytes)
-
-        def store(bits: Array) -> None:
-            block.shared.bytes[places] = bits
-            target.landed(size, op)
-
-        block.shared.bytes[places] = POISON
-        _launch(fr, op, lambda: raw, store)
+        _send(fr, op, lane, [cell], addresses, kind.bytes, lambda: value)
 
     def run(fr: Frame) -> Flow:
         values = read_registers(fr, of, count)
@@ -309,15 +283,13 @@ def cp_async(b: Builder, op: Intrinsic) -> Run:
             value[valid] = tensor.data[tuple(where)]
             return value
 
-        def store(value: Array) -> None:
-            block.shared.view(kind.numpy)[addresses // kind.bytes] = value
-
         def seen() -> None:
             block.shadow.became(units, groups.entity, actors)
             agent.unfenced.append(units)
             agent.apart = True
 
-        _poison(block, addresses, kind.bytes)
+        block.shared.poison(addresses, kind.bytes)
+        store = partial(block.shared.write, addresses)
         _launch(fr, op, fetch, store, groups).seen = seen
 
     return run
@@ -358,7 +330,7 @@ def wgmma(b: Builder, op: Intrinsic) -> Run:
     def shared_operand(
         fr: Frame, code: Any, lanes: Array, groups: Groups, mn: int, kind: MatrixType, flag: str
     ) -> Array:
-        """The places of an operand in shared memory, which is read from now on."""
+        """The addresses of an operand in shared memory, which is read from now on."""
         block, size = agent_block(fr), kind.bits // 8
         number = uniform_int(fr, code(fr), "a descriptor", lanes)
         addresses = operand_addresses(number, mn, a_kind.k, size, words.get(flag) == "1")
@@ -366,7 +338,7 @@ def wgmma(b: Builder, op: Intrinsic) -> Run:
             raise RunError("a matrix descriptor reaches outside of shared memory", loc=op.loc)
         row, units = fr.agent.clocks.common(groups.owners), block.shadow.units(addresses, size)
         block.shadow.async_read(units, row, -1, groups.entity, groups.number, op)
-        return addresses // size
+        return addresses
 
     def issue(fr: Frame, lanes: Array) -> None:
         agent, shared = agent_of(fr), agent_block(fr).shared
@@ -384,11 +356,11 @@ def wgmma(b: Builder, op: Intrinsic) -> Run:
             if from_registers:
                 left_tile = as_tile(a_at[lanes], a_table, a_shape)
             else:
-                left_tile = shared.view(types[0].numpy)[a_at]
+                left_tile = shared.read(a_at, types[0].numpy)
             old = np.zeros(c_shape, types[2].numpy)
             if accumulate:
                 old = as_tile(accumulator[lanes], c_table, c_shape)
-            return multiplied(left_tile, shared.view(types[1].numpy)[b_at].T, old, types)
+            return multiplied(left_tile, shared.read(b_at, types[1].numpy).T, old, types)
 
         def store(tile: Array) -> None:
             accumulator[lanes] = tile.reshape(-1)[c_table]

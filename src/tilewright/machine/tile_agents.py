@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tilewright.ir.buffer import Buffer, Space
+from tilewright.ir.buffer import Space
 from tilewright.ir.op import Op, Role, Sync
 from tilewright.machine.lanes import uniform_int
 from tilewright.machine.memory import Memory, allocate
@@ -38,6 +38,7 @@ class TileAgent(Agent):
         self.every, self.elected, self.each = range(first, first + KNOWERS)
         self.unfenced: list[Any] = []  # accesses that the async proxy does not see
         rows: Array = np.arange(first, first + KNOWERS)
+        self.witnesses = rows[1:2]
         self._all = Party(self, self.ids.size, _FIRST, rows[2:], rows, rows[:1], rows[:2], True)
 
     @property
@@ -126,34 +127,12 @@ def tile_agent(fr: Frame) -> TileAgent:
 class TileBlock(Block):
     def __init__(self, cluster: Cluster, index: tuple[int, ...], rank: int, linear: int) -> None:
         super().__init__(cluster, index, rank, linear)
-        self.shared: dict[str, Memory] = {}
-        self.spread: dict[str, Memory] = {}
         self.joint: dict[Any, TileAgent] = {}
 
-    def knowers(self) -> Array:
-        return np.array([cast("TileAgent", a).elected for a in self.agents])
-
-    def own_memory(self, buffer: Buffer, make: Callable[[], Memory]) -> Memory:
-        table = self.spread if buffer.space is Space.FRAGMENT else self.shared
-        found = table.get(buffer.name)
-        if found is None:
-            found = table[buffer.name] = make()
-            found.storage.owner = self
-        return found
-
-    def existing(self, name: str, fr: Frame) -> Memory:
-        if name not in self.shared:
-            raise RunError(
-                f"{name} does not exist yet in block {self.index}", loc=fr.loc(),
-                fix="synchronise the cluster before using another block's memory",
-            )  # fmt: skip
-        return self.shared[name]
-
     def end(self) -> None:
-        rows, clocks = self.knowers(), self.cluster.clocks
-        held = [a for m in self.shared.values() for a in m.storage.accesses]
+        held = [a for m in self.memories.values() for a in m.storage.accesses]
         for access in [*self.incoming, *(a for a in held if a.agent.block is not self)]:
-            if not clocks.has(rows, access.entity, access.clock):
+            if not self.knows(access.entity, access.clock):
                 raise RunError(
                     f"block {self.index} ends while {access.mem.name} may still be used",
                     loc=access.loc,

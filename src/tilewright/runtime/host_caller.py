@@ -24,22 +24,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilewright.ir.buffer import Buffer
-from tilewright.ir.dtype import DType
 from tilewright.ir.expr import Var
-from tilewright.runtime.arrays import Array, address_of, reach, stored_as, torch_dtype, torch_loaded
-from tilewright.runtime.launch import Args, Call, Launcher
+from tilewright.runtime.arrays import Array, reach, stored_as, torch_dtype, torch_loaded
+from tilewright.runtime.launch import Call, Launcher
 from tilewright.support.errors import entry
 from tilewright.targets.torch_tensors import guard_of, never, write_counter
 
 KEPT = 1024  # checked calls that are remembered
 _MISSING: Any = type("missing", (), {"__repr__": lambda _: "<no argument>"})()
 
-# how a scalar lies in its 8 bytes, and the types that struct reads as the full check does
-_CODES = {
-    "float64": "d", "float32": "f4x", "float16": "e6x", "bool": "?7x",
-    "int64": "q", "int32": "i4x", "int16": "h6x", "int8": "b7x",
-    "uint64": "Q", "uint32": "I4x", "uint16": "H6x", "uint8": "B7x",
-}  # fmt: skip
+# the types that struct reads as the full check does
 _INTS = frozenset((int, bool, np.int64, np.int32, np.int16, np.int8))
 _NUMBERS = {
     "float": _INTS | {float, np.float64, np.float32},
@@ -50,11 +44,16 @@ _NUMBERS = {
 
 
 class Fixable(Protocol):
-    """A compiled program that can be told its sizes once: see `CpuKernel.fixed`."""
+    """A compiled program that can be told its sizes once: see `CpuKernel`."""
 
-    def __call__(self, args: Mapping[str, Any]) -> None: ...
+    codes: Sequence[str]
+    pack: Callable[..., bytes]
 
-    def fixed(self, sizes: Mapping[Var, int]) -> Callable[[bytes], None] | None: ...
+    def head(self, args: Mapping[str, Any]) -> bytes: ...
+
+    def encode(self, i: int, value: Any) -> bytes: ...
+
+    def fixed(self, sizes: Mapping[Var, int]) -> Callable[[bytes], None]: ...
 
 
 def make_caller(launcher: Launcher, executable: Fixable) -> Callable[..., Any]:
@@ -80,14 +79,13 @@ class _Maker:
             for i, name in enumerate(names)
             if name in launcher.written and i != j and (i < j or other not in launcher.written)
         ]
-        self.pack = struct.Struct("<" + "".join(_code(p) for p in self.params)).pack
         # conversions at each call, and arrays nobody gave, are the second road's
         self.plain = all(not p.dtype.packed for p in launcher.program.tensors)
         self.names: dict[str, Any] = {
             "missing": _MISSING, "ndarray": np.ndarray, "kept": {}, "recent": (never, None),
-            "slow": entry(self.slow), "again": self.again, "pack": self.pack,
+            "slow": entry(self.slow), "again": self.again, "pack": executable.pack,
             "wrong": (struct.error, OverflowError), "word": ctypes.c_size_t.from_address,
-            "empty": np.empty, "encode": _encode,
+            "empty": np.empty, "encode": executable.encode,
         }  # fmt: skip
 
     # ── the second road ──────────────────────────────────────────────────────────────────────
@@ -96,12 +94,9 @@ class _Maker:
         while given and given[-1] is _MISSING:
             given = given[:-1]
         call = self.launcher.prepare(given, named)
-        run = self.executable.fixed(call.sizes) if self.plain else None
-        if run is None:
-            self.executable(call.args)
-            return call.finish()
-        run(self.pack(*(_value(p, call.args) for p in self.params)))
-        if not named:
+        run = self.executable.fixed(call.sizes)
+        run(self.executable.head(call.args))
+        if self.plain and not named:
             self.remember(run, call, given, key)
         return call.finish()
 
@@ -276,13 +271,9 @@ class _Maker:
         return [f"({' | '.join(a)}) & {size - 1}" for size, a in groups.items() if size > 1]
 
     def _word(self, i: int) -> str:
-        p = self.params[i]
-        if isinstance(p, Buffer):
+        if isinstance(self.params[i], Buffer):
             return f"a{i}"
-        if p.dtype.name in _CODES:
-            return f"x{i}"
-        self.names[f"kind_{i}"] = p.dtype
-        return f"encode(kind_{i}, x{i})"
+        return f"encode({i}, x{i})" if self.executable.codes[i] == "8s" else f"x{i}"
 
 
 # ── facts and words ──────────────────────────────────────────────────────────────────────────
@@ -302,22 +293,6 @@ def _numpy_of(shape: tuple[int, ...], param: Buffer) -> tuple[Any, Any]:
 
 def _torch_of(shape: tuple[int, ...], param: Buffer) -> tuple[Any, Any]:
     return stored_as(shape, param.dtype)[0], torch_dtype(param.dtype)
-
-
-def _code(param: Buffer | Var) -> str:
-    return "Q" if isinstance(param, Buffer) else _CODES.get(param.dtype.name, "8s")
-
-
-def _encode(dtype: DType, value: Any) -> bytes:
-    return bytes(np.asarray(value).astype(dtype.numpy).tobytes())
-
-
-def _value(param: Buffer | Var, args: Args) -> Any:
-    """A checked argument as `struct` takes it."""
-    value = args[param.name]
-    if isinstance(param, Buffer):
-        return address_of(value)
-    return value if param.dtype.name in _CODES else _encode(param.dtype, value)
 
 
 def _address_text(x: str) -> str:

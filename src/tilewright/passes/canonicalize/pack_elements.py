@@ -82,8 +82,8 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
-from tilewright.passes.canonicalize.expand_copies import expand_op, map_over, variables_of
-from tilewright.passes.lower.foreign import PrintRows
+from tilewright.passes.canonicalize.rules import expand_op, map_over, variables_of
+from tilewright.passes.lower.elements import PrintRows
 from tilewright.support.errors import CompileError, Loc
 
 FLOAT16, UINT16, UINT8, UINT32 = map(dtype, ("float16", "uint16", "uint8", "uint32"))
@@ -502,8 +502,6 @@ def _reaches(p: Packing, op: Op) -> Iterable[Op]:
             op,
             lambda: fresh_var("i", p.names),
             lambda spot: Load(spot.buffer, spot.starts, op.loc),
-            lambda head: (head,),
-            p,
         )
         return p.body(tuple(rows.lines()), p.ranges)
     word = op.name if isinstance(op, Intrinsic) else f"this {type(op).__name__.lower()}"

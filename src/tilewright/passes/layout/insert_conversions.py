@@ -74,13 +74,13 @@ from tilewright.passes.layout.thread_layouts import (
     unrolled,
     with_units,
 )
-from tilewright.passes.lower.foreign import PRINTED
+from tilewright.passes.lower.elements import PRINTED
 from tilewright.passes.overlap.roles import WARP
 
 
 def insert_conversions(kernel: Kernel, target: Target, names: set[str]) -> Kernel:
     """`kernel`, every op of which can use its operands where they are."""
-    converter = _Converter(target, names, prod(kernel.threads))
+    converter = _Converter(target, names, prod(kernel.threads), unrolled(kernel))
     body = converter.body(_in_memory(kernel, names).body)
     return rebuild(kernel, body=(*converter.made, *body))
 
@@ -121,23 +121,19 @@ class _Converter:
     target: Target
     names: set[str]
     threads: int
-    around: dict[Var, range] = field(default_factory=dict)
+    around: dict[Var, range]
     made: list[Op] = field(default_factory=list)
     printed: dict[str, Buffer] = field(default_factory=dict)
 
     def body(self, body: Body) -> Body:
-        return tuple(new for op in body for new in self.op(op))
-
-    def op(self, op: Op) -> Iterable[Op]:
-        rule = _RULES.get(type(op))
-        if rule is not None:
-            return rule(self, op)
-        around, threads = self.around, self.threads
-        self.around = {**around, **unrolled(op)}
-        self.threads = op.warps * WARP if isinstance(op, Role) else threads
-        found = map_bodies(op, self.body)
-        self.around, self.threads = around, threads
-        return (found,)
+        found: list[Op] = []
+        for op in body:
+            rule = _RULES.get(type(op))
+            threads = self.threads
+            self.threads = op.warps * WARP if isinstance(op, Role) else threads
+            found += (map_bodies(op, self.body),) if rule is None else rule(self, op)
+            self.threads = threads
+        return tuple(found)
 
     def like(self, buffer: Buffer, name: str, layout: Fragment | None, space: Space) -> Buffer:
         fresh = fresh_name(name, self.names)

@@ -227,10 +227,9 @@ def fragments_of(op: Gemm, split: Split) -> dict[str, Fragment]:
         deep = op.b.static_tile[1 if op.transpose_b else 0]
         part = repeat(deep // split.kind.k, columns // split.n) * atoms["b"]
         found["b"] = (spatial(1, split.columns) * part).replicate(split.rows)
-    if op.transpose_a:
-        found["a"] = found["a"].permute(1, 0)
-    if op.transpose_b and "b" in found:
-        found["b"] = found["b"].permute(1, 0)
+    for name, turned in (("a", op.transpose_a), ("b", op.transpose_b)):
+        if turned and name in found:
+            found[name] = found[name].permute(1, 0)
     return found
 
 

@@ -24,7 +24,7 @@ from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Const, Expr, Load, Var, loads, substitute, variables
 from tilewright.ir.layout.fragment import Fragment, repeat, row_of, spatial
 from tilewright.ir.layout.layout import Indices, LayoutError
-from tilewright.ir.op import For, Let, Map, Op, Store, bodies, op_loads
+from tilewright.ir.op import For, Kernel, Let, Map, Op, Store, bodies, op_loads, walk_ops
 from tilewright.passes.layout.addresses import evaluate
 from tilewright.support.errors import CompileError
 
@@ -202,11 +202,6 @@ class Access:
     extents: tuple[int, ...]
     grid: tuple[int, ...] | None = None
 
-    def needed(self, nest: Fragment) -> Indices:
-        """[threads, k] elements that each thread touches, -1 for none."""
-        assert self.points is not None
-        return needed_by(self.points, nest)
-
 
 def needed_by(points: Indices, nest: Fragment) -> Indices:
     """[threads, k] elements that each thread of a nest touches, -1 for none (`Access.points`)."""
@@ -274,9 +269,10 @@ def _values(op: Op) -> dict[Var, range]:
     return {op.var: values} if isinstance(op, For) and values is not None else {}
 
 
-def unrolled(op: Op) -> dict[Var, range]:
-    """The variable of a loop that is unrolled, with its values, when they are known."""
-    return _values(op) if isinstance(op, For) and op.kind == "unroll" else {}
+def unrolled(kernel: Kernel) -> dict[Var, range]:
+    """The variables of loops that are unrolled, with their values, where they are known."""
+    loops = [op for op in walk_ops(kernel, For) if op.kind == "unroll"]
+    return {var: values for op in loops for var, values in _values(op).items()}
 
 
 def _dims(op: Map, indices: tuple[Expr, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -352,7 +348,7 @@ def buffer_from_nest(access: Access, nest: Fragment) -> Fragment | None:
         return repeat(*access.grid) * nest  # the other boxes are held as this one is
     if access.points is None:
         return None
-    needed = access.needed(nest)
+    needed = needed_by(access.points, nest)
     if not needed.size or (needed < 0).any():
         return None
     _, first = np.unique(needed, axis=1, return_index=True)
@@ -405,47 +401,29 @@ def nest_from_buffer(
 
 def _raised(dims: tuple[int, ...], fragment: Fragment, extents: tuple[int, ...]) -> Fragment | None:
     """`fragment` with its dimensions where `dims` says that they are in the nest."""
-    found = [d for d in dims if d >= 0]
-    if any(extents[d] != 1 for d in range(len(extents)) if d not in found):
+    kept = [d for d in dims if d >= 0 and extents[d] != 1]
+    sizes = tuple(extents[d] for d in kept)
+    squeezed = with_units(fragment, sizes or (1,))
+    if squeezed is None or prod(sizes) != prod(extents):
         return None
-    squeezed = _without_units(fragment)
-    if squeezed is None:
-        return None
-    kept = [d for d in found if extents[d] != 1]
-    if not kept:
-        return with_units(squeezed, extents)
-    if len(squeezed.tile) != len(kept):
-        return None
-    return with_units(squeezed.permute(*(kept.index(d) for d in sorted(kept))), extents)
+    if kept:
+        squeezed = squeezed.permute(*(kept.index(d) for d in sorted(kept)))
+    return with_units(squeezed, extents)
 
 
 def with_units(fragment: Fragment, shape: tuple[int, ...]) -> Fragment | None:
     """`fragment` with dimensions of extent 1 added or dropped so that its tile is `shape`."""
     if fragment.tile == shape:
         return fragment
-    squeezed = _without_units(fragment)
-    if squeezed is None:
+    pairs = list(zip(fragment.tile, fragment.cover, strict=True))
+    left = [pair for pair in pairs if pair[0] != 1]
+    if [size for size, _ in left] != [size for size in shape if size != 1] or any(
+        size == 1 != cover for size, cover in pairs
+    ):
         return None
-    if squeezed.tile == shape:
-        return squeezed
-    if tuple(s for s in shape if s != 1) != tuple(s for s in squeezed.tile if s != 1):
-        return None
-    cover, left = [], [c for c, t in zip(squeezed.cover, squeezed.tile, strict=True) if t != 1]
-    for size in shape:
-        cover.append(1 if size == 1 else left.pop(0))
-    return Fragment(shape, squeezed.layout, tuple(cover))
-
-
-def _without_units(fragment: Fragment) -> Fragment | None:
-    """`fragment` without dimensions of extent 1 (one is kept of a tile of one element)."""
-    kept = [i for i, size in enumerate(fragment.tile) if size != 1]
-    if len(kept) == len(fragment.tile):
-        return fragment
-    if any(fragment.cover[i] != 1 for i in range(len(fragment.tile)) if i not in kept):
-        return None
-    kept = kept or [0]
-    tile, cover = (tuple(box[i] for i in kept) for box in (fragment.tile, fragment.cover))
-    return Fragment(tile, fragment.layout, cover)
+    covers = iter(cover for _, cover in left)
+    cover = tuple(1 if size == 1 else next(covers) for size in shape)
+    return Fragment(shape, fragment.layout, cover)
 
 
 def same_registers(buffer: Buffer, source: Buffer) -> bool:

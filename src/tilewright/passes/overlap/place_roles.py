@@ -21,7 +21,7 @@ from math import prod
 from typing import TypeAlias
 
 from tilewright.ir.analysis.aliases import aliases
-from tilewright.ir.analysis.flow import Flow, Loop, goes_into
+from tilewright.ir.analysis.flow import ENTERED, Flow, Loop
 from tilewright.ir.analysis.uniform import TILE_OPS
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import Expr, const
@@ -356,7 +356,9 @@ class _Order(Flow[Pending]):
             return self.touch(op, walk_ops(op.body), warps_of(op), pending, out)
         if isinstance(op, Continue) and self.loops and isinstance(self.loops[-1], While):
             op = self.loops[-1]  # its condition is next
-        return self.touch(op, (op,) if goes_into(op) else walk_ops(op), None, pending, out)
+        return self.touch(
+            op, (op,) if isinstance(op, ENTERED) else walk_ops(op), None, pending, out
+        )
 
     def touch(
         self, op: Op, inner: Iterable[Op], who: Warps | None, pending: Pending, out: list[Op]

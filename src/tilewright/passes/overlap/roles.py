@@ -24,7 +24,6 @@ from tilewright.ir.atoms import ATOMS, Feature
 from tilewright.ir.buffer import Buffer, Space
 from tilewright.ir.expr import (
     TRUE,
-    Const,
     Expr,
     Var,
     compare,
@@ -507,10 +506,9 @@ def _known(op: Op, written: set[str], scalars: set[str]) -> bool:
 
 def free_barriers(kernel: Kernel) -> list[int]:
     """Named barriers that `kernel` does not use; 0 is the whole block's."""
-    ids = [op.id for op in walk_ops(kernel) if isinstance(op, Sync) and op.id is not None]
-    used = {0, *(int(i.value) for i in ids if isinstance(i, Const))}
-    others = any(not isinstance(i, Const) for i in ids)
-    for op, ranges in scope.walk_ranges(kernel) if others else ():
+    used = {0}
+    named = any(op.id is not None for op in walk_ops(kernel, Sync))
+    for op, ranges in scope.walk_ranges(kernel) if named else ():
         if isinstance(op, Sync) and op.id is not None:
             low, high = bounds(op.id, ranges)[:2]
             used |= set(range(max(low, 0), min(high, NAMED_BARRIERS - 1) + 1))

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -63,14 +62,12 @@ OPEN = -1  # issued, its group not closed yet
 MOST_OPEN = 7  # groups beyond this many are waited for a little early
 
 
-@dataclass(frozen=True)
 class NumberedGemm(Gemm):
     """A product that other ops of this pass refer to."""
 
     number: int = attr(default=-1)
 
 
-@dataclass(frozen=True)
 class Release(Op):
     """The products `numbers` must be over here: their latest run, or with `lag` the one before."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 from tilewright.ir.buffer import Buffer, Region, Space
 from tilewright.ir.expr import Const
@@ -23,7 +22,6 @@ from tilewright.ir.op import (
 )
 
 
-@dataclass(frozen=True)
 class Folded(Op):
     """A nest, and the reduction of the rows of a tile that it writes."""
 
