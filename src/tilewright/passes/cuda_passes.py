@@ -24,9 +24,9 @@ from tilewright.passes.layout.choose_gemms import choose_gemms, split_gemms
 from tilewright.passes.layout.infer_layouts import infer_layouts
 from tilewright.passes.layout.shared_tiles import pin_shared
 from tilewright.passes.lower.threads import lower_threads
-from tilewright.passes.memory.fit_registers import fit_registers
 from tilewright.passes.memory.place_shared import place_shared, reuse_shared
-from tilewright.passes.memory.tile_spaces import (
+from tilewright.passes.memory.registers import (
+    fit_registers,
     keep_operands,
     move_large_fragments,
     spill_fragments,

@@ -64,8 +64,7 @@ def _inlined(at: Facts) -> Kernel:
         return kernel
     written = written_by(kernel)
     ahead = Ahead(kernel, at.program, at.target)
-    fills = [fill for plan in ahead.plans.values() for fill in plan.fills.values()]
-    kept = {fill.tile.name for fill in fills if fill.how == BULK} | ahead.viewed
+    kept = {fill.tile.name for fill in ahead.fills if fill.how == BULK} | ahead.viewed
     for loop in loops:
         for k, op in enumerate(loop.body):
             found = _row(op, written, at.names)

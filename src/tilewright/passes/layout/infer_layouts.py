@@ -451,7 +451,7 @@ def _bytes(buffer: Buffer) -> int:
 def _widths(nest: Nest, anywhere: bool, *spaces: Space) -> Iterator[tuple[int, int]]:
     """How wide a nest may move what it touches in `spaces`, and the bytes of an element."""
     for inner in walk_ops(nest.op.body):
-        places = list(op_loads(inner))
+        places = [*op_loads(inner)]
         if isinstance(inner, Store):
             places.append(Load(inner.buffer, inner.indices))
         for place in places:

@@ -44,8 +44,6 @@ from tilewright.ir.op import (
     Kernel,
     Let,
     Op,
-    Program,
-    Role,
     Store,
     Sync,
     View,
@@ -60,12 +58,10 @@ from tilewright.ir.rewrite import (
     fresh_name,
     fresh_var,
     map_body,
-    map_kernels,
-    program_names,
     rebuild,
 )
 from tilewright.ir.simplify import simplify
-from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.lower.cluster import passes_tensors
 from tilewright.passes.overlap.rings import slots_of, slotted
 
@@ -73,14 +69,11 @@ WORD = 32  # bits of the least counted store
 TWICE = 4096  # bytes of a loop's tiles that may get a second slot
 
 
-def count_stores(program: Program, target: Target) -> Program:
-    """`program` with waits for bytes in place of meetings of clusters, where that is enough."""
-    names = program_names(program)
-    return map_kernels(program, lambda kernel: _kernel(kernel, names))
-
-
-def _kernel(kernel: Kernel, names: set[str]) -> Kernel:
-    if prod(kernel.cluster or (1,)) == 1 or any(walk_ops(kernel, Role)):
+@kernel_pass
+def count_stores(at: Facts) -> Kernel:
+    """Every kernel with waits for bytes in place of meetings of clusters, where that is enough."""
+    kernel = at.kernel
+    if prod(kernel.cluster or (1,)) == 1 or at.has_roles:
         return kernel
     loops = [op for op in kernel.body if isinstance(op, (For, While))]
     direct = [op for body in (kernel.body, *(loop.body for loop in loops)) for op in body]
@@ -88,7 +81,7 @@ def _kernel(kernel: Kernel, names: set[str]) -> Kernel:
     remote = sum(map(_is_remote, walk_ops(kernel)))
     if not remote or nested or passes_tensors(kernel):
         return kernel
-    work = _Counted(kernel, names)
+    work = _Counted(kernel, at.names)
     body, *inner = (work.count(part) for part in (kernel, *loops))
     if work.stores != remote:
         return kernel
@@ -251,7 +244,7 @@ def _is_countable(op: Op, kernel: Kernel) -> TypeGuard[Copy]:
         isinstance(op, Copy)
         and isinstance(op.dst.cta, Const)
         and 0 <= op.dst.cta.value < prod(kernel.cluster)
-        and op.src.cta is op.atom is op.barrier is op.reduce is None
+        and all(x is None for x in (op.src.cta, op.atom, op.barrier, op.reduce))
         and op.src.buffer.space is Space.FRAGMENT
         and op.dst.buffer.space is Space.SHARED
         and op.src.dtype == op.dst.dtype

@@ -29,7 +29,6 @@ from tilewright.ir.analysis.bounds import Ranges, bounds, prove
 from tilewright.ir.analysis.effects import mentioned, written_in
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space, whole
-from tilewright.ir.dtype import BARRIER, INT32
 from tilewright.ir.expr import Expr, binary, compare, const, loads
 from tilewright.ir.op import (
     Alloc,
@@ -46,16 +45,15 @@ from tilewright.ir.op import (
     Let,
     Map,
     Op,
-    Program,
     Role,
     Sync,
     WaitGroup,
     While,
     walk_ops,
 )
-from tilewright.ir.rewrite import fresh_name, fresh_var, map_kernels, program_names, rebuild
+from tilewright.ir.rewrite import fresh_name, fresh_var, rebuild
 from tilewright.ir.simplify import simplify
-from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.grid.persist_blocks import blocks_of_cluster
 from tilewright.passes.overlap.loop_sections import Place, Section, Sections, always, copies_of
 from tilewright.passes.overlap.prefetchable import (
@@ -108,15 +106,12 @@ from tilewright.passes.sync.matrix_groups import (
 FETCHED_AHEAD = 2  # numbers that are under way: the producer is a tile ahead
 
 
-def pipeline_loops(program: Program, target: Target) -> Program:
-    """Every kernel of `program` with its copies running ahead, as far as `target` can."""
-    names = program_names(program)
-    return map_kernels(program, lambda kernel: _kernel(kernel, program, target, names))
-
-
-def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -> Kernel:
+@kernel_pass
+def pipeline_loops(at: Facts) -> Kernel:
+    """Every kernel with its copies running ahead, as far as the target can."""
+    kernel, program, target, names = at.kernel, at.program, at.target, at.names
     if split_into_roles(kernel):
-        work = _Pipeliner(Ahead(kernel, program, target), names, gives=releases)
+        work = _Pipeliner(Ahead(kernel, program, target), names, releases)
         body = work.body(kernel.body, scope.entry(kernel, program.dims), looped=False)
         announced = any(isinstance(op, Fence) and op.kind == "barrier_init" for op in kernel.body)
         return rebuild(kernel, body=(*work.start(announced), *body))
@@ -142,11 +137,6 @@ def _kernel(kernel: Kernel, program: Program, target: Target, names: set[str]) -
                 against = str(error)
         for plan in work.plans.values() if against else ():
             because(kernel.name, plan.loop, f"filled by all threads: {against}")
-    for plan in work.plans.values():
-        for fill in plan.fills.values():
-            if isinstance(fill.copy, Map):
-                said = f"{fill.tile.name} gathered by cp.async, {fill.width} bytes at a time"
-                because(kernel.name, plan.loop, said)
     if not producer:
         work.make_rings()
     work.find_thread_fills()
@@ -167,29 +157,23 @@ def _why_whole(found: Ahead) -> str | None:
     return why_not(found.kernel)
 
 
-class _Pipeliner:
-    """`found` says what runs ahead; `apart`: a producer fills the rings."""
+class _Pipeliner(SingleCopies):
+    """`apart`: a producer fills the rings."""
 
     def __init__(
         self,
         found: Ahead,
         names: set[str],
+        gives: Callable[[Op], bool] | None = None,
         *,
         apart: bool = False,
-        gives: Callable[[Op], bool] | None = None,
     ) -> None:
-        self.found, self.kernel, self.target = found, found.kernel, found.target
+        super().__init__(found, names, gives)
         self.plans = found.plans
-        self.names = names
         self.apart = apart
         self.rings: list[Ring] = []
         self.turns: dict[tuple[frozenset[int], int], Buffer] = {}
-        self.barriers: list[Buffer] = []
-        self.counters: list[Buffer] = []
         self.fetches: Fetches | None = None
-        self.single = SingleCopies(
-            self.kernel, self.target, found, self.barrier, self.counter, gives
-        )
 
     # ── rings ────────────────────────────────────────────────────────────────────────────────
 
@@ -206,6 +190,12 @@ class _Pipeliner:
                     tiles, name = [fill.tile for fill in fills], plan.loop.var.name
                     rings[key] = self.ring(key[2], tiles, key[1], name, loops, peers)
                 plan.groups.append((rings[key], fills))
+                for fill in fills:
+                    if isinstance(fill.copy, Map):
+                        said = (
+                            f"{fill.tile.name} gathered by cp.async, {fill.width} bytes at a time"
+                        )
+                        because(self.kernel.name, plan.loop, said)
 
     def ring(
         self,
@@ -232,16 +222,6 @@ class _Pipeliner:
             made.free = self.barrier(f"{first}_free", stages)
         self.rings.append(made)
         return made
-
-    def barrier(self, name: str, count: int) -> Buffer:
-        self.barriers.append(
-            Buffer(fresh_name(name, self.names), (const(count),), BARRIER, Space.BARRIER)
-        )
-        return self.barriers[-1]
-
-    def counter(self, name: str) -> Buffer:
-        self.counters.append(Buffer(fresh_name(name, self.names), (), INT32, Space.LOCAL))
-        return self.counters[-1]
 
     def start(self, announced: bool = False) -> Body:
         """What the kernel begins with: rings, barriers and counters. `announced`: it has a fence
@@ -289,7 +269,7 @@ class _Pipeliner:
     def body(self, body: Body, ranges: Ranges, *, looped: bool) -> Body:
         """`body` with loops pipelined, inner ones first, and other copies given to the engine."""
         parts = self.statements(body, ranges, looped=looped)
-        return self.single.loads([op for part in parts for op in part], looped)
+        return self.loads([op for part in parts for op in part], looped)
 
     def statements(self, body: Body, ranges: Ranges, *, looped: bool) -> list[list[Op]]:
         """What becomes of each statement of `body`."""
@@ -311,7 +291,7 @@ class _Pipeliner:
                 return [_said_of(ring, buffer, op) for ring in rings]
             return [] if rings else [op]  # these are allocated at the start
         if isinstance(op, Copy):
-            return [self.single.engaged(op, ranges)]
+            return [self.engaged(op, ranges)]
         if isinstance(op, Atomic) and self.fetches is not None and self.fetches.has(op):
             slot = fresh_var("fetch_slot", self.names)
             return self.fetches.received(op, slot, consuming_warps(self.kernel))
@@ -385,7 +365,7 @@ class _Pipeliner:
         if not self.apart and groups:
             found += self.first_fills(loop, groups, ranges)
         runs = prove(compare("<", loop.start, loop.stop), ranges) is True
-        return [*found, *work.loops(lambda body: self.single.loads(body, True), runs)]
+        return [*found, *work.loops(lambda body: self.loads(body, True), runs)]
 
     def release(
         self, plan: Plan, work: Sections, uses: list[int], ring: Ring
@@ -538,14 +518,13 @@ class _Pipeliner:
 def _one_slot_is_enough(plan: Plan, skew: Skew) -> Skew | str:
     """With one slot, what is used late must be filled behind what the next iteration begins with,
     and be used late only."""
-    early: list[int] = []
-    late: list[int] = []
+    filled: dict[bool, list[int]] = {True: [], False: []}  # where what is used late, or not, is
     for group in plan.shared_fills().values():
-        kinds = {k in skew.late for fill in group for k in fill.uses}
-        if len(kinds) > 1:
+        late, *both = {k in skew.late for fill in group for k in fill.uses}
+        if both:
             return f"{group[0].tile.name} has one slot for two iterations"
-        (late if kinds == {True} else early).append(min(fill.at for fill in group))
-    if late and early and min(late) < max(early):
+        filled[late].append(min(fill.at for fill in group))
+    if all(filled.values()) and min(filled[True]) < max(filled[False]):
         return "its one slot of what is used late is filled first"
     return skew
 

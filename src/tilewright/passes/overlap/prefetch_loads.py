@@ -14,7 +14,6 @@ Behind the last iteration it reads what is not needed, or zeros outside the tens
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -41,8 +40,6 @@ from tilewright.ir.op import (
     Let,
     Map,
     Op,
-    Program,
-    Role,
     Store,
     bound_within,
     expressions,
@@ -51,15 +48,12 @@ from tilewright.ir.op import (
 from tilewright.ir.rewrite import (
     fresh_name,
     let_values,
-    map_body,
-    map_kernels,
     map_ops,
-    program_names,
     rebuild,
 )
 from tilewright.ir.scope import inside
 from tilewright.ir.simplify import simplify
-from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import load_into, own_vars
 from tilewright.passes.reasons import at_line, because
@@ -70,17 +64,13 @@ SHARED_BY = 16  # about as many as share one,
 COLUMNS = 4  # and if it goes along a map's rows: a thread of a product's tile has so many
 
 
-def prefetch_loads(program: Program, target: Target) -> Program:
+@kernel_pass
+def prefetch_loads(at: Facts) -> Kernel:
     """Every kernel with the loads of its pipelined loops' maps early, where they can be."""
-    names = program_names(program)
-
-    def one(kernel: Kernel) -> Kernel:
-        if any(walk_ops(kernel, Role)):
-            return kernel
-        work = _Prefetch(kernel, names, Ahead(kernel, program, target))
-        return rebuild(kernel, body=map_body(kernel.body, work.loop))
-
-    return map_kernels(program, one)
+    if at.has_roles:
+        return at.kernel
+    work = _Prefetch(at.kernel, at.names, Ahead(at.kernel, at.program, at.target))
+    return map_ops(at.kernel, work.loop)
 
 
 @dataclass
@@ -93,8 +83,8 @@ class _Early:
     early: Buffer
     now: Buffer
 
-    def loaded(self, op: Map, names: set[str], at: Mapping[Var, Expr]) -> Op:
-        return load_into(self.value, self.vars, self.early, op, names, at)
+    def loaded(self, op: Map, names: set[str], at: dict[Var, Expr]) -> Op:
+        return load_into(self.early, substitute(self.value, at), self.vars, op, names)
 
     def taken(self, op: Map) -> Op:
         """What makes the next iteration's this one's."""
@@ -157,18 +147,13 @@ class _Prefetch:
 
         def is_ready(e: Expr) -> bool:
             # nothing but the load: what is computed with it would wait for it
-            if isinstance(e, Select):
-                if not (isinstance(e.a, Load) and isinstance(e.b, Const)):
-                    return False
-            elif not isinstance(e, Load):
-                return False
+            kept = e.a if isinstance(e, Select) and isinstance(e.b, Const) else e
             read = loads(e)
-            tensors = [x.buffer for x in read]
             return (
-                any(loop.var in variables(x) for x in read)
-                and all(
-                    b.space is Space.GLOBAL and b.name not in self.ahead.written for b in tensors
-                )
+                isinstance(kept, Load)
+                and any(loop.var in variables(x) for x in read)
+                and all(x.buffer.space is Space.GLOBAL for x in read)
+                and self.ahead.written.isdisjoint(x.buffer.name for x in read)
                 and not variables(e) & inner
                 and e.dtype.bits >= 8
             )

@@ -73,11 +73,12 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
 from tilewright.passes.grid.persist_blocks import Common, blocks_of_cluster
 from tilewright.passes.layout.shared_tiles import bulk_eligible, cp_async_bytes
-from tilewright.passes.overlap.rings import BULK, CP_ASYNC, Fill, Plan, ThreadFill, part_of
+from tilewright.passes.overlap.rings import BULK, CP_ASYNC, Fill, Plan, ThreadFill
 from tilewright.passes.sync.matrix_groups import NumberedGemm
 
 SIZES = (16, 8, 4)  # bytes of one `cp.async`
 WIDE = SIZES[0]
+ROWS = 8  # of a swizzle's pattern: parts of a tile begin at whole ones
 MOST_SLOTS = 3  # of a tile that threads fill
 
 
@@ -186,32 +187,29 @@ class Ahead:
         moved = [(substitute_vars(op, {loop.var: v}), known) for v, known in places]
         features = self.target.features
         if isinstance(op, Copy) and op.prefer != "cp_async" and Feature.BULK_COPY in features:
-            copies = [(copy, known) for copy, known in moved if isinstance(copy, Copy)]
-            if op.src.buffer.name in self.mapped and all(bulk_eligible(*each) for each in copies):
+            able = all(isinstance(c, Copy) and bulk_eligible(c, known) for c, known in moved)
+            if able and op.src.buffer.name in self.mapped:
                 return BULK, 0
         if Feature.CP_ASYNC not in features:
             return f"{self.target.arch} has none"
-        width = min(
-            cp_async_bytes(new, known) if isinstance(new, Copy) else gather_bytes(new, known)
-            for new, known in moved
-        )
-        return (
-            (CP_ASYNC, width) if width else "fewer than 4 aligned bytes are known to lie together"
-        )
+        width = min(async_bytes(*each) for each in moved)
+        unaligned = "fewer than 4 aligned bytes are known to lie together"
+        return (CP_ASYNC, width) if width else unaligned
 
     def peers(self, copy: Copy) -> int:
         """Blocks of the cluster, where all of them need the same tile at the same time."""
         count = blocks_of_cluster(self.kernel)
         if count == 1 or self.kernel.rank is None or not self.tiles:
             return 1
-        alike = self.common.control and self.common.region(copy.src)
-        return count if alike and part_of(copy, count, const(0)) is not None else 1
+        rows, *inner = copy.dst.static_tile
+        parts = bool(inner) and rows % (count * ROWS) == 0
+        return count if parts and self.common.control and self.common.region(copy.src) else 1
 
 
 def _loads_tile(op: Copy) -> bool:
     """Whether a copy of a tensor fills a whole tile of shared memory, whichever way."""
-    plain = (op.atom, op.multicast, op.barrier, op.reduce) == (None,) * 4 and op.prefer != "sync"
-    return plain and is_tile_load(op) and op.dst.is_whole
+    plain = all(x is None for x in (op.atom, op.multicast, op.barrier, op.reduce))
+    return plain and op.prefer != "sync" and is_tile_load(op) and op.dst.is_whole
 
 
 def _mapped(program: Program, views: Iterable[View]) -> set[str]:
@@ -239,9 +237,12 @@ def _is_safe(op: Map) -> bool:
 # ── gathers ──────────────────────────────────────────────────────────────────────────────────
 
 
-def gather_bytes(op: Map, ranges: Ranges) -> int:
-    """How many bytes one `cp.async` of the map may move, given what holds where it stands; 0
-    where none can."""
+def async_bytes(op: Op, ranges: Ranges) -> int:
+    """How many bytes one `cp.async` of a copy or a gather may move, given what holds where it
+    stands; 0 where none can."""
+    if isinstance(op, Copy):
+        return cp_async_bytes(op, ranges)
+    assert isinstance(op, Map)
     found = gather_of(op)
     assert found is not None
     bits = found.load.dtype.bits
@@ -260,8 +261,7 @@ def _together(op: Map, found: Gather, count: int, ranges: Ranges) -> bool:
         return count == 1
     last, extent = op.vars[-1], int(op.extents[-1])
     group, each = Var(" group"), Var(" each")
-    for v, e in zip(op.vars, op.extents, strict=True):
-        ranges = ranges.where(v, 0, int(e) - 1)
+    ranges = scope.inside(op, "body", ranges)
     ranges = ranges.where(group, 0, extent // count - 1).where(each, 0, count - 1)
 
     def at(e: Expr, more: Expr, index: bool = True) -> Expr:

@@ -16,9 +16,8 @@ from typing import TypeAlias
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.effects import mentioned
-from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space, along, element, long_dims
+from tilewright.ir.buffer import AnyLayout, Buffer, Region, Space, along, element
 from tilewright.ir.expr import (
-    Const,
     Expr,
     Load,
     Var,
@@ -64,7 +63,6 @@ from tilewright.support.errors import Loc
 
 BULK, CP_ASYNC, THREADS, FETCHED = "bulk_load", "cp_async", "threads", "fetched"
 MOST_ROWS = 1024  # elements of what is loaded before the loop
-ROWS = 8  # of a swizzle's pattern: parts begin at whole ones
 
 
 @dataclass
@@ -151,9 +149,9 @@ class Fill:
         (op,) = rename_unique((substitute_vars(self.copy, {loop.var: value}),), names)
         assert isinstance(op, (Copy, Map))
         if isinstance(op, Copy) and self.peers > 1 and rank is not None:
-            part = part_of(op, self.peers, rank)
-            assert part is not None  # as `prefetchable` has seen
-            op = rebuild(part, multicast=const((1 << self.peers) - 1))
+            size = op.dst.static_tile[0] // self.peers
+            src, dst = (along(r, 0, rank * size, size) for r in (op.src, op.dst))
+            op = rebuild(op, src=src, dst=dst, multicast=const((1 << self.peers) - 1))
         if isinstance(op, Copy) and ring.how == BULK:
             op = rebuild(op, barrier=ring.full_at(slot))
         return slotted(rebuild(op, atom=ring.how), ring.slots, slot)
@@ -267,19 +265,10 @@ def own_vars(e: Expr, op: Map) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
     return own, tuple(op.extents[op.vars.index(v)] for v in own)
 
 
-def load_into(
-    value: Expr,
-    own: tuple[Var, ...],
-    into: Buffer,
-    op: Map,
-    names: set[str],
-    at: Mapping[Var, Expr],
-) -> Op:
-    """What loads `value`, at every point over the variables `own` of `op`, given others' values."""
-    mine = tuple(fresh_var(v.name, names, v.dtype) for v in own)
-    value = substitute(value, {**dict(zip(own, mine, strict=True)), **at})
-    store = Store(into, mine, value, loc=op.loc)
-    return Map(mine, into.shape, (store,), loc=op.loc) if own else store
+def load_into(into: Buffer, value: Expr, own: tuple[Var, ...], op: Map, names: set[str]) -> Op:
+    """What loads `value`, at every point over the variables `own` of `op`."""
+    store = Store(into, own, value, loc=op.loc)
+    return rename_unique(Map(own, into.shape, (store,), loc=op.loc), names) if own else store
 
 
 def rows_before(fill: Fill, loop: For, names: set[str], before: list[Op]) -> Fill:
@@ -310,7 +299,7 @@ def rows_before(fill: Fill, loop: For, names: set[str], before: list[Op]) -> Fil
         if own[-1] is op.vars[-1] or prod(int(e) for e in extents) > MOST_ROWS:
             return None
         rows = Buffer(fresh_name("row", names), extents, load.dtype, Space.FRAGMENT)
-        before.extend((Alloc(rows, loc=op.loc), load_into(load, own, rows, op, names, {})))
+        before.extend((Alloc(rows, loc=op.loc), load_into(rows, load, own, op, names)))
         return Load(rows, own, load.loc)
 
     def swap(e: Expr) -> Expr:
@@ -383,20 +372,6 @@ def known_scalars(kernel: Kernel, fetches: Iterable[Atomic], written: set[str]) 
 def is_async_fill(op: Op) -> bool:
     """Whether shared memory is written behind the threads' back."""
     return isinstance(op, (Copy, Map)) and op.atom in (BULK, CP_ASYNC)
-
-
-def part_of(copy: Copy, count: int, which: Expr) -> Copy | None:
-    """One of `count` equal parts of a copy, cut along its rows; None where they cannot be."""
-    sides = copy.src, copy.dst
-    places = [next(iter(long_dims(r.extents)), 0) for r in sides]
-    rows, other = (r.extents[d] for r, d in zip(sides, places, strict=True))
-    if not (isinstance(rows, Const) and isinstance(other, Const)) or int(rows) != int(other):
-        return None
-    if places[1] == len(copy.dst.extents) - 1 or int(rows) % (count * ROWS):
-        return None
-    size = int(rows) // count
-    src, dst = (along(r, 0, which * size, size) for r in sides)
-    return rebuild(copy, src=src, dst=dst)
 
 
 def slotted(op: Op, slots: Mapping[str, Buffer], slot: Expr) -> Op:

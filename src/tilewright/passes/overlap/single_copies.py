@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from math import prod
+from typing import TypeGuard
 
 from tilewright.ir.analysis.bounds import Ranges
 from tilewright.ir.analysis.effects import leaves_early, mentioned
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space, element
+from tilewright.ir.dtype import BARRIER, INT32
 from tilewright.ir.expr import Load, const, variables
 from tilewright.ir.op import (
     Arrive,
@@ -25,7 +27,6 @@ from tilewright.ir.op import (
     Fence,
     Gemm,
     Intrinsic,
-    Kernel,
     Op,
     Store,
     Sync,
@@ -39,34 +40,36 @@ from tilewright.ir.op import (
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import rebuild
-from tilewright.ir.target import Target
+from tilewright.ir.rewrite import fresh_name, rebuild
 from tilewright.passes.layout.shared_tiles import bulk_eligible
 from tilewright.passes.overlap.prefetchable import Ahead
 from tilewright.passes.overlap.rings import BULK
 
 
 class SingleCopies:
-    """`found` says which copies run ahead; `barrier` and `counter` make the kernel new ones;
+    """`found` says which copies run ahead; `barriers` and `counters` are what the kernel gets;
     `gives`: in roles, which load only, ops before which all loads must be over, because others
     learn of them there."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        target: Target,
-        found: Ahead,
-        barrier: Callable[[str, int], Buffer],
-        counter: Callable[[str], Buffer],
-        gives: Callable[[Op], bool] | None = None,
+        self, found: Ahead, names: set[str], gives: Callable[[Op], bool] | None = None
     ) -> None:
-        self.kernel = kernel
-        self.target = target
-        self.found = found
-        self.barrier = barrier
-        self.counter = counter
+        self.found, self.kernel, self.target = found, found.kernel, found.target
+        self.names = names
+        self.barriers: list[Buffer] = []
+        self.counters: list[Buffer] = []
         self.in_roles = gives is not None
         self.gives = gives or (lambda op: False)
+
+    def barrier(self, name: str, count: int) -> Buffer:
+        size = (const(count),)
+        made = Buffer(fresh_name(name, self.names), size, BARRIER, Space.BARRIER)
+        self.barriers.append(made)
+        return made
+
+    def counter(self, name: str) -> Buffer:
+        self.counters.append(Buffer(fresh_name(name, self.names), (), INT32, Space.LOCAL))
+        return self.counters[-1]
 
     def engaged(self, op: Copy, ranges: Ranges) -> Copy:
         """`op` by the bulk engine where it can: loads of tensors that the kernel does not write,
@@ -77,7 +80,8 @@ class SingleCopies:
         able = (
             Feature.BULK_COPY in self.target.features
             and (load or not self.in_roles)
-            and op.atom is op.multicast is None
+            and op.atom is None
+            and op.multicast is None
             and op.prefer not in ("sync", "cp_async")
             and id(op) not in found.copies
             and tensor.name in found.tensors
@@ -142,13 +146,12 @@ class SingleCopies:
                     waiting.remove(item)
 
         for op in body:
-            load = isinstance(op, Copy) and op.atom == BULK and op.barrier is None
             used = mentioned(op)
-            if not load or id(op) in moved or used & {c.dst.buffer.name for c in run}:
+            if not _is_load(op) or id(op) in moved or used & {c.dst.buffer.name for c in run}:
                 issue()
             everything = leaves_early((op,)) or any(self.gives(o) for o in walk_ops(op))
             settle(None if everything else used)
-            if isinstance(op, Copy) and load:
+            if _is_load(op):
                 run.append(op)
             else:
                 found.append(op)
@@ -163,10 +166,10 @@ class SingleCopies:
         moved: set[int] = set()
         for op in body:
             at = len(found)
-            if isinstance(op, Copy) and op.atom == BULK and op.barrier is None:
+            if _is_load(op):
                 while at > 0 and not self.orders(found[at - 1], op):
                     at -= 1
-                if any(isinstance(i, Gemm) for each in found[at:] for i in walk_ops(each)):
+                if any(walk_ops(tuple(found[at:]), Gemm)):
                     moved.add(id(op))
                 else:  # nothing to wait for in between
                     at = len(found)
@@ -180,12 +183,14 @@ class SingleCopies:
         needs = {v for e in expressions(load) for v in variables(e)}
         reads = {x.buffer.name for x in op_loads(load)} | {load.dst.buffer.name}
         named = mentioned(before) | {buffer.name for buffer in named_buffers(before)}
-        return (
-            bool(needs & set(bound(before)))
-            or bool(reads & named)
-            or leaves_early((before,))
-            or any(self.gives(o) or _meets_others(o) for o in walk_ops(before))
-        )
+        meets = any(self.gives(o) or _meets_others(o) for o in walk_ops(before))
+        free = needs.isdisjoint(bound(before)) and reads.isdisjoint(named)
+        return meets or not free or leaves_early((before,))
+
+
+def _is_load(op: Op) -> TypeGuard[Copy]:
+    """A load by the engine that has no barrier yet."""
+    return isinstance(op, Copy) and op.atom == BULK and op.barrier is None
 
 
 def _meets_others(op: Op) -> bool:

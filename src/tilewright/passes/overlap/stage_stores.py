@@ -38,22 +38,17 @@ from tilewright.ir.op import (
     Let,
     Map,
     Op,
-    Program,
-    Role,
     Store,
     walk_ops,
 )
 from tilewright.ir.rewrite import (
     fresh_name,
     let_values,
-    map_kernels,
     map_ops,
-    program_names,
     rebuild,
     rename_unique,
-    substitute_vars,
 )
-from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.layout.shared_tiles import bulk_eligible
 from tilewright.passes.overlap.stages import PIECE, ROOM, planned_bytes
 
@@ -71,46 +66,41 @@ class Staging:
     part: Callable[[int, int, Buffer], Body | None]
 
 
-def stage_stores(program: Program, target: Target) -> Program:
-    """`program` with staging tiles in front of the stores of accumulators, where there is room:
+@kernel_pass
+def stage_stores(at: Facts) -> Kernel:
+    """Every kernel with staging tiles in front of the stores of accumulators, where there is room:
     for the whole tile, or for pieces of its columns that take turns in two, or one."""
-    if target.schedule.stage_stores is False:
-        return program
-    names = program_names(program)
+    kernel, names = at.kernel, at.names
+    if at.target.schedule.stage_stores is False or at.has_roles:
+        return kernel
+    ranges = {id(op): r for op, r in scope.walk_ranges(kernel, at.dims)}
+    spread = _by_matrix(kernel)
+    left = (at.target.chip.shared - ROOM - planned_bytes(kernel)) // kernel.ping_pong
 
-    def one(kernel: Kernel) -> Kernel:
-        if any(walk_ops(kernel, Role)):
-            return kernel
-        ranges = {id(op): r for op, r in scope.walk_ranges(kernel, program.dims)}
-        spread = _by_matrix(kernel)
-        left = (target.chip.shared - ROOM - planned_bytes(kernel)) // kernel.ping_pong
-
-        def rule(op: Op) -> Body | None:
-            nonlocal left
-            found = _of_nest(op, spread, names) if isinstance(op, Map) else None
-            if isinstance(op, Copy):
-                found = _of_copy(op, spread, ranges.get(id(op), Ranges()))
-            if found is None or len(found.shape) != 2 or prod(found.shape) < LEAST:
-                return None
-            rows, columns = found.shape
-            for width, count in ((columns, 1), (PIECE, 2), (PIECE, 1)):
-                size = rows * width * found.dtype.bits // 8
-                if columns % width or size * count > left:
-                    continue
-                shape = (const(rows), const(width))
-                stages = [fresh_name(f"{found.name}_stage", names) for _ in range(count)]
-                tiles = [Buffer(name, shape, found.dtype, Space.SHARED) for name in stages]
-                places = range(0, columns, width)
-                parts = [found.part(at, width, tiles[k % count]) for k, at in enumerate(places)]
-                if None not in parts:
-                    left -= size * count
-                    body = [each for part in parts for each in part or ()]
-                    return (*(Alloc(tile, loc=op.loc) for tile in tiles), *body)
+    def rule(op: Op) -> Body | None:
+        nonlocal left
+        found = _of_nest(op, spread, names) if isinstance(op, Map) else None
+        if isinstance(op, Copy):
+            found = _of_copy(op, spread, ranges.get(id(op), Ranges()))
+        if found is None or len(found.shape) != 2 or prod(found.shape) < LEAST:
             return None
+        rows, columns = found.shape
+        for width, count in ((columns, 1), (PIECE, 2), (PIECE, 1)):
+            size = rows * width * found.dtype.bits // 8
+            if columns % width or size * count > left:
+                continue
+            shape = (const(rows), const(width))
+            stages = [fresh_name(f"{found.name}_stage", names) for _ in range(count)]
+            tiles = [Buffer(name, shape, found.dtype, Space.SHARED) for name in stages]
+            places = range(0, columns, width)
+            parts = [found.part(at, width, tiles[k % count]) for k, at in enumerate(places)]
+            if None not in parts:
+                left -= size * count
+                body = [each for part in parts for each in part or ()]
+                return (*(Alloc(tile, loc=op.loc) for tile in tiles), *body)
+        return None
 
-        return map_ops(kernel, rule)
-
-    return map_kernels(program, one)
+    return map_ops(kernel, rule)
 
 
 def _of_copy(op: Copy, spread: set[str], ranges: Ranges) -> Staging | None:
@@ -135,13 +125,14 @@ def _of_nest(op: Map, spread: set[str], names: set[str]) -> Staging | None:
     """A map that stores what it makes of an accumulator along a tensor's rows, with or without a
     condition: computed where the accumulator is, stored in rows."""
     *before, last = op.body
-    lets, cond = let_values(before), TRUE
+    lets = let_values(before)
+    cond: Expr = TRUE
     if isinstance(last, If) and not last.orelse and len(last.then) == 1:
         cond, last = substitute(last.cond, lets), last.then[0]
     if not isinstance(last, Store) or not all(isinstance(each, Let) for each in before):
         return None
-    store = substitute_vars(last, lets)
-    tensor, place, value = store.buffer, store.indices, store.value
+    store, tensor, value = last, last.buffer, substitute(last.value, lets)
+    place = tuple(substitute(i, lets) for i in store.indices)
     results = [x.buffer for x in loads(value) if x.buffer.name in spread and x.indices == op.vars]
     if op.layout is not None or len(op.vars) != 2 or not results:
         return None

@@ -47,14 +47,14 @@ from tilewright.ir.op import (
     Kernel,
     Let,
     Op,
-    Program,
     read_buffers,
     walk_ops,
     written_buffers,
 )
-from tilewright.ir.rewrite import fresh_name, map_kernels, map_ops, program_names, rebuild
+from tilewright.ir.rewrite import fresh_name, map_ops, rebuild
 from tilewright.ir.simplify import simplify
 from tilewright.ir.target import Target
+from tilewright.passes.canonicalize.rules import Facts, kernel_pass
 from tilewright.passes.grid.persist_blocks import worth_it
 from tilewright.passes.layout.matrix_tiles import shape_of, split_of
 from tilewright.passes.overlap.prefetchable import MOST_SLOTS
@@ -232,19 +232,15 @@ def _slots_of_threads(kernel: Kernel, loop: For, work: Work) -> int:
 # ── boxes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def split_stages(program: Program, target: Target) -> Program:
-    """`program` with the tiles of products in boxes, where that is worth it or asked for."""
-    names = program_names(program)
-    told = target.schedule.split_stages
-    if told is False or Feature.BULK_COPY not in target.features:
-        return program
-
-    def one(kernel: Kernel) -> Kernel:
-        if placed(kernel) or (told == "auto" and _alike(kernel, target)):
-            return kernel
-        return map_ops(kernel, _Boxes(kernel, names, told is True).rule)
-
-    return map_kernels(program, one)
+@kernel_pass
+def split_stages(at: Facts) -> Kernel:
+    """Every kernel with the tiles of products in boxes, where that is worth it or asked for."""
+    kernel, told = at.kernel, at.target.schedule.split_stages
+    if told is False or Feature.BULK_COPY not in at.target.features or placed(kernel):
+        return kernel
+    if told == "auto" and _alike(kernel, at.target):
+        return kernel
+    return map_ops(kernel, _Boxes(kernel, at.names, told is True).rule)
 
 
 def _alike(kernel: Kernel, target: Target) -> bool:

@@ -11,8 +11,8 @@ from tilewright.ir.chips import CHIPS, DEFAULT
 from tilewright.ir.op import Gemm, Program, walk_ops
 from tilewright.ir.schedule import word
 from tilewright.ir.target import Target
-from tilewright.passes.memory.fit_registers import TooManyRegisters
 from tilewright.passes.memory.place_shared import TooMuchShared
+from tilewright.passes.memory.registers import TooManyRegisters
 from tilewright.passes.overlap.ping_pong import ABOUT, NotDealt
 from tilewright.passes.reasons import key_of
 from tilewright.passes.run import Trace

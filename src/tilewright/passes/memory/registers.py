@@ -1,4 +1,5 @@
-"""Tiles that live in another space than their text says.
+"""What registers hold: tiles that live in another space than their text says, and whether what is
+left fits.
 
 **Fragments of which control asks for single elements** (`spill_fragments`). An element of a
 fragment is in the registers of some threads; a guard, a loop or the place of a copy needs it in all
@@ -26,16 +27,24 @@ memory, where they would have to meet. So it is where such a tile is written fro
 products, an element from the same element, and nobody but products reads it, whole and from the
 left. Every warpgroup must have rows of its own, and threads registers to spare: three quarters of
 theirs hold all fragments.
+
+**What fragments take where most live at once** (`fit_registers`), against what there is. Of a
+block's registers every thread is born with as many; a producer hands most of its own over to the
+consumers. What does not fit goes to local memory, with a warning. Fragments that need more than
+eight times what a thread has, however they are spread, are refused: they are a mistake, and take
+minutes to compile. Accumulators of products by warpgroups cannot go there at all: where they do not
+fit, single warps make the products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
 
 from tilewright.ir.analysis.aliases import aliases
 from tilewright.ir.analysis.effects import mentioned, written_by
+from tilewright.ir.analysis.lifetimes import fragment_words, lifetimes
 from tilewright.ir.analysis.uniform import per_thread
 from tilewright.ir.atoms import Feature
 from tilewright.ir.buffer import Buffer, Space, long_dims, whole
@@ -72,13 +81,15 @@ from tilewright.ir.rewrite import (
 )
 from tilewright.ir.target import Target
 from tilewright.passes.overlap.roles import MOST as MOST_GIVEN
-from tilewright.passes.overlap.roles import WARPGROUP, placed
+from tilewright.passes.overlap.roles import UNIT, WARP, WARPGROUP, placed
 from tilewright.passes.overlap.skew import registers, registers_of
 from tilewright.passes.reasons import because, costs
+from tilewright.support.errors import CompileError
 
 MOST = 255  # registers of a thread
 SMALL = 4096  # bytes of a fragment that is copied for single elements of it
 ROWS = 64  # of a matrix instruction
+SPILLED = 8  # a fragment in local memory is slow; a much larger one is a mistake
 
 
 def _in_space(kernel: Kernel, space: Space, *buffers: Buffer) -> Kernel:
@@ -278,7 +289,8 @@ def _reads(op: Gemm, buffer: Buffer) -> bool:
         and buffer not in (op.b.buffer, op.c.buffer)
         and op.b.buffer.space is Space.SHARED
         and op.policy != "full_col"
-        and op.atom is op.meta is None
+        and op.atom is None
+        and op.meta is None
     )
 
 
@@ -300,3 +312,68 @@ def _writes(op: Op, buffer: Buffer, results: set[Buffer]) -> bool:
                 is_result(x.buffer) and x.indices == op.vars for x in read
             )
     return False
+
+
+# ── what fits ────────────────────────────────────────────────────────────────────────────────
+
+
+class TooManyRegisters(CompileError):
+    """Accumulators that no thread has registers for."""
+
+
+def fit_registers(kernel: Kernel, target: Target) -> Kernel:
+    """`kernel`, if its fragments fit."""
+    sizes = fragment_words(kernel)
+    sums = {op.c.buffer.name for op in walk_ops(kernel, Gemm) if op.atom == "wgmma"}
+    allocs = {op.buffer.name: op for op in walk_ops(kernel, Alloc)}
+    for role, body, threads, room in _parts(kernel, target):
+        lives = lifetimes(body, (Space.FRAGMENT,))
+        _, live = lives.peak(sizes)
+        taken = sum(sizes[name] for name in live)
+        if taken:
+            because(kernel.name, "registers", f"fragments{role} take {taken} of {room}")
+        _, held = lives.peak({name: sizes[name] for name in sizes.keys() & sums})
+        if sum(sizes[name] for name in held) > room:
+            names = _in_words(held, allocs, sizes)
+            raise TooManyRegisters(f"accumulators take more than {room} registers: {names}")
+        # as thinly as they can be spread: what was spread otherwise is slow, and no mistake
+        least = {name: -(-allocs[name].buffer.bytes // (4 * threads)) for name in sizes}
+        _, live = lives.peak(least)
+        taken = sum(least[name] for name in live)
+        if taken <= room:
+            continue
+        largest, names = max((least[n], n) for n in live)[1], _in_words(live, allocs, least)
+        loc = allocs[largest].loc or kernel.loc
+        takes = f"fragments take {taken} registers of a thread{role}, which has {room}"
+        costs(kernel.name, loc, f"{takes}: what does not fit lies in local memory ({names})")
+        if taken > SPILLED * room:
+            raise CompileError(
+                f"the fragments of {kernel.name} do not fit the registers of a thread",
+                loc=loc,
+                expected=f"at most {room} registers{role}",
+                got=f"{taken} that live at once: {names}",
+                fix="use smaller tiles, or more threads",
+                code="registers",
+            )
+    return kernel
+
+
+def _parts(kernel: Kernel, target: Target) -> Iterator[tuple[str, Body, int, int]]:
+    """Code, who runs it, how many threads together, and the registers that each of them has."""
+    born = min(MOST, target.chip.registers // prod(kernel.threads) // UNIT * UNIT)
+    roles = list(walk_ops(kernel, Role))
+    for op in roles:
+        threads = op.warps // op.instances * WARP
+        yield f" in role {op.name}", op.body, threads, op.registers or born
+    if not roles:
+        yield "", kernel.body, prod(kernel.threads), born
+
+
+def _in_words(names: list[str], allocs: dict[str, Alloc], sizes: dict[str, int]) -> str:
+    largest = sorted(names, key=lambda name: (-sizes[name], name))
+    words = []
+    for name in largest[:4]:
+        buffer = allocs[name].buffer
+        shape = "×".join(str(extent) for extent in buffer.static_shape)
+        words.append(f"{name} {sizes[name]} ({shape} {buffer.dtype})")
+    return ", ".join(words) + (f" and {len(largest) - 4} more" if len(largest) > 4 else "")
