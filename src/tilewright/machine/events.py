@@ -481,23 +481,22 @@ def _barrier_copy(b: Builder, op: Copy, src: TileRegion, dst: TileRegion) -> Run
         fill = _storing(boxes, lambda box, value: store_tile(op, box, value))
         t = Transfer(op, cluster.pending, lambda: moved(op, there, boxes[0]).copy(), store)
         accesses: list[Access] = []
-        source = _access(agent, op, there, READ, targets[0][1].entity, "barrier")
+        first = targets[0][1]
+        source = _access(agent, op, there, READ, first.entity, "barrier")
         if there.mem.space is Space.FRAGMENT:
             t.read_source()  # registers are read when the instruction issues
             there.mem.storage.touched = agent.tick()
-        elif not there.mem.is_global:
-            accesses.append(source)
-        elif there.mem.storage.accesses:
+        elif there.mem.is_global:
             check(source, knowledge, b.explicit)
+        else:  # it is free again when the bytes have been counted
+            accesses.append(source)
+            counted.append((first, 0, source))
         for block, cell, box in targets:
             access = _access(agent, op, box, WRITE, cell.entity, "barrier")
             accesses.append(access)
             size = box.mem.dtype.storage_bytes(int(np.prod(box.extents, dtype=np.int64)))
             counted.append((cell, size, access))
             block.incoming.append(access)
-        if accesses[0] is source:
-            # the source is free again when the bytes have been counted
-            counted.append((targets[0][1], 0, source))
         _launch(fr, t, accesses, knowledge, b.explicit)
         for box in boxes:
             make_poison(box.mem, box.where, box.mem.dtype)

@@ -338,21 +338,20 @@ def run_alloc(b: Builder, op: Alloc) -> Run:
         return found
 
     def run(fr: Frame) -> None:
-        if buffer.space in (Space.SHARED, Space.BARRIER):
-            fr.bufs[buffer.name] = fr.agent.block.own_memory(buffer, lambda: make(fr))
+        block, registers = fr.agent.block, buffer.space is Space.FRAGMENT
+        # a fragment outside of roles is a tile over all threads of the block, whoever uses it
+        if registers and (in_role or len(block.agents) == 1):
+            found = make(fr)
+            found.storage.touched = fr.agent.tick()
         elif buffer.space is Space.LOCAL:
-            spread = fr.in_map or family.viewed
-            fr.bufs[buffer.name] = make(fr, fr.lanes if spread else ())
-        elif not in_role and len(fr.agent.block.agents) > 1:
-            # a tile over all threads of the block, whoever uses it
-            fr.bufs[buffer.name] = fr.agent.block.own_memory(buffer, lambda: make(fr))
+            found = make(fr, fr.lanes if fr.in_map or family.viewed else ())
         else:
-            fr.bufs[buffer.name] = make(fr)
-            fr.bufs[buffer.name].storage.touched = fr.agent.tick()
+            found = block.own_memory(buffer, lambda: make(fr))
+        fr.bufs[buffer.name] = found
         if init is not None and to is not None:
-            scatter(fr, fr.bufs[buffer.name], (), to(init(fr)))
+            scatter(fr, found, (), to(init(fr)))
             if track and isinstance(op.init, Const):
-                blank(fr.bufs[buffer.name])
+                blank(found)
 
     return run
 

@@ -266,15 +266,17 @@ def as_box(fr: Frame, mem: Memory, idx: Where) -> tuple[Where, tuple[int, ...]] 
     where: list[Any] = []
     axes: list[int] = []
     for i, size in zip(idx, mem.shape, strict=True):
-        low, count, axis = int(i.flat[0]), i.size, -1
+        low, count, axis = int(i.item(0)), i.size, -1
         if low < 0 or low + count > size:
             return None
         if count > 1:
-            axis = i.shape.index(max(i.shape))
-            if i.shape[axis] != count or i.ndim != len(fr.lanes) or axis in axes:
+            axis = i.shape.index(count) if count in i.shape else -1
+            if axis < 0 or axis in axes or i.ndim != len(fr.lanes):
                 return None
-            if not np.array_equal(i.reshape(-1), np.arange(low, low + count)):
-                return None
+            if i is not fr.grid[axis]:
+                line = i.reshape(-1)
+                if line.item(-1) - low != count - 1 or not (line[1:] > line[:-1]).all():
+                    return None
         where.append(low if axis < 0 else slice(low, low + count))
         axes.append(axis)
     if fr.watches:
@@ -284,13 +286,18 @@ def as_box(fr: Frame, mem: Memory, idx: Where) -> tuple[Where, tuple[int, ...]] 
 
 def read_along(fr: Frame, value: Array, axes: tuple[int, ...]) -> Value:
     """Elements of a box, for each lane."""
+    if axes == (*range(len(fr.lanes)),):
+        return value
     used = [axis for axis in axes if axis >= 0]
     shape = [n if k in used else 1 for k, n in enumerate(fr.lanes)]
-    return value.transpose(np.argsort(used)).reshape(shape) if used else value
+    order = sorted(range(len(used)), key=used.__getitem__)
+    return value.transpose(order).reshape(shape) if used else value
 
 
 def write_along(fr: Frame, value: Value, axes: tuple[int, ...]) -> Value:
     """The inverse of `read_along`."""
+    if axes == (*range(len(fr.lanes)),):
+        return value
     used = [axis for axis in axes if axis >= 0]
     full = np.broadcast_to(value, fr.lanes)
     part = full[tuple(slice(None) if k in used else 0 for k in range(full.ndim))]

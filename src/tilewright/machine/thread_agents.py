@@ -94,7 +94,8 @@ class SharedBytes:
 
     def read(self, addresses: Array, dtype: np.dtype[Any]) -> Array:
         """The elements of `dtype` at these addresses."""
-        return self.bytes.view(dtype)[addresses // dtype.itemsize]
+        found: Array = self.bytes.view(dtype)[addresses // dtype.itemsize]
+        return found
 
     def write(self, addresses: Array, values: Array) -> None:
         self.bytes.view(values.dtype)[addresses // values.itemsize] = values
